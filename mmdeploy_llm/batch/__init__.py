@@ -1,0 +1,1 @@
+"""Batches over files: inputs in, results out as they finish, an HTML report."""

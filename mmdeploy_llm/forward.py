@@ -1,0 +1,44 @@
+"""ForwardInputs: what a model's forward receives. Shapes: T tokens of the step, H heads, K key/value heads, D head size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class AttentionContext(Protocol):
+    """Causal attention of this step's tokens over everything their sequences hold so far."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Stores `k`, `v` [T, K, D] in the cache of `layer` and returns attention of `q` [T, H, D] as [T, H, D].
+
+        Scores are scaled by D ** -0.5. Same dtype in and out.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardInputs:
+    """All tokens of one step, of all sequences, one behind the other.
+
+    token_ids: [T] int64. positions: [T] int64, or [3, T] (time, height, width) for M-RoPE models.
+    in_prompt: [T] bool, False for tokens that the model generated. media_rows: [T] places in
+    `token_ids` that take a media embedding instead of the token's own, int64 [M], ascending;
+    media_embeds: [M, hidden]; both None when the step has no media.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    in_prompt: Tensor
+    attn: AttentionContext
+    media_rows: Tensor | None = None
+    media_embeds: Tensor | None = None
+
+    def merge_media(self, hidden: Tensor) -> Tensor:
+        """`hidden` [T, hidden] with the media embeddings at their places (written into `hidden`)."""
+        if self.media_rows is None or self.media_embeds is None:
+            return hidden
+        return hidden.index_copy_(0, self.media_rows, self.media_embeds.to(hidden.dtype))

@@ -1,0 +1,40 @@
+"""The plugin API: hooks, the types they carry, and the manager that finds and isolates plugins."""
+
+from mmdeploy_llm.messages import MediaRef
+from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
+from mmdeploy_llm.request import MediaInput, MediaSpan
+from .contracts import (
+    Checkpoint,
+    MediaLimits,
+    MediaProcessor,
+    MediaProcessorSpec,
+    Model,
+    ModelSpec,
+    ReasoningParser,
+    ReasoningParserSpec,
+    Segment,
+)
+from .manager import PluginFailure, PluginManager
+from .specs import hookimpl, hookspec
+
+__all__ = [
+    "Checkpoint",
+    "EngineInfo",
+    "MediaInput",
+    "MediaLimits",
+    "MediaProcessor",
+    "MediaProcessorSpec",
+    "MediaRef",
+    "MediaSpan",
+    "Model",
+    "ModelSpec",
+    "PluginFailure",
+    "PluginManager",
+    "ReasoningParser",
+    "ReasoningParserSpec",
+    "RequestRecord",
+    "Segment",
+    "StepStats",
+    "hookimpl",
+    "hookspec",
+]

@@ -1,0 +1,188 @@
+"""The types a plugin returns and implements: specs are frozen data, behaviour is three small protocols.
+
+Nothing here imports torch; a spec names its heavy code as "module:Attribute", imported when it is needed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
+
+from mmdeploy_llm.request import MediaInput, MediaSpan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmdeploy_llm.forward import ForwardInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model family that a plugin can run.
+
+    name: the family's name. architectures: names in config.json's `architectures` that it serves.
+    factory: "module:Class"; called as factory(config) with transformers' config object, on the meta
+    device; gives a Model. media: kinds it accepts. reasoning: default parser's name. atomic_media: the
+    tokens of a media item must be computed in one step (attention over them is not causal).
+    tp_plan: parameter name pattern -> "colwise" | "rowwise". priority: in-tree plugins use 0; the
+    highest wins and a tie is an error.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    factory: str
+    media: tuple[str, ...] = ()
+    reasoning: str | None = None
+    atomic_media: bool = False
+    tp_plan: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningParserSpec:
+    """A named reasoning parser. factory: "module:Class", called without arguments, once per request."""
+
+    name: str
+    factory: str
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaProcessorSpec:
+    """A processor of one kind of media for some model families.
+
+    kind: "image" or "video". models: names of ModelSpecs, or ("*",) for any; a named family beats "*".
+    factory: "module:Class", called as factory(checkpoint, options) once per engine; options are the
+    engine's `mm_processor_kwargs`.
+    """
+
+    name: str
+    kind: str
+    factory: str
+    models: tuple[str, ...] = ("*",)
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A model folder, read: config is transformers' config object, the mappings are the JSON files ({} if absent)."""
+
+    folder: Path
+    config: Any
+    preprocessor: Mapping[str, Any] = field(default_factory=dict)
+    generation: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        """The first of config.json's architectures, "" when it names none."""
+        return next(iter(getattr(self.config, "architectures", None) or ()), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaLimits:
+    """What one media item may be. Checked from headers, before anything is decoded in full.
+
+    Sizes in bytes and pixels, times in seconds. allowed_root: local paths must lie below it (None: any).
+    """
+
+    max_bytes: int = 256 * 2**20
+    max_pixels: int = 178_956_970
+    max_frames: int = 4096
+    max_duration: float = 4 * 3600.0
+    fetch_timeout: float = 30.0
+    allowed_root: Path | None = None
+    allow_urls: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A piece of generated text and what it is."""
+
+    kind: Literal["reasoning", "content"]
+    text: str
+
+
+class ReasoningParser(ABC):
+    """Splits the text of one request into reasoning and content. One instance serves one request.
+
+    The result does not depend on how the text is cut into `feed` calls.
+    markers: texts that the parser looks for; tokens with exactly such a text reach it even when
+    special tokens are skipped. end_marker: the text that ends the reasoning, for `reasoning_max_tokens`.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    end_marker: ClassVar[str | None] = None
+
+    def start(self, prompt: str) -> None:  # noqa: B027 - optional to override
+        """Called once, before any text, with the rendered prompt, which may have opened or closed the reasoning."""
+
+    @abstractmethod
+    def feed(self, text: str) -> list[Segment]:
+        """What the new text settles; text that may yet become a marker is held back."""
+
+    @abstractmethod
+    def finish(self) -> list[Segment]:
+        """What was held back, once no more text comes."""
+
+    @final
+    def parse(self, text: str) -> list[Segment]:
+        """The whole text at once: `feed` and `finish`."""
+        return self.feed(text) + self.finish()
+
+
+class MediaProcessor(ABC):
+    """Turns one kind of media into model inputs. One instance per engine, used from several threads at once.
+
+    token: the text of the one placeholder token whose id fills the prompt, num_tokens times per item.
+    markers: texts that stand for one item in a rendered prompt, `token` among them or not.
+    """
+
+    kind: ClassVar[str]
+    token: str
+    markers: tuple[str, ...]
+
+    @abstractmethod
+    def decode(self, source: Any, limits: MediaLimits) -> Any:
+        """The media behind bytes or a loaded object, in one canonical form.
+
+        Raises MediaError and its children; limits are checked before the full decode.
+        """
+
+    @abstractmethod
+    def process(self, item: Any, options: Mapping[str, Any]) -> MediaInput:
+        """Model inputs of what `decode` gave; options are the item's own. Raises MediaError."""
+
+    @abstractmethod
+    def count_tokens(self, item: Any, options: Mapping[str, Any]) -> int:
+        """`process(item, options).num_tokens`, without the work."""
+
+
+class Model(Protocol):
+    """What a ModelSpec's factory builds: an ordinary nn.Module for one device. T tokens, N requests' last tokens."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+
+    def forward(self, inputs: ForwardInputs) -> Tensor:
+        """Hidden states after the final norm, [T, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> [N, vocab]."""
+        ...
+
+    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
+        """One [num_tokens, hidden] per item, in order. Only for models with media."""
+        ...
+
+    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
+        """[3, num_tokens] int64 M-RoPE positions of a prompt; None when position i is simply i.
+
+        Tokens generated after the prompt continue at its largest position + 1, on all three axes.
+        """
+        ...

@@ -1,0 +1,95 @@
+"""The hooks. The verb states the call: provide_ once at load, fetch_ first answer wins, on_ is told, extend_ CLI only.
+
+No hook may have default values in its signature: pluggy 1.6 and 1.7 treat them differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pluggy
+
+from mmdeploy_llm.messages import MediaRef
+from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
+from .contracts import MediaLimits, MediaProcessorSpec, ModelSpec, ReasoningParserSpec
+
+if TYPE_CHECKING:
+    import typer
+
+PROJECT = "mmdeploy_llm"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def provide_models() -> Iterable[ModelSpec]:
+    """Model families this plugin can run. Called once, at load; must not import torch.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:
+    """Named parsers that split generated text into reasoning and content. Called once, at load.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_media_processors() -> Iterable[MediaProcessorSpec]:
+    """Processors that turn one kind of media into model inputs. Called once, at load.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec(firstresult=True)
+def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
+    """The bytes behind `ref`, or None to let another plugin try. Raises MediaError to refuse. Runs in intake threads.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def on_engine_start(info: EngineInfo) -> None:
+    """The engine is ready for its first request.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def on_step(stats: StepStats) -> None:
+    """After every step, in the engine's loop: be quick, never block.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def on_request_finished(record: RequestRecord) -> None:
+    """A request ended, for whatever reason.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def on_engine_stop(info: EngineInfo) -> None:
+    """The engine was closed.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def extend_cli(app: typer.Typer) -> None:
+    """Add commands to the `mmdeploy-llm` program.
+
+    .. versionadded:: 0.1
+    """

@@ -1,0 +1,1 @@
+"""Building blocks for model authors: linear, norm, rotary embedding, MLP, mixture of experts, the standard decoder."""

@@ -1,0 +1,43 @@
+"""Chat messages and media parts: what the caller hands in, in types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# {"role": str, "content": str | [part, ...]}; a part is {"type": "text", "text": ...},
+# {"type": "image_url", "image_url": {"url": ...}}, {"type": "image", "image": <any form>} and so for video.
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+
+# str | token ids | {"prompt" | "prompt_token_ids", "multimodal_data": {"image": ..., "video": ...}}
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Prompts = Prompt | Iterable[Prompt]
+
+MEDIA_KINDS = ("image", "video")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaRef:
+    """A media item given by name, not by value: a path, a file:// or data: URL, an http(s) URL.
+
+    kind: "image" or "video". uri: the text as the caller wrote it. caller: "generate" or "chat".
+    """
+
+    kind: str
+    uri: str
+    caller: str = "generate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaItem:
+    """One media item of a prompt, not opened yet.
+
+    kind: "image" or "video". source: MediaRef, bytes, or a loaded object (PIL image, numpy array,
+    torch tensor, list of frames). options: per-item processor options, such as fps for a video.
+    """
+
+    kind: str
+    source: Any
+    options: Mapping[str, Any]

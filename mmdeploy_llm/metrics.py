@@ -1,0 +1,54 @@
+"""Counters and step statistics. No exporter: observers get these values through hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .outputs import FinishReason, RequestMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What an engine is, told when it starts and stops."""
+
+    model: str
+    architecture: str
+    device: str
+    dtype: str
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """One engine step. Times in seconds."""
+
+    step_id: int
+    num_scheduled_tokens: int
+    num_scheduled_requests: int
+    num_sampled_tokens: int
+    num_encoded_media: int
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_preemptions: int  # since the engine started
+    plan_time: float
+    run_time: float
+    deliver_time: float  # commit, deliver and release
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """A finished request, without its text."""
+
+    request_id: str
+    finish_reason: FinishReason
+    error_code: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_media_tokens: Mapping[str, int]
+    metrics: RequestMetrics

@@ -1,0 +1,107 @@
+"""Request: the one mutable record of a prompt on its way through the engine.
+
+    intake          schedule                                  delivery
+    -----------> WAITING --admit--> RUNNING --last token--> FINISHED
+                    ^                  |
+                    +----- preempt ----+      (blocks freed, tokens kept, recomputed later)
+
+The scheduler is the only writer of a Request after intake has built it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .outputs import FinishReason
+from .params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands in the scheduler."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaInput:
+    """One processed media item, ready for the model's encoder.
+
+    kind: "image" or "video". tensors: what the model's `encode_media` reads (for grid models `pixels`
+    [num_patches, patch_dim]). grid_thw: patches in time, height and width before merging, where the
+    family has such a grid. num_tokens: embeddings the encoder gives for it, which is also the number
+    of its placeholder tokens. key: identity of the content and of the options that shaped it.
+    """
+
+    kind: str
+    tensors: Mapping[str, Tensor]
+    num_tokens: int
+    key: str
+    grid_thw: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSpan:
+    """A media item at its place in the prompt: tokens `offset` .. `offset + item.num_tokens` are its own."""
+
+    offset: int
+    item: MediaInput
+
+    @property
+    def end(self) -> int:
+        """First token position behind the span."""
+        return self.offset + self.item.num_tokens
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """One sequence to generate.
+
+    The first group is set by intake and never changes. The second belongs to the scheduler. `params`
+    has every field resolved (no None that means "the model's default"), `params.max_tokens` included.
+    """
+
+    request_id: str
+    prompt: Any
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    eos_token_ids: frozenset[int] = frozenset()
+    media: tuple[MediaSpan, ...] = ()
+    prompt_text: str = ""  # what the reasoning parser starts from: the rendered prompt
+    index: int = 0  # among the n samples of one prompt
+    priority: int = 0  # smaller runs first
+    stream: bool = False  # whether every new token is delivered, or only the end
+    arrival_time: float = 0.0  # epoch seconds
+    preprocess_end_time: float = 0.0  # epoch seconds
+
+    status: RequestStatus = RequestStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0  # tokens whose keys and values are in the cache
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache at first admission
+    block_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    inference_start_time: float | None = None  # epoch seconds
+    first_token_time: float | None = None  # epoch seconds
+    last_token_time: float | None = None  # epoch seconds
+    num_preemptions: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will be generated."""
+        return self.status is RequestStatus.FINISHED
+
+    def num_media_tokens(self, kind: str) -> int:
+        """Placeholder tokens of all media of one kind, markers not counted."""
+        return sum(span.item.num_tokens for span in self.media if span.item.kind == kind)

@@ -1,0 +1,1 @@
+"""Room 3, computes: a StepPlan in, sampled token ids out."""

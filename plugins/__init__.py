@@ -1,0 +1,1 @@
+"""In-tree plugins; each folder could be a package of its own."""

@@ -1,0 +1,1 @@
+"""In-tree media processors and sources, each a plugin."""
