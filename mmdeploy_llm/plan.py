@@ -15,6 +15,8 @@ class NewRequest:
     """All the runner must know of a request when it starts, or starts again after a preemption.
 
     token_ids: prompt, and behind `prompt_len` the tokens generated before a preemption.
+    reasoning_end_ids: what ends the thinking once it has params.reasoning_max_tokens tokens; () when
+    nothing does. bad_words_token_ids: sequences whose last id is banned after the others.
     """
 
     request_id: str
@@ -23,6 +25,8 @@ class NewRequest:
     params: SamplingParams
     eos_token_ids: frozenset[int]
     media: tuple[MediaSpan, ...] = ()
+    reasoning_end_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

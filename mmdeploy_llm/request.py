@@ -75,6 +75,8 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     media: tuple[MediaSpan, ...] = ()
     prompt_text: str = ""  # what the reasoning parser starts from: the rendered prompt
+    reasoning_end_ids: tuple[int, ...] = ()  # forced at params.reasoning_max_tokens; (): no cap
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences never generated, bad_words included
     index: int = 0  # among the n samples of one prompt
     priority: int = 0  # smaller runs first
     stream: bool = False  # whether every new token is delivered, or only the end
