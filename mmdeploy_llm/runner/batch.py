@@ -1,0 +1,151 @@
+"""From a plan's scheduled tokens to the arrays and tensors of one forward pass.
+
+slots      0: [a a a a a a a . .]     1: [b b b b b .]
+scheduled  request a: 4 .. 7          request b: 4 .. 5
+step       rows   [1 | 0 0 0]         decode first
+           places [4 | 4 5 6]         index of each token in its own sequence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mmdeploy_llm.attention.base import BatchLayout
+from mmdeploy_llm.plan import ScheduledTokens
+from mmdeploy_llm.request import MediaInput
+
+from .slots import Slots
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaPiece:
+    """Rows `row` .. `row + end - begin` of the step take embeddings begin..end of one media item."""
+
+    item: MediaInput
+    begin: int
+    end: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """One forward pass. T tokens of B scheduled items, in the plan's order.
+
+    token_ids [T], positions [T] or [3, T], in_prompt [T]: tensors on the device. slots: [B] slot of each
+    item. last_rows: [B] row of each item's last token. ends: [B] tokens of each sequence after the step.
+    """
+
+    scheduled: tuple[ScheduledTokens, ...]
+    token_ids: Tensor
+    positions: Tensor
+    in_prompt: Tensor
+    layout: BatchLayout
+    slots: Ints
+    last_rows: Ints
+    ends: Ints
+    media: tuple[MediaPiece, ...]
+
+
+def prepare(
+    scheduled: Sequence[ScheduledTokens],
+    slots: Slots,
+    block_size: int,
+    has_mrope: bool,
+    device: torch.device,
+) -> StepBatch:
+    """The step's inputs; block tables in `slots` already hold the step's new blocks."""
+    indices = np.array([slots[item.request_id].index for item in scheduled], dtype=np.int64)
+    starts = np.array([item.start for item in scheduled], dtype=np.int64)
+    counts = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
+    stops = np.cumsum(counts)
+    rows = np.repeat(indices, counts)  # [T] slot of each token
+    places = np.arange(stops[-1]) + np.repeat(
+        starts - stops + counts, counts
+    )  # [T] in its sequence
+    positions = places
+    if has_mrope:
+        positions = _mrope_positions(scheduled, slots, places + slots.deltas[rows], stops - counts)
+    in_prompt = places < slots.prompt_lens[rows]
+    return StepBatch(
+        scheduled=tuple(scheduled),
+        token_ids=_to(slots.token_ids[rows, places], device),
+        positions=_to(positions, device),
+        in_prompt=_to(in_prompt, device),
+        layout=_layout(slots, indices, starts, counts, rows, places, block_size, device),
+        slots=indices,
+        last_rows=stops - 1,
+        ends=starts + counts,
+        media=_media_pieces(scheduled, slots, stops - counts),
+    )
+
+
+def _layout(
+    slots: Slots,
+    indices: Ints,
+    starts: Ints,
+    counts: Ints,
+    rows: Ints,
+    places: Ints,
+    block_size: int,
+    device: torch.device,
+) -> BatchLayout:
+    ends = starts + counts
+    num_blocks = -(-int(ends.max()) // block_size)
+    blocks = slots.tables[rows, places // block_size].astype(np.int64)
+    is_prefill = counts > 1
+    return BatchLayout(
+        num_decode=int(is_prefill.argmax()) if is_prefill.any() else len(counts),
+        query_lens=tuple(counts.tolist()),
+        context_lens=tuple(ends.tolist()),
+        block_tables=_to(slots.tables[indices, :num_blocks], device),
+        slots=_to(blocks * block_size + places % block_size, device),
+    )
+
+
+def _mrope_positions(
+    scheduled: Sequence[ScheduledTokens], slots: Slots, behind: Ints, first_rows: Ints
+) -> Ints:
+    """[3, T]: `behind` on all axes for generated tokens, the prompt's own positions before."""
+    positions = np.repeat(behind[None], 3, axis=0)
+    for item, row in zip(scheduled, first_rows.tolist(), strict=True):
+        own = slots[item.request_id].positions
+        if own is not None and item.start < own.shape[1]:
+            end = min(item.start + item.num_tokens, own.shape[1])
+            positions[:, row : row + end - item.start] = own[:, item.start : end]
+    return positions
+
+
+def _media_pieces(
+    scheduled: Sequence[ScheduledTokens], slots: Slots, first_rows: Ints
+) -> tuple[MediaPiece, ...]:
+    pieces = []
+    for item, row in zip(scheduled, first_rows.tolist(), strict=True):
+        stop = item.start + item.num_tokens
+        for span in slots[item.request_id].media:
+            begin, end = max(span.offset, item.start), min(span.end, stop)
+            if begin < end:
+                pieces.append(
+                    MediaPiece(
+                        item=span.item,
+                        begin=begin - span.offset,
+                        end=end - span.offset,
+                        row=row + begin - item.start,
+                    )
+                )
+    return tuple(pieces)
+
+
+def _to(array: NDArray[np.generic], device: torch.device) -> Tensor:
+    """On CUDA through pinned memory, so that the copy does not stop the host."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor

@@ -1,0 +1,84 @@
+"""How many KV cache blocks fit, and their memory. Sizes in bytes unless the name says tokens or blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mmdeploy_llm.attention.base import KVCache
+from mmdeploy_llm.errors import ConfigError
+
+CPU_SHARE_OF_FREE_RAM = 0.4  # the rest is for activations, media and whatever else runs
+CPU_MOST_BYTES = 8 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheShape:
+    """One block of all layers, keys and values."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Keys and values of one block in every layer."""
+        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return per_token * self.block_size
+
+
+def count_blocks(
+    shape: KVCacheShape, available_bytes: int, asked_bytes: int | None, most_tokens: int
+) -> int:
+    """Blocks that fit: `asked_bytes` if given, else `available_bytes`; never more than `most_tokens` need.
+
+    `most_tokens` is what every concurrent request at full length would use.
+    Raises ConfigError when not even two blocks fit.
+    """
+    memory = asked_bytes if asked_bytes is not None else available_bytes
+    num_blocks = min(memory // shape.bytes_per_block, -(-most_tokens // shape.block_size))
+    if num_blocks < 2:
+        raise ConfigError(
+            f"{memory / 2**20:.1f} MiB for the KV cache hold {num_blocks} blocks of {shape.block_size} "
+            f"tokens ({shape.bytes_per_block / 2**20:.2f} MiB each); at least 2 are needed: raise "
+            "kv_cache_memory, or free memory"
+        )
+    return num_blocks
+
+
+def available_memory(device: torch.device, utilization: float) -> int:
+    """Bytes the KV cache may take now, after the weights: on CPU a share of free RAM, on CUDA what
+    `utilization` of the card leaves."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - (1 - utilization) * total))
+    return min(CPU_MOST_BYTES, int(CPU_SHARE_OF_FREE_RAM * _free_ram()))
+
+
+def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
+    """The cache, zeroed: rows behind a sequence's end must be finite for every backend."""
+    size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+
+    def layers() -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)
+        )
+
+    return KVCache(keys=layers(), values=layers())
+
+
+def _free_ram() -> int:
+    """MemAvailable where the system tells it (Linux), else half of all physical memory."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import os
+
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,0 +1,87 @@
+"""The runner's view of running requests, in arrays over slots, so that a step is prepared without a loop over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdeploy_llm.plan import NewRequest, ScheduledTokens
+from mmdeploy_llm.request import MediaSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotInfo:
+    """What does not change while a request is in its slot. positions: [3, prompt_len] or None."""
+
+    index: int
+    request: NewRequest
+    positions: NDArray[np.int64] | None
+
+    @property
+    def media(self) -> tuple[MediaSpan, ...]:
+        """The request's media, in prompt order."""
+        return self.request.media
+
+
+class Slots:
+    """Token ids, block tables and position offsets of up to `num_slots` requests. The runner is its only writer.
+
+    token_ids: [slots, max_model_len]. tables: [slots, max_blocks]. prompt_lens, deltas: [slots];
+    token i behind the prompt has M-RoPE position i + delta on all axes.
+    """
+
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
+        self.token_ids = np.zeros((num_slots, max_model_len + 1), dtype=np.int64)
+        self.tables = np.zeros((num_slots, -(-max_model_len // block_size)), dtype=np.int32)
+        self.prompt_lens = np.zeros(num_slots, dtype=np.int64)
+        self.deltas = np.zeros(num_slots, dtype=np.int64)
+        self._num_blocks = np.zeros(num_slots, dtype=np.int64)
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._infos: dict[str, SlotInfo] = {}
+
+    def __getitem__(self, request_id: str) -> SlotInfo:
+        return self._infos[request_id]
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._infos
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def add(self, request: NewRequest, positions: NDArray[np.int64] | None) -> SlotInfo:
+        """Gives the request a slot; there is always a free one, since the plan keeps max_num_seqs."""
+        index = self._free.pop()
+        self.token_ids[index, : len(request.token_ids)] = request.token_ids
+        self.prompt_lens[index] = request.prompt_len
+        self.deltas[index] = 0 if positions is None else positions.max() + 1 - request.prompt_len
+        self._num_blocks[index] = 0
+        info = SlotInfo(index=index, request=request, positions=positions)
+        self._infos[request.request_id] = info
+        return info
+
+    def drop(self, request_id: str) -> int | None:
+        """Frees the slot and returns its index; None for a request that has none."""
+        info = self._infos.pop(request_id, None)
+        if info is None:
+            return None
+        self._free.append(info.index)
+        return info.index
+
+    def extend_tables(self, scheduled: Sequence[ScheduledTokens]) -> None:
+        """Appends the step's new blocks to their requests' block tables."""
+        for item in scheduled:
+            if item.new_block_ids:
+                index = self._infos[item.request_id].index
+                begin = self._num_blocks[index]
+                end = begin + len(item.new_block_ids)
+                self.tables[index, begin:end] = item.new_block_ids
+                self._num_blocks[index] = end
+
+    def append(
+        self, indices: NDArray[np.int64], places: NDArray[np.int64], token_ids: Sequence[int]
+    ) -> None:
+        """Writes the sampled token of each slot at its place."""
+        self.token_ids[indices, places] = token_ids
