@@ -1,4 +1,5 @@
-"""EngineConfig is what the user asked; RuntimeConfig is what the engine runs. `resolve` turns one into the other, once."""
+"""EngineConfig is what the user asked; RuntimeConfig is what the engine runs. `resolve` turns one
+into the other, once."""
 
 from __future__ import annotations
 
@@ -15,20 +16,52 @@ from .params import FrozenParams
 
 MEDIA_LIMIT_DEFAULT = 1  # per kind and prompt, as FastDeploy
 
-# FastDeploy options about serving, ports and processes: accepted, warned about, without a meaning offline.
+# FastDeploy options about serving, ports and processes: accepted, warned about, without a meaning
+# offline.
 SERVING_OPTIONS = frozenset(
-    "port metrics_port engine_worker_queue_port cache_queue_port served_model_name pd_comm_port rdma_comm_ports "
-    "scheduler_name scheduler_host scheduler_port splitwise_role cache_transfer_protocol router ips swap_space "
-    "kv_cache_ratio prealloc_dec_block_slot_num_threshold static_decode_blocks enable_mm load_choices load_strategy "
-    "graph_optimization_config local_data_parallel_id data_parallel_size max_num_partial_prefills "
-    "max_long_partial_prefills long_prefill_token_threshold disable_custom_all_reduce".split()
+    {
+        "cache_queue_port",
+        "cache_transfer_protocol",
+        "data_parallel_size",
+        "disable_custom_all_reduce",
+        "enable_mm",
+        "engine_worker_queue_port",
+        "graph_optimization_config",
+        "ips",
+        "kv_cache_ratio",
+        "load_choices",
+        "load_strategy",
+        "local_data_parallel_id",
+        "long_prefill_token_threshold",
+        "max_long_partial_prefills",
+        "max_num_partial_prefills",
+        "metrics_port",
+        "pd_comm_port",
+        "port",
+        "prealloc_dec_block_slot_num_threshold",
+        "rdma_comm_ports",
+        "router",
+        "scheduler_host",
+        "scheduler_name",
+        "scheduler_port",
+        "served_model_name",
+        "splitwise_role",
+        "static_decode_blocks",
+        "swap_space",
+    }
 )
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
 
 
 def _dtype_name(value: Any) -> Any:
-    """"bf16", torch.bfloat16 and "bfloat16" are the same."""
+    """ "bf16", torch.bfloat16 and "bfloat16" are the same."""
     name = str(value).removeprefix("torch.")
     return DTYPES.get(name, name)
 
@@ -45,48 +78,103 @@ DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValid
 
 
 class EngineConfig(FrozenParams):
-    """Everything the user may ask of an engine. None and "auto" mean: decide from the model and the machine.
+    """Everything the user may ask of an engine. None and "auto" mean: decide from the model and
+    the machine.
 
-    Raises ConfigError for an unknown option (with the nearest known one) and for a value out of range.
+    Raises ConfigError for an unknown option (with the nearest known one) and for a value out of
+    range.
     """
 
     model: str = Field(description="a local folder, a hub id, or the name of a bundled model")
-    tokenizer: str | None = Field(default=None, description="another folder or hub id for the tokenizer")
+    tokenizer: str | None = Field(
+        default=None, description="another folder or hub id for the tokenizer"
+    )
     revision: str | None = Field(default=None, description="branch, tag or commit on the hub")
-    dtype: DType = Field(default="auto", description="of weights and activations; auto: the checkpoint's")
-    device: str = Field(default="auto", description="cpu, cuda, cuda:1; auto: cuda where there is one")
-    max_model_len: int | None = Field(default=None, ge=2, description="prompt and output tokens of one request")
-    tensor_parallel_size: int = Field(default=1, ge=1, description="number of devices that share the model")
-    block_size: int | None = Field(default=None, ge=1, description="tokens in a KV cache block; default 64")
-    max_num_seqs: int | None = Field(default=None, ge=1, description="requests that run at the same time")
-    max_num_batched_tokens: int | None = Field(default=None, ge=1, description="tokens computed in one step")
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, description="share of a GPU's memory to use")
+    dtype: DType = Field(
+        default="auto", description="of weights and activations; auto: the checkpoint's"
+    )
+    device: str = Field(
+        default="auto", description="cpu, cuda, cuda:1; auto: cuda where there is one"
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=2, description="prompt and output tokens of one request"
+    )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, description="number of devices that share the model"
+    )
+    block_size: int | None = Field(
+        default=None, ge=1, description="tokens in a KV cache block; default 64"
+    )
+    max_num_seqs: int | None = Field(
+        default=None, ge=1, description="requests that run at the same time"
+    )
+    max_num_batched_tokens: int | None = Field(
+        default=None, ge=1, description="tokens computed in one step"
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.9, gt=0, le=1, description="share of a GPU's memory to use"
+    )
     kv_cache_memory: int | None = Field(default=None, ge=1, description="bytes for the KV cache")
-    num_gpu_blocks_override: int | None = Field(default=None, ge=2, description="KV cache blocks, instead of by memory")
+    num_gpu_blocks_override: int | None = Field(
+        default=None, ge=2, description="KV cache blocks, instead of by memory"
+    )
     kv_cache_dtype: DType = Field(default="auto", description="of the KV cache; auto: as dtype")
-    enable_prefix_caching: bool = Field(default=True, description="share the blocks of equal prompt beginnings")
-    enable_chunked_prefill: bool = Field(default=True, description="compute long prompts over several steps")
-    limit_mm_per_prompt: Mapping[str, int] | None = Field(default=None, description="media per prompt and kind")
-    mm_processor_kwargs: Mapping[str, Any] | None = Field(default=None, description="options of media processors")
-    encoder_cache_memory: int | None = Field(default=None, ge=1, description="bytes for cached media embeddings")
-    num_intake_threads: int | None = Field(default=None, ge=1, description="threads that prepare prompts ahead")
-    allowed_media_root: Path | None = Field(default=None, description="local media must lie below this folder")
+    enable_prefix_caching: bool = Field(
+        default=True, description="share the blocks of equal prompt beginnings"
+    )
+    enable_chunked_prefill: bool = Field(
+        default=True, description="compute long prompts over several steps"
+    )
+    limit_mm_per_prompt: Mapping[str, int] | None = Field(
+        default=None, description="media per prompt and kind"
+    )
+    mm_processor_kwargs: Mapping[str, Any] | None = Field(
+        default=None, description="options of media processors"
+    )
+    encoder_cache_memory: int | None = Field(
+        default=None, ge=1, description="bytes for cached media embeddings"
+    )
+    num_intake_threads: int | None = Field(
+        default=None, ge=1, description="threads that prepare prompts ahead"
+    )
+    allowed_media_root: Path | None = Field(
+        default=None, description="local media must lie below this folder"
+    )
     max_media_bytes: int = Field(default=256 * 2**20, ge=1, description="of one encoded media item")
     max_image_pixels: int = Field(default=178_956_970, ge=1, description="of one image")
-    reasoning_parser: str | None = Field(default=None, description="name of the parser that splits off reasoning")
-    chat_template: str | None = Field(default=None, description="a Jinja template, or a file with one")
-    enable_logprob: bool = Field(default=True, description="whether requests may ask for log-probabilities")
-    max_logprobs: int = Field(default=20, ge=-1, description="most candidates a request may ask for; -1: any number")
-    guided_decoding_backend: Literal["auto", "xgrammar", "off"] = Field(default="auto", description="for grammars")
-    seed: int = Field(default=0, ge=0, description="seeds requests that give none, with their number")
-    plugins: Names | None = Field(default=None, description="load exactly these plugins; default: all installed")
+    reasoning_parser: str | None = Field(
+        default=None, description="name of the parser that splits off reasoning"
+    )
+    chat_template: str | None = Field(
+        default=None, description="a Jinja template, or a file with one"
+    )
+    enable_logprob: bool = Field(
+        default=True, description="whether requests may ask for log-probabilities"
+    )
+    max_logprobs: int = Field(
+        default=20, ge=-1, description="most candidates a request may ask for; -1: any number"
+    )
+    guided_decoding_backend: Literal["auto", "xgrammar", "off"] = Field(
+        default="auto", description="for grammars"
+    )
+    seed: int = Field(
+        default=0, ge=0, description="seeds requests that give none, with their number"
+    )
+    plugins: Names | None = Field(
+        default=None, description="load exactly these plugins; default: all installed"
+    )
     blocked_plugins: Names = Field(default=(), description="plugins not to load")
     num_threads: int | None = Field(default=None, ge=1, description="CPU threads for compute")
-    use_warmup: bool = Field(default=True, description="run one small step before the first request")
-    load_format: Literal["auto", "safetensors", "dummy"] = Field(
-        default="auto", description="safetensors files, or dummy: random weights, for tests of speed"
+    use_warmup: bool = Field(
+        default=True, description="run one small step before the first request"
     )
-    trust_remote_code: Literal[False] = Field(default=False, description="code from checkpoints is never run")
+    load_format: Literal["auto", "safetensors", "dummy"] = Field(
+        default="auto",
+        description="safetensors files, or dummy: random weights, for tests of speed",
+    )
+    trust_remote_code: Literal[False] = Field(
+        default=False, description="code from checkpoints is never run"
+    )
     attention_backend: str = Field(default="auto", description="name of an attention backend")
 
     @field_validator("tensor_parallel_size")
@@ -109,13 +197,20 @@ class EngineConfig(FrozenParams):
         """The config of `LLM(model, **options)`; warns about options that only serving has."""
         serving = sorted(set(options) & SERVING_OPTIONS)
         if serving:
-            warnings.warn(f"ignored, without a meaning offline: {', '.join(serving)}", UserWarning, stacklevel=3)
-        return cls(model=model, **{name: value for name, value in options.items() if name not in serving})
+            warnings.warn(
+                f"ignored, without a meaning offline: {', '.join(serving)}",
+                UserWarning,
+                stacklevel=3,
+            )
+        return cls(
+            model=model, **{name: value for name, value in options.items() if name not in serving}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What `resolve` must know of the model. max_position_embeddings: longest sequence it was made for."""
+    """What `resolve` must know of the model. max_position_embeddings: longest sequence it was
+    made for."""
 
     dtype: str
     max_position_embeddings: int
@@ -132,7 +227,8 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """What the engine runs; every field has its final value. Sizes in tokens unless the name says otherwise."""
+    """What the engine runs; every field has its final value. Sizes in tokens unless the name
+    says otherwise."""
 
     device: str
     dtype: str
@@ -157,7 +253,8 @@ class RuntimeConfig:
 
 
 def resolve(config: EngineConfig, model: ModelLimits, host: HostFacts) -> RuntimeConfig:
-    """Every open choice of `config`, made. Raises ConfigError where choices contradict the model or each other."""
+    """Every open choice of `config`, made. Raises ConfigError where choices contradict the
+    model or each other."""
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = model.dtype if config.dtype == "auto" else config.dtype
@@ -171,7 +268,8 @@ def resolve(config: EngineConfig, model: ModelLimits, host: HostFacts) -> Runtim
     if num_batched < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens = {num_batched} is below max_num_seqs = {max_num_seqs}: "
-            "a step could not give every running request one token; raise the first or lower the second"
+            "a step could not give every running request one token; raise the first "
+            "or lower the second"
         )
     encoder_bytes = config.encoder_cache_memory or 2**30
     itemsize = 4 if dtype == "float32" else 2
@@ -209,7 +307,10 @@ def _device(config: EngineConfig, host: HostFacts) -> str:
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device = {config.device!r} is not known; use cpu, cuda or cuda:N")
     if kind == "cuda" and not host.has_cuda:
-        raise ConfigError("device = 'cuda', but torch finds no CUDA device; install a CUDA build of torch or use cpu")
+        raise ConfigError(
+            "device = 'cuda', but torch finds no CUDA device; "
+            "install a CUDA build of torch or use cpu"
+        )
     return config.device
 
 
@@ -218,7 +319,7 @@ def _max_model_len(config: EngineConfig, model: ModelLimits) -> int:
         return model.max_position_embeddings
     if config.max_model_len > model.max_position_embeddings:
         raise ConfigError(
-            f"max_model_len = {config.max_model_len} is over the {model.max_position_embeddings} positions "
-            "the model was made for (max_position_embeddings in its config.json); lower it"
+            f"max_model_len = {config.max_model_len} is over the {model.max_position_embeddings} "
+            "positions the model was made for (max_position_embeddings in config.json); lower it"
         )
     return config.max_model_len

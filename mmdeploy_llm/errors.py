@@ -25,7 +25,8 @@ ABORTED = 499
 
 
 class MMDeployLLMError(Exception):
-    """Base of every exception in this package; `code` is the error code a failed request reports."""
+    """Base of every exception in this package; `code` is the error code a failed request
+    reports."""
 
     code = 500
 
@@ -43,7 +44,8 @@ class RequestError(MMDeployLLMError, ValueError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt and the tokens it must at least generate do not fit the context or the KV cache."""
+    """The prompt and the tokens it must at least generate do not fit the context or the KV
+    cache."""
 
 
 class MediaError(RequestError):

@@ -1,4 +1,5 @@
-"""ForwardInputs: what a model's forward receives. Shapes: T tokens of the step, H heads, K key/value heads, D head size."""
+"""ForwardInputs: what a model's forward receives. Shapes: T tokens of the step, H heads, K
+key/value heads, D head size."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ class AttentionContext(Protocol):
     """Causal attention of this step's tokens over everything their sequences hold so far."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Stores `k`, `v` [T, K, D] in the cache of `layer` and returns attention of `q` [T, H, D] as [T, H, D].
+        """Stores `k`, `v` [T, K, D] in the cache of `layer` and returns attention of `q`
+        [T, H, D] as [T, H, D].
 
         Scores are scaled by D ** -0.5. Same dtype in and out.
         """
@@ -38,7 +40,8 @@ class ForwardInputs:
     media_embeds: Tensor | None = None
 
     def merge_media(self, hidden: Tensor) -> Tensor:
-        """`hidden` [T, hidden] with the media embeddings at their places (written into `hidden`)."""
+        """`hidden` [T, hidden] with the media embeddings at their places (written into
+        `hidden`)."""
         if self.media_rows is None or self.media_embeds is None:
             return hidden
         return hidden.index_copy_(0, self.media_rows, self.media_embeds.to(hidden.dtype))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # {"role": str, "content": str | [part, ...]}; a part is {"type": "text", "text": ...},
-# {"type": "image_url", "image_url": {"url": ...}}, {"type": "image", "image": <any form>} and so for video.
+# {"type": "image_url", "image_url": {"url": ...}}, {"type": "image", "image": <any form>} and so
+# for video.
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 

@@ -27,7 +27,8 @@ TokenLogprobs = Mapping[int, Logprob]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Timings in seconds. `arrival_time` and `inference_start_time` are epoch times, all others durations."""
+    """Timings in seconds. `arrival_time` and `inference_start_time` are epoch times, all others
+    durations."""
 
     arrival_time: float
     inference_start_time: float | None = None
@@ -61,7 +62,8 @@ class CompletionOutput:
 class RequestOutput:
     """The result of one request, or (when streaming) what is new since the previous one.
 
-    prompt: exactly what the caller handed in. error_code: 200 is good; otherwise `error_msg` says what
+    prompt: exactly what the caller handed in. error_code: 200 is good; otherwise `error_msg`
+    says what
     went wrong, `finished` is True and `outputs.finish_reason` is "error" or "abort".
     """
 

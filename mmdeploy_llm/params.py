@@ -1,4 +1,5 @@
-"""What the caller may ask of one generation: SamplingParams and GuidedDecodingParams, frozen and checked when made."""
+"""What the caller may ask of one generation: SamplingParams and GuidedDecodingParams, frozen and
+checked when made."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from .errors import ConfigError
 
@@ -33,7 +35,8 @@ TokenIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_a
 
 
 class FrozenParams(BaseModel):
-    """Base of what callers hand in: frozen, unknown names refused with a suggestion, ConfigError on bad values."""
+    """Base of what callers hand in: frozen, unknown names refused with a suggestion,
+    ConfigError on bad values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -45,25 +48,28 @@ class FrozenParams(BaseModel):
 
 
 def describe(model: type[BaseModel], error: ValidationError) -> str:
-    """One line a problem: which field, what is allowed, what was found, and the nearest name for an unknown one."""
-    lines = []
-    for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"]) or model.__name__
-        if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, model.model_fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(model.model_fields))}"
-            lines.append(f"{model.__name__} has no option {name!r}; {hint}")
-        else:
-            message = problem["msg"].removeprefix("Value error, ")
-            found = "" if problem["type"] == "value_error" and not problem["loc"] else f", got {problem['input']!r}"
-            lines.append(f"{model.__name__}.{name}: {message}{found}" if problem["loc"] else f"{name}: {message}")
-    return "\n".join(lines)
+    """One line a problem: which field, what is allowed, what was found."""
+    return "\n".join(_describe_one(model, problem) for problem in error.errors())
+
+
+def _describe_one(model: type[BaseModel], problem: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, model.model_fields, n=1)
+        known = ", ".join(sorted(model.model_fields))
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {known}"
+        return f"{model.__name__} has no option {name!r}; {hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if not name:
+        return f"{model.__name__}: {message}"
+    return f"{model.__name__}.{name}: {message}, got {problem['input']!r}"
 
 
 class GuidedDecodingParams(FrozenParams):
     """A constraint on the generated text; exactly one of the fields is given.
 
-    json: a JSON schema as a dict or its text. regex: a regular expression. choice: the allowed texts.
+    json: a JSON schema as a dict or its text. regex: a regular expression. choice: the allowed
+    texts.
     grammar: an EBNF grammar. json_object: any valid JSON object.
     """
 
@@ -77,20 +83,27 @@ class GuidedDecodingParams(FrozenParams):
     def _exactly_one(self) -> Self:
         given = [name for name in type(self).model_fields if getattr(self, name)]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of json, regex, choice, grammar, json_object; got {given or 'none'}")
+            raise ValueError(
+                "give exactly one of json, regex, choice, grammar, json_object; "
+                f"got {given or 'none'}"
+            )
         return self
 
 
 class SamplingParams(FrozenParams):
-    """How to generate. A field left at None takes the model's generation_config, else the default in brackets.
+    """How to generate. A field left at None takes the model's generation_config, else the
+    default in brackets.
 
     n: samples per prompt. temperature [1.0]: 0 is greedy. top_p [0.7], top_k [0]: 0 and -1 are off,
-    min_p. repetition_penalty [1.0] over prompt and output; presence_penalty and frequency_penalty [0]
+    min_p. repetition_penalty [1.0] over prompt and output; presence_penalty and
+    frequency_penalty [0]
     over the output. seed: same seed, same text, whatever else is in the batch; None draws one.
-    stop: texts that end generation; stop_token_ids: ids that do. max_tokens: at most this many, default what
+    stop: texts that end generation; stop_token_ids: ids that do. max_tokens: at most this many,
+    default what
     the context has left; min_tokens: end of sequence and stops are held back until then.
     reasoning_max_tokens: cap on thinking tokens. bad_words, bad_words_token_ids: never generated.
-    no_repeat_ngram_size: n-grams of this size occur once. logit_bias: token id -> added to its logit.
+    no_repeat_ngram_size: n-grams of this size occur once. logit_bias: token id -> added to its
+    logit.
     logprobs, prompt_logprobs: how many candidates to report, -1 for the whole vocabulary.
     Raises ConfigError for a value out of range and for an unknown name.
     """
@@ -115,7 +128,9 @@ class SamplingParams(FrozenParams):
     bad_words_token_ids: TokenIds = ()
     ignore_eos: bool = False
     no_repeat_ngram_size: int = Field(default=0, ge=0)
-    logit_bias: Mapping[int, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
+    logit_bias: Mapping[int, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict
+    )
     guided_decoding: GuidedDecodingParams | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -127,15 +142,23 @@ class SamplingParams(FrozenParams):
         if not isinstance(values, dict):
             return values
         optional = {name for name, field in cls.model_fields.items() if field.default is None}
-        return {name: value for name, value in values.items() if value is not None or name in optional}
+        return {
+            name: value for name, value in values.items() if value is not None or name in optional
+        }
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens must be in [0, max_tokens = {self.max_tokens}], got {self.min_tokens}")
-        if None not in (self.max_tokens, self.reasoning_max_tokens) and self.reasoning_max_tokens > self.max_tokens:
             raise ValueError(
-                f"reasoning_max_tokens must be in [1, max_tokens = {self.max_tokens}], got {self.reasoning_max_tokens}"
+                f"min_tokens must be in [0, max_tokens = {self.max_tokens}], got {self.min_tokens}"
+            )
+        if (
+            None not in (self.max_tokens, self.reasoning_max_tokens)
+            and self.reasoning_max_tokens > self.max_tokens
+        ):
+            raise ValueError(
+                f"reasoning_max_tokens must be in [1, max_tokens = {self.max_tokens}], "
+                f"got {self.reasoning_max_tokens}"
             )
         return self
 

@@ -1,4 +1,5 @@
-"""The only language between scheduler, runner and delivery: what a step does, and what came of it."""
+"""The only language between scheduler, runner and delivery: what a step does, and what came of
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class NewRequest:
     """All the runner must know of a request when it starts, or starts again after a preemption.
 
     token_ids: prompt, and behind `prompt_len` the tokens generated before a preemption.
-    reasoning_end_ids: what ends the thinking once it has params.reasoning_max_tokens tokens; () when
+    reasoning_end_ids: what ends the thinking once it has params.reasoning_max_tokens tokens; ()
+    when
     nothing does. bad_words_token_ids: sequences whose last id is banned after the others.
     """
 
@@ -46,7 +48,8 @@ class ScheduledTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step, in the order in which the runner carries it out: drop, forget, new, encode, compute.
+    """One step, in the order in which the runner carries it out: drop, forget, new, encode,
+    compute.
 
     drop: request ids whose slots are freed (ended, aborted or preempted since the last plan).
     forget: media keys whose encoder output is no longer needed. encode: media to encode first; each
@@ -80,7 +83,8 @@ class StepResult:
 
     sampled: request id -> next token id, for every scheduled item with `samples` that did not fail.
     logprobs: request id -> log-probabilities of that token, where asked for.
-    prompt_logprobs: request id -> entries for the prompt tokens computed in this step, where asked for.
+    prompt_logprobs: request id -> entries for the prompt tokens computed in this step, where
+    asked for.
     errors: request id -> why its step failed; such a request has no entry in `sampled`.
     """
 

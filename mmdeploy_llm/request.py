@@ -34,9 +34,11 @@ class RequestStatus(enum.Enum):
 class MediaInput:
     """One processed media item, ready for the model's encoder.
 
-    kind: "image" or "video". tensors: what the model's `encode_media` reads (for grid models `pixels`
+    kind: "image" or "video". tensors: what the model's `encode_media` reads (for grid models
+    `pixels`
     [num_patches, patch_dim]). grid_thw: patches in time, height and width before merging, where the
-    family has such a grid. num_tokens: embeddings the encoder gives for it, which is also the number
+    family has such a grid. num_tokens: embeddings the encoder gives for it, which is also the
+    number
     of its placeholder tokens. key: identity of the content and of the options that shaped it.
     """
 
@@ -49,7 +51,8 @@ class MediaInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSpan:
-    """A media item at its place in the prompt: tokens `offset` .. `offset + item.num_tokens` are its own."""
+    """A media item at its place in the prompt: tokens `offset` .. `offset + item.num_tokens`
+    are its own."""
 
     offset: int
     item: MediaInput
@@ -64,8 +67,10 @@ class MediaSpan:
 class Request:
     """One sequence to generate.
 
-    The first group is set by intake and never changes. The second belongs to the scheduler. `params`
-    has every field resolved (no None that means "the model's default"), `params.max_tokens` included.
+    The first group is set by intake and never changes. The second belongs to the scheduler.
+    `params`
+    has every field resolved (no None that means "the model's default"), `params.max_tokens`
+    included.
     """
 
     request_id: str
@@ -76,7 +81,9 @@ class Request:
     media: tuple[MediaSpan, ...] = ()
     prompt_text: str = ""  # what the reasoning parser starts from: the rendered prompt
     reasoning_end_ids: tuple[int, ...] = ()  # forced at params.reasoning_max_tokens; (): no cap
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # sequences never generated, bad_words included
+    bad_words_token_ids: tuple[
+        tuple[int, ...], ...
+    ] = ()  # sequences never generated, bad_words included
     index: int = 0  # among the n samples of one prompt
     priority: int = 0  # smaller runs first
     stream: bool = False  # whether every new token is delivered, or only the end

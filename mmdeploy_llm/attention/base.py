@@ -1,9 +1,11 @@
-"""What an attention backend is: it writes this step's keys and values to the paged KV cache and attends over them.
+"""What an attention backend is: it writes this step's keys and values to the paged KV cache and
+attends over them.
 
 Shapes: T tokens of the step, B sequences, H query heads, K key/value heads, D head size,
 N blocks, P tokens in a block (page), M blocks in the longest block table.
 
-    block table of a sequence   [ 7 | 2 | 9 ]          tokens 0..P-1 in block 7, P..2P-1 in block 2, ...
+    block table of a sequence   [ 7 | 2 | 9 ]          tokens 0..P-1 in block 7, P..2P-1 in
+    block 2, ...
     slot of token i             block_table[i // P] * P + i % P
 """
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCache:
-    """The paged cache of all layers: keys[layer] and values[layer] are [N, P, K, D], zeroed once."""
+    """The paged cache of all layers: keys[layer] and values[layer] are [N, P, K, D], zeroed
+    once."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]

@@ -17,7 +17,8 @@ BLOCK_MULTIPLE = 256  # flash-attn 2 reads paged caches in blocks of a multiple 
 
 
 class FlashAttention:
-    """`flash_attn_varlen_func` over the block tables. Raises ConfigError when flash-attn is not installed."""
+    """`flash_attn_varlen_func` over the block tables. Raises ConfigError when flash-attn is not
+    installed."""
 
     name = "flash-attn"
 

@@ -1,6 +1,7 @@
 """The reference backend: plain torch on any device, for mixed prefill and decode batches.
 
-Shapes: T tokens, B sequences, H query heads, K key/value heads, G = H // K, D head size, L context length.
+Shapes: T tokens, B sequences, H query heads, K key/value heads, G = H // K, D head size,
+L context length.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from torch import Tensor
 
 from .base import BatchLayout, KVCache
 
-# A decode group is split where padding would make its gathered context this much larger than needed.
+# A decode group is split where padding would make its gathered context this much larger than
+# needed.
 MAX_PADDING = 1.5
 
 
 class ReferenceAttention:
-    """Gathers each sequence's context by its block table and calls torch's scaled_dot_product_attention.
+    """Gathers each sequence's context by its block table and calls torch's
+    scaled_dot_product_attention.
 
-    Decode sequences of similar context length share one call; each prefill chunk has its own, because
+    Decode sequences of similar context length share one call; each prefill chunk has its own,
+    because
     torch offers no varlen attention for CPUs.
     """
 
@@ -28,12 +32,15 @@ class ReferenceAttention:
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> ReferenceContext:
         """Index tensors of the step, shared by all layers."""
-        return ReferenceContext(cache, layout.slots, _decode_groups(layout, cache), _chunks(layout, cache))
+        return ReferenceContext(
+            cache, layout.slots, _decode_groups(layout, cache), _chunks(layout, cache)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecodeGroup:
-    """Decode sequences whose contexts are gathered together. rows [B], tables [B, M], mask [B, 1, 1, L]."""
+    """Decode sequences whose contexts are gathered together. rows [B], tables [B, M], mask [B,
+    1, 1, L]."""
 
     rows: Tensor
     tables: Tensor
@@ -43,7 +50,8 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """One prefill chunk: its tokens are rows start..end; mask [n, L] is None when it has no earlier context."""
+    """One prefill chunk: its tokens are rows start..end; mask [n, L] is None when it has no
+    earlier context."""
 
     start: int
     end: int
@@ -53,7 +61,8 @@ class _Chunk:
 
 
 def _decode_groups(layout: BatchLayout, cache: KVCache) -> tuple[_DecodeGroup, ...]:
-    """Decode sequences by context length, longest first, cut where padding would exceed MAX_PADDING."""
+    """Decode sequences by context length, longest first, cut where padding would exceed
+    MAX_PADDING."""
     device, lens = layout.slots.device, layout.context_lens
     order = sorted(range(layout.num_decode), key=lambda row: -lens[row])
     groups, begin, needed = [], 0, 0
@@ -69,7 +78,11 @@ def _decode_groups(layout: BatchLayout, cache: KVCache) -> tuple[_DecodeGroup, .
 
 
 def _group(
-    rows: list[int], lens: tuple[int, ...], layout: BatchLayout, block_size: int, device: torch.device
+    rows: list[int],
+    lens: tuple[int, ...],
+    layout: BatchLayout,
+    block_size: int,
+    device: torch.device,
 ) -> _DecodeGroup:
     length = lens[rows[0]]
     places = torch.tensor(rows, device=device)
@@ -93,9 +106,7 @@ def _chunks(layout: BatchLayout, cache: KVCache) -> tuple[_Chunk, ...]:
             mask = torch.ones(count, length, dtype=torch.bool, device=layout.slots.device)
             mask = mask.tril(length - count)
         table = layout.block_tables[row, :num_blocks]
-        chunks.append(
-            _Chunk(start=start, end=start + count, length=length, table=table, mask=mask)
-        )
+        chunks.append(_Chunk(start=start, end=start + count, length=length, table=table, mask=mask))
         start += count
     return tuple(chunks)
 
@@ -154,7 +165,8 @@ def _attend_group(group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor) 
 
 
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """`q` [n, H, D] over `k`, `v` [L, K, D]. Key heads take the batch place, so none is copied per query head."""
+    """`q` [n, H, D] over `k`, `v` [L, K, D]. Key heads take the batch place, so none is copied
+    per query head."""
     count, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     grouped = (num_kv_heads, num_heads // num_kv_heads, k.shape[0], head_dim)

@@ -28,7 +28,9 @@ def select(name: str, device: str, dtype: str, block_size: int | None) -> Select
     if name == "auto":
         name = "flash-attn" if _can_flash(device, dtype) else "reference"
     if name not in BACKENDS:
-        raise ConfigError(f"attention_backend = {name!r} is not known; use auto, {', '.join(BACKENDS)}")
+        raise ConfigError(
+            f"attention_backend = {name!r} is not known; use auto, {', '.join(BACKENDS)}"
+        )
     if name == "flash-attn":
         return Selection(name=name, block_size=_flash_block_size(device, dtype, block_size))
     return Selection(name=name, block_size=block_size or DEFAULT_BLOCK_SIZE)
@@ -52,6 +54,7 @@ def _flash_block_size(device: str, dtype: str, block_size: int | None) -> int:
         )
     if block_size is not None and block_size % BLOCK_MULTIPLE:
         raise ConfigError(
-            f"block_size = {block_size} does not suit flash-attn 2; use a multiple of {BLOCK_MULTIPLE}"
+            f"block_size = {block_size} does not suit flash-attn 2; "
+            f"use a multiple of {BLOCK_MULTIPLE}"
         )
     return block_size or BLOCK_MULTIPLE

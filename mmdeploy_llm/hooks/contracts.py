@@ -1,6 +1,8 @@
-"""The types a plugin returns and implements: specs are frozen data, behaviour is three small protocols.
+"""The types a plugin returns and implements: specs are frozen data, behaviour is three small
+protocols.
 
-Nothing here imports torch; a spec names its heavy code as "module:Attribute", imported when it is needed.
+Nothing here imports torch; a spec names its heavy code as "module:Attribute", imported when it is
+needed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class ModelSpec:
 
     name: the family's name. architectures: names in config.json's `architectures` that it serves.
     factory: "module:Class"; called as factory(config) with transformers' config object, on the meta
-    device; gives a Model. media: kinds it accepts. reasoning: default parser's name. atomic_media: the
+    device; gives a Model. media: kinds it accepts. reasoning: default parser's name.
+    atomic_media: the
     tokens of a media item must be computed in one step (attention over them is not causal).
     tp_plan: parameter name pattern -> "colwise" | "rowwise". priority: in-tree plugins use 0; the
     highest wins and a tie is an error.
@@ -43,7 +46,8 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningParserSpec:
-    """A named reasoning parser. factory: "module:Class", called without arguments, once per request."""
+    """A named reasoning parser. factory: "module:Class", called without arguments, once per
+    request."""
 
     name: str
     factory: str
@@ -54,7 +58,8 @@ class ReasoningParserSpec:
 class MediaProcessorSpec:
     """A processor of one kind of media for some model families.
 
-    kind: "image" or "video". models: names of ModelSpecs, or ("*",) for any; a named family beats "*".
+    kind: "image" or "video". models: names of ModelSpecs, or ("*",) for any; a named family
+    beats "*".
     factory: "module:Class", called as factory(checkpoint, options) once per engine; options are the
     engine's `mm_processor_kwargs`.
     """
@@ -68,7 +73,8 @@ class MediaProcessorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A model folder, read: config is transformers' config object, the mappings are the JSON files ({} if absent)."""
+    """A model folder, read: config is transformers' config object, the mappings are the JSON
+    files ({} if absent)."""
 
     folder: Path
     config: Any
@@ -85,7 +91,8 @@ class Checkpoint:
 class MediaLimits:
     """What one media item may be. Checked from headers, before anything is decoded in full.
 
-    Sizes in bytes and pixels, times in seconds. allowed_root: local paths must lie below it (None: any).
+    Sizes in bytes and pixels, times in seconds. allowed_root: local paths must lie below it
+    (None: any).
     """
 
     max_bytes: int = 256 * 2**20
@@ -110,14 +117,16 @@ class ReasoningParser(ABC):
 
     The result does not depend on how the text is cut into `feed` calls.
     markers: texts that the parser looks for; tokens with exactly such a text reach it even when
-    special tokens are skipped. end_marker: the text that ends the reasoning, for `reasoning_max_tokens`.
+    special tokens are skipped. end_marker: the text that ends the reasoning, for
+    `reasoning_max_tokens`.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
     end_marker: ClassVar[str | None] = None
 
     def start(self, prompt: str) -> None:  # noqa: B027 - optional to override
-        """Called once, before any text, with the rendered prompt, which may have opened or closed the reasoning."""
+        """Called once, before any text, with the rendered prompt, which may have opened or
+        closed the reasoning."""
 
     @abstractmethod
     def feed(self, text: str) -> list[Segment]:
@@ -134,9 +143,11 @@ class ReasoningParser(ABC):
 
 
 class MediaProcessor(ABC):
-    """Turns one kind of media into model inputs. One instance per engine, used from several threads at once.
+    """Turns one kind of media into model inputs. One instance per engine, used from several
+    threads at once.
 
-    token: the text of the one placeholder token whose id fills the prompt, num_tokens times per item.
+    token: the text of the one placeholder token whose id fills the prompt, num_tokens times per
+    item.
     markers: texts that stand for one item in a rendered prompt, `token` among them or not.
     """
 
@@ -161,7 +172,8 @@ class MediaProcessor(ABC):
 
 
 class Model(Protocol):
-    """What a ModelSpec's factory builds: an ordinary nn.Module for one device. T tokens, N requests' last tokens."""
+    """What a ModelSpec's factory builds: an ordinary nn.Module for one device. T tokens, N
+    requests' last tokens."""
 
     num_layers: int
     num_kv_heads: int

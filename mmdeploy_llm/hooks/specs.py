@@ -1,4 +1,5 @@
-"""The hooks. The verb states the call: provide_ once at load, fetch_ first answer wins, on_ is told, extend_ CLI only.
+"""The hooks. The verb states the call: provide_ once at load, fetch_ first answer wins, on_ is
+told, extend_ CLI only.
 
 No hook may have default values in its signature: pluggy 1.6 and 1.7 treat them differently.
 """
@@ -12,6 +13,7 @@ import pluggy
 
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
+
 from .contracts import MediaLimits, MediaProcessorSpec, ModelSpec, ReasoningParserSpec
 
 if TYPE_CHECKING:
@@ -49,7 +51,8 @@ def provide_media_processors() -> Iterable[MediaProcessorSpec]:
 
 @hookspec(firstresult=True)
 def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
-    """The bytes behind `ref`, or None to let another plugin try. Raises MediaError to refuse. Runs in intake threads.
+    """The bytes behind `ref`, or None to let another plugin try. Raises MediaError to refuse.
+    Runs in intake threads.
 
     .. versionadded:: 0.1
     """

@@ -27,7 +27,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPiece:
-    """Rows `row` .. `row + end - begin` of the step take embeddings begin..end of one media item."""
+    """Rows `row` .. `row + end - begin` of the step take embeddings begin..end of one media
+    item."""
 
     item: MediaInput
     begin: int
@@ -39,8 +40,10 @@ class MediaPiece:
 class StepBatch:
     """One forward pass. T tokens of B scheduled items, in the plan's order.
 
-    token_ids [T], positions [T] or [3, T], in_prompt [T]: tensors on the device. slots: [B] slot of each
-    item. last_rows: [B] row of each item's last token. ends: [B] tokens of each sequence after the step.
+    token_ids [T], positions [T] or [3, T], in_prompt [T]: tensors on the device. slots: [B]
+    slot of each
+    item. last_rows: [B] row of each item's last token. ends: [B] tokens of each sequence after
+    the step.
     """
 
     scheduled: tuple[ScheduledTokens, ...]

@@ -1,4 +1,5 @@
-"""Encoder outputs by media key. What is kept, and for how long, is the scheduler's decision; here are the tensors."""
+"""Encoder outputs by media key. What is kept, and for how long, is the scheduler's decision; here
+are the tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MAX_VALUES_PER_CALL = 8 * 2**20
 
 
 class EncoderCache:
-    """Embeddings [num_tokens, hidden] of media that running requests still need. The runner is its only writer."""
+    """Embeddings [num_tokens, hidden] of media that running requests still need. The runner is
+    its only writer."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -32,7 +34,8 @@ class EncoderCache:
             self._failures.pop(key, None)
 
     def encode(self, items: Sequence[MediaInput]) -> None:
-        """Encodes all items, several in one call. An item that fails is remembered; the others are not harmed."""
+        """Encodes all items, several in one call. An item that fails is remembered; the
+        others are not harmed."""
         for batch in _batches(items):
             try:
                 self._encode(batch)
@@ -67,8 +70,8 @@ class EncoderCache:
         for item, rows in zip(items, embeds, strict=True):
             if tuple(rows.shape) != (item.num_tokens, self._model.hidden_size):
                 raise PluginContractError(
-                    f"encode_media gave {tuple(rows.shape)} for an item of {item.num_tokens} tokens and "
-                    f"a model of hidden size {self._model.hidden_size}"
+                    f"encode_media gave {tuple(rows.shape)} for an item of {item.num_tokens} "
+                    f"tokens and a model of hidden size {self._model.hidden_size}"
                 )
         for item, rows in zip(items, embeds, strict=True):
             # A copy of its own, so that a small item does not keep its whole batch alive.
@@ -76,7 +79,8 @@ class EncoderCache:
 
 
 def _batches(items: Sequence[MediaInput]) -> Iterator[list[MediaInput]]:
-    """Items of one kind, in order, at most MAX_VALUES_PER_CALL tensor values in a batch (or one item)."""
+    """Items of one kind, in order, at most MAX_VALUES_PER_CALL tensor values in a batch (or one
+    item)."""
     batch: list[MediaInput] = []
     num_values = 0
     for item in items:

@@ -1,7 +1,9 @@
-"""How many KV cache blocks fit, and their memory. Sizes in bytes unless the name says tokens or blocks."""
+"""How many KV cache blocks fit, and their memory. Sizes in bytes unless the name says tokens or
+blocks."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -30,28 +32,24 @@ class KVCacheShape:
         return per_token * self.block_size
 
 
-def count_blocks(
-    shape: KVCacheShape, available_bytes: int, asked_bytes: int | None, most_tokens: int
-) -> int:
-    """Blocks that fit: `asked_bytes` if given, else `available_bytes`; never more than `most_tokens` need.
-
-    `most_tokens` is what every concurrent request at full length would use.
-    Raises ConfigError when not even two blocks fit.
+def count_blocks(shape: KVCacheShape, memory: int, most_blocks: int) -> int:
+    """Blocks that fit into `memory`, at most `most_blocks`: what all concurrent requests at full
+    length would use. Raises ConfigError when not even two blocks fit.
     """
-    memory = asked_bytes if asked_bytes is not None else available_bytes
-    num_blocks = min(memory // shape.bytes_per_block, -(-most_tokens // shape.block_size))
+    num_blocks = min(memory // shape.bytes_per_block, max(2, most_blocks))
     if num_blocks < 2:
         raise ConfigError(
-            f"{memory / 2**20:.1f} MiB for the KV cache hold {num_blocks} blocks of {shape.block_size} "
-            f"tokens ({shape.bytes_per_block / 2**20:.2f} MiB each); at least 2 are needed: raise "
-            "kv_cache_memory, or free memory"
+            f"{memory / 2**20:.1f} MiB for the KV cache hold {num_blocks} blocks of "
+            f"{shape.block_size} tokens ({shape.bytes_per_block / 2**20:.2f} MiB each); at least "
+            "2 are needed: raise kv_cache_memory, or free memory"
         )
     return num_blocks
 
 
 def available_memory(device: torch.device, utilization: float) -> int:
     """Bytes the KV cache may take now, after the weights: on CPU a share of free RAM, on CUDA what
-    `utilization` of the card leaves."""
+    `utilization` of the card leaves.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - (1 - utilization) * total))
@@ -79,6 +77,4 @@ def _free_ram() -> int:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
-    import os
-
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

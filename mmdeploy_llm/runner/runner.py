@@ -1,4 +1,5 @@
-"""Runner.run: one StepPlan in, one StepResult out. It decides nothing; it computes what the plan says."""
+"""Runner.run: one StepPlan in, one StepResult out. It decides nothing; it computes what the plan
+says."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class _Collected:
 
 
 class Runner:
-    """Holds the model, the caches and the slots of running requests; nothing else writes to them."""
+    """Holds the model, the caches and the slots of running requests; nothing else writes to
+    them."""
 
     def __init__(
         self,
@@ -60,7 +62,8 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Carries out the plan. A request that fails is in `errors`; the others are computed without it."""
+        """Carries out the plan. A request that fails is in `errors`; the others are
+        computed without it."""
         out = _Collected()
         for request_id in plan.drop:
             slot = self._slots.drop(request_id)
@@ -111,7 +114,8 @@ class Runner:
         return True
 
     def _compute(self, scheduled: Sequence[ScheduledTokens], out: _Collected) -> None:
-        """One forward pass; when it raises, one for each request, so that only those at fault fail."""
+        """One forward pass; when it raises, one for each request, so that only those at
+        fault fail."""
         try:
             self._forward_and_sample(scheduled, out)
         except Exception as error:
@@ -176,7 +180,8 @@ class Runner:
                 out.logprobs[request_id] = logprobs
 
     def _report_prompt(self, batch: StepBatch, hidden: Tensor, out: _Collected) -> None:
-        """Log-probabilities of the prompt tokens of this step, for the requests that asked for them."""
+        """Log-probabilities of the prompt tokens of this step, for the requests that asked
+        for them."""
         for item, last_row in zip(batch.scheduled, batch.last_rows.tolist(), strict=True):
             request = self._slots[item.request_id].request
             count = request.params.prompt_logprobs
@@ -193,7 +198,8 @@ class Runner:
             out.prompt_logprobs[item.request_id] = entries
 
     def warm_up(self, num_tokens: int) -> None:
-        """One small prefill and one decode step on a request of its own, so that the first real one finds
+        """One small prefill and one decode step on a request of its own, so that the first
+        real one finds
         kernels and buffers ready. Uses block 0, before any request has it."""
         count = max(1, min(num_tokens, self._cache.block_size - 1))
         params = SamplingParams(

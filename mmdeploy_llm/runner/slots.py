@@ -1,4 +1,5 @@
-"""The runner's view of running requests, in arrays over slots, so that a step is prepared without a loop over tokens."""
+"""The runner's view of running requests, in arrays over slots, so that a step is prepared without a
+loop over tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class SlotInfo:
 
 
 class Slots:
-    """Token ids, block tables and position offsets of up to `num_slots` requests. The runner is its only writer.
+    """Token ids, block tables and position offsets of up to `num_slots` requests. The runner is
+    its only writer.
 
     token_ids: [slots, max_model_len]. tables: [slots, max_blocks]. prompt_lens, deltas: [slots];
     token i behind the prompt has M-RoPE position i + delta on all axes.
@@ -52,7 +54,8 @@ class Slots:
         return len(self._infos)
 
     def add(self, request: NewRequest, positions: NDArray[np.int64] | None) -> SlotInfo:
-        """Gives the request a slot; there is always a free one, since the plan keeps max_num_seqs."""
+        """Gives the request a slot; there is always a free one, since the plan keeps
+        max_num_seqs."""
         index = self._free.pop()
         self.token_ids[index, : len(request.token_ids)] = request.token_ids
         self.prompt_lens[index] = request.prompt_len

@@ -1,0 +1,84 @@
+"""mmdeploy_llm: offline multimodal inference in batches. Names are imported when first used, so that
+`import mmdeploy_llm` stays quick and imports no torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import EngineConfig
+    from .errors import (
+        CheckpointError,
+        ConfigError,
+        EngineError,
+        MediaError,
+        MediaLimitError,
+        MediaTimeoutError,
+        MMDeployLLMError,
+        ModelError,
+        ModelNotSupportedError,
+        OutOfBlocksError,
+        PluginConflictError,
+        PluginContractError,
+        PluginError,
+        PluginLoadError,
+        PromptTooLongError,
+        RequestError,
+        UnsupportedMediaError,
+        WorkerDiedError,
+    )
+    from .llm import LLM
+    from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from .params import GuidedDecodingParams, SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CheckpointError",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineConfig",
+    "EngineError",
+    "GuidedDecodingParams",
+    "Logprob",
+    "MMDeployLLMError",
+    "MediaError",
+    "MediaLimitError",
+    "MediaTimeoutError",
+    "ModelError",
+    "ModelNotSupportedError",
+    "OutOfBlocksError",
+    "PluginConflictError",
+    "PluginContractError",
+    "PluginError",
+    "PluginLoadError",
+    "PromptTooLongError",
+    "RequestError",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "UnsupportedMediaError",
+    "WorkerDiedError",
+]
+
+_HOMES = {
+    "LLM": "llm",
+    "EngineConfig": "config",
+    "GuidedDecodingParams": "params",
+    "SamplingParams": "params",
+    "CompletionOutput": "outputs",
+    "Logprob": "outputs",
+    "RequestMetrics": "outputs",
+    "RequestOutput": "outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, from the module that defines it (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

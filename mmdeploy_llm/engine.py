@@ -1,0 +1,136 @@
+"""Engine.step: one step is five calls in a straight line. The only file that knows all four rooms.
+
+plan -> run -> commit -> deliver -> release
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from .delivery.delivery import Delivery, record_of
+from .hooks import EngineInfo, PluginManager, StepStats
+from .outputs import RequestOutput
+from .plan import RequestFailure, StepPlan, StepResult, TokenUpdate
+from .request import Request
+from .runner.runner import Runner
+from .schedule.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs requests to their end. `add` and `step` belong to one thread; `abort` may come from any."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: Runner,
+        delivery: Delivery,
+        plugins: PluginManager,
+        info: EngineInfo,
+    ) -> None:
+        self.info = info
+        self._scheduler = scheduler
+        self._runner = runner
+        self._delivery = delivery
+        self._plugins = plugins
+        self._requests: dict[str, Request] = {}
+        self._inbox: list[str] = []
+        self._inbox_lock = threading.Lock()
+        self._is_closed = False
+        plugins.notify("on_engine_start", info=info)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is waiting or running."""
+        return self._scheduler.has_work
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were added and have not ended."""
+        return len(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queues a request; its outputs come out of `step`."""
+        self._requests[request.request_id] = request
+        self._scheduler.add(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Asks for the end of these requests; the next `step` delivers their last output."""
+        with self._inbox_lock:
+            self._inbox.extend(request_ids)
+
+    def step(self) -> tuple[RequestOutput, ...]:
+        """One step. Whatever fails in it becomes the error output of the requests it was for."""
+        begin = time.perf_counter()
+        ended = self._drain_inbox()
+        plan = self._scheduler.plan(time.time())
+        planned = time.perf_counter()
+        updates = ended + self._run(plan)
+        ran = time.perf_counter()
+        outputs = self._delivery.deliver(updates)
+        self._scheduler.release(outputs)
+        self._report(plan, updates, outputs, (begin, planned, ran, time.perf_counter()))
+        return outputs
+
+    def close(self) -> None:
+        """Tells observers; aborts nothing, since no step follows."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._plugins.notify("on_engine_stop", info=self.info)
+
+    def _drain_inbox(self) -> tuple[TokenUpdate, ...]:
+        with self._inbox_lock:
+            request_ids, self._inbox = self._inbox, []
+        return self._scheduler.abort(request_ids, time.time()) if request_ids else ()
+
+    def _run(self, plan: StepPlan) -> tuple[TokenUpdate, ...]:
+        try:
+            result = self._runner.run(plan)
+        except Exception as error:
+            logger.exception("a step failed as a whole")
+            result = _failed(plan, error)
+        return self._scheduler.commit(plan, result, time.time())
+
+    def _report(
+        self,
+        plan: StepPlan,
+        updates: Sequence[TokenUpdate],
+        outputs: Sequence[RequestOutput],
+        times: tuple[float, float, float, float],
+    ) -> None:
+        for output in outputs:
+            if output.finished:
+                request = self._requests.pop(output.request_id)
+                self._plugins.notify("on_request_finished", record=record_of(request, output))
+        begin, planned, ran, delivered = times
+        self._plugins.notify(
+            "on_step",
+            stats=StepStats(
+                step_id=plan.step_id,
+                num_scheduled_tokens=plan.num_tokens,
+                num_scheduled_requests=len(plan.scheduled),
+                num_sampled_tokens=sum(len(update.new_token_ids) for update in updates),
+                num_encoded_media=len(plan.encode),
+                num_running=self._scheduler.num_running,
+                num_waiting=self._scheduler.num_waiting,
+                num_free_blocks=self._scheduler.num_free_blocks,
+                num_preemptions=self._scheduler.num_preemptions,
+                plan_time=planned - begin,
+                run_time=ran - planned,
+                deliver_time=delivered - ran,
+            ),
+        )
+
+
+def _failed(plan: StepPlan, error: Exception) -> StepResult:
+    failure = RequestFailure(
+        code=500, message=f"the engine failed in this step: {type(error).__name__}: {error}"
+    )
+    return StepResult(
+        step_id=plan.step_id, errors={item.request_id: failure for item in plan.scheduled}
+    )
