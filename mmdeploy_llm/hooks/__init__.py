@@ -3,6 +3,7 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.request import MediaInput, MediaSpan
+
 from .contracts import (
     Checkpoint,
     MediaLimits,
@@ -14,7 +15,8 @@ from .contracts import (
     ReasoningParserSpec,
     Segment,
 )
-from .manager import PluginFailure, PluginManager
+from .manager import PluginManager
+from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Model",
     "ModelSpec",
     "PluginFailure",
+    "PluginInfo",
     "PluginManager",
     "ReasoningParser",
     "ReasoningParserSpec",

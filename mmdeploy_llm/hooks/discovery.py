@@ -1,0 +1,169 @@
+"""Finds installed plugins through their entry points; imports none of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from mmdeploy_llm.errors import ConfigError, PluginLoadError
+
+from .names import did_you_mean, error_text, listing, normalise
+from .records import Phase, PluginFailure, PluginOrigin
+
+ENTRY_POINT_GROUP = "mmdeploy_llm"
+OUR_DISTRIBUTION = "mmdeploy-llm"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledPlugin:
+    """An entry point that was found, not imported yet. requires: the Requires-Dist lines of its package."""
+
+    origin: PluginOrigin
+    entry_point: metadata.EntryPoint
+    requires: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """All installed plugins, sorted by name, each name once, and what stood in the way of others."""
+
+    plugins: tuple[InstalledPlugin, ...]
+    failures: tuple[PluginFailure, ...] = field(default=())
+
+
+def discover() -> Discovery:
+    """The installed plugins. A package with unreadable metadata is a failure and hides no other."""
+    found: list[InstalledPlugin] = []
+    failures: list[PluginFailure] = []
+    seen: set[str] = set()
+    for distribution in metadata.distributions():
+        try:
+            entry_points = distribution.entry_points.select(group=ENTRY_POINT_GROUP)
+            if not entry_points:
+                continue
+            name = distribution.name
+            if normalise(name) in seen:  # an older copy, later on sys.path
+                continue
+            seen.add(normalise(name))
+            found += [_installed(entry_point, distribution) for entry_point in entry_points]
+        except Exception as error:
+            failures.append(_unreadable(distribution, error))
+    unique, doubled = _one_of_each_name(found)
+    return Discovery(plugins=unique, failures=(*failures, *doubled))
+
+
+def _installed(entry_point: metadata.EntryPoint, owner: metadata.Distribution) -> InstalledPlugin:
+    origin = PluginOrigin(
+        name=entry_point.name,
+        module=entry_point.value,
+        distribution=owner.name,
+        version=owner.version,
+    )
+    return InstalledPlugin(
+        origin=origin, entry_point=entry_point, requires=tuple(owner.requires or ())
+    )
+
+
+def _unreadable(distribution: metadata.Distribution, error: Exception) -> PluginFailure:
+    where = str(getattr(distribution, "_path", "")).rpartition("/")[2] or "unknown package"
+    return PluginFailure(
+        plugin=where, phase="discover", error=error_text(error), distribution=where
+    )
+
+
+def _one_of_each_name(
+    found: Iterable[InstalledPlugin],
+) -> tuple[tuple[InstalledPlugin, ...], list[PluginFailure]]:
+    """One plugin a name: ours first, then by package name, so that the choice never depends on the machine."""
+
+    def order(plugin: InstalledPlugin) -> tuple[str, bool, str]:
+        package = normalise(plugin.origin.distribution or "")
+        return normalise(plugin.origin.name), package != OUR_DISTRIBUTION, package
+
+    kept: dict[str, InstalledPlugin] = {}
+    failures = []
+    for plugin in sorted(found, key=order):
+        first = kept.setdefault(normalise(plugin.origin.name), plugin)
+        if first is not plugin:
+            taken = f"PluginLoadError: its name is taken by {first.origin}; it needs another entry point name"
+            failures.append(failure(plugin.origin, "discover", taken))
+    return tuple(kept.values()), failures
+
+
+def failure(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:
+    """The record of one failure of `origin`."""
+    return PluginFailure(
+        plugin=origin.name, phase=phase, error=error, distribution=origin.distribution
+    )
+
+
+def select(
+    installed: Sequence[InstalledPlugin], plugins: Sequence[str] | None, blocked: Sequence[str]
+) -> tuple[InstalledPlugin, ...]:
+    """The plugins to load: all (`plugins` is None) or exactly the named ones, without the blocked ones.
+
+    Names are compared normalised. Raises PluginLoadError for a named plugin that is not installed and
+    ConfigError for one that is also blocked; an unknown blocked name is only warned about.
+    """
+    by_form = {normalise(plugin.origin.name): plugin for plugin in installed}
+    known = [plugin.origin.name for plugin in installed]
+    out = {normalise(name) for name in blocked}
+    for name in blocked:
+        if normalise(name) not in by_form:
+            logger.warning(
+                "blocked_plugins: no installed plugin is named %r%s (installed: %s)",
+                name,
+                did_you_mean(name, known),
+                listing(known),
+            )
+    if plugins is None:
+        return tuple(plugin for form, plugin in by_form.items() if form not in out)
+    wanted = {normalise(name): name for name in plugins}
+    for form, name in wanted.items():
+        if form in out:
+            raise ConfigError(
+                f"plugin {name!r} is in plugins and in blocked_plugins; remove it from one of them"
+            )
+        if form not in by_form:
+            raise PluginLoadError(
+                f"no installed plugin is named {name!r}{did_you_mean(name, known)}; installed: {listing(known)}. "
+                "Install the package that brings it, or correct `plugins`"
+            )
+    return tuple(by_form[form] for form in sorted(wanted))
+
+
+def warn_of_version_mismatch(plugin: InstalledPlugin) -> None:
+    """Warns when the plugin's package does not allow the installed version of ours."""
+    try:
+        ours = metadata.version(OUR_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return  # ours runs from a source tree: it has no version to compare
+    for line in plugin.requires:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement as error:
+            logger.warning(
+                "%s: its requirement %r cannot be read: %s", plugin.origin, line, error_text(error)
+            )
+            continue
+        if normalise(requirement.name) != OUR_DISTRIBUTION or not _applies(requirement):
+            continue
+        if not requirement.specifier.contains(ours, prereleases=True):
+            logger.warning(
+                "%s requires %s, but %s %s is installed; install versions that fit, or block the plugin",
+                plugin.origin,
+                line,
+                OUR_DISTRIBUTION,
+                ours,
+            )
+
+
+def _applies(requirement: Requirement) -> bool:
+    """Whether its marker holds here, no extra being asked for."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})

@@ -1,0 +1,101 @@
+"""From a spec to the object it stands for: imports the factory, calls it, checks what it built."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from mmdeploy_llm.errors import MMDeployLLMError, PluginContractError, PluginError
+
+from .contracts import (
+    MediaProcessor,
+    MediaProcessorSpec,
+    ModelSpec,
+    ReasoningParser,
+    ReasoningParserSpec,
+)
+from .names import error_text, listing
+from .records import FAULTS, PluginOrigin, Spec, describe
+
+MODEL_METHODS = ("forward", "logits", "positions")
+MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
+
+
+def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
+    """What `spec.factory` names. Raises PluginError when it cannot be imported or called."""
+    module, _, attributes = spec.factory.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+    except FAULTS as error:
+        raise PluginError(
+            f"{origin}: {spec.factory}, the factory of {describe(spec)}, cannot be imported: {error_text(error)}"
+        ) from error
+    if not callable(found):
+        raise PluginContractError(
+            f"{origin}: {spec.factory}, the factory of {describe(spec)}, must be a class or a function, "
+            f"got {type(found).__name__}"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
+    """`factory(*args)`, checked against its contract.
+
+    Errors of this package pass through; anything else becomes a PluginError that names the plugin.
+    """
+    factory = resolve(spec, origin)
+    try:
+        built = factory(*args)
+    except MMDeployLLMError:
+        raise
+    except FAULTS as error:
+        raise PluginError(
+            f"{origin}: building {describe(spec)} with {spec.factory} failed: {error_text(error)}"
+        ) from error
+    problem = _problem(spec, built)
+    if problem:
+        raise PluginContractError(
+            f"{origin}: what {spec.factory} built for {describe(spec)} {problem}"
+        )
+    return built
+
+
+def _problem(spec: Spec, built: object) -> str | None:
+    """What is wrong with `built`, None when it keeps the contract."""
+    match spec:
+        case ModelSpec():
+            return _model_problem(spec, built)
+        case ReasoningParserSpec():
+            return _class_problem(built, ReasoningParser)
+        case MediaProcessorSpec():
+            return _class_problem(built, MediaProcessor) or _processor_problem(spec, built)
+
+
+def _class_problem(built: object, wanted: type) -> str | None:
+    if isinstance(built, wanted):
+        return None
+    return f"must be a {wanted.__name__} from mmdeploy_llm.hooks, got {type(built).__name__}"
+
+
+def _model_problem(spec: ModelSpec, built: object) -> str | None:
+    methods = (*MODEL_METHODS, "encode_media") if spec.media else MODEL_METHODS
+    missing = [name for name in methods if not callable(getattr(built, name, None))]
+    missing += [name for name in MODEL_SIZES if not isinstance(getattr(built, name, None), int)]
+    return f"({type(built).__name__}) lacks {listing(missing)}" if missing else None
+
+
+def _processor_problem(spec: MediaProcessorSpec, built: Any) -> str | None:
+    kind = getattr(built, "kind", None)
+    if kind != spec.kind:
+        return f"has kind {kind!r}, but its spec says {spec.kind!r}"
+    token, markers = getattr(built, "token", None), getattr(built, "markers", None)
+    if not isinstance(token, str) or not token:
+        return f"must have a `token` text that is not empty, got {token!r}"
+    if not isinstance(markers, tuple) or not all(
+        isinstance(marker, str) and marker for marker in markers
+    ):
+        return f"must have `markers`, a tuple of texts that are not empty, got {markers!r}"
+    return None

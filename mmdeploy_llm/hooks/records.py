@@ -1,0 +1,79 @@
+"""What the manager knows of a plugin: where it comes from, what it provides, and what went wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec
+
+Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
+Spec = ModelSpec | ReasoningParserSpec | MediaProcessorSpec
+# What the code of a plugin may raise without ending the host. KeyboardInterrupt is the user's and passes.
+FAULTS = (Exception, SystemExit)
+
+SpecT = TypeVar("SpecT", ModelSpec, ReasoningParserSpec, MediaProcessorSpec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginOrigin:
+    """Where a plugin comes from. distribution, version: of the package that installed it, None in process."""
+
+    name: str
+    module: str
+    distribution: str | None = None
+    version: str | None = None
+
+    def __str__(self) -> str:
+        """For messages, such as: plugin 'ernie' (mmdeploy-llm 0.1.0)."""
+        package = " ".join(part for part in (self.distribution, self.version) if part)
+        return f"plugin {self.name!r} ({package or 'registered in process'})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginFailure:
+    """One thing that a plugin did wrong. error: class and message of the exception, without memory addresses."""
+
+    plugin: str
+    phase: Phase
+    error: str
+    distribution: str | None
+
+    def __str__(self) -> str:
+        """For messages, such as: 'acme' (acme-llm): import: ImportError: No module named 'acme'."""
+        return f"{self.plugin!r} ({self.distribution or 'registered in process'}): {self.phase}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginInfo:
+    """What `mmdeploy-llm plugins` shows of one plugin.
+
+    provides: such as "model ernie4_5", "reasoning parser qwen3", "image processor qwen2_5_vl",
+    "hook on_step". A plugin that could not be loaded is listed too, with its failures.
+    """
+
+    name: str
+    module: str
+    distribution: str | None
+    version: str | None
+    provides: tuple[str, ...]
+    failures: tuple[PluginFailure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provided(Generic[SpecT]):
+    """A spec and the plugin it came from."""
+
+    spec: SpecT
+    origin: PluginOrigin
+
+
+def describe(spec: Spec) -> str:
+    """A spec in words, as in PluginInfo.provides."""
+    match spec:
+        case ModelSpec():
+            return f"model {spec.name}"
+        case ReasoningParserSpec():
+            return f"reasoning parser {spec.name}"
+        case MediaProcessorSpec():
+            return f"{spec.kind} processor {spec.name}"

@@ -1,0 +1,73 @@
+"""Which of the provided specs serves a name: the highest priority wins, a tie is an error, nothing is guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
+
+from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec
+from .names import did_you_mean, listing, normalise
+from .records import Provided, SpecT
+
+ANY_MODEL = "*"
+
+
+def top(candidates: Sequence[Provided[SpecT]], wanted: str) -> SpecT:
+    """The spec of highest priority. Raises PluginConflictError when several plugins share it.
+
+    wanted: what they compete for, in words. `candidates` is not empty.
+    """
+    highest = max(candidate.spec.priority for candidate in candidates)
+    best = [candidate for candidate in candidates if candidate.spec.priority == highest]
+    if len(best) == 1:
+        return best[0].spec
+    names = [candidate.origin.name for candidate in best]
+    raise PluginConflictError(
+        f"{wanted} comes from {' and '.join(str(candidate.origin) for candidate in best)}, all at priority "
+        f"{highest}; decide with blocked_plugins={names[1:]!r}, or name the plugins to load in `plugins`"
+    )
+
+
+def select_model(
+    provided: Sequence[Provided[ModelSpec]], architectures: Sequence[str], note: str
+) -> ModelSpec:
+    """The spec for the first of `architectures` that is served. note: on failed plugins, ends the error."""
+    for architecture in architectures:
+        candidates = [item for item in provided if architecture in item.spec.architectures]
+        if candidates:
+            return top(candidates, f"architecture {architecture!r}")
+    known = [name for item in provided for name in item.spec.architectures]
+    if not architectures:
+        found = "the config.json of the model names no architecture"
+    else:
+        hint = did_you_mean(architectures[0], known)
+        found = f"no loaded plugin serves the architecture {' or '.join(map(repr, architectures))}{hint}"
+    raise ModelNotSupportedError(
+        f"{found}. Supported: {listing(known)}. Use one of these, or install a plugin that serves it{note}"
+    )
+
+
+def select_parser(
+    provided: Sequence[Provided[ReasoningParserSpec]], name: str, note: str
+) -> ReasoningParserSpec:
+    """The spec of this name, compared normalised. Raises ConfigError when there is none."""
+    candidates = [item for item in provided if normalise(item.spec.name) == normalise(name)]
+    if candidates:
+        return top(candidates, f"reasoning parser {name!r}")
+    known = [item.spec.name for item in provided]
+    raise ConfigError(
+        f"there is no reasoning parser {name!r}{did_you_mean(name, known)}. Known: {listing(known)}{note}"
+    )
+
+
+def select_processor(
+    provided: Sequence[Provided[MediaProcessorSpec]], kind: str, model: str
+) -> MediaProcessorSpec | None:
+    """The processor of `kind` for the model family; one that names the family beats one for any model."""
+    of_kind = [item for item in provided if item.spec.kind == kind]
+    for family in (normalise(model), ANY_MODEL):
+        candidates = [item for item in of_kind if family in map(normalise, item.spec.models)]
+        if candidates:
+            return top(candidates, f"the {kind} processor for model {model!r}")
+    return None

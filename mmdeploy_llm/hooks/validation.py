@@ -1,0 +1,188 @@
+"""Checks what plugins hand over: the functions they register and the specs they provide."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pluggy
+
+from mmdeploy_llm.errors import PluginContractError
+from mmdeploy_llm.messages import MEDIA_KINDS
+
+from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec
+from .names import did_you_mean, error_text, listing, normalise
+from .records import Spec
+
+PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
+    {
+        "provide_models": ModelSpec,
+        "provide_reasoning_parsers": ReasoningParserSpec,
+        "provide_media_processors": MediaProcessorSpec,
+    }
+)
+TP_KINDS = ("colwise", "rowwise")
+
+_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def check_impl(hook: str, impl: pluggy.HookImpl, hooks: Iterable[str]) -> None:
+    """Raises PluginContractError for an implementation that no hook, or a hook in another way, expects.
+
+    Wrappers are refused because they could change what other plugins provide, default values because
+    pluggy 1.6 and 1.7 treat them differently.
+    """
+    known = tuple(hooks)
+    if hook not in known:
+        if impl.optionalhook:
+            return
+        raise PluginContractError(
+            f"there is no hook {hook!r}{did_you_mean(hook, known)}; hooks: {listing(known)}"
+        )
+    if impl.wrapper or impl.hookwrapper:
+        raise PluginContractError(
+            f"{hook} is a hook wrapper; wrappers are not supported, implement the hook itself"
+        )
+    parameters = inspect.signature(impl.function).parameters.values()
+    defaults = [
+        parameter.name for parameter in parameters if parameter.default is not parameter.empty
+    ]
+    if defaults:
+        raise PluginContractError(f"{hook} has default values for {listing(defaults)}; remove them")
+
+
+def no_hooks_error(plugin: object, hooks: Iterable[str]) -> PluginContractError:
+    """The error for a plugin without any hook, which nearly always is a forgotten `@hookimpl`."""
+    unmarked = [name for name in hooks if callable(getattr(plugin, name, None))]
+    hint = f"mark {listing(unmarked)} with" if unmarked else "mark its functions with"
+    return PluginContractError(f"it implements no hook; {hint} @hookimpl from mmdeploy_llm.hooks")
+
+
+def checked_specs(hook: str, answer: Any) -> tuple[Spec, ...]:
+    """What a provide_ hook gave, as a tuple. Raises PluginContractError for anything its contract does not allow."""
+    wanted = PROVIDED[hook]
+    if isinstance(answer, str | wanted) or not isinstance(answer, Iterable):
+        raise PluginContractError(
+            f"{hook} must return an iterable of {wanted.__name__}, such as a list; got {_shown(answer)}"
+        )
+    specs = tuple(answer)
+    for spec in specs:
+        if not isinstance(spec, wanted):
+            raise PluginContractError(
+                f"{hook} must give {wanted.__name__} only; got {_shown(spec)}"
+            )
+        check_spec(spec)
+    _check_unique(hook, specs)
+    return specs
+
+
+def check_spec(spec: Spec) -> None:
+    """Raises PluginContractError when a field of `spec` does not hold what its docstring says."""
+    wrong = [
+        f"{field} must be {rule}, got {_shown(getattr(spec, field))}"
+        for field, (rule, holds) in _RULES[type(spec)].items()
+        if not holds(getattr(spec, field))
+    ]
+    if wrong:
+        name = spec.name if _is_name(spec.name) else "without a name"
+        raise PluginContractError(f"{type(spec).__name__} {name}: {'; '.join(wrong)}")
+
+
+def _check_unique(hook: str, specs: Iterable[Spec]) -> None:
+    """Within one plugin nothing is claimed twice, whatever the priorities."""
+    seen: set[str] = set()
+    for claim in (claim for spec in specs for claim in _claims(spec)):
+        if claim in seen:
+            raise PluginContractError(f"{hook} gives {claim} twice")
+        seen.add(claim)
+
+
+def _claims(spec: Spec) -> list[str]:
+    match spec:
+        case ModelSpec():
+            return [
+                f"model {normalise(spec.name)}",
+                *(f"architecture {name}" for name in spec.architectures),
+            ]
+        case ReasoningParserSpec():
+            return [f"reasoning parser {normalise(spec.name)}"]
+        case MediaProcessorSpec():
+            return [
+                f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models
+            ]
+
+
+def _shown(value: object) -> str:
+    """A short repr without memory addresses, with the type."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"(its repr raises {error_text(error)})"
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(_is_name, value))
+
+
+def _is_factory(value: object) -> bool:
+    return isinstance(value, str) and _FACTORY.fullmatch(value) is not None
+
+
+def _is_priority(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_tp_plan(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_name(pattern) and kind in TP_KINDS for pattern, kind in value.items()
+    )
+
+
+Rule = tuple[str, Callable[[object], bool]]  # what is allowed, in words and as a check
+
+_COMMON: Mapping[str, Rule] = MappingProxyType(
+    {
+        "name": ("a text that is not empty", _is_name),
+        "factory": ('"module:Attribute"', _is_factory),
+        "priority": ("an int", _is_priority),
+    }
+)
+_SOME_NAMES: Rule = (
+    "a tuple of texts, one at least",
+    lambda value: _is_names(value) and value != (),
+)
+_KINDS = " or ".join(map(repr, MEDIA_KINDS))
+
+_RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
+    {
+        ModelSpec: {
+            **_COMMON,
+            "architectures": _SOME_NAMES,
+            "media": (
+                f"a tuple of {_KINDS}",
+                lambda value: _is_names(value) and set(value) <= set(MEDIA_KINDS),  # type: ignore[call-overload]
+            ),
+            "reasoning": (
+                "a parser's name or None",
+                lambda value: value is None or _is_name(value),
+            ),
+            "atomic_media": ("a bool", lambda value: isinstance(value, bool)),
+            "tp_plan": ('a mapping of names to "colwise" or "rowwise"', _is_tp_plan),
+        },
+        ReasoningParserSpec: _COMMON,
+        MediaProcessorSpec: {
+            **_COMMON,
+            "kind": (_KINDS, lambda value: value in MEDIA_KINDS),
+            "models": _SOME_NAMES,
+        },
+    }
+)
