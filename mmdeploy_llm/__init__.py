@@ -1,4 +1,5 @@
-"""mmdeploy_llm: offline multimodal inference in batches. Names are imported when first used, so that
+"""mmdeploy_llm: offline multimodal inference in batches. Names are imported when first used, so
+that
 `import mmdeploy_llm` stays quick and imports no torch."""
 
 from importlib import import_module

@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs requests to their end. `add` and `step` belong to one thread; `abort` may come from any."""
+    """Runs requests to their end. `add` and `step` belong to one thread; `abort` may come from
+    any."""
 
     def __init__(
         self,
