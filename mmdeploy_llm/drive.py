@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,22 +71,17 @@ class Driver:
         Jobs are taken from the iterable when there is room for them. Closing the iterator aborts
         what is still running.
         """
-        run, source, is_dry = _Run(), iter(jobs), False
+        run, source = _Run(), iter(jobs)
         try:
-            while True:
-                while not is_dry and self._has_room(run):
-                    job = next(source, None)
-                    is_dry = job is None
-                    if job is not None:
-                        run.pending.append((job, self._submit(job)))
+            while self._fill(run, source) or run.pending or run.running or run.ready:
                 self._admit(run)
-                yield from self._take(run)
+                while run.ready:
+                    yield run.ready.popleft()
                 if run.running:
                     self._step()
                 elif run.pending:
-                    wait([run.pending[0][1]])
-                elif is_dry and not run.ready:
-                    return
+                    futures = [future for _, future in run.pending]
+                    wait(futures, return_when=FIRST_COMPLETED)
         finally:
             self._abandon(run)
 
@@ -95,8 +90,14 @@ class Driver:
         self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _has_room(self, run: _Run) -> bool:
-        return len(run.pending) + len(run.running) < self._num_ahead
+    def _fill(self, run: _Run, source: Iterator[Job]) -> bool:
+        """Takes jobs while there is room; False when there are no more."""
+        while len(run.pending) + len(run.running) < self._num_ahead:
+            job = next(source, None)
+            if job is None:
+                return False
+            run.pending.append((job, self._submit(job)))
+        return True
 
     def _submit(self, job: Job) -> Future[tuple[Request, ...]]:
         if self._is_closed:
@@ -104,9 +105,12 @@ class Driver:
         return self._pool.submit(job.accept)
 
     def _admit(self, run: _Run) -> None:
-        """Hands prepared requests to the engine, in the order of their jobs."""
-        while run.pending and run.pending[0][1].done():
+        """Hands what is prepared to the engine; a slow item does not hold up those behind it."""
+        for _ in range(len(run.pending)):
             job, future = run.pending.popleft()
+            if not future.done():
+                run.pending.append((job, future))
+                continue
             error = future.exception()
             if error is None:
                 self._add(run, job, future.result())
@@ -121,10 +125,6 @@ class Driver:
                 self._runs[request.request_id] = run
                 run.running[request.request_id] = job
                 self._engine.add(request)
-
-    def _take(self, run: _Run) -> Iterator[JobOutput]:
-        while run.ready:
-            yield run.ready.popleft()
 
     def _step(self) -> None:
         """One engine step; its outputs go to the runs they belong to."""
@@ -146,12 +146,11 @@ class Driver:
 
 def _refused(job: Job, error: Exception) -> Iterator[JobOutput]:
     """The error outputs of a job that intake could not turn into requests."""
-    code = error.code if isinstance(error, MMDeployLLMError) else 500
-    if not isinstance(error, MMDeployLLMError):
+    code, message = 500, f"{type(error).__name__}: {error}"
+    if isinstance(error, MMDeployLLMError):
+        code, message = error.code, str(error)
+    else:
         logger.error("a prompt could not be prepared", exc_info=error)
-    message = (
-        str(error) if isinstance(error, MMDeployLLMError) else f"{type(error).__name__}: {error}"
-    )
     for index in range(job.num_outputs):
         output = RequestOutput(
             request_id=f"refused-{job.index}-{index}",
