@@ -259,7 +259,8 @@ def _as_prompts(prompts: Any) -> list[Any]:
 def _wrong_type(item: Any) -> str:
     return (
         f"Invalid type for 'prompt': {type(item).__name__}, "
-        "expected one of ['str', 'list', 'dict']: a text, a list of token ids, or a dict with 'prompt', 'prompt_token_ids' or 'messages'"
+        "expected one of ['str', 'list', 'dict']: a text, a list of token ids, "
+        "or a dict with 'prompt', 'prompt_token_ids' or 'messages'"
     )
 
 

@@ -1,0 +1,172 @@
+"""Every backend against plain dense attention, over random ragged batches with scattered blocks."""
+
+import types
+
+import pytest
+import torch
+
+from mmdeploy_llm.attention import select as selection
+from mmdeploy_llm.attention.base import BatchLayout, KVCache
+from mmdeploy_llm.attention.flash import FlashAttention
+from mmdeploy_llm.attention.reference import ReferenceAttention
+from mmdeploy_llm.errors import ConfigError
+
+
+def dense(q, k, v):
+    """Causal attention of the last len(q) tokens of one sequence, in float64. q [n, H, D], k, v
+    [L, K, D]."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("nhd,lhd->hnl", q.double(), k) * q.shape[-1] ** -0.5
+    mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    return torch.einsum("hnl,lhd->nhd", weights, v)
+
+
+class Case:
+    """A random batch: contexts already in the cache, new tokens of this step, scattered block
+    tables."""
+
+    def __init__(self, seed, query_lens, earlier, heads=4, kv_heads=2, head_dim=16, block_size=4):
+        generator = torch.Generator().manual_seed(seed)
+        self.query_lens, self.earlier = query_lens, earlier
+        totals = [n + e for n, e in zip(query_lens, earlier, strict=True)]
+        needs = [-(-t // block_size) for t in totals]
+        blocks = torch.randperm(sum(needs) + 3, generator=generator).tolist()
+        tables = torch.zeros(len(totals), max(needs), dtype=torch.int32)
+        self.full = []
+        shape = (len(blocks), block_size, kv_heads, head_dim)
+        keys, values = torch.full(shape, 7.0), torch.full(shape, -7.0)
+        slots = []
+        for row, (total, need, before) in enumerate(zip(totals, needs, earlier, strict=True)):
+            own = [blocks.pop() for _ in range(need)]
+            tables[row, :need] = torch.tensor(own, dtype=torch.int32)
+            k = torch.randn(total, kv_heads, head_dim, generator=generator)
+            v = torch.randn(total, kv_heads, head_dim, generator=generator)
+            places = torch.tensor(
+                [own[i // block_size] * block_size + i % block_size for i in range(total)]
+            )
+            keys.flatten(0, 1)[places[:before]] = k[:before]
+            values.flatten(0, 1)[places[:before]] = v[:before]
+            slots.append(places[before:])
+            self.full.append((k, v))
+        self.q = torch.randn(sum(query_lens), heads, head_dim, generator=generator)
+        self.k = torch.cat([k[e:] for (k, _), e in zip(self.full, earlier, strict=True)])
+        self.v = torch.cat([v[e:] for (_, v), e in zip(self.full, earlier, strict=True)])
+        self.cache = KVCache(keys=(keys,), values=(values,))
+        num_decode = next((i for i, n in enumerate(query_lens) if n > 1), len(query_lens))
+        self.layout = BatchLayout(
+            num_decode=num_decode,
+            query_lens=tuple(query_lens),
+            context_lens=tuple(totals),
+            block_tables=tables,
+            slots=torch.cat(slots),
+        )
+
+    def expected(self):
+        rows = torch.split(self.q, self.query_lens)
+        return torch.cat([dense(q, k, v) for q, (k, v) in zip(rows, self.full, strict=True)])
+
+
+BATCHES = [
+    ([1], [0]),
+    ([1, 1, 1], [0, 3, 40]),
+    ([1, 1, 9], [5, 64, 0]),
+    ([5, 8, 1], [0, 11, 7]),
+    ([1, 7, 3], [15, 1, 4]),
+    ([1] * 12, list(range(0, 120, 10))),
+]
+
+
+@pytest.mark.parametrize(("query_lens", "earlier"), BATCHES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
+def test_reference_equals_dense_attention(query_lens, earlier, heads, kv_heads):
+    case = Case(len(query_lens), query_lens, earlier, heads, kv_heads)
+    context = ReferenceAttention().begin(case.layout, case.cache)
+    out = context.attend(0, case.q, case.k, case.v)
+    torch.testing.assert_close(out.double(), case.expected(), atol=1e-5, rtol=1e-5)
+
+
+def test_new_keys_and_values_lie_in_their_slots():
+    case = Case(3, [1, 6], [4, 2])
+    ReferenceAttention().begin(case.layout, case.cache).attend(0, case.q, case.k, case.v)
+    assert torch.equal(case.cache.keys[0].flatten(0, 1)[case.layout.slots], case.k)
+    assert torch.equal(case.cache.values[0].flatten(0, 1)[case.layout.slots], case.v)
+
+
+def test_cache_of_another_dtype_is_read_back_in_the_query_dtype():
+    case = Case(4, [1, 6], [4, 2])
+    cache = KVCache(
+        keys=tuple(x.bfloat16() for x in case.cache.keys),
+        values=tuple(x.bfloat16() for x in case.cache.values),
+    )
+    out = ReferenceAttention().begin(case.layout, cache).attend(0, case.q, case.k, case.v)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), case.expected(), atol=5e-2, rtol=5e-2)
+
+
+def fake_varlen(
+    q, keys, values, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, block_table
+):
+    """flash_attn_varlen_func's contract for paged caches, dense."""
+    assert causal
+    out = []
+    for row in range(len(cu_seqlens_q) - 1):
+        own = q[cu_seqlens_q[row] : cu_seqlens_q[row + 1]]
+        length = int(cu_seqlens_k[row + 1] - cu_seqlens_k[row])
+        assert len(own) <= max_seqlen_q
+        assert length <= max_seqlen_k
+        k, v = (x[block_table[row].long()].flatten(0, 1)[:length] for x in (keys, values))
+        out.append(dense(own, k, v).to(q.dtype))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize(("query_lens", "earlier"), BATCHES)
+def test_flash_hands_the_right_arguments_to_the_kernel(monkeypatch, query_lens, earlier):
+    """The bookkeeping around the kernel; the kernel itself needs a GPU and is tested in
+    tests/gpu."""
+    module = types.ModuleType("flash_attn")
+    module.flash_attn_varlen_func = fake_varlen
+    monkeypatch.setitem(__import__("sys").modules, "flash_attn", module)
+    case = Case(9, query_lens, earlier, block_size=256)
+    out = FlashAttention().begin(case.layout, case.cache).attend(0, case.q, case.k, case.v)
+    torch.testing.assert_close(out.double(), case.expected(), atol=1e-5, rtol=1e-5)
+
+
+def test_flash_refuses_small_blocks(monkeypatch):
+    module = types.ModuleType("flash_attn")
+    module.flash_attn_varlen_func = fake_varlen
+    monkeypatch.setitem(__import__("sys").modules, "flash_attn", module)
+    case = Case(9, [1], [3], block_size=64)
+    with pytest.raises(ConfigError, match="multiple of 256"):
+        FlashAttention().begin(case.layout, case.cache)
+
+
+class TestSelect:
+    def test_cpu_takes_the_reference(self):
+        chosen = selection.select("auto", "cpu", "bfloat16", None)
+        assert (chosen.name, chosen.block_size) == ("reference", 64)
+        assert isinstance(selection.create(chosen), ReferenceAttention)
+
+    def test_block_size_of_the_user_wins(self):
+        assert selection.select("reference", "cpu", "float32", 16).block_size == 16
+
+    def test_unknown_name(self):
+        with pytest.raises(ConfigError, match="use auto, flash-attn, reference"):
+            selection.select("flesh", "cpu", "float32", None)
+
+    def test_flash_on_cpu_is_refused(self):
+        with pytest.raises(ConfigError, match="needs a CUDA device"):
+            selection.select("flash-attn", "cpu", "bfloat16", None)
+
+    def test_flash_names_the_allowed_block_sizes(self):
+        with pytest.raises(ConfigError, match="multiple of 256"):
+            selection.select("flash-attn", "cuda", "bfloat16", 64)
+
+    def test_flash_chooses_its_block_size(self):
+        assert selection.select("flash-attn", "cuda:0", "float16", None).block_size == 256
+
+    def test_missing_flash_attn_says_what_to_install(self, monkeypatch):
+        monkeypatch.setitem(__import__("sys").modules, "flash_attn", None)
+        with pytest.raises(ConfigError, match=r"pip install mmdeploy-llm\[cuda\]"):
+            FlashAttention()
