@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from mmdeploy_llm.errors import ConfigError, PluginLoadError
 
 from .names import did_you_mean, error_text, listing, normalise
-from .records import Phase, PluginFailure, PluginOrigin
+from .records import PluginFailure, PluginOrigin, failure_of
 
 ENTRY_POINT_GROUP = "mmdeploy_llm"
 OUR_DISTRIBUTION = "mmdeploy-llm"
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledPlugin:
-    """An entry point that was found, not imported yet. requires: the Requires-Dist lines of its package."""
+    """An entry point, not imported yet. requires: the Requires-Dist lines of its package."""
 
     origin: PluginOrigin
     entry_point: metadata.EntryPoint
@@ -31,7 +31,7 @@ class InstalledPlugin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """All installed plugins, sorted by name, each name once, and what stood in the way of others."""
+    """All installed plugins, sorted by name, each name once; and why others are not among them."""
 
     plugins: tuple[InstalledPlugin, ...]
     failures: tuple[PluginFailure, ...] = field(default=())
@@ -80,7 +80,7 @@ def _unreadable(distribution: metadata.Distribution, error: Exception) -> Plugin
 def _one_of_each_name(
     found: Iterable[InstalledPlugin],
 ) -> tuple[tuple[InstalledPlugin, ...], list[PluginFailure]]:
-    """One plugin a name: ours first, then by package name, so that the choice never depends on the machine."""
+    """One plugin a name: ours first, then by package name, on every machine the same."""
 
     def order(plugin: InstalledPlugin) -> tuple[str, bool, str]:
         package = normalise(plugin.origin.distribution or "")
@@ -91,25 +91,18 @@ def _one_of_each_name(
     for plugin in sorted(found, key=order):
         first = kept.setdefault(normalise(plugin.origin.name), plugin)
         if first is not plugin:
-            taken = f"PluginLoadError: its name is taken by {first.origin}; it needs another entry point name"
-            failures.append(failure(plugin.origin, "discover", taken))
+            taken = f"its name is taken by {first.origin}; its entry point needs another name"
+            failures.append(failure_of(plugin.origin, "discover", taken))
     return tuple(kept.values()), failures
-
-
-def failure(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:
-    """The record of one failure of `origin`."""
-    return PluginFailure(
-        plugin=origin.name, phase=phase, error=error, distribution=origin.distribution
-    )
 
 
 def select(
     installed: Sequence[InstalledPlugin], plugins: Sequence[str] | None, blocked: Sequence[str]
 ) -> tuple[InstalledPlugin, ...]:
-    """The plugins to load: all (`plugins` is None) or exactly the named ones, without the blocked ones.
+    """The plugins to load: all (None) or exactly the named ones, without the blocked ones.
 
-    Names are compared normalised. Raises PluginLoadError for a named plugin that is not installed and
-    ConfigError for one that is also blocked; an unknown blocked name is only warned about.
+    Names are compared normalised. Raises PluginLoadError for a named plugin that is not
+    installed and ConfigError for one that is also blocked; warns about an unknown blocked name.
     """
     by_form = {normalise(plugin.origin.name): plugin for plugin in installed}
     known = [plugin.origin.name for plugin in installed]
@@ -132,8 +125,8 @@ def select(
             )
         if form not in by_form:
             raise PluginLoadError(
-                f"no installed plugin is named {name!r}{did_you_mean(name, known)}; installed: {listing(known)}. "
-                "Install the package that brings it, or correct `plugins`"
+                f"no installed plugin is named {name!r}{did_you_mean(name, known)}; installed: "
+                f"{listing(known)}. Install the package that brings it, or correct `plugins`"
             )
     return tuple(by_form[form] for form in sorted(wanted))
 
@@ -156,7 +149,7 @@ def warn_of_version_mismatch(plugin: InstalledPlugin) -> None:
             continue
         if not requirement.specifier.contains(ours, prereleases=True):
             logger.warning(
-                "%s requires %s, but %s %s is installed; install versions that fit, or block the plugin",
+                "%s requires %s, but %s %s is installed; install versions that fit or block it",
                 plugin.origin,
                 line,
                 OUR_DISTRIBUTION,

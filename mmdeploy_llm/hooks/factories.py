@@ -31,12 +31,13 @@ def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
             found = getattr(found, attribute)
     except FAULTS as error:
         raise PluginError(
-            f"{origin}: {spec.factory}, the factory of {describe(spec)}, cannot be imported: {error_text(error)}"
+            f"{origin}: {spec.factory}, the factory of {describe(spec)}, cannot be imported: "
+            f"{error_text(error)}"
         ) from error
     if not callable(found):
         raise PluginContractError(
-            f"{origin}: {spec.factory}, the factory of {describe(spec)}, must be a class or a function, "
-            f"got {type(found).__name__}"
+            f"{origin}: {spec.factory}, the factory of {describe(spec)}, must be a class or a "
+            f"function, got {type(found).__name__}"
         )
     return found  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""What the manager knows of a plugin: where it comes from, what it provides, and what went wrong."""
+"""What is known of a plugin: where it comes from, what it provides, and what went wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
 Spec = ModelSpec | ReasoningParserSpec | MediaProcessorSpec
-# What the code of a plugin may raise without ending the host. KeyboardInterrupt is the user's and passes.
+# What a plugin may raise without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
 SpecT = TypeVar("SpecT", ModelSpec, ReasoningParserSpec, MediaProcessorSpec)
@@ -17,7 +17,7 @@ SpecT = TypeVar("SpecT", ModelSpec, ReasoningParserSpec, MediaProcessorSpec)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
-    """Where a plugin comes from. distribution, version: of the package that installed it, None in process."""
+    """Where a plugin comes from. distribution, version: of its package; None when not installed."""
 
     name: str
     module: str
@@ -32,7 +32,7 @@ class PluginOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFailure:
-    """One thing that a plugin did wrong. error: class and message of the exception, without memory addresses."""
+    """What a plugin did wrong. error: class and message of the exception, no memory addresses."""
 
     plugin: str
     phase: Phase
@@ -41,7 +41,8 @@ class PluginFailure:
 
     def __str__(self) -> str:
         """For messages, such as: 'acme' (acme-llm): import: ImportError: No module named 'acme'."""
-        return f"{self.plugin!r} ({self.distribution or 'registered in process'}): {self.phase}: {self.error}"
+        package = self.distribution or "registered in process"
+        return f"{self.plugin!r} ({package}): {self.phase}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +78,10 @@ def describe(spec: Spec) -> str:
             return f"reasoning parser {spec.name}"
         case MediaProcessorSpec():
             return f"{spec.kind} processor {spec.name}"
+
+
+def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:
+    """The record of one failure of the plugin from `origin`."""
+    return PluginFailure(
+        plugin=origin.name, phase=phase, error=error, distribution=origin.distribution
+    )

@@ -1,4 +1,4 @@
-"""Which of the provided specs serves a name: the highest priority wins, a tie is an error, nothing is guessed."""
+"""Which spec serves a name: the highest priority wins, a tie is an error, nothing is guessed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def top(candidates: Sequence[Provided[SpecT]], wanted: str) -> SpecT:
         return best[0].spec
     names = [candidate.origin.name for candidate in best]
     raise PluginConflictError(
-        f"{wanted} comes from {' and '.join(str(candidate.origin) for candidate in best)}, all at priority "
-        f"{highest}; decide with blocked_plugins={names[1:]!r}, or name the plugins to load in `plugins`"
+        f"{wanted} comes from {' and from '.join(str(item.origin) for item in best)}, all at "
+        f"priority {highest}; decide with blocked_plugins={names[1:]!r}, or name those to load in `plugins`"
     )
 
 
 def select_model(
     provided: Sequence[Provided[ModelSpec]], architectures: Sequence[str], note: str
 ) -> ModelSpec:
-    """The spec for the first of `architectures` that is served. note: on failed plugins, ends the error."""
+    """The spec for the first of `architectures` that is served. note: the end of the error."""
     for architecture in architectures:
         candidates = [item for item in provided if architecture in item.spec.architectures]
         if candidates:
@@ -41,10 +41,11 @@ def select_model(
     if not architectures:
         found = "the config.json of the model names no architecture"
     else:
+        wanted = " or ".join(map(repr, architectures))
         hint = did_you_mean(architectures[0], known)
-        found = f"no loaded plugin serves the architecture {' or '.join(map(repr, architectures))}{hint}"
+        found = f"no loaded plugin serves the architecture {wanted}{hint}"
     raise ModelNotSupportedError(
-        f"{found}. Supported: {listing(known)}. Use one of these, or install a plugin that serves it{note}"
+        f"{found}. Supported: {listing(known)}. Use one of these or install a plugin for it{note}"
     )
 
 
@@ -57,14 +58,15 @@ def select_parser(
         return top(candidates, f"reasoning parser {name!r}")
     known = [item.spec.name for item in provided]
     raise ConfigError(
-        f"there is no reasoning parser {name!r}{did_you_mean(name, known)}. Known: {listing(known)}{note}"
+        f"there is no reasoning parser {name!r}{did_you_mean(name, known)}. "
+        f"Known: {listing(known)}{note}"
     )
 
 
 def select_processor(
     provided: Sequence[Provided[MediaProcessorSpec]], kind: str, model: str
 ) -> MediaProcessorSpec | None:
-    """The processor of `kind` for the model family; one that names the family beats one for any model."""
+    """The processor of `kind` for the family; one that names it beats one for any model."""
     of_kind = [item for item in provided if item.spec.kind == kind]
     for family in (normalise(model), ANY_MODEL):
         candidates = [item for item in of_kind if family in map(normalise, item.spec.models)]

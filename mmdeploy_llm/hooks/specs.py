@@ -26,7 +26,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def provide_models() -> Iterable[ModelSpec]:
+def provide_models() -> Iterable[ModelSpec]:  # type: ignore[empty-body]
     """Model families this plugin can run. Called once, at load; must not import torch.
 
     .. versionadded:: 0.1
@@ -34,7 +34,7 @@ def provide_models() -> Iterable[ModelSpec]:
 
 
 @hookspec
-def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:
+def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:  # type: ignore[empty-body]
     """Named parsers that split generated text into reasoning and content. Called once, at load.
 
     .. versionadded:: 0.1
@@ -42,7 +42,7 @@ def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:
 
 
 @hookspec
-def provide_media_processors() -> Iterable[MediaProcessorSpec]:
+def provide_media_processors() -> Iterable[MediaProcessorSpec]:  # type: ignore[empty-body]
     """Processors that turn one kind of media into model inputs. Called once, at load.
 
     .. versionadded:: 0.1

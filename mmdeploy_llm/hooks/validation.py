@@ -30,10 +30,10 @@ _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def check_impl(hook: str, impl: pluggy.HookImpl, hooks: Iterable[str]) -> None:
-    """Raises PluginContractError for an implementation that no hook, or a hook in another way, expects.
+    """Raises PluginContractError for an implementation that does not fit its hook.
 
-    Wrappers are refused because they could change what other plugins provide, default values because
-    pluggy 1.6 and 1.7 treat them differently.
+    Wrappers are refused because they could change what other plugins provide, default values
+    because pluggy 1.6 and 1.7 treat them differently.
     """
     known = tuple(hooks)
     if hook not in known:
@@ -62,11 +62,12 @@ def no_hooks_error(plugin: object, hooks: Iterable[str]) -> PluginContractError:
 
 
 def checked_specs(hook: str, answer: Any) -> tuple[Spec, ...]:
-    """What a provide_ hook gave, as a tuple. Raises PluginContractError for anything its contract does not allow."""
+    """What a provide_ hook gave, as a tuple. Raises PluginContractError for what is not allowed."""
     wanted = PROVIDED[hook]
     if isinstance(answer, str | wanted) or not isinstance(answer, Iterable):
         raise PluginContractError(
-            f"{hook} must return an iterable of {wanted.__name__}, such as a list; got {_shown(answer)}"
+            f"{hook} must return an iterable of {wanted.__name__}, such as a list; "
+            f"got {_shown(answer)}"
         )
     specs = tuple(answer)
     for spec in specs:

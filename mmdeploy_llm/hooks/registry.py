@@ -1,0 +1,179 @@
+"""PluginRegistry: takes plugins in one by one, so that one that fails never hides another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pluggy
+
+from mmdeploy_llm.errors import PluginError, PluginLoadError
+
+from . import specs
+from .names import error_text
+from .records import (
+    FAULTS,
+    Phase,
+    PluginFailure,
+    PluginInfo,
+    PluginOrigin,
+    Provided,
+    Spec,
+    SpecT,
+    describe,
+    failure_of,
+)
+from .validation import PROVIDED, check_impl, checked_specs, no_hooks_error
+
+logger = logging.getLogger(__name__)
+
+
+class PluginRegistry:
+    """Registered plugins, the specs they provided and the failures on the way.
+
+    Only its own methods change it, called by one PluginManager. Each failure gives one warning,
+    with the traceback at debug level.
+    """
+
+    def __init__(self) -> None:
+        """A registry without plugins."""
+        self._pluggy = pluggy.PluginManager(specs.PROJECT)
+        self._pluggy.add_hookspecs(specs)
+        self.hooks = tuple(name for name in vars(self._pluggy.hook) if not name.startswith("_"))
+        self._origins: dict[str, PluginOrigin] = {}  # in load order, those that failed included
+        self._provided: list[Provided[Any]] = []
+        self._failures: list[PluginFailure] = []
+
+    def add(
+        self, origin: PluginOrigin, get_plugin: Callable[[], object], *, is_strict: bool
+    ) -> None:
+        """Imports, registers and asks one plugin.
+
+        When strict, a failure raises PluginLoadError and leaves nothing behind; else it is recorded.
+        """
+        if origin.name in self._origins:
+            raise PluginLoadError(
+                f"a plugin named {origin.name!r} is loaded already; choose another name"
+            )
+        phase: Phase = "import"
+        self._origins[origin.name] = origin
+        try:
+            plugin = get_plugin()
+            phase = "register"
+            self._register(plugin, origin.name)
+            phase = "provide"
+            self._collect(plugin, origin, is_strict=is_strict)
+        except FAULTS as error:
+            if not is_strict:
+                self.fail(origin.name, phase, error, "it is not loaded")
+                return
+            self._forget(origin.name)
+            raise PluginLoadError(
+                f"{origin} cannot be loaded: {phase}: {error_text(error)}"
+            ) from error
+
+    def fail(self, name: str, phase: Phase, error: BaseException, consequence: str) -> None:
+        """Records what went wrong in a plugin. consequence: for the warning."""
+        self.record(failure_of(self._origins[name], phase, error_text(error)), consequence)
+        logger.debug("traceback of %s", self._origins[name], exc_info=error)
+
+    def record(self, failure: PluginFailure, consequence: str) -> None:
+        """Keeps a failure, with one warning."""
+        self._failures.append(failure)
+        logger.warning("plugin %s; %s", failure, consequence)
+
+    @property
+    def failures(self) -> tuple[PluginFailure, ...]:
+        """What went wrong so far."""
+        return tuple(self._failures)
+
+    @property
+    def plugins(self) -> tuple[PluginInfo, ...]:
+        """Every plugin in load order, those that failed included."""
+        return tuple(self._info(origin) for origin in self._origins.values())
+
+    def provided(self, kind: type[SpecT]) -> tuple[Provided[SpecT], ...]:
+        """All specs of one type, in load order."""
+        return tuple(item for item in self._provided if isinstance(item.spec, kind))
+
+    def origin(self, spec: Spec) -> PluginOrigin:
+        """Where this very spec comes from. Raises PluginError when it is of no plugin here."""
+        for item in self._provided:
+            if item.spec is spec:
+                return item.origin
+        raise PluginError(
+            f"{describe(spec)} comes from no plugin of this manager; take specs from its methods"
+        )
+
+    def plugin(self, name: str) -> PluginOrigin:
+        """Where the plugin of this name comes from."""
+        return self._origins[name]
+
+    def impls(self, hook: str) -> list[pluggy.HookImpl]:
+        """The implementations of a hook in the order of their calls."""
+        caller: pluggy.HookCaller = getattr(self._pluggy.hook, hook)
+        return caller.get_hookimpls()[::-1]
+
+    def _register(self, plugin: object, name: str) -> None:
+        """Registers `plugin`, or raises and leaves nothing behind (pluggy 1.6 would leave half)."""
+        other = self._pluggy.get_name(plugin)
+        if other is not None:
+            raise PluginLoadError(f"it is the same object as plugin {other!r}")
+        try:
+            self._pluggy.register(plugin, name)
+            impls = list(self._impls_of(plugin))
+            for hook, impl in impls:
+                check_impl(hook, impl, self.hooks)
+            if not impls:
+                raise no_hooks_error(plugin, self.hooks)
+        except BaseException:
+            if self._pluggy.has_plugin(name):
+                self._pluggy.unregister(name=name)
+            raise
+
+    def _collect(self, plugin: object, origin: PluginOrigin, *, is_strict: bool) -> None:
+        """Calls the provide_ hooks of one plugin, once. A failure costs that hook only."""
+        for hook, impl in self._impls_of(plugin):
+            if hook not in PROVIDED:
+                continue
+            try:
+                found = checked_specs(hook, call(impl, {}))
+            except FAULTS as error:
+                if is_strict:
+                    raise
+                self.fail(origin.name, "provide", error, f"{hook} gives nothing")
+            else:
+                self._provided += [Provided(spec=spec, origin=origin) for spec in found]
+
+    def _forget(self, name: str) -> None:
+        """Takes back everything that a plugin has registered and provided."""
+        origin = self._origins.pop(name)
+        self._provided = [item for item in self._provided if item.origin is not origin]
+        if self._pluggy.has_plugin(name):
+            self._pluggy.unregister(name=name)
+
+    def _impls_of(self, plugin: object) -> Iterator[tuple[str, pluggy.HookImpl]]:
+        """The (hook name, implementation) pairs of one registered plugin."""
+        for caller in self._pluggy.get_hookcallers(plugin) or ():
+            for impl in caller.get_hookimpls():
+                if impl.plugin is plugin:
+                    yield caller.name, impl
+
+    def _info(self, origin: PluginOrigin) -> PluginInfo:
+        provides = [describe(item.spec) for item in self._provided if item.origin is origin]
+        plugin = self._pluggy.get_plugin(origin.name)
+        hooks = {hook for hook, _ in self._impls_of(plugin)} - set(PROVIDED) if plugin else ()
+        return PluginInfo(
+            name=origin.name,
+            module=origin.module,
+            distribution=origin.distribution,
+            version=origin.version,
+            provides=(*provides, *(f"hook {hook}" for hook in sorted(hooks))),
+            failures=tuple(item for item in self._failures if item.plugin == origin.name),
+        )
+
+
+def call(impl: pluggy.HookImpl, arguments: dict[str, Any]) -> Any:
+    """One implementation, with the arguments it names."""
+    return impl.function(*(arguments[name] for name in impl.argnames))
