@@ -1,0 +1,1 @@
+"""What plugin authors test with; may import anything, and nothing imports it."""
