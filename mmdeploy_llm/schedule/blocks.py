@@ -1,0 +1,126 @@
+"""BlockPool: which KV cache blocks are in use, how often, and what the free ones still hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from .prefix import PrefixKeys
+
+
+class BlockPool:
+    """All KV cache blocks, by number. The scheduler is the only writer.
+
+    The life of a block:
+
+                     allocate                      register (full and computed)
+        EMPTY ------------------> USED, no key ---------------------------------> USED, with key
+          ^                         |                                             |  ^   |
+          |        free, last user  |                        match + allocate:    |  |   | free,
+          +-------------------------+                        one more user        +--+   | last user
+          |                                                                              v
+          +--- then handed out again <-- evicted, least recently used first -- IDLE, content kept
+                                                                                  |
+                                         match + allocate: USED again <-----------+
+
+    A block in use belongs to one request or, when it has a key, to all requests that begin with the
+    same content. Idle blocks count as free. Every operation costs O(1) for each block it touches.
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._is_caching = enable_prefix_caching
+        self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers are used first
+        self._idle: dict[int, None] = {}  # in order of release: the first is evicted first
+        self._num_users = [0] * num_blocks
+        self._key_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated, those with kept content included."""
+        return len(self._empty) + len(self._idle)
+
+    def match(self, keys: PrefixKeys, num_tokens: int) -> list[int]:
+        """Blocks that hold the longest known beginning of a request of `num_tokens` tokens.
+
+        At least one token is left over, because the logits of the last one must be computed.
+        """
+        blocks: list[int] = []
+        if not self._is_caching:
+            return blocks
+        for index in range((num_tokens - 1) // self.block_size):
+            block = self._block_of.get(keys.key(index))
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def can_allocate(self, num_new: int, matched: Sequence[int] = ()) -> bool:
+        """Whether `allocate` with the same arguments has enough blocks."""
+        num_revived = sum(self._num_users[block] == 0 for block in matched)
+        return num_new + num_revived <= self.num_free
+
+    def allocate(self, num_new: int, matched: Sequence[int] = ()) -> list[int]:
+        """A block table: `matched` with one more user each, then `num_new` blocks of its own."""
+        assert self.can_allocate(num_new, matched), f"no {num_new} of {self.num_free} free blocks"
+        for block in matched:  # before any eviction, so that none of these is evicted
+            self._idle.pop(block, None)
+            self._num_users[block] += 1
+        return [*matched, *(self._take() for _ in range(num_new))]
+
+    def register(self, table: Sequence[int], keys: PrefixKeys, start: int, end: int) -> None:
+        """Blocks `table[start:end]` are full and computed: from now on others may share them.
+
+        Content that another block already holds under the same key stays with that one.
+        """
+        if not self._is_caching:
+            return
+        for index in range(start, end):
+            key, block = keys.key(index), table[index]
+            if key not in self._block_of:
+                self._block_of[key] = block
+                self._key_of[block] = key
+
+    def free(self, table: Sequence[int]) -> None:
+        """One user less for each block of `table`; content with a key is kept until it is evicted.
+
+        The end of the table goes first to the eviction queue: a beginning is worth more than what
+        follows it, and nothing can follow a beginning that is gone.
+        """
+        for block in reversed(table):
+            self._num_users[block] -= 1
+            if self._num_users[block] == 0:
+                if block in self._key_of:
+                    self._idle[block] = None
+                else:
+                    self._empty.append(block)
+
+    def _take(self) -> int:
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block = next(iter(self._idle))
+            del self._idle[block]
+            del self._block_of[self._key_of.pop(block)]
+        self._num_users[block] = 1
+        return block
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """AssertionError unless the books agree with `tables`, the block tables of all requests."""
+        users: Counter[int] = Counter()
+        for table in tables:
+            assert len(set(table)) == len(table), f"a block twice in one table: {table}"
+            users.update(table)
+        for block in range(self.num_blocks):
+            assert self._num_users[block] == users[block], f"block {block}: wrong number of users"
+            assert users[block] <= 1 or block in self._key_of, (
+                f"block {block}: shared without a key"
+            )
+        free = [*self._empty, *self._idle]
+        assert len(set(free)) == len(free) == self.num_blocks - len(users), "lost or doubled blocks"
+        assert not set(free) & set(users), "blocks both free and in use"
+        assert all(block in self._key_of for block in self._idle), "idle block without a key"
+        assert not any(block in self._key_of for block in self._empty), "empty block with a key"
+        assert {key: block for block, key in self._key_of.items()} == self._block_of, "keys differ"

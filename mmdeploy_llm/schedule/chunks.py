@@ -1,0 +1,74 @@
+"""How many of a request's next tokens a step computes: budget, media borders, encoder room."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from operator import attrgetter
+
+from mmdeploy_llm.request import MediaInput, MediaSpan, Request
+
+from .encoder_budget import EncoderBudget
+from .limits import SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens `start` .. `end` of a request, and the media that overlap them.
+
+    waits_for_encoder: it would be longer if the encoder had room. An empty chunk that does not wait
+    for the encoder waits for the token budget.
+    """
+
+    start: int
+    end: int
+    media: tuple[MediaInput, ...] = ()
+    waits_for_encoder: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute; 0 when the request has to wait."""
+        return self.end - self.start
+
+
+def next_chunk(
+    request: Request, start: int, num_tokens: int, config: SchedulerConfig, encoder: EncoderBudget
+) -> Chunk:
+    """The longest chunk from `start` on within a budget of `num_tokens`. Changes nothing.
+
+    prompt      t t t [ image A . . . ] t t [ image B . . . ] t t
+    budget      |---------------------------------|           cut in B: allowed,
+    atomic      |---------------------------|                 cut before B when spans are atomic,
+    no room     |---------------------------|                 or when B cannot be encoded now
+    """
+    end = min(start + num_tokens, request.num_tokens)
+    if config.atomic_media:
+        end = whole_spans_end(request, start, end)
+    spans = spans_between(request, start, end)
+    media = tuple(span.item for span in spans)
+    num_holdable = encoder.num_holdable(request.request_id, media)
+    waits = num_holdable < len(spans)
+    if waits:
+        end = max(start, spans[num_holdable].offset)
+    if end < request.num_tokens and not config.enable_chunked_prefill:
+        end, num_holdable = start, 0
+    return Chunk(start=start, end=end, media=media[:num_holdable], waits_for_encoder=waits)
+
+
+def spans_between(request: Request, start: int, end: int) -> list[MediaSpan]:
+    """The media spans that overlap tokens `start` .. `end`, in order."""
+    first = bisect_right(request.media, start, key=attrgetter("end"))
+    found = []
+    for span in request.media[first:]:
+        if span.offset >= end:
+            break
+        found.append(span)
+    return found
+
+
+def whole_spans_end(request: Request, start: int, end: int) -> int:
+    """`end`, or the beginning (not before `start`) of the span that `end` would split."""
+    for span in reversed(spans_between(request, start, end)):
+        if span.offset < end < span.end:
+            return max(start, span.offset)
+    return end

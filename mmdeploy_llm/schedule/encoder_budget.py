@@ -1,0 +1,147 @@
+"""EncoderBudget: what the encoder cache holds, who needs it, what may be encoded in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mmdeploy_llm.request import MediaInput
+
+
+class EncoderBudget:
+    """The books of the encoder cache, by media key; the tensors are the runner's. One writer: the
+    scheduler.
+
+                  hold (encoded in this step)          last holder lets go
+        unknown -----------------------------> HELD <---------------------> IDLE
+           ^                                    |            hold            |
+           +------------- discard --------------+                            |
+           +------------- evicted, least recently used first ---------------+   -> plan.forget
+
+    A request holds an item from the step that computes the first of the item's tokens to the step
+    that computes the last. Between steps it holds at most one item, and it needs no other one to go
+    on with that, so holders never wait for each other. Held and idle tokens together stay within
+    `capacity`. A step encodes at most `step_capacity` tokens, or one item if that one is larger.
+    """
+
+    def __init__(self, *, capacity: int, step_capacity: int) -> None:
+        self.capacity = capacity
+        self.step_capacity = step_capacity
+        self.num_cached_tokens = 0
+        self.num_held_tokens = 0
+        self._num_tokens: dict[str, int] = {}  # key -> size, for all that is cached
+        self._holders: dict[str, dict[str, None]] = {}  # key -> request ids, never empty
+        self._held: dict[str, dict[str, None]] = {}  # request id -> keys, never empty
+        self._idle: dict[str, None] = {}  # in order of letting go: the first is evicted first
+        self._forget: dict[str, None] = {}
+        self._encode: list[MediaInput] = []
+        self._num_encode_tokens = 0
+        self._is_closed = False
+
+    def start_step(self) -> None:
+        """A new step: nothing to encode yet, open for new items."""
+        self._encode = []
+        self._num_encode_tokens = 0
+        self._is_closed = False
+
+    def close_step(self) -> None:
+        """No new items in this step, so that whoever was refused first is also served first."""
+        self._is_closed = True
+
+    def num_holdable(self, request_id: str, items: Sequence[MediaInput]) -> int:
+        """How many of `items`, from the first on, the request could hold in this step."""
+        own = self._held.get(request_id, {})
+        num_held, num_encode = self.num_held_tokens, self._num_encode_tokens
+        asked: set[str] = set()
+        for index, item in enumerate(items):
+            if item.key in own or item.key in asked:
+                continue
+            asked.add(item.key)
+            if item.key not in self._holders:
+                num_held += item.num_tokens
+            if item.key not in self._num_tokens:
+                if num_encode and num_encode + item.num_tokens > self.step_capacity:
+                    return index
+                num_encode += item.num_tokens
+            if self._is_closed or num_held > self.capacity:
+                return index
+        return len(items)
+
+    def hold(self, request_id: str, items: Sequence[MediaInput]) -> None:
+        """The request computes with `items` in this step; those not cached are encoded in it."""
+        assert self.num_holdable(request_id, items) == len(items), "more media than the cache holds"
+        for item in sorted(items, key=lambda item: item.key not in self._num_tokens):
+            # Cached ones first: an item held now is not evicted for the next one.
+            if item.key not in self._num_tokens:
+                self._add(item)
+            self._pin(item.key, request_id)
+
+    def keep_only(self, request_id: str, key: str | None = None) -> None:
+        """The request needs none of its items any longer, but the one with `key`."""
+        for held in [held for held in self._held.get(request_id, ()) if held != key]:
+            self._let_go(held, request_id)
+
+    def discard(self, request_id: str) -> None:
+        """The request failed, perhaps by its items: those nobody else holds are forgotten."""
+        keys = tuple(self._held.get(request_id, ()))
+        self.keep_only(request_id)
+        for key in keys:
+            if key in self._idle:
+                self._evict(key)
+
+    def forget_again(self, keys: Iterable[str]) -> None:
+        """Repeats the `forget` of a plan that was perhaps not carried out; cached keys stay."""
+        self._forget.update((key, None) for key in keys if key not in self._num_tokens)
+
+    def take_forget(self) -> tuple[str, ...]:
+        """Keys evicted since the last call, each of them once."""
+        forget, self._forget = tuple(self._forget), {}
+        return forget
+
+    def take_encode(self) -> tuple[MediaInput, ...]:
+        """What this step encodes."""
+        encode, self._encode = tuple(self._encode), []
+        return encode
+
+    def _add(self, item: MediaInput) -> None:
+        while self.num_cached_tokens + item.num_tokens > self.capacity:
+            self._evict(next(iter(self._idle)))
+        self._num_tokens[item.key] = item.num_tokens
+        self._idle[item.key] = None
+        self.num_cached_tokens += item.num_tokens
+        self._encode.append(item)
+        self._num_encode_tokens += item.num_tokens
+
+    def _pin(self, key: str, request_id: str) -> None:
+        if key in self._idle:
+            del self._idle[key]
+            self._holders[key] = {}
+            self.num_held_tokens += self._num_tokens[key]
+        self._holders[key][request_id] = None
+        self._held.setdefault(request_id, {})[key] = None
+
+    def _let_go(self, key: str, request_id: str) -> None:
+        del self._held[request_id][key]
+        if not self._held[request_id]:
+            del self._held[request_id]
+        del self._holders[key][request_id]
+        if not self._holders[key]:
+            del self._holders[key]
+            self._idle[key] = None
+            self.num_held_tokens -= self._num_tokens[key]
+
+    def _evict(self, key: str) -> None:
+        del self._idle[key]
+        self.num_cached_tokens -= self._num_tokens.pop(key)
+        self._forget[key] = None
+
+    def check_integrity(self, request_ids: Iterable[str]) -> None:
+        """AssertionError unless the books agree; `request_ids` are those of running requests."""
+        pairs = {(key, holder) for key, holders in self._holders.items() for holder in holders}
+        assert pairs == {(key, id_) for id_, keys in self._held.items() for key in keys}
+        assert set(self._held) <= set(request_ids), "an item is held by a request that is gone"
+        assert all(self._holders.values()), "an item without a holder among those held"
+        assert all(self._held.values()), "a holder without an item"
+        assert not set(self._idle) & set(self._holders), "items both idle and held"
+        assert set(self._idle) | set(self._holders) == set(self._num_tokens), "lost items"
+        assert self.num_cached_tokens == sum(self._num_tokens.values()) <= self.capacity
+        assert self.num_held_tokens == sum(self._num_tokens[key] for key in self._holders)

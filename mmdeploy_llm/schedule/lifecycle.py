@@ -1,0 +1,141 @@
+"""Lifecycle: where each request stands and what it holds; the only place where that changes."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from operator import attrgetter
+
+from mmdeploy_llm.outputs import FinishReason
+from mmdeploy_llm.request import Request, RequestStatus
+
+from .blocks import BlockPool
+from .encoder_budget import EncoderBudget
+from .limits import SchedulerConfig
+from .state import RequestState
+from .waiting import WaitingQueue
+
+by_order = attrgetter("order")
+
+
+class Lifecycle:
+    """All unfinished requests with their blocks and media. The scheduler is its only user.
+
+         add            start                       finish
+        -----> waiting --------> running ------------------> gone, blocks free, slot in `drop`
+                  ^                 |
+                  +---- preempt ----+
+
+    states: by request id. running: sorted by `RequestState.order`, so the last is the newest.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self.pool = BlockPool(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        # Without chunks a prompt needs all its media in one step: only the cache limits it then.
+        is_chunked = config.enable_chunked_prefill
+        self.encoder = EncoderBudget(
+            capacity=config.encoder_cache_tokens,
+            step_capacity=config.max_num_batched_tokens
+            if is_chunked
+            else config.encoder_cache_tokens,
+        )
+        self.states: dict[str, RequestState] = {}
+        self.waiting = WaitingQueue()
+        self.running: list[RequestState] = []
+        self.num_preemptions = 0
+        self._num_added = 0
+        self._drop: dict[str, None] = {}
+
+    def add(self, request: Request) -> RequestState:
+        """A request that waits from now on."""
+        assert request.request_id not in self.states, f"{request.request_id} is already here"
+        assert all(one.end <= two.offset for one, two in pairwise(request.media)), "spans overlap"
+        self._num_added += 1
+        state = RequestState.of(
+            request,
+            number=self._num_added,
+            max_model_len=self._config.max_model_len,
+            block_size=self._config.block_size,
+        )
+        self.states[request.request_id] = state
+        self.waiting.push(state)
+        return state
+
+    def start(self, state: RequestState, matched: Sequence[int], num_new: int, now: float) -> None:
+        """The next waiting request runs, on `matched` cached blocks and `num_new` others."""
+        request = state.request
+        popped = self.waiting.pop()
+        assert popped is state, "not the next one"
+        insort(self.running, state, key=by_order)
+        request.status = RequestStatus.RUNNING
+        request.block_ids = self.pool.allocate(num_new, matched)
+        request.num_computed_tokens = len(matched) * self._config.block_size
+        state.num_registered_blocks = len(matched)
+        if request.inference_start_time is None:
+            request.inference_start_time = now
+            request.num_cached_tokens = request.num_computed_tokens
+
+    def preempt(self, state: RequestState) -> None:
+        """A running request waits again; what the prefix cache loses until then is recomputed."""
+        self._leave(state)
+        state.start_over()
+        state.request.status = RequestStatus.WAITING
+        state.request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.push(state)
+
+    def finish(self, state: RequestState, reason: FinishReason) -> None:
+        """The end of a request, for whatever reason."""
+        request = state.request
+        if reason == "error":
+            self.encoder.discard(request.request_id)
+        self._leave(state)
+        request.block_ids = []
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        del self.states[request.request_id]
+
+    def take_drop(self) -> tuple[str, ...]:
+        """Ids that left the runner's slots since the last call."""
+        drop, self._drop = tuple(self._drop), {}
+        return drop
+
+    def drop_again(self, request_ids: Iterable[str]) -> None:
+        """Repeats the `drop` of a plan that was perhaps not carried out."""
+        self._drop.update(dict.fromkeys(request_ids))
+
+    def _leave(self, state: RequestState) -> None:
+        request = state.request
+        if request.status is RequestStatus.WAITING:
+            self.waiting.remove(state)
+            return
+        self.running.remove(state)
+        self.pool.free(request.block_ids)
+        self.encoder.keep_only(request.request_id)
+        self._drop[request.request_id] = None
+
+    def check_integrity(self) -> None:
+        """AssertionError unless blocks, media, queues and requests agree. For tests: reads all."""
+        running = [state.request for state in self.running]
+        waiting = [state.request for state in self.waiting.states()]
+        self.pool.check_integrity([request.block_ids for request in running])
+        self.encoder.check_integrity([request.request_id for request in running])
+        assert {request.request_id for request in (*running, *waiting)} == set(self.states)
+        assert len(running) + len(waiting) == len(self.states), "a request runs and waits"
+        assert len(running) <= self._config.max_num_seqs
+        assert self.running == sorted(self.running, key=by_order), "running out of order"
+        for request in running:
+            num_needed = self._config.num_blocks_for(request.num_computed_tokens)
+            assert request.status is RequestStatus.RUNNING
+            assert request.num_computed_tokens < request.num_tokens
+            assert len(request.block_ids) >= num_needed, "computed tokens without a block"
+        for request in waiting:
+            assert request.status is RequestStatus.WAITING
+            assert not request.block_ids
+            assert request.num_computed_tokens == 0

@@ -1,0 +1,99 @@
+"""What the scheduler may use (SchedulerConfig), and the requests that could never run within it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmdeploy_llm.errors import ConfigError, MediaLimitError, PromptTooLongError, RequestError
+from mmdeploy_llm.plan import RequestFailure
+from mmdeploy_llm.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The scheduler's limits; sizes in tokens, num_blocks in KV cache blocks of block_size tokens.
+
+    max_num_batched_tokens: computed in one step, decode and prefill together. encoder_cache_tokens:
+    encoder outputs held at the same time. atomic_media: the tokens of a media item must be computed
+    in one step. Raises ConfigError for limits under which some request could wait for ever.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    encoder_cache_tokens: int = 1
+    atomic_media: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens = {self.max_num_batched_tokens} is below max_num_seqs = "
+                f"{self.max_num_seqs}: a step could not give every running request one token; "
+                "raise the first or lower the second"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"max_num_batched_tokens = {self.max_num_batched_tokens} is below max_model_len = "
+                f"{self.max_model_len}: without chunked prefill a prompt is computed in one step; "
+                "raise the first or set enable_chunked_prefill=True"
+            )
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens that the whole KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+
+def refusal(request: Request, config: SchedulerConfig) -> RequestFailure | None:
+    """Why `request` could never run, however long it waits; None when it can."""
+    error = _length_error(request, config) or _media_error(request, config)
+    return RequestFailure(code=error.code, message=str(error)) if error else None
+
+
+def _length_error(request: Request, config: SchedulerConfig) -> RequestError | None:
+    num_prompt = len(request.prompt_token_ids)
+    num_output = max(1, request.params.min_tokens)
+    if num_prompt == 0:
+        return RequestError("the prompt has no tokens; give at least one")
+    if num_prompt + num_output > config.max_model_len:
+        return PromptTooLongError(
+            f"{num_prompt} prompt tokens and at least {num_output} generated ones are more than "
+            f"max_model_len = {config.max_model_len}; shorten the prompt or raise max_model_len"
+        )
+    if num_prompt + num_output - 1 > config.num_kv_tokens:  # the last token is never fed back
+        return PromptTooLongError(
+            f"{num_prompt} prompt tokens and at least {num_output} generated ones do not fit the "
+            f"KV cache of {config.num_blocks} blocks of {config.block_size} tokens; shorten the "
+            "prompt or raise kv_cache_memory"
+        )
+    return None
+
+
+def _media_error(request: Request, config: SchedulerConfig) -> RequestError | None:
+    sizes = {span.item.key: span.item.num_tokens for span in request.media}
+    largest = max(sizes.values(), default=0)
+    if largest > config.encoder_cache_tokens:
+        return MediaLimitError(
+            f"a media item has {largest} tokens, the encoder cache holds "
+            f"{config.encoder_cache_tokens}; use a smaller one or raise encoder_cache_memory"
+        )
+    if config.atomic_media and largest > config.max_num_batched_tokens:
+        return MediaLimitError(
+            f"a media item has {largest} tokens, which this model must compute in one step of "
+            f"{config.max_num_batched_tokens}; use a smaller one or raise max_num_batched_tokens"
+        )
+    if not config.enable_chunked_prefill and sum(sizes.values()) > config.encoder_cache_tokens:
+        return MediaLimitError(
+            f"the media of the prompt have {sum(sizes.values())} tokens, needed in one step "
+            f"without chunked prefill, and the encoder cache holds {config.encoder_cache_tokens}; "
+            "use fewer, raise encoder_cache_memory or set enable_chunked_prefill=True"
+        )
+    return None

@@ -1,0 +1,340 @@
+"""Scheduler: decides who runs, how many tokens, which blocks, what to encode, what to forget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mmdeploy_llm.errors import ABORTED, OutOfBlocksError
+from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
+from mmdeploy_llm.request import Request
+
+from .chunks import Chunk, next_chunk, spans_between, whole_spans_end
+from .lifecycle import Lifecycle
+from .limits import SchedulerConfig, refusal
+from .state import RequestState
+from .step import StepDraft
+
+__all__ = ["Scheduler", "SchedulerConfig"]
+
+
+class Scheduler:
+    """The only writer of requests between intake and their end. For one thread.
+
+    The engine calls, in every step and in this order:
+
+        updates  = scheduler.abort(request_ids)           when somebody asked for it
+        plan     = scheduler.plan(now)
+        updates += scheduler.commit(plan, result, now)    or scheduler.fail(plan, failure)
+        outputs  = delivery.deliver(updates)
+        scheduler.release(outputs)
+
+    Every request ends with exactly one update that has a finish_reason, unless delivery ends it
+    first (a stop string): then with `release`. Whoever ends a request, its blocks are free at once
+    and its slot is in the `drop` of the next plan. A plan may schedule nothing and still be needed:
+    its commit tells the failures of requests that can never run.
+
+    Who is served first: smaller `priority`, then earlier `arrival_time`, then earlier `add`. The
+    first of the running requests is never preempted for another one, so it always goes on.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._requests = Lifecycle(config)
+        self._pool = self._requests.pool
+        self._encoder = self._requests.encoder
+        self._failed: list[TokenUpdate] = []  # outside a commit; the next one tells
+        self._num_steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another step is needed."""
+        return bool(self._requests.states or self._failed)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._requests.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission, preempted ones included."""
+        return len(self._requests.waiting)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated, those with cached content included."""
+        return self._pool.num_free
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions since the scheduler was made."""
+        return self._requests.num_preemptions
+
+    def check_integrity(self) -> None:
+        """AssertionError unless all books agree. For tests: it reads everything."""
+        self._requests.check_integrity()
+
+    # The doors, in the order of a step.
+
+    def add(self, request: Request) -> None:
+        """Queues a request. One that can never run is failed by the next commit, with numbers."""
+        state = self._requests.add(request)
+        failure = refusal(request, self._config)
+        if failure is not None:
+            self._failed.append(self._fail(state, failure))
+
+    def abort(self, request_ids: Iterable[str]) -> tuple[TokenUpdate, ...]:
+        """Ends these requests, between two steps; ids that are not here are passed over."""
+        failure = RequestFailure(code=ABORTED, message="aborted by the caller")
+        updates = []
+        for request_id in request_ids:
+            state = self._requests.states.get(request_id)
+            if state is not None:
+                self._requests.finish(state, "abort")
+                updates.append(
+                    TokenUpdate(request=state.request, finish_reason="abort", failure=failure)
+                )
+        return tuple(updates)
+
+    def plan(self, now: float) -> StepPlan:
+        """What the next step does; `now` in epoch seconds.
+
+        One token for each decoding request, then the prompts of running requests, then admissions,
+        all within one token budget. Nobody is admitted in a step that had to preempt.
+        """
+        draft = StepDraft(self._config.max_num_batched_tokens)
+        self._encoder.start_step()
+        self._schedule_decodes(draft)
+        if self._schedule_prefills(draft) and not draft.has_preempted:
+            self._admit(draft, now)
+        self._num_steps += 1
+        return StepPlan(
+            step_id=self._num_steps,
+            drop=self._requests.take_drop(),
+            forget=self._encoder.take_forget(),
+            new=tuple(draft.new),
+            encode=self._encoder.take_encode(),
+            scheduled=draft.scheduled,
+        )
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[TokenUpdate, ...]:
+        """Takes over what the step computed; an update for each request that changed."""
+        assert result.step_id == plan.step_id, f"result of {result.step_id} for {plan.step_id}"
+        updates, self._failed = self._failed, []
+        for item in plan.scheduled:
+            state = self._requests.states[item.request_id]
+            failure = result.errors.get(item.request_id)
+            if failure is not None:
+                updates.append(self._fail(state, failure))
+                continue
+            self._advance(state, item)
+            update = self._update(state, item, result, now)
+            if update is not None:
+                updates.append(update)
+        return tuple(updates)
+
+    def fail(self, plan: StepPlan, failure: RequestFailure) -> tuple[TokenUpdate, ...]:
+        """Instead of `commit`, when the step raised: each request of the plan ends in error.
+
+        Nobody knows how far the step came, so the next plan drops and forgets again what this one
+        did; the runner passes over what it does not have.
+        """
+        updates, self._failed = self._failed, []
+        for item in plan.scheduled:
+            state = self._requests.states.get(item.request_id)
+            if state is not None:
+                updates.append(self._fail(state, failure))
+        self._requests.drop_again(plan.drop)
+        self._encoder.forget_again(plan.forget)
+        return tuple(updates)
+
+    def release(self, outputs: Sequence[RequestOutput]) -> None:
+        """Frees the requests of finished outputs that are still here: those delivery has ended."""
+        for output in outputs:
+            state = self._requests.states.get(output.request_id) if output.finished else None
+            if state is not None:
+                self._requests.finish(state, output.outputs.finish_reason or "stop")
+
+    # Planning.
+
+    def _schedule_decodes(self, draft: StepDraft) -> None:
+        running = self._requests.running
+        index = 0
+        while index < len(running):
+            state = running[index]
+            if not state.is_decoding:
+                index += 1
+            elif not self._needs_block(state) or self._make_room(state, draft):
+                self._schedule_decode(state, draft)
+                index += 1
+            # Else the request itself was the newest and is gone; nobody stands behind it.
+
+    def _needs_block(self, state: RequestState) -> bool:
+        request = state.request
+        return request.num_computed_tokens == len(request.block_ids) * self._config.block_size
+
+    def _schedule_decode(self, state: RequestState, draft: StepDraft) -> None:
+        request = state.request
+        new_block_ids: tuple[int, ...] = ()
+        if self._needs_block(state):
+            new_block_ids = tuple(self._pool.allocate(1))
+            request.block_ids.extend(new_block_ids)
+        draft.add(
+            ScheduledTokens(
+                request_id=request.request_id,
+                start=request.num_computed_tokens,
+                num_tokens=1,
+                new_block_ids=new_block_ids,
+            )
+        )
+
+    def _make_room(self, state: RequestState, draft: StepDraft) -> bool:
+        """Frees a block, if need be by preempting the newest; False when that was `state`."""
+        running = self._requests.running
+        while not self._pool.can_allocate(1):
+            draft.has_preempted = True
+            newest = running[-1]
+            if newest is state and len(running) == 1:
+                self._failed.append(self._fail(state, self._out_of_blocks(state)))
+            else:
+                self._requests.preempt(newest)
+            if newest is state:
+                return False
+        return True
+
+    def _out_of_blocks(self, state: RequestState) -> RequestFailure:
+        config = self._config
+        return RequestFailure(
+            code=OutOfBlocksError.code,
+            message=f"the request has {state.request.num_tokens} tokens and needs another block, "
+            f"but holds the whole KV cache of {config.num_blocks} blocks of {config.block_size} "
+            "tokens already; lower max_tokens or raise kv_cache_memory",
+        )
+
+    def _schedule_prefills(self, draft: StepDraft) -> bool:
+        """Goes on with prompts admitted before; whether younger requests may follow."""
+        for state in self._requests.running:
+            if state.is_decoding:
+                continue
+            chunk = self._next_chunk(state, state.request.num_computed_tokens, draft)
+            if chunk.num_tokens:
+                self._schedule_chunk(state, chunk, draft)
+            elif not chunk.waits_for_encoder:
+                return False  # it waits for tokens, and somebody younger would take them
+        return True
+
+    def _next_chunk(self, state: RequestState, start: int, draft: StepDraft) -> Chunk:
+        num_tokens = draft.num_tokens_left
+        chunk = next_chunk(state.request, start, num_tokens, self._config, self._encoder)
+        if chunk.waits_for_encoder:
+            self._encoder.close_step()
+        return chunk
+
+    def _schedule_chunk(
+        self,
+        state: RequestState,
+        chunk: Chunk,
+        draft: StepDraft,
+        new_block_ids: tuple[int, ...] = (),
+    ) -> None:
+        request = state.request
+        self._encoder.hold(request.request_id, chunk.media)
+        draft.add(
+            ScheduledTokens(
+                request_id=request.request_id,
+                start=chunk.start,
+                num_tokens=chunk.num_tokens,
+                new_block_ids=new_block_ids,
+                samples=chunk.end == request.num_tokens,
+            )
+        )
+
+    def _admit(self, draft: StepDraft, now: float) -> None:
+        """Starts waiting requests, strictly in order: nobody overtakes one that has to wait."""
+        while draft.num_tokens_left and self.num_running < self._config.max_num_seqs:
+            state = self._requests.waiting.peek()
+            if state is None or not self._try_admit(state, draft, now):
+                return
+
+    def _try_admit(self, state: RequestState, draft: StepDraft, now: float) -> bool:
+        """Starts a request with blocks for all its known tokens, so that only decoding preempts."""
+        request = state.request
+        matched = self._match(state)
+        num_new = self._config.num_blocks_for(request.num_tokens) - len(matched)
+        if not self._pool.can_allocate(num_new + self._num_reserved_blocks(), matched):
+            return False
+        chunk = self._next_chunk(state, len(matched) * self._config.block_size, draft)
+        if not chunk.num_tokens:
+            return False
+        self._requests.start(state, matched, num_new, now)
+        draft.new.append(state.to_new_request())
+        self._schedule_chunk(state, chunk, draft, tuple(request.block_ids))
+        return True
+
+    def _match(self, state: RequestState) -> list[int]:
+        """Blocks of the prefix cache that the request can begin with."""
+        request = state.request
+        if request.params.prompt_logprobs is not None:
+            return []  # needs the logits of all prompt tokens
+        matched = self._pool.match(state.keys, request.num_tokens)
+        if self._config.atomic_media:
+            # A span is computed whole or comes whole from the cache.
+            block_size, end = self._config.block_size, len(matched) * self._config.block_size
+            while (whole := whole_spans_end(request, 0, end)) < end:
+                end = whole // block_size * block_size
+            del matched[end // block_size :]
+        return matched
+
+    def _num_reserved_blocks(self) -> int:
+        """Blocks to leave free at an admission: one for each running request that may still grow.
+
+        Without it a request would be admitted only to be preempted, and recomputed, soon after.
+        """
+        block_size = self._config.block_size
+        return sum(
+            len(state.request.block_ids) * block_size < state.max_tokens - 1
+            for state in self._requests.running
+        )
+
+    # Committing.
+
+    def _advance(self, state: RequestState, item: ScheduledTokens) -> None:
+        """The tokens of `item` are computed: full blocks are shared, finished media let go."""
+        request = state.request
+        request.num_computed_tokens = end = item.start + item.num_tokens
+        num_shared, num_full = state.num_registered_blocks, end // self._config.block_size
+        if num_full > num_shared:
+            self._pool.register(request.block_ids, state.keys, num_shared, num_full)
+            state.num_registered_blocks = num_full
+        if request.media and item.start < request.media[-1].end:
+            split = [span for span in spans_between(request, end, end + 1) if span.offset < end]
+            self._encoder.keep_only(request.request_id, split[0].item.key if split else None)
+
+    def _update(
+        self, state: RequestState, item: ScheduledTokens, result: StepResult, now: float
+    ) -> TokenUpdate | None:
+        request = state.request
+        prompt_logprobs = result.prompt_logprobs.get(item.request_id, ())
+        if prompt_logprobs:
+            prompt_logprobs = state.fresh_logprobs(prompt_logprobs)
+        if not item.samples:
+            has_news = bool(prompt_logprobs)
+            return (
+                TokenUpdate(request=request, prompt_logprobs=prompt_logprobs) if has_news else None
+            )
+        token_id = result.sampled[item.request_id]
+        finish_reason = state.append(token_id, now)
+        if finish_reason is not None:
+            self._requests.finish(state, finish_reason)
+        return TokenUpdate(
+            request=request,
+            new_token_ids=(token_id,),
+            logprobs=result.logprobs.get(item.request_id),
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=finish_reason,
+        )
+
+    def _fail(self, state: RequestState, failure: RequestFailure) -> TokenUpdate:
+        self._requests.finish(state, "error")
+        return TokenUpdate(request=state.request, finish_reason="error", failure=failure)

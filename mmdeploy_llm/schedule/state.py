@@ -1,0 +1,98 @@
+"""RequestState: a request and what the scheduler alone needs to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from mmdeploy_llm.outputs import FinishReason, TokenLogprobs
+from mmdeploy_llm.plan import NewRequest
+from mmdeploy_llm.request import Request
+
+from .prefix import PrefixKeys
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RequestState:
+    """One unfinished request. The scheduler is the only writer.
+
+    number: counts the requests, in the order of `add`. order: who is served first, smallest first.
+    stop_ids: token ids that end it. max_tokens: prompt and output tokens at which it ends.
+    num_registered_blocks: blocks of its table, from the first on, offered to the prefix cache.
+    num_prompt_logprobs: entries delivered so far; num_recomputed_logprobs: entries since admission.
+    """
+
+    request: Request
+    number: int
+    order: tuple[int, float, int]
+    stop_ids: frozenset[int]
+    max_tokens: int
+    keys: PrefixKeys
+    num_registered_blocks: int = 0
+    num_prompt_logprobs: int = 0
+    num_recomputed_logprobs: int = 0
+
+    @classmethod
+    def of(cls, request: Request, *, number: int, max_model_len: int, block_size: int) -> Self:
+        """The state of a request that was just added."""
+        params = request.params
+        max_output = max_model_len if params.max_tokens is None else params.max_tokens
+        eos_ids = frozenset() if params.ignore_eos else request.eos_token_ids
+        return cls(
+            request=request,
+            number=number,
+            order=(request.priority, request.arrival_time, number),
+            stop_ids=eos_ids.union(params.stop_token_ids),
+            max_tokens=min(len(request.prompt_token_ids) + max_output, max_model_len),
+            keys=PrefixKeys(request, block_size),
+        )
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that is left to compute is the token generated last."""
+        request = self.request
+        num_prompt, num_computed = len(request.prompt_token_ids), request.num_computed_tokens
+        return num_computed >= num_prompt and (
+            num_computed == num_prompt + len(request.output_token_ids) - 1
+        )
+
+    def append(self, token_id: int, now: float) -> FinishReason | None:
+        """Takes a generated token at `now` (epoch seconds); gives why it is the last one, if so."""
+        request = self.request
+        request.output_token_ids.append(token_id)
+        if request.first_token_time is None:
+            request.first_token_time = now
+        request.last_token_time = now
+        num_output = len(request.output_token_ids)
+        if token_id in self.stop_ids and num_output >= request.params.min_tokens:
+            return "stop"
+        is_full = len(request.prompt_token_ids) + num_output >= self.max_tokens
+        return "length" if is_full else None
+
+    def fresh_logprobs(
+        self, entries: tuple[TokenLogprobs | None, ...]
+    ) -> tuple[TokenLogprobs | None, ...]:
+        """`entries` without those that were delivered before a preemption."""
+        skipped = max(0, self.num_prompt_logprobs - self.num_recomputed_logprobs)
+        self.num_recomputed_logprobs += len(entries)
+        self.num_prompt_logprobs = max(self.num_prompt_logprobs, self.num_recomputed_logprobs)
+        return entries[skipped:]
+
+    def start_over(self) -> None:
+        """Forgets all that was computed; the tokens stay. The blocks must be free already."""
+        self.request.num_computed_tokens = 0
+        self.request.block_ids = []
+        self.num_registered_blocks = 0
+        self.num_recomputed_logprobs = 0
+
+    def to_new_request(self) -> NewRequest:
+        """What the runner must know when the request starts, or starts again."""
+        request = self.request
+        return NewRequest(
+            request_id=request.request_id,
+            token_ids=(*request.prompt_token_ids, *request.output_token_ids),
+            prompt_len=len(request.prompt_token_ids),
+            params=request.params,
+            eos_token_ids=request.eos_token_ids,
+            media=request.media,
+        )
