@@ -39,42 +39,44 @@ class Discovery:
 
 def discover() -> Discovery:
     """The installed plugins. A package with unreadable metadata is a failure and hides no other."""
-    found: list[InstalledPlugin] = []
+    found: dict[str, tuple[InstalledPlugin, ...]] = {}  # by package; the first on sys.path counts
     failures: list[PluginFailure] = []
-    seen: set[str] = set()
     for distribution in metadata.distributions():
         try:
-            entry_points = distribution.entry_points.select(group=ENTRY_POINT_GROUP)
-            if not entry_points:
-                continue
-            name = distribution.name
-            if normalise(name) in seen:  # an older copy, later on sys.path
-                continue
-            seen.add(normalise(name))
-            found += [_installed(entry_point, distribution) for entry_point in entry_points]
+            plugins = _plugins_of(distribution)
         except Exception as error:
             failures.append(_unreadable(distribution, error))
-    unique, doubled = _one_of_each_name(found)
+            continue
+        if plugins:
+            found.setdefault(normalise(plugins[0].origin.distribution or ""), plugins)
+    unique, doubled = _one_of_each_name(plugin for plugins in found.values() for plugin in plugins)
     return Discovery(plugins=unique, failures=(*failures, *doubled))
 
 
-def _installed(entry_point: metadata.EntryPoint, owner: metadata.Distribution) -> InstalledPlugin:
-    origin = PluginOrigin(
-        name=entry_point.name,
-        module=entry_point.value,
-        distribution=owner.name,
-        version=owner.version,
-    )
-    return InstalledPlugin(
-        origin=origin, entry_point=entry_point, requires=tuple(owner.requires or ())
+def _plugins_of(owner: metadata.Distribution) -> tuple[InstalledPlugin, ...]:
+    """The entry points of our group in one package; without any, nothing else of it is read."""
+    return tuple(
+        InstalledPlugin(
+            origin=PluginOrigin(
+                name=entry_point.name,
+                module=entry_point.value,
+                distribution=owner.name,
+                version=owner.version,
+            ),
+            entry_point=entry_point,
+            requires=tuple(owner.requires or ()),
+        )
+        for entry_point in owner.entry_points.select(group=ENTRY_POINT_GROUP)
     )
 
 
 def _unreadable(distribution: metadata.Distribution, error: Exception) -> PluginFailure:
-    where = str(getattr(distribution, "_path", "")).rpartition("/")[2] or "unknown package"
-    return PluginFailure(
-        plugin=where, phase="discover", error=error_text(error), distribution=where
-    )
+    try:
+        name = distribution.name or ""
+    except Exception:
+        name = ""  # without METADATA there is nothing better than the folder
+    name = name or f"a package in {distribution.locate_file('')}"
+    return PluginFailure(plugin=name, phase="discover", error=error_text(error), distribution=name)
 
 
 def _one_of_each_name(

@@ -26,7 +26,7 @@ from .contracts import (
     ReasoningParser,
     ReasoningParserSpec,
 )
-from .names import error_text
+from .names import error_text, listing
 from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
 
@@ -99,6 +99,11 @@ class PluginManager:
         """All media processor specs, in load order."""
         return tuple(item.spec for item in self._registry.provided(MediaProcessorSpec))
 
+    def _note(self) -> str:
+        """The loaded plugins and the recorded failures, as the end of an error message."""
+        loaded = [plugin.name for plugin in self.plugins if plugin.provides]
+        return f". Loaded plugins: {listing(loaded)}{self.failure_note()}"
+
     def failure_note(self) -> str:
         """The recorded failures as the end of an error message; "" when there are none."""
         if not self.failures:
@@ -111,7 +116,7 @@ class PluginManager:
         Raises ModelNotSupportedError when none is, PluginConflictError on a tie.
         """
         models = self._registry.provided(ModelSpec)
-        return selection.select_model(models, architectures, self.failure_note())
+        return selection.select_model(models, architectures, self._note())
 
     def reasoning_parser(self, name: str) -> ReasoningParserSpec:
         """The parser of this name; "_" is "-" and case does not matter.
@@ -119,7 +124,7 @@ class PluginManager:
         Raises ConfigError when there is none, PluginConflictError on a tie.
         """
         parsers = self._registry.provided(ReasoningParserSpec)
-        return selection.select_parser(parsers, name, self.failure_note())
+        return selection.select_parser(parsers, name, self._note())
 
     def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
         """The processor of `kind` for the model family (a ModelSpec's name), None without one.
@@ -170,11 +175,10 @@ class PluginManager:
                 ) from error
             if blob is not None:
                 return _checked_blob(blob, origin, ref, limits)
-        asked = ", ".join(impl.plugin_name for impl in impls)
         raise UnsupportedMediaError(
             f"{ref.kind} {_shown_uri(ref)} is of no form that is accepted. By name: a path, a "
             "file:// or data: URL, an http(s):// URL where URLs are allowed; by value: bytes or a "
-            f"loaded object. Plugins asked: {asked or 'none is loaded that fetches media'}"
+            f"loaded object. Plugins asked: {listing(impl.plugin_name for impl in impls)}"
             f"{self.failure_note()}"
         )
 

@@ -50,7 +50,7 @@ class PluginRegistry:
     ) -> None:
         """Imports, registers and asks one plugin.
 
-        When strict, a failure raises PluginLoadError and leaves nothing behind; else it is recorded.
+        When strict, a failure raises PluginLoadError and leaves nothing behind; else it is kept.
         """
         if origin.name in self._origins:
             raise PluginLoadError(

@@ -25,7 +25,8 @@ def top(candidates: Sequence[Provided[SpecT]], wanted: str) -> SpecT:
     names = [candidate.origin.name for candidate in best]
     raise PluginConflictError(
         f"{wanted} comes from {' and from '.join(str(item.origin) for item in best)}, all at "
-        f"priority {highest}; decide with blocked_plugins={names[1:]!r}, or name those to load in `plugins`"
+        f"priority {highest}; "
+        f"decide with blocked_plugins={names[1:]!r}, or name those to load in `plugins`"
     )
 
 
