@@ -55,18 +55,19 @@ def discover() -> Discovery:
 
 def _plugins_of(owner: metadata.Distribution) -> tuple[InstalledPlugin, ...]:
     """The entry points of our group in one package; without any, nothing else of it is read."""
+    entry_points = owner.entry_points.select(group=ENTRY_POINT_GROUP)
+    if not entry_points:
+        return ()
+    package, version, requires = owner.name, owner.version, tuple(owner.requires or ())
+    if not package:
+        raise PluginLoadError("the package has entry points, but no name; install it again")
+    origins = (
+        PluginOrigin(name=item.name, module=item.value, distribution=package, version=version)
+        for item in entry_points
+    )
     return tuple(
-        InstalledPlugin(
-            origin=PluginOrigin(
-                name=entry_point.name,
-                module=entry_point.value,
-                distribution=owner.name,
-                version=owner.version,
-            ),
-            entry_point=entry_point,
-            requires=tuple(owner.requires or ()),
-        )
-        for entry_point in owner.entry_points.select(group=ENTRY_POINT_GROUP)
+        InstalledPlugin(origin=origin, entry_point=entry_point, requires=requires)
+        for origin, entry_point in zip(origins, entry_points, strict=True)
     )
 
 

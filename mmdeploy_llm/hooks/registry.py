@@ -134,9 +134,8 @@ class PluginRegistry:
 
     def _collect(self, plugin: object, origin: PluginOrigin, *, is_strict: bool) -> None:
         """Calls the provide_ hooks of one plugin, once. A failure costs that hook only."""
-        for hook, impl in self._impls_of(plugin):
-            if hook not in PROVIDED:
-                continue
+        impls = list(self._impls_of(plugin))
+        for hook, impl in [pair for hook in PROVIDED for pair in impls if pair[0] == hook]:
             try:
                 found = checked_specs(hook, call(impl, {}))
             except FAULTS as error:

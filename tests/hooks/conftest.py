@@ -1,0 +1,76 @@
+"""Throw-away packages with plugins, as pip would leave them: a module next to a *.dist-info folder."""
+
+import importlib
+import sys
+from importlib import metadata
+from textwrap import dedent
+
+import pytest
+
+IMPORTS = """
+from mmdeploy_llm.hooks import (
+    MediaProcessor, MediaProcessorSpec, ModelSpec, ReasoningParser, ReasoningParserSpec, hookimpl,
+)
+"""
+
+
+class Site:
+    """A folder on sys.path; the only one in which plugins are looked for during a test."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.modules = []
+
+    def install(
+        self, plugin, source, *, package=None, version="1.0", requires=(), module=None, entry=None
+    ):
+        """Writes a package with one entry point `plugin` and its module; gives the module's name."""
+        package = package or f"{plugin}-llm"
+        module = module or f"site_{package.replace('-', '_')}"
+        (self.folder / f"{module}.py").write_text(IMPORTS + dedent(source))
+        lines = ["Metadata-Version: 2.1", f"Name: {package}", f"Version: {version}"]
+        lines += [f"Requires-Dist: {line}" for line in requires]
+        info = self.folder / f"{package.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("\n".join(lines) + "\n")
+        (info / "entry_points.txt").write_text(f"[mmdeploy_llm]\n{plugin} = {entry or module}\n")
+        self.modules.append(module)
+        importlib.invalidate_caches()
+        return module
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """An empty Site. Discovery sees its packages and no others; everything else stays as it is."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    everywhere = metadata.distributions
+
+    def here(**options):
+        return everywhere(**{"path": [str(folder)], **options})
+
+    monkeypatch.setattr("mmdeploy_llm.hooks.discovery.metadata.distributions", here)
+    site = Site(folder)
+    yield site
+    for module in site.modules:
+        sys.modules.pop(module, None)
+    importlib.invalidate_caches()
+
+
+MODEL_PLUGIN = """
+@hookimpl
+def provide_models():
+    return [ModelSpec(name={name!r}, architectures=({architecture!r},), factory="json:loads",
+                      priority={priority})]
+"""
+
+
+@pytest.fixture
+def model_plugin():
+    """Source of a plugin with one model."""
+
+    def source(name="acme", architecture="AcmeForCausalLM", priority=0):
+        return MODEL_PLUGIN.format(name=name, architecture=architecture, priority=priority)
+
+    return source

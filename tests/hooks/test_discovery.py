@@ -1,0 +1,152 @@
+import logging
+from importlib import metadata
+
+import pytest
+
+from mmdeploy_llm.errors import ConfigError, PluginLoadError
+from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.hooks.discovery import discover, select, warn_of_version_mismatch
+
+NOTHING = ""
+
+
+def names(plugins):
+    return [plugin.origin.name for plugin in plugins]
+
+
+def test_plugins_come_sorted_by_name_with_their_package(site):
+    for name in ("zeta", "alpha", "mid"):
+        site.install(name, NOTHING, version="2.1")
+    found = discover()
+    assert names(found.plugins) == ["alpha", "mid", "zeta"]
+    assert found.failures == ()
+    assert str(found.plugins[0].origin) == "plugin 'alpha' (alpha-llm 2.1)"
+    assert found.plugins[0].origin.module == "site_alpha_llm"
+
+
+def test_discovery_imports_nothing(site):
+    site.install("bad", "raise RuntimeError('imported')")
+    assert names(discover().plugins) == ["bad"]
+
+
+def test_malformed_entry_points_of_one_package_hide_no_other(site):
+    site.install("good", NOTHING)
+    site.install("bad", NOTHING)
+    file = site.folder / "bad_llm-1.0.dist-info" / "entry_points.txt"
+    file.write_text("[mmdeploy_llm]\nnot an entry point\n")
+    found = discover()
+    assert names(found.plugins) == ["good"]
+    (failure,) = found.failures
+    assert (failure.plugin, failure.phase) == ("bad-llm", "discover")
+
+
+def test_package_without_a_name_is_a_failure(site):
+    site.install("good", NOTHING)
+    site.install("bad", NOTHING)
+    (site.folder / "bad_llm-1.0.dist-info" / "METADATA").unlink()
+    found = discover()
+    assert names(found.plugins) == ["good"]
+    assert [failure.phase for failure in found.failures] == ["discover"]
+    assert str(site.folder) in found.failures[0].plugin
+
+
+def test_two_packages_with_one_plugin_name(site):
+    site.install("same", NOTHING, package="b-package")
+    site.install("Same", NOTHING, package="a-package")
+    found = discover()
+    assert [plugin.origin.distribution for plugin in found.plugins] == ["a-package"]
+    (failure,) = found.failures
+    assert failure.distribution == "b-package"
+    assert "taken by plugin 'Same' (a-package 1.0)" in failure.error
+
+
+def test_our_package_keeps_its_plugin_names(site):
+    site.install("ernie", NOTHING, package="a-package")
+    site.install("ernie", NOTHING, package="mmdeploy-llm")
+    assert [p.origin.distribution for p in discover().plugins] == ["mmdeploy-llm"]
+
+
+def test_older_copy_later_on_the_path_is_not_seen(site):
+    site.install("acme", NOTHING, version="1.0")
+    site.install("acme", NOTHING, version="1.1", module="site_acme_new")
+    found = discover()
+    assert len(found.plugins) == 1
+    assert found.failures == ()
+
+
+def test_select_all_without_the_blocked(site):
+    for name in ("a_b", "c", "d"):
+        site.install(name, NOTHING)
+    installed = discover().plugins
+    assert names(select(installed, None, ())) == ["a_b", "c", "d"]
+    assert names(select(installed, None, ("A-B", "d"))) == ["c"]
+    assert names(select(installed, ("d", "a-b"), ())) == ["a_b", "d"]
+    assert names(select(installed, (), ())) == []
+
+
+def test_select_missing_plugin_says_what_is_installed(site):
+    site.install("ernie", NOTHING)
+    with pytest.raises(PluginLoadError, match=r"'ernei'; did you mean 'ernie'\?; installed: ernie"):
+        select(discover().plugins, ("ernei",), ())
+
+
+def test_select_plugin_that_is_also_blocked(site):
+    site.install("ernie", NOTHING)
+    with pytest.raises(ConfigError, match="'ernie' is in plugins and in blocked_plugins"):
+        select(discover().plugins, ("ernie",), ("Ernie",))
+
+
+def test_unknown_blocked_name_is_warned_about(site, caplog):
+    site.install("ernie", NOTHING)
+    select(discover().plugins, None, ("erni",))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "'erni'; did you mean 'ernie'?" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("requires", "is_told"),
+    [
+        ("mmdeploy-llm>=999", True),
+        ("mmdeploy_llm <0.0.1", True),
+        ("mmdeploy-llm>=0.0.1", False),
+        ("mmdeploy-llm", False),
+        ("mmdeploy-llm>=999; python_version < '3'", False),
+        ("mmdeploy-llm>=999; extra == 'later'", False),
+        ("something-else>=999", False),
+    ],
+)
+def test_version_mismatch(site, caplog, requires, is_told):
+    site.install("acme", NOTHING, version="7.5", requires=[requires])
+    warn_of_version_mismatch(discover().plugins[0])
+    assert len(caplog.records) == is_told
+    if is_told:
+        message = caplog.records[0].getMessage()
+        assert "plugin 'acme' (acme-llm 7.5) requires mmdeploy" in message
+        assert f"mmdeploy-llm {metadata.version('mmdeploy-llm')} is installed" in message
+
+
+def test_version_mismatch_is_told_at_load_and_the_plugin_works(site, caplog, model_plugin):
+    site.install("acme", model_plugin(), requires=["mmdeploy-llm>=999"])
+    manager = PluginManager.load()
+    assert [spec.name for spec in manager.models] == ["acme"]
+    assert manager.failures == ()
+    assert len(caplog.records) == 1
+
+
+def test_unreadable_requirement_is_warned_about(site, caplog):
+    site.install("acme", NOTHING, requires=["mmdeploy-llm >>> 1"])
+    warn_of_version_mismatch(discover().plugins[0])
+    assert "cannot be read" in caplog.text
+
+
+def test_without_an_installed_version_of_ours_nothing_is_compared(site, caplog, monkeypatch):
+    site.install("acme", NOTHING, requires=["mmdeploy-llm>=999"])
+    plugin = discover().plugins[0]
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("mmdeploy_llm.hooks.discovery.metadata.version", missing)
+    warn_of_version_mismatch(plugin)
+    assert caplog.records == []

@@ -1,0 +1,479 @@
+"""Every phase in which a plugin can fail while it is loaded: caught, recorded, and no other plugin suffers."""
+
+import logging
+import subprocess
+import sys
+import types
+
+import pytest
+
+from mmdeploy_llm.errors import ModelNotSupportedError, PluginLoadError
+from mmdeploy_llm.hooks import ModelSpec, PluginManager, ReasoningParserSpec, hookimpl
+
+# source of a plugin, the phase in which it fails, a part of the error
+BROKEN = {
+    "bad import": ("import no_such_module", "import", "ModuleNotFoundError: No module named"),
+    "syntax error": ("def f(:", "import", "SyntaxError"),
+    "exit at import": ("import sys; sys.exit(3)", "import", "SystemExit: 3"),
+    "assertion": ("assert False, f'see {object()}'", "import", "AssertionError: see <object obj"),
+    "misspelt hook": (
+        "@hookimpl\ndef provide_model(): return []",
+        "register",
+        "there is no hook 'provide_model'; did you mean 'provide_models'?",
+    ),
+    "bad argument": (
+        "@hookimpl\ndef fetch_media(reference): return None",
+        "register",
+        "PluginValidationError",
+    ),
+    "default value": (
+        "@hookimpl\ndef fetch_media(ref, limits=None): return None",
+        "register",
+        "fetch_media has default values for limits; remove them",
+    ),
+    "wrapper": (
+        "@hookimpl(wrapper=True)\ndef fetch_media(ref, limits): return (yield)",
+        "register",
+        "fetch_media is a hook wrapper",
+    ),
+    "no hooks": ("x = 1", "register", "it implements no hook; mark its functions"),
+    "unmarked hook": (
+        "def provide_models(): return []",
+        "register",
+        "mark provide_models with @hookimpl",
+    ),
+    "raising provider": (
+        "@hookimpl\ndef provide_models(): raise OSError('disk')",
+        "provide",
+        "OSError: disk",
+    ),
+    "exiting provider": (
+        "@hookimpl\ndef provide_models(): raise SystemExit",
+        "provide",
+        "SystemExit",
+    ),
+    "raising generator": (
+        "@hookimpl\ndef provide_models():\n    yield from ()\n    raise OSError('disk')",
+        "provide",
+        "OSError: disk",
+    ),
+    "None": (
+        "@hookimpl\ndef provide_models(): pass",
+        "provide",
+        "provide_models must return an iterable of ModelSpec, such as a list; got None",
+    ),
+    "bare spec": (
+        "@hookimpl\ndef provide_reasoning_parsers():\n"
+        "    return ReasoningParserSpec(name='x', factory='a:b')",
+        "provide",
+        "must return an iterable of ReasoningParserSpec",
+    ),
+    "wrong type": (
+        "@hookimpl\ndef provide_models(): return [{'name': 'x'}]",
+        "provide",
+        "must give ModelSpec only; got {'name': 'x'} (dict)",
+    ),
+    "wrong spec": (
+        "@hookimpl\ndef provide_models(): return [ReasoningParserSpec(name='x', factory='a:b')]",
+        "provide",
+        "must give ModelSpec only",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_failure_is_recorded_and_others_load(site, caplog, model_plugin, case):
+    source, phase, error = BROKEN[case]
+    site.install("a-first", model_plugin("first", "First"))
+    site.install("broken", source)
+    site.install("z-last", model_plugin("last", "Last"))
+    manager = PluginManager.load()
+
+    assert [spec.name for spec in manager.models] == ["first", "last"]
+    (failure,) = manager.failures
+    assert (failure.plugin, failure.phase, failure.distribution) == ("broken", phase, "broken-llm")
+    assert error in failure.error
+    assert "0x" not in failure.error
+    assert [plugin.name for plugin in manager.plugins] == ["a-first", "broken", "z-last"]
+    assert manager.plugins[1].failures == (failure,)
+    assert manager.plugins[1].provides == ()
+
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "'broken' (broken-llm)" in warnings[0].getMessage()
+    assert error in warnings[0].getMessage()
+
+    with pytest.raises(ModelNotSupportedError) as missing:  # told again to whoever misses something
+        manager.model_for(["BrokenForCausalLM"])
+    assert error in str(missing.value)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_strict_loading_raises_with_the_cause(site, caplog, model_plugin, case):
+    source, phase, error = BROKEN[case]
+    site.install("good", model_plugin())
+    site.install("broken", source)
+    with pytest.raises(PluginLoadError) as failed:
+        PluginManager.load(plugins=("good", "broken"))
+    assert f"plugin 'broken' (broken-llm 1.0) cannot be loaded: {phase}: " in str(failed.value)
+    assert error in str(failed.value)
+    assert failed.value.__cause__ is not None
+    assert PluginManager.load(plugins=("good",)).failures == ()  # a broken neighbour is no matter
+
+
+def test_broken_plugin_leaves_no_implementation_behind(site):
+    site.install(
+        "broken",
+        """
+        @hookimpl
+        def fetch_media(ref, limits): return b"half registered"
+        @hookimpl
+        def on_step(statistics): pass
+        """,
+    )
+    manager = PluginManager.load()
+    assert manager.failures[0].phase == "register"
+    assert manager._registry.impls("fetch_media") == []
+
+
+def test_traceback_is_logged_at_debug_level(site, caplog):
+    site.install("broken", "def f():\n    raise OSError('deep')\nf()")
+    with caplog.at_level(logging.DEBUG, logger="mmdeploy_llm.hooks"):
+        PluginManager.load()
+    (record,) = [item for item in caplog.records if item.exc_info]
+    assert record.levelno == logging.DEBUG
+    assert record.exc_info[0] is OSError
+
+
+def test_keyboard_interrupt_is_not_caught(site):
+    site.install("slow", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        PluginManager.load()
+
+
+def test_failing_provider_costs_only_its_own_hook(site):
+    site.install(
+        "half",
+        """
+        @hookimpl
+        def provide_models(): raise OSError("disk")
+        @hookimpl
+        def provide_reasoning_parsers():
+            return [ReasoningParserSpec(name="half", factory="a:b")]
+        @hookimpl
+        def on_step(stats): pass
+        """,
+    )
+    manager = PluginManager.load()
+    assert [failure.phase for failure in manager.failures] == ["provide"]
+    assert manager.plugins[0].provides == ("reasoning parser half", "hook on_step")
+
+
+def test_providers_are_called_once(site):
+    module = site.install(
+        "counting",
+        """
+        calls = []
+        @hookimpl
+        def provide_models():
+            calls.append(1)
+            return []
+        """,
+    )
+    manager = PluginManager.load()
+    for _ in range(3):
+        assert manager.models == ()
+        assert manager.plugins[0].name == "counting"
+    assert len(sys.modules[module].calls) == 1
+
+
+def test_plugin_that_is_the_module_of_another(site, model_plugin):
+    site.install("one", model_plugin(), module="site_shared")
+    site.install("two", model_plugin(), module="site_shared")
+    manager = PluginManager.load()
+    assert "it is the same object as plugin 'one'" in manager.failures[0].error
+    assert len(manager.models) == 1
+
+
+def test_entry_point_may_name_an_object_in_a_module(site, model_plugin):
+    module = site.install(
+        "holder",
+        "class Plugin:\n    @hookimpl\n    def provide_reasoning_parsers(self):\n"
+        "        return [ReasoningParserSpec(name='p', factory='a:b')]\nplugin = Plugin()",
+        entry="site_holder_llm:plugin",
+    )
+    manager = PluginManager.load()
+    assert [spec.name for spec in manager.reasoning_parsers] == ["p"]
+    assert manager.plugins[0].module == f"{module}:plugin"
+
+
+def test_entry_point_that_names_nothing_possible(site):
+    site.install("odd", "", entry="not a module!")
+    manager = PluginManager.load()
+    assert manager.failures[0].phase == "import"
+
+
+def test_info_lists_everything_a_plugin_provides(site):
+    site.install(
+        "full",
+        """
+        @hookimpl
+        def provide_models():
+            return (ModelSpec(name=n, architectures=(n,), factory="a:b") for n in ("m1", "m2"))
+        @hookimpl
+        def provide_reasoning_parsers():
+            return [ReasoningParserSpec(name="p", factory="a:b")]
+        @hookimpl
+        def provide_media_processors():
+            return [MediaProcessorSpec(name="q", kind="image", factory="a:b")]
+        @hookimpl
+        def fetch_media(ref): return None
+        """,
+        version="3.2",
+    )
+    (info,) = PluginManager.load().plugins
+    assert info.provides == (
+        "model m1",
+        "model m2",
+        "reasoning parser p",
+        "image processor q",
+        "hook fetch_media",
+    )
+    assert (info.module, info.distribution, info.version) == ("site_full_llm", "full-llm", "3.2")
+
+
+def test_no_plugins_and_blocked_plugins(site, model_plugin):
+    site.install("one", model_plugin("one", "One"))
+    site.install("two", model_plugin("two", "Two"))
+    assert PluginManager.load(()).plugins == ()
+    assert [info.name for info in PluginManager.load(blocked=("one",)).plugins] == ["two"]
+    assert [info.name for info in PluginManager.load(("two",)).plugins] == ["two"]
+
+
+def test_blocked_plugin_is_not_imported(site, model_plugin):
+    module = site.install("one", model_plugin())
+    PluginManager.load(blocked=("one",))
+    assert module not in sys.modules
+
+
+def test_two_managers_share_nothing(site, model_plugin):
+    site.install("one", model_plugin())
+    first, second = PluginManager.load(), PluginManager.load(())
+    assert len(first.models) == 1
+    assert second.models == ()
+
+
+def make_plugin(**hooks):
+    plugin = types.ModuleType("in_process")
+    for name, function in hooks.items():
+        setattr(plugin, name, hookimpl(function, specname=name))
+    return plugin
+
+
+def test_register_in_process():
+    spec = ReasoningParserSpec(name="p", factory="a:b")
+    manager = PluginManager()
+    manager.register(make_plugin(provide_reasoning_parsers=lambda: [spec]), "mine")
+    assert manager.reasoning_parsers == (spec,)
+    assert manager.owner(spec) == "mine"
+    assert manager.plugins[0].distribution is None
+
+
+def test_register_failure_raises_and_adds_nothing():
+    spec = ReasoningParserSpec(name="p", factory="a:b")
+
+    def broken():
+        raise OSError("disk")
+
+    manager = PluginManager()
+    plugin = make_plugin(
+        on_step=lambda stats: None,
+        provide_models=broken,
+        provide_reasoning_parsers=lambda: [spec],
+    )
+    with pytest.raises(
+        PluginLoadError, match=r"plugin 'mine' \(registered in process\).*OSError: disk"
+    ):
+        manager.register(plugin, "mine")
+    assert manager.plugins == ()
+    assert manager.reasoning_parsers == ()
+    assert manager._registry.impls("on_step") == []
+
+    plugin.provide_models = hookimpl(lambda: [], specname="provide_models")
+    manager.register(plugin, "mine")  # repaired, the same name is free
+    assert manager.reasoning_parsers == (spec,)
+
+
+def test_register_refuses_a_name_that_is_taken():
+    manager = PluginManager()
+    manager.register(make_plugin(provide_models=lambda: []), "mine")
+    with pytest.raises(PluginLoadError, match="'mine' is loaded already"):
+        manager.register(make_plugin(provide_models=lambda: []), "mine")
+    assert len(manager.plugins) == 1
+
+
+def test_optional_hook_of_another_version_is_let_through():
+    plugin = make_plugin(provide_models=lambda: [])
+    plugin.on_tuesday = hookimpl(lambda: None, specname="on_tuesday", optionalhook=True)
+    manager = PluginManager()
+    manager.register(plugin, "newer")
+    assert manager.failures == ()
+
+
+GOOD = {"name": "m", "architectures": ("M",), "factory": "pkg.mod:Class"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", " "),
+        ("name", 3),
+        ("architectures", ()),
+        ("architectures", "M"),
+        ("architectures", ["M"]),
+        ("architectures", ("M", "")),
+        ("factory", "pkg.mod"),
+        ("factory", "pkg.mod:"),
+        ("factory", ":Class"),
+        ("factory", "pkg mod:Class"),
+        ("factory", "pkg..mod:Class"),
+        ("factory", "pkg.mod:Class()"),
+        ("factory", int),
+        ("media", ("sound",)),
+        ("media", "image"),
+        ("reasoning", ""),
+        ("atomic_media", None),
+        ("tp_plan", {"layer": "diagonal"}),
+        ("tp_plan", None),
+        ("priority", "high"),
+        ("priority", True),
+    ],
+)
+def test_model_spec_field_is_checked(field, value):
+    spec = ModelSpec(**{**GOOD, field: value})
+    with pytest.raises(PluginLoadError, match=f"PluginContractError: ModelSpec .*{field} must be"):
+        PluginManager().register(make_plugin(provide_models=lambda: [spec]), "mine")
+
+
+def test_good_model_spec_with_every_field():
+    spec = ModelSpec(
+        **GOOD,
+        media=("image", "video"),
+        reasoning="p",
+        atomic_media=True,
+        tp_plan={"layers.*.mlp.down_proj": "rowwise"},
+        priority=-5,
+    )
+    manager = PluginManager()
+    manager.register(make_plugin(provide_models=lambda: [spec]), "mine")
+    assert manager.models == (spec,)
+
+
+def test_media_processor_spec_is_checked(site):
+    site.install(
+        "odd",
+        """
+        @hookimpl
+        def provide_media_processors():
+            return [MediaProcessorSpec(name="p", kind="smell", factory="a:b", models="x")]
+        """,
+    )
+    (failure,) = PluginManager.load().failures
+    assert "kind must be 'image' or 'video', got 'smell' (str)" in failure.error
+    assert "models must be a tuple of texts, one at least, got 'x' (str)" in failure.error
+
+
+def test_reasoning_parser_spec_is_checked(site):
+    site.install(
+        "odd",
+        """
+        @hookimpl
+        def provide_reasoning_parsers():
+            return [ReasoningParserSpec(name="p", factory="nothing")]
+        """,
+    )
+    assert "ReasoningParserSpec p: factory must be" in PluginManager.load().failures[0].error
+
+
+def test_value_whose_repr_raises_or_has_an_address(site):
+    site.install(
+        "odd",
+        """
+        class Odd:
+            def __repr__(self): raise OSError("no")
+        @hookimpl
+        def provide_models(): return [Odd()]
+        @hookimpl
+        def provide_reasoning_parsers(): return [object()]
+        """,
+    )
+    errors = " ".join(failure.error for failure in PluginManager.load().failures)
+    assert "(its repr raises OSError: no) (Odd)" in errors
+    assert "<object object> (object)" in errors
+
+
+@pytest.mark.parametrize(
+    ("hook", "specs", "claim"),
+    [
+        (
+            "provide_models",
+            "ModelSpec(name=n, architectures=(n,), factory='a:b') for n in ('x_y', 'X-Y')",
+            "model x-y",
+        ),
+        (
+            "provide_models",
+            "ModelSpec(name=n, architectures=('A',), factory='a:b') for n in ('x', 'y')",
+            "architecture A",
+        ),
+        (
+            "provide_reasoning_parsers",
+            "ReasoningParserSpec(name=n, factory='a:b') for n in ('x_y', 'X-Y')",
+            "reasoning parser x-y",
+        ),
+        (
+            "provide_media_processors",
+            "MediaProcessorSpec(name=n, kind='image', factory='a:b') for n in ('x', 'y')",
+            "the image processor for model *",
+        ),
+    ],
+)
+def test_duplicate_within_one_plugin(site, hook, specs, claim):
+    site.install("twice", f"@hookimpl\ndef {hook}():\n    return [{specs}]\n")
+    (failure,) = PluginManager.load().failures
+    assert f"{hook} gives {claim} twice" in failure.error
+
+
+def test_installed_package_in_a_fresh_interpreter(site, model_plugin):
+    """The real thing: nothing patched, entry points found by Python itself, a broken neighbour."""
+    site.install("fresh", model_plugin("fresh", "FreshForCausalLM"))
+    site.install("broken", "import sys; sys.exit('no')")
+    code = (
+        "from mmdeploy_llm.hooks import PluginManager\n"
+        "manager = PluginManager.load()\n"
+        "print(manager.owner(manager.model_for(['FreshForCausalLM'])))\n"
+        "print([failure.error for failure in manager.failures if failure.plugin == 'broken'])\n"
+    )
+    path = f"import sys; sys.path.append({str(site.folder)!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", path + code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["fresh", "['SystemExit: no']"]
+    assert "plugin 'broken' (broken-llm): import: SystemExit: no; it is not loaded" in done.stderr
+
+
+def test_listing_the_installed_plugins_imports_no_torch():
+    code = (
+        "import sys\n"
+        "from mmdeploy_llm.hooks import PluginManager\n"
+        "manager = PluginManager.load()\n"
+        "assert not manager.failures, manager.failures\n"
+        "print(sorted({'torch', 'transformers', 'PIL', 'av'} & set(sys.modules)))\n"
+        "print(sorted(info.name for info in manager.plugins))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    heavy, names = done.stdout.splitlines()
+    assert heavy == "[]"
+    assert set(eval(names)) >= {"ernie", "qwen", "reasoning", "image", "sources"}
