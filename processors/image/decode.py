@@ -1,0 +1,212 @@
+"""From encoded bytes or a loaded object to an upright RGB image, within the limits.
+
+Only the formats of FORMATS are ever opened, by their own Pillow class: formats that run
+interpreters or hide bombs (EPS, PDF, PSD, FITS ...) are out of reach, and so are Pillow's warnings
+about large images. Of an animation the first frame counts; of an opened Pillow image, the frame it
+stands at.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any
+
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+    features,
+)
+
+from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.hooks import MediaLimits
+
+from .arrays import array_size, array_to_rgb
+from .modes import SIDEWAYS, orientation_of, to_rgb, upright
+
+Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
+
+
+def _openers() -> Mapping[str, Opener]:
+    """Format -> what reads it; AVIF only where this Pillow was built with it."""
+    openers: dict[str, Opener] = {
+        "PNG": PngImagePlugin.PngImageFile,
+        "JPEG": JpegImagePlugin.JpegImageFile,
+        "WEBP": WebPImagePlugin.WebPImageFile,
+        "GIF": GifImagePlugin.GifImageFile,
+        "BMP": BmpImagePlugin.BmpImageFile,
+        "TIFF": TiffImagePlugin.TiffImageFile,
+    }
+    if features.check("avif"):
+        openers["AVIF"] = importlib.import_module("PIL.AvifImagePlugin").AvifImageFile
+    return MappingProxyType(openers)
+
+
+OPENERS = _openers()
+FORMATS = tuple(OPENERS)
+NUM_LOCKS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageHeader:
+    """What is known of an image before its pixels are decoded. size: (width, height), upright."""
+
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodedImage:
+    """An upright image in mode RGB.
+
+    digest: of the encoded bytes where there are such, else of the RGB pixels and their shape, so
+    that equal content has an equal digest within one of these two forms.
+    """
+
+    image: Image.Image
+    digest: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height)."""
+        return self.image.size
+
+
+class ImageDecoder:
+    """Opens and decodes images, from several threads at once."""
+
+    def __init__(self) -> None:
+        # An opened Pillow image loads its pixels on first use; two threads must not do so at once.
+        self._locks = tuple(threading.Lock() for _ in range(NUM_LOCKS))
+
+    def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
+        """The image behind bytes, a PIL image, a numpy array or a torch tensor; none is changed.
+
+        Raises MediaError for what cannot be read, MediaLimitError for what is over a limit, before
+        it is decoded, and UnsupportedMediaError for another form or format.
+        """
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            blob = bytes(source)
+            image = self._upright_rgb(_open(blob, limits))
+            return DecodedImage(image=image, digest=_digest(b"encoded", blob))
+        if isinstance(source, Image.Image):
+            _check_pixels(source.size, limits)
+            image = self._upright_rgb(source)
+        else:
+            _check_pixels(array_size(source), limits)
+            image = array_to_rgb(source)
+        shape = f"rgb {image.width} {image.height}".encode()
+        return DecodedImage(image=image, digest=_digest(shape, image.tobytes()))
+
+    def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
+        """The size of the image, from its header. Raises as `decode`, as far as a header tells."""
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            return ImageHeader(size=self._upright_size(_open(bytes(source), limits)))
+        if not isinstance(source, Image.Image):
+            size = array_size(source)
+            _check_pixels(size, limits)
+            return ImageHeader(size=size)
+        _check_pixels(source.size, limits)
+        return ImageHeader(size=self._upright_size(source))
+
+    def _upright_rgb(self, image: Image.Image) -> Image.Image:
+        """All pixels of `image`, turned as its EXIF data say, on white, in RGB."""
+        try:
+            with self._lock(image):
+                image.load()
+                orientation = orientation_of(image)
+            return upright(to_rgb(image), orientation)
+        except RequestError:
+            raise
+        except Exception as error:  # codecs raise anything for broken data
+            raise _unreadable(image.format or "Pillow", error) from None
+
+    def _upright_size(self, image: Image.Image) -> tuple[int, int]:
+        try:
+            with self._lock(image):
+                is_turned = orientation_of(image) in SIDEWAYS
+        except Exception as error:  # a PNG is decoded to find EXIF data behind its pixels
+            raise _unreadable(image.format or "Pillow", error) from None
+        width, height = image.size
+        return (height, width) if is_turned else (width, height)
+
+    def _lock(self, image: Image.Image) -> threading.Lock:
+        return self._locks[id(image) // 16 % NUM_LOCKS]
+
+
+def sniff(head: bytes) -> str | None:
+    """The format that the first 16 bytes announce, None for one that is not accepted here."""
+    signatures = {
+        "PNG": head.startswith(b"\x89PNG\r\n\x1a\n"),
+        "JPEG": head.startswith(b"\xff\xd8\xff"),
+        "WEBP": head[:4] == b"RIFF" and head[8:12] == b"WEBP",
+        "GIF": head.startswith((b"GIF87a", b"GIF89a")),
+        "BMP": head.startswith(b"BM"),
+        "TIFF": head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
+        "AVIF": head[4:12] in (b"ftypavif", b"ftypavis"),
+    }
+    return next((name for name, fits in signatures.items() if fits), None)
+
+
+def _open(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
+    """The image with its header read and its size within the limits; no pixel is decoded."""
+    if not blob:
+        raise MediaError("the image is empty (0 bytes)")
+    if len(blob) > limits.max_bytes:
+        raise MediaLimitError(
+            f"the image has {len(blob)} bytes, {limits.max_bytes} are allowed; shrink it or raise "
+            "max_media_bytes"
+        )
+    name = sniff(blob[:16])
+    if name is None or name not in OPENERS:
+        found = f"{name} is" if name else "its first bytes are"
+        raise UnsupportedMediaError(
+            f"{found} of no image format that is read here; convert it to one of "
+            f"{', '.join(FORMATS)}"
+        )
+    try:
+        image = OPENERS[name](io.BytesIO(blob))
+    except Exception as error:  # codecs raise anything for broken data
+        raise _unreadable(name, error) from None
+    _check_pixels(image.size, limits)
+    return image
+
+
+def _check_pixels(size: tuple[int, int], limits: MediaLimits) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise MediaError(f"the image has no pixels ({width} x {height})")
+    if width * height > limits.max_pixels:
+        raise MediaLimitError(
+            f"the image has {width} x {height} = {width * height} pixels, {limits.max_pixels} are "
+            "allowed; "
+            "shrink it or raise max_image_pixels"
+        )
+
+
+def _unreadable(name: str, error: Exception) -> MediaError:
+    """The error for the caller. Pillow's own words are left out: they can hold addresses and
+    paths."""
+    if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
+        return MediaLimitError(f"the {name} image would be larger than Pillow allows; shrink it")
+    if isinstance(error, MemoryError):
+        return MediaLimitError(f"there is no memory to decode the {name} image; shrink it")
+    fault = "truncated" if "truncated" in str(error).lower() else "corrupt"
+    return MediaError(f"the {name} image is {fault} ({type(error).__name__} while reading it)")
+
+
+def _digest(form: bytes, data: bytes) -> str:
+    digest = blake2b(form, digest_size=20)
+    digest.update(b"\0")
+    digest.update(data)
+    return digest.hexdigest()

@@ -1,0 +1,207 @@
+"""ImageOptions: how images become patches, from the checkpoint's preprocessor_config.json and the
+engine's
+mm_processor_kwargs, which win."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError
+
+# The normalisation of CLIP, which both families were trained with (transformers' OPENAI_CLIP_MEAN
+# and _STD).
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+# FastDeploy's names, and those of transformers that differ from ours.
+ALIASES = {
+    "image_min_pixels": "min_pixels",
+    "image_max_pixels": "max_pixels",
+    "spatial_conv_size": "merge_size",
+}
+# Known, without an effect here: every image is decoded to RGB; the temporal size is about videos.
+WITHOUT_EFFECT = frozenset({"do_convert_rgb", "temporal_conv_size"})
+VIDEO_PREFIX = "video_"  # options of a video processor, which checks them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """Resolved options. Areas in pixels after resizing; sizes of patches in pixels, of merging in
+    patches.
+
+    resample: Pillow's number of the filter. A patch row holds channel x temporal_patch_size x patch
+    x patch.
+    """
+
+    min_pixels: int
+    max_pixels: int
+    patch_size: int = 14
+    merge_size: int = 2
+    temporal_patch_size: int = 1
+    resample: int = 3
+    do_resize: bool = True
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    image_mean: tuple[float, float, float] = CLIP_MEAN
+    image_std: tuple[float, float, float] = CLIP_STD
+
+    @property
+    def factor(self) -> int:
+        """Height and width after resizing are multiples of this."""
+        return self.patch_size * self.merge_size
+
+
+def resolve_options(
+    default: ImageOptions,
+    preprocessor: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
+    vision_config: Any,
+    *,
+    reads_pixel_bounds: bool,
+) -> ImageOptions:
+    """`default`, overridden by the checkpoint's file, overridden by the user's options.
+
+    reads_pixel_bounds: whether `min_pixels` and `max_pixels` of the file count, or only its `size`.
+    Raises CheckpointError for a wrong value in the file and ConfigError for the user's: an unknown
+    name, a wrong value, or patches of another shape than the vision tower reads.
+    """
+    found = {name: preprocessor[name] for name in _NAMES if preprocessor.get(name) is not None}
+    if not reads_pixel_bounds:
+        found = {name: value for name, value in found.items() if not name.endswith("_pixels")}
+    from_file = _checked({**_area(preprocessor.get("size")), **found}, CheckpointError, "file")
+    given = _checked(_given(kwargs), ConfigError, "mm_processor_kwargs")
+    options = replace(default, **{**from_file, **given})
+    if options.min_pixels > options.max_pixels:
+        raise ConfigError(
+            f"min_pixels = {options.min_pixels} is over max_pixels = {options.max_pixels}; "
+            "change one of them in mm_processor_kwargs"
+        )
+    _check_shape(options, vision_config)
+    return options
+
+
+def _given(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's options under our names. Raises ConfigError for unknown ones and for one given
+    twice."""
+    values: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        if name in WITHOUT_EFFECT or name.startswith(VIDEO_PREFIX):
+            continue
+        parts = _area(value) if name == "size" else {ALIASES.get(name, name): value}
+        for own, part in parts.items():
+            if own not in _NAMES:
+                raise ConfigError(_unknown(name))
+            if own in values:
+                raise ConfigError(
+                    f"mm_processor_kwargs sets {own} twice, the second time by {name}"
+                )
+            values[own] = part
+    return values
+
+
+def _unknown(name: str) -> str:
+    known = sorted({*_NAMES, *ALIASES, *WITHOUT_EFFECT, "size"})
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"mm_processor_kwargs has no image option {name!r}; {hint}"
+
+
+def _area(size: Any) -> dict[str, Any]:
+    """transformers' `size` names areas as edges: {"shortest_edge": min_pixels, "longest_edge":
+    max_pixels}."""
+    if not isinstance(size, Mapping):
+        return {} if size is None else {"size": size}
+    names = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
+    return {
+        names.get(name, name): value
+        for name, value in size.items()
+        if value is not None and names.get(name, name) in ("min_pixels", "max_pixels")
+    }
+
+
+def _checked(
+    values: Mapping[str, Any], error: type[ConfigError] | type[CheckpointError], where: str
+) -> dict[str, Any]:
+    """`values` with three-channel means; raises `error` for a value of the wrong type or range."""
+    place = "preprocessor_config.json" if where == "file" else where
+    checked = {}
+    for name, value in values.items():
+        rule = _RULES.get(name)
+        if rule is None or not rule.holds(value):
+            wanted = (
+                "{'shortest_edge': pixels, 'longest_edge': pixels}" if rule is None else rule.text
+            )
+            raise error(f"{place}: {name} must be {wanted}, got {value!r}")
+        checked[name] = _three(value) if name in ("image_mean", "image_std") else value
+    return checked
+
+
+def _check_shape(options: ImageOptions, vision_config: Any) -> None:
+    """Refuses patches that the vision tower cannot read."""
+    theirs = {
+        "patch_size": getattr(vision_config, "patch_size", None),
+        "merge_size": getattr(vision_config, "spatial_merge_size", None),
+    }
+    for name, value in theirs.items():
+        own = getattr(options, name)
+        if isinstance(value, int) and own != value:
+            raise ConfigError(
+                f"image {name} = {own}, but the model's vision tower was made for {value}; "
+                "remove the option"
+            )
+
+
+def _three(value: Any) -> tuple[float, ...]:
+    return (float(value),) * 3 if _is_number(value) else tuple(float(part) for part in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_channels(value: Any) -> bool:
+    if _is_number(value):
+        return True
+    return isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_is_number, value))
+
+
+def _is_deviation(value: Any) -> bool:
+    return _is_channels(value) and 0 not in _three(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """What a value must be, as a test and in words."""
+
+    holds: Callable[[Any], bool]
+    text: str
+
+
+_COUNT = _Rule(holds=_is_count, text="a whole number above 0")
+_FLAG = _Rule(holds=lambda value: isinstance(value, bool), text="True or False")
+_FILTER = _Rule(
+    holds=lambda value: isinstance(value, int) and value in range(6), text="a Pillow filter, 0 to 5"
+)
+_RULES = {
+    "min_pixels": _COUNT,
+    "max_pixels": _COUNT,
+    "patch_size": _COUNT,
+    "merge_size": _COUNT,
+    "temporal_patch_size": _COUNT,
+    "resample": _FILTER,
+    "do_resize": _FLAG,
+    "do_rescale": _FLAG,
+    "rescale_factor": _Rule(holds=_is_number, text="a number"),
+    "do_normalize": _FLAG,
+    "image_mean": _Rule(holds=_is_channels, text="a number or three"),
+    "image_std": _Rule(holds=_is_deviation, text="a number or three, none of them 0"),
+}
+_NAMES = tuple(field.name for field in fields(ImageOptions))

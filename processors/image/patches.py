@@ -1,0 +1,126 @@
+"""From RGB pixels to patch rows: target size, resizing and normalisation, bit for bit as
+transformers' PIL
+image processors of ERNIE 4.5 VL and Qwen2-VL.
+
+H, W: image size; P: patch_size; M: merge_size; T: temporal_patch_size; N = H/P * W/P patches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from PIL import Image
+
+from mmdeploy_llm.errors import MediaError
+
+from .options import ImageOptions
+
+MAX_ASPECT = 200
+ROWS_AT_A_TIME = 256  # keeps the index and the result of one lookup in the cache
+
+
+def fit_size(height: int, width: int, options: ImageOptions) -> tuple[int, int]:
+    """(height, width) after resizing: multiples of `factor`, area within the bounds, aspect nearly
+    kept.
+
+    Raises MediaError for an image more than 200 times as long as wide. The areas are bounds, not
+    promises: very small bounds give at least one factor on each side.
+    """
+    factor = options.factor
+    if not options.do_resize:
+        return _unresized(height, width, factor)
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise MediaError(
+            f"an image of {width} x {height} pixels is more than {MAX_ASPECT} times as long as "
+            "wide; crop or pad it"
+        )
+    new_height = round(height / factor) * factor
+    new_width = round(width / factor) * factor
+    if new_height * new_width > options.max_pixels:
+        shrink = math.sqrt((height * width) / options.max_pixels)
+        new_height = max(factor, math.floor(height / shrink / factor) * factor)
+        new_width = max(factor, math.floor(width / shrink / factor) * factor)
+    elif new_height * new_width < options.min_pixels:
+        grow = math.sqrt(options.min_pixels / (height * width))
+        new_height = math.ceil(height * grow / factor) * factor
+        new_width = math.ceil(width * grow / factor) * factor
+    return new_height, new_width
+
+
+def clamp_aspect(height: int, width: int, factor: int) -> tuple[int, int]:
+    """FastDeploy's rule for ERNIE: an aspect over 200 becomes 200, by whole factors; others stay.
+
+    Source: FastDeploy's adaptive image preprocessor, where transformers refuses the image.
+    """
+    short, long = sorted((height, width))
+    if long <= MAX_ASPECT * short:
+        return height, width
+    short = max(factor, round(short / factor) * factor)
+    long = short * MAX_ASPECT // factor * factor
+    return (short, long) if height < width else (long, short)
+
+
+def _unresized(height: int, width: int, factor: int) -> tuple[int, int]:
+    if height % factor or width % factor:
+        raise MediaError(
+            f"do_resize is off and the image of {width} x {height} pixels is no multiple of "
+            f"{factor} in both "
+            "directions; resize it or turn do_resize on"
+        )
+    return height, width
+
+
+def normalise_table(options: ImageOptions) -> np.ndarray:
+    """What each 8-bit value of each channel becomes, float32 [3 * 256].
+
+    With 256 possible inputs a table is exact: rescaled in float64, rounded to float32, normalised
+    in float32, in transformers' order.
+    """
+    values = np.arange(256, dtype=np.float64)
+    if options.do_rescale:
+        values = values * options.rescale_factor
+    table = np.broadcast_to(values.astype(np.float32), (3, 256))
+    if options.do_normalize:
+        mean = np.array(options.image_mean, dtype=np.float32)[:, None]
+        std = np.array(options.image_std, dtype=np.float32)[:, None]
+        table = (table - mean) / std
+    return np.ascontiguousarray(table).reshape(-1)
+
+
+def resize(image: Image.Image, height: int, width: int, options: ImageOptions) -> np.ndarray:
+    """The RGB image at its target size, uint8 [H, W, 3]."""
+    if options.do_resize:
+        image = image.resize((width, height), resample=Image.Resampling(options.resample))
+    return np.asarray(image)
+
+
+def patchify(pixels: np.ndarray, table: np.ndarray, options: ImageOptions) -> np.ndarray:
+    """Patch rows of uint8 [H, W, 3] as float32 [N, 3 * T * P * P], looked up in `table`.
+
+    Rows go by merged cell, then by patch in it: (H/PM, W/PM, M, M). A still image is its own T
+    frames.
+    """
+    rows = _patch_rows(pixels, options)
+    num_patches, area = len(rows), options.patch_size**2
+    channel = np.repeat(np.arange(3, dtype=np.uint16) * 256, area)  # where a channel's table begins
+    out = np.empty((num_patches, 3, options.temporal_patch_size, area), dtype=np.float32)
+    for start in range(0, num_patches, ROWS_AT_A_TIME):
+        chosen = slice(start, start + ROWS_AT_A_TIME)
+        # "clip" has nothing to clip; it spares numpy the second buffer that "raise" needs.
+        values = table.take(rows[chosen] + channel, mode="clip")
+        out[chosen] = values.reshape(-1, 3, 1, area)
+    return out.reshape(num_patches, -1)
+
+
+def _patch_rows(pixels: np.ndarray, options: ImageOptions) -> np.ndarray:
+    """uint8 [H, W, 3] as uint8 [N, 3 * P * P] in patch order."""
+    patch, merge = options.patch_size, options.merge_size
+    height, width = pixels.shape[:2]
+    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    # One line of a patch is moved as a single P-byte element, far quicker than byte by byte.
+    lines = planes.view(f"V{patch}").reshape(
+        3, height // (patch * merge), merge, patch, width // (patch * merge), merge
+    )
+    ordered = np.ascontiguousarray(lines.transpose(1, 4, 2, 5, 0, 3))
+    return ordered.view(np.uint8).reshape(-1, 3 * patch * patch)

@@ -1,0 +1,122 @@
+"""The image processors of the ERNIE 4.5 VL and Qwen-VL families: RGB image in, patch rows and grid
+out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, ClassVar
+
+import torch
+
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
+
+from .decode import DecodedImage, ImageDecoder, ImageHeader
+from .options import ImageOptions, resolve_options
+from .patches import clamp_aspect, fit_size, normalise_table, patchify, resize
+
+
+class ImageProcessor(MediaProcessor):
+    """What both families share; a family sets the class attributes. Safe for use from several
+    threads.
+
+    checkpoint: gives the image options of preprocessor_config.json and the vision tower's patch
+    sizes.
+    options: the engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong
+    ones.
+    """
+
+    kind = "image"
+    default: ClassVar[ImageOptions]
+    reads_pixel_bounds: ClassVar[bool]  # whether the file's min_pixels and max_pixels count
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        self.options = resolve_options(
+            self.default,
+            checkpoint.preprocessor,
+            options,
+            getattr(checkpoint.config, "vision_config", None),
+            reads_pixel_bounds=self.reads_pixel_bounds,
+        )
+        self._decoder = ImageDecoder()
+        self._table = normalise_table(self.options)
+
+    def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
+        """The upright RGB image behind bytes, a PIL image, a numpy array or a torch tensor."""
+        return self._decoder.decode(source, limits)
+
+    def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
+        """As much of `decode` as `count_tokens` needs: the size, without decoding pixels."""
+        return self._decoder.peek(source, limits)
+
+    def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
+        """`pixels` float32 [num_patches, patch_dim] and the grid (1, rows, columns) of patches.
+
+        key: over the item's digest and all resolved options.
+        """
+        height, width = self._target(item, options)
+        pixels = resize(item.image, height, width, self.options)
+        patches = torch.from_numpy(patchify(pixels, self._table, self.options))
+        patch = self.options.patch_size
+        return MediaInput(
+            kind=self.kind,
+            tensors={"pixels": patches},
+            num_tokens=self._num_tokens(height, width),
+            key=self._key(item.digest),
+            grid_thw=(1, height // patch, width // patch),
+        )
+
+    def count_tokens(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> int:
+        """Placeholder tokens of an image of this size."""
+        return self._num_tokens(*self._target(item, options))
+
+    def target_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) after resizing."""
+        return fit_size(height, width, self.options)
+
+    def _target(
+        self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]
+    ) -> tuple[int, int]:
+        if options:
+            raise MediaError(
+                f"an image takes no options of its own, found {', '.join(map(repr, options))}; "
+                "give them for all images in mm_processor_kwargs"
+            )
+        width, height = item.size
+        return self.target_size(height, width)
+
+    def _num_tokens(self, height: int, width: int) -> int:
+        return (height // self.options.factor) * (width // self.options.factor)
+
+    def _key(self, digest: str) -> str:
+        text = f"{type(self).__qualname__}\0{self.options!r}\0{digest}"
+        return blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+class ErnieImageProcessor(ImageProcessor):
+    """ERNIE 4.5 VL. The area bounds are those of its `size`, 56 x 56 to 6177 x 28 x 28 by default.
+
+    Its older preprocessor files carry min_pixels and max_pixels, which no implementation heeds.
+    """
+
+    token = "<|IMAGE_PLACEHOLDER|>"
+    markers = ("<|image@placeholder|>", "<|IMAGE_PLACEHOLDER|>")
+    default = ImageOptions(min_pixels=56 * 56, max_pixels=6177 * 28 * 28)
+    reads_pixel_bounds = False
+
+    def target_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) after resizing; an aspect over 200 is reduced to 200."""
+        if self.options.do_resize:
+            height, width = clamp_aspect(height, width, self.options.factor)
+        return fit_size(height, width, self.options)
+
+
+class QwenImageProcessor(ImageProcessor):
+    """Qwen2-VL and Qwen2.5-VL: two frames a patch, 56 x 56 to 1280 x 28 x 28 pixels by default."""
+
+    token = "<|image_pad|>"
+    markers = ("<|image_pad|>",)
+    default = replace(ErnieImageProcessor.default, max_pixels=1280 * 28 * 28, temporal_patch_size=2)
+    reads_pixel_bounds = True
