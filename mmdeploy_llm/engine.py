@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from .delivery.delivery import Delivery, record_of
 from .hooks import EngineInfo, PluginManager, StepStats
 from .outputs import RequestOutput
-from .plan import RequestFailure, StepPlan, StepResult, TokenUpdate
+from .plan import RequestFailure, StepPlan, TokenUpdate
 from .request import Request
 from .runner.runner import Runner
 from .schedule.scheduler import Scheduler
@@ -87,14 +87,15 @@ class Engine:
     def _drain_inbox(self) -> tuple[TokenUpdate, ...]:
         with self._inbox_lock:
             request_ids, self._inbox = self._inbox, []
-        return self._scheduler.abort(request_ids, time.time()) if request_ids else ()
+        return self._scheduler.abort(request_ids) if request_ids else ()
 
     def _run(self, plan: StepPlan) -> tuple[TokenUpdate, ...]:
         try:
             result = self._runner.run(plan)
         except Exception as error:
             logger.exception("a step failed as a whole")
-            result = _failed(plan, error)
+            message = f"the engine failed in this step: {type(error).__name__}: {error}"
+            return self._scheduler.fail(plan, RequestFailure(code=500, message=message))
         return self._scheduler.commit(plan, result, time.time())
 
     def _report(
@@ -126,12 +127,3 @@ class Engine:
                 deliver_time=delivered - ran,
             ),
         )
-
-
-def _failed(plan: StepPlan, error: Exception) -> StepResult:
-    failure = RequestFailure(
-        code=500, message=f"the engine failed in this step: {type(error).__name__}: {error}"
-    )
-    return StepResult(
-        step_id=plan.step_id, errors={item.request_id: failure for item in plan.scheduled}
-    )

@@ -33,6 +33,9 @@ class LLM:
     What is wrong with one prompt becomes that prompt's output (`finish_reason="error"`, an
     `error_code` other than 200 and a message); the others are not touched. With `on_error="raise"`
     the first such error is raised instead. A wrong call raises TypeError or ValueError at once.
+
+    plugins: the loaded plugins; observers may be registered there. model: the loaded module.
+    runtime: every option as it was resolved.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -40,7 +43,9 @@ class LLM:
         assembly = assemble(self._config)
         self._engine = assembly.engine
         self._intake = assembly.intake
-        self._runtime = assembly.runtime
+        self.plugins = assembly.plugins
+        self.model = assembly.model
+        self.runtime = assembly.runtime
         self._driver = Driver(
             assembly.engine,
             num_threads=assembly.runtime.num_intake_threads,

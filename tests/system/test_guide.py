@@ -1,0 +1,167 @@
+"""The examples of FastDeploy's guide to offline inference run with the import, the model's name and
+the media changed, and nothing else. Each `example_*` below is the body of one of them."""
+
+import base64
+import io
+import types
+
+import pytest
+from transformers import AutoTokenizer
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.testing.tiny import write_tiny
+
+VL_MODEL = "shapes-vl"
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory):
+    return str(
+        write_tiny("ernie4_5", tmp_path_factory.mktemp("text"), max_position_embeddings=8192)
+    )
+
+
+@pytest.fixture(scope="module")
+def png(make_picture):
+    buffer = io.BytesIO()
+    make_picture(2, 140, 112).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def example_chat(model):
+    msg1 = [
+        {"role": "system", "content": "I'm a helpful AI assistant."},
+        {"role": "user", "content": "把李白的静夜思改写为现代诗"},
+    ]
+    msg2 = [
+        {"role": "system", "content": "I'm a helpful AI assistant."},
+        {"role": "user", "content": "Write me a poem about large language model."},
+    ]
+    messages = [msg1, msg2]
+    sampling_params = SamplingParams(top_p=0.95, max_tokens=6400)
+    llm = LLM(model=model, tensor_parallel_size=1, max_model_len=8192)
+    outputs = llm.chat(messages, sampling_params)
+    for output in outputs:
+        prompt = output.prompt
+        generated_text = output.outputs.text
+        yield llm, prompt, generated_text, output
+
+
+def example_chat_with_an_image(model, url):
+    llm = LLM(
+        model=model,
+        tensor_parallel_size=1,
+        max_model_len=32768,
+        limit_mm_per_prompt={"image": 100},
+        reasoning_parser="ernie-45-vl",
+    )
+    outputs = llm.chat(
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": url}},
+                    {"type": "text", "text": "图中的文物属于哪个年代"},
+                ],
+            }
+        ],
+        chat_template_kwargs={"enable_thinking": False},
+    )
+    for output in outputs:
+        generated_text = output.outputs.text
+        reasoning_text = output.outputs.reasoning_content
+        yield llm, generated_text, reasoning_text, output
+
+
+def example_generate(model):
+    prompts = ["User: 帮我写一篇关于深圳文心公园的500字游记和赏析。\nAssistant: 好的。"]
+    sampling_params = SamplingParams(top_p=0.95, max_tokens=6400)
+    llm = LLM(model=model, tensor_parallel_size=1, max_model_len=8192)
+    outputs = llm.generate(prompts, sampling_params)
+    for output in outputs:
+        prompt = output.prompt
+        generated_text = output.outputs.text
+        yield llm, prompt, generated_text, output
+
+
+def example_generate_with_images(model, tokenizer_folder, url, requests):
+    from PIL import Image
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    messages = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": url}},
+                {"type": "text", "text": "图中的文物属于哪个年代"},
+            ],
+        }
+    ]
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    images, videos = [], []
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, list):
+            continue
+        for part in content:
+            if part["type"] == "image_url":
+                url = part["image_url"]["url"]
+                image_bytes = requests.get(url).content
+                img = Image.open(io.BytesIO(image_bytes))
+                images.append(img)
+    sampling_params = SamplingParams(temperature=0.1, max_tokens=6400)
+    llm = LLM(
+        model=model,
+        tensor_parallel_size=1,
+        max_model_len=32768,
+        limit_mm_per_prompt={"image": 100},
+        reasoning_parser="ernie-45-vl",
+    )
+    outputs = llm.generate(
+        prompts={"prompt": prompt, "multimodal_data": {"image": images, "video": videos}},
+        sampling_params=sampling_params,
+    )
+    for output in outputs:
+        prompt = output.prompt
+        generated_text = output.outputs.text
+        reasoning_text = output.outputs.reasoning_content
+        yield llm, prompt, generated_text, reasoning_text, output
+
+
+def check(results, count):
+    found = list(results)
+    assert len(found) == count
+    for llm, *_, output in found:
+        assert output.is_ok, output.error_msg
+        assert output.finished
+        llm.close()
+    return found
+
+
+def test_chat(text_model):
+    found = check(example_chat(text_model), 2)
+    assert found[0][1][1]["content"].startswith("把李白")
+
+
+def test_chat_with_an_image(png):
+    url = "data:image/png;base64," + base64.b64encode(png).decode()
+    ((_, text, reasoning, output),) = check(example_chat_with_an_image(VL_MODEL, url), 1)
+    assert text
+    assert reasoning == ""
+    assert output.num_input_image_tokens > 0
+
+
+def test_generate(text_model):
+    check(example_generate(text_model), 1)
+
+
+def test_generate_with_images(png):
+    from mmdeploy_llm.intake.checkpoint import resolve_model
+
+    requests = types.SimpleNamespace(get=lambda url: types.SimpleNamespace(content=png))
+    folder = resolve_model(VL_MODEL, None)
+    url = "https://example.invalid/example2.jpg"
+    example = example_generate_with_images(VL_MODEL, folder, url, requests)
+    ((_, _, _, reasoning, output),) = check(example, 1)
+    assert reasoning
+    assert output.num_input_image_tokens > 0
