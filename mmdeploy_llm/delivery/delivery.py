@@ -1,0 +1,267 @@
+"""What a step changed, as RequestOutputs: a delta where the request streams, else only the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmdeploy_llm.errors import ABORTED, OK, EngineError
+from mmdeploy_llm.hooks.contracts import ReasoningParser
+from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.metrics import RequestRecord
+from mmdeploy_llm.outputs import (
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+from mmdeploy_llm.plan import RequestFailure, TokenUpdate
+from mmdeploy_llm.request import Request
+
+from .detokenizer import Vocabulary
+from .pipeline import ParserSource, TextPipeline
+
+ABORT_FAILURE = RequestFailure(
+    code=ABORTED, message="the request was aborted; the output holds what was generated before"
+)
+UNKNOWN_FAILURE = RequestFailure(
+    code=EngineError.code, message="the request failed for a reason that was not given"
+)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Progress:
+    """One request on its way out. num_read: its ids that the pipeline has; num_sent: that the
+    caller has. Writer: Delivery."""
+
+    request: Request
+    pipeline: TextPipeline
+    prompt_token_ids: tuple[int, ...]
+    num_media_tokens: Mapping[str, int]
+    is_divided: bool  # whether a reasoning parser is in use
+    num_read: int = 0
+    num_sent: int = 0
+    send_idx: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+    @property
+    def waits_for_end(self) -> bool:
+        """Whether no text is needed before the last token."""
+        return not self.request.stream and not self.request.params.stop
+
+
+class Delivery:
+    """Turns token updates into outputs; holds the text state of every request that has not ended.
+
+    new_parser: makes a request's reasoning parser, None for no division. parser_name: names parser
+    and plugin in messages. Deltas of a streamed request, put together, are the output of the same
+    request without streaming. The exception is a parser that raises: that request's last output
+    has all of its token_ids and, as `text`, all of its text undivided; a streamed request ends
+    at once, another one goes on, so that its text is whole.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        new_parser: Callable[[], ReasoningParser] | None = None,
+        parser_name: str = "",
+    ) -> None:
+        self._vocabulary = Vocabulary(tokenizer)
+        self._parsers: ParserSource | None = None
+        if new_parser is not None:
+            self._parsers = ParserSource(create=new_parser, name=parser_name)
+        self._progress: dict[str, _Progress] = {}
+
+    def deliver(self, updates: Sequence[TokenUpdate]) -> tuple[RequestOutput, ...]:
+        """The outputs of one step, in the order of its updates.
+
+        A request without streaming gives one output, at its end. An output with finished=True is
+        the last of its request, and its state is dropped.
+        """
+        outputs = (self._deliver_one(update) for update in updates)
+        return tuple(output for output in outputs if output is not None)
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Drops the state of requests that will get no update any more."""
+        for request_id in request_ids:
+            self._progress.pop(request_id, None)
+
+    def _deliver_one(self, update: TokenUpdate) -> RequestOutput | None:
+        progress = self._progress.get(update.request.request_id)
+        if progress is None:
+            if _is_stale(update):
+                return None
+            progress = self._begin(update.request)
+        self._collect_logprobs(progress, update)
+        reason = self._advance(progress, update)
+        if reason is not None:
+            self._progress.pop(update.request.request_id)
+            return self._last_output(progress, update, reason)
+        has_news = len(update.request.output_token_ids) > progress.num_sent
+        return self._output(progress) if update.request.stream and has_news else None
+
+    def _begin(self, request: Request) -> _Progress:
+        pipeline = TextPipeline(
+            self._vocabulary, request.params, self._parsers, request.prompt_text
+        )
+        progress = _Progress(
+            request=request,
+            pipeline=pipeline,
+            prompt_token_ids=tuple(request.prompt_token_ids),
+            num_media_tokens={kind: request.num_media_tokens(kind) for kind in MEDIA_KINDS},
+            is_divided=self._parsers is not None,
+        )
+        self._progress[request.request_id] = progress
+        return progress
+
+    def _advance(self, progress: _Progress, update: TokenUpdate) -> FinishReason | None:
+        """Brings the text up to date; gives the reason when the request has ended."""
+        reason = update.finish_reason
+        if update.failure is not None and reason != "abort":
+            reason = "error"
+        pipeline = progress.pipeline
+        if reason is not None or not progress.waits_for_end:
+            pipeline.push(_text_ids(progress, reason))
+            progress.num_read = len(progress.request.output_token_ids)
+        is_broken = pipeline.failure is not None and update.request.stream
+        if reason is not None or pipeline.is_stopped or is_broken:
+            pipeline.finish()
+        else:
+            return None
+        if reason in ("abort", "error"):
+            return reason
+        if pipeline.failure is not None:
+            return "error"
+        return "stop" if pipeline.is_stopped else reason
+
+    def _last_output(
+        self, progress: _Progress, update: TokenUpdate, reason: FinishReason
+    ) -> RequestOutput:
+        failure = update.failure or progress.pipeline.failure
+        if failure is None and reason == "abort":
+            failure = ABORT_FAILURE
+        elif failure is None and reason == "error":
+            failure = UNKNOWN_FAILURE
+        if progress.pipeline.failure is not None:
+            progress.num_sent = 0
+        return self._output(progress, reason, failure)
+
+    def _output(
+        self,
+        progress: _Progress,
+        reason: FinishReason | None = None,
+        failure: RequestFailure | None = None,
+    ) -> RequestOutput:
+        request = progress.request
+        is_last = reason is not None
+        wants_prompt_logprobs = is_last and request.params.prompt_logprobs is not None
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=progress.prompt_token_ids,
+            outputs=_completion(progress, reason),
+            finished=is_last,
+            metrics=_metrics(request),
+            num_cached_tokens=request.num_cached_tokens,
+            num_input_image_tokens=progress.num_media_tokens["image"],
+            num_input_video_tokens=progress.num_media_tokens["video"],
+            error_code=OK if failure is None else failure.code,
+            error_msg=None if failure is None else failure.message,
+            prompt_logprobs=tuple(progress.prompt_logprobs) if wants_prompt_logprobs else None,
+        )
+
+    def _collect_logprobs(self, progress: _Progress, update: TokenUpdate) -> None:
+        if update.logprobs is not None:
+            progress.logprobs.append(self._with_texts(update.logprobs))
+        progress.prompt_logprobs += (
+            None if entry is None else self._with_texts(entry) for entry in update.prompt_logprobs
+        )
+
+    def _with_texts(self, entry: TokenLogprobs) -> TokenLogprobs:
+        return {
+            token_id: Logprob(
+                logprob=found.logprob,
+                rank=found.rank,
+                decoded_token=self._vocabulary.text_of(token_id),
+            )
+            for token_id, found in entry.items()
+        }
+
+
+def record_of(request: Request, output: RequestOutput) -> RequestRecord:
+    """What observers are told of a request; `output` is its last one."""
+    reason = output.outputs.finish_reason
+    assert reason is not None, f"request {request.request_id} has not ended"
+    return RequestRecord(
+        request_id=request.request_id,
+        finish_reason=reason,
+        error_code=output.error_code,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_output_tokens=len(request.output_token_ids),
+        num_cached_tokens=request.num_cached_tokens,
+        num_media_tokens={kind: request.num_media_tokens(kind) for kind in MEDIA_KINDS},
+        metrics=output.metrics,
+    )
+
+
+def _is_stale(update: TokenUpdate) -> bool:
+    """Whether delivery itself has ended this request before: it has tokens that are not new, and
+    no state. Only what ends a request here (a stop string, a parser's failure in a stream) can
+    leave the scheduler with an update of an ended request."""
+    request = update.request
+    can_end_here = request.stream or bool(request.params.stop)
+    return can_end_here and len(request.output_token_ids) > len(update.new_token_ids)
+
+
+def _text_ids(progress: _Progress, reason: FinishReason | None) -> list[int]:
+    """The ids that the pipeline has not seen, without the id that ended the request."""
+    request = progress.request
+    token_ids = request.output_token_ids[progress.num_read :]
+    ends = token_ids[-1:] if reason == "stop" else ()
+    if any(end in request.eos_token_ids or end in request.params.stop_token_ids for end in ends):
+        token_ids.pop()
+    return token_ids
+
+
+def _completion(progress: _Progress, reason: FinishReason | None) -> CompletionOutput:
+    """What is new since the last output; moves the counters on."""
+    request, pipeline = progress.request, progress.pipeline
+    is_undivided = reason is not None and pipeline.failure is not None
+    content, reasoning = pipeline.take("content"), pipeline.take("reasoning")
+    if is_undivided:
+        content, reasoning = pipeline.raw_text, ""
+    wants_logprobs = request.params.logprobs is not None
+    completion = CompletionOutput(
+        index=request.index,
+        send_idx=progress.send_idx,
+        token_ids=tuple(request.output_token_ids[progress.num_sent :]),
+        text=content,
+        reasoning_content=reasoning if progress.is_divided else None,
+        finish_reason=reason,
+        logprobs=tuple(progress.logprobs[progress.num_sent :]) if wants_logprobs else None,
+    )
+    progress.num_sent = len(request.output_token_ids)
+    progress.send_idx += 1
+    return completion
+
+
+def _metrics(request: Request) -> RequestMetrics:
+    started, ended = request.inference_start_time, request.last_token_time
+    return RequestMetrics(
+        arrival_time=request.arrival_time,
+        inference_start_time=started,
+        first_token_time=_between(started, request.first_token_time),
+        time_in_queue=_between(request.preprocess_end_time, started),
+        model_forward_time=_between(started, ended),
+        model_execute_time=_between(request.arrival_time, ended),
+        preprocess_time=request.preprocess_end_time - request.arrival_time,
+    )
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    """Seconds from `start` to `end`, None when one of them has not come."""
+    return None if start is None or end is None else end - start

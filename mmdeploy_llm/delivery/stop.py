@@ -1,0 +1,62 @@
+"""Stop strings in text that comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Finds the stop string that is complete first, wherever the text is cut.
+
+    Of two that end at the same character the longer one wins. Text that may still become a stop
+    string is held back. Behind a match no text comes any more. Writer: the pipeline that owns it.
+    """
+
+    def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._is_included = is_included
+        self._max_held = max(map(len, stops), default=1) - 1
+        self._held = ""
+        self.is_stopped = False
+
+    def feed(self, text: str, *, can_stop: bool = True) -> str:
+        """The text that is settled; with a match, what stands before it (and it, if included).
+
+        can_stop=False: a stop string that is completed by this text is plain text.
+        """
+        if self.is_stopped:
+            return ""
+        num_held = len(self._held)
+        text = self._held + text
+        if can_stop:
+            match = self._first_match(text, num_held)
+            if match is not None:
+                self.is_stopped = True
+                self._held = ""
+                return text[: match[1] if self._is_included else match[0]]
+        num_settled = len(text) - self._num_open(text)
+        self._held = text[num_settled:]
+        return text[:num_settled]
+
+    def finish(self) -> str:
+        """The text that was held back and did not become a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str, num_held: int) -> tuple[int, int] | None:
+        """Start and end of the stop string that ends first behind `num_held` characters."""
+        best: tuple[int, int] | None = None
+        for stop in self._stops:
+            start = text.find(stop, max(0, num_held + 1 - len(stop)))
+            end = start + len(stop)
+            if start >= 0 and (best is None or (end, start) < (best[1], best[0])):
+                best = (start, end)
+        return best
+
+    def _num_open(self, text: str) -> int:
+        """Length of the longest end of `text` with which a stop string begins."""
+        for length in range(min(self._max_held, len(text)), 0, -1):
+            end = text[-length:]
+            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,64 @@
+"""A reasoning parser as data: the modes a text goes through, and the tags between them.
+
+A mode says what its text is. Two sorts of modes:
+
+    scan     text belongs to the mode until one of its tags comes
+    look     (`blanks` is set) decides on the first character that is no blank: a tag here leads to
+             the tag's mode, anything else to `otherwise`, which then reads the blanks too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Decided = Literal["reasoning", "content"]
+# "held": not decided yet; the exit that is taken, or the end of the text, decides.
+Kind = Literal["reasoning", "content", "held", "dropped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """Where a tag leads. held: what the undecided text before the tag turns out to be."""
+
+    mode: str
+    held: Decided = "reasoning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """One mode. kind: what its text is (in a look mode: the blanks before a tag).
+
+    is_stripped: white space at both ends is dropped. blanks: characters a look mode passes over.
+    """
+
+    kind: Kind
+    exits: Mapping[str, Exit] = field(default_factory=dict)
+    is_stripped: bool = False
+    blanks: str | None = None
+    otherwise: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """All modes of a parser. Every tag begins with "<" and has no second one.
+
+    entries: tag -> the mode to begin in when that tag is the last one in the prompt; `default`
+    when there is none. Held text that no tag decides is content.
+    """
+
+    modes: Mapping[str, Mode]
+    entries: Mapping[str, str]
+    default: str
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Every tag of any mode, and those looked for in the prompt; sorted."""
+        in_modes = {tag for mode in self.modes.values() for tag in mode.exits}
+        return tuple(sorted(in_modes.union(self.entries)))
+
+    def entry(self, prompt: str) -> str:
+        """The mode that `prompt` leaves the text in."""
+        place, tag = max(((prompt.rfind(tag), tag) for tag in self.entries), default=(-1, ""))
+        return self.entries[tag] if place >= 0 else self.default

@@ -1,0 +1,171 @@
+"""The parsers. What they have in common, so that each class only states how it differs:
+
+- The last tag in the prompt gives the state. Behind an open `<think>` the text begins as reasoning;
+  if it never closes, it is reasoning to its end, since text that was streamed as reasoning cannot
+  become content later. Behind `</think>` (a template with thinking off) all of it is content.
+- A `<think>` with which the generated text begins (white space aside) opens the reasoning as one in
+  the prompt does. In a text that is reasoning from the start it is dropped as well.
+- Without either, some families think without saying so (their text is reasoning until `</think>`),
+  others may not think at all (their text waits for a `</think>` to decide).
+
+The rules are those of FastDeploy's parsers of the same names.
+"""
+
+from string import whitespace
+
+from .grammar import Exit, Grammar, Mode
+from .scanner import TagParser
+
+THINK = "<think>"
+END_THINK = "</think>"
+RESPONSE = "<response>"
+END_RESPONSE = "</response>"
+TOOL_CALL = "<tool_call>"
+
+
+def _begin(otherwise: str) -> Mode:
+    """The beginning of the text, where an opening tag may stand."""
+    exits = {THINK: Exit(mode="reasoning")}
+    return Mode(kind="reasoning", exits=exits, blanks=whitespace, otherwise=otherwise)
+
+
+def _reasoning(then: str, *, is_stripped: bool = False) -> Mode:
+    return Mode(kind="reasoning", exits={END_THINK: Exit(mode=then)}, is_stripped=is_stripped)
+
+
+class Ernie45VLParser(TagParser):
+    """ERNIE 4.5 VL: reasoning before the first `</think>`, content behind it, nothing stripped.
+
+    A text without any tag behind a prompt without any tag is content, whole, at its end.
+    """
+
+    end_marker = END_THINK
+    grammar = Grammar(
+        modes={
+            "begin": _begin("unknown"),
+            "begin open": _begin("reasoning"),
+            "unknown": Mode(kind="held", exits={END_THINK: Exit(mode="content")}),
+            "reasoning": _reasoning("content"),
+            "content": Mode(kind="content"),
+        },
+        entries={THINK: "begin open", END_THINK: "content"},
+        default="begin",
+    )
+    markers = grammar.tags
+
+
+class Ernie45VLThinkingParser(TagParser):
+    """ERNIE 4.5 VL Thinking: reasoning up to `</think>`, or to the end without one.
+
+    A tool call with only newlines before it leaves no content.
+    """
+
+    end_marker = END_THINK
+    grammar = Grammar(
+        modes={
+            "begin": _begin("reasoning"),
+            "reasoning": _reasoning("answer"),
+            "answer": Mode(
+                kind="dropped",
+                exits={TOOL_CALL: Exit(mode="tool call")},
+                blanks="\n",
+                otherwise="content",
+            ),
+            "content": Mode(kind="content"),
+            "tool call": Mode(kind="dropped"),
+        },
+        entries={THINK: "begin", END_THINK: "answer"},
+        default="begin",
+    )
+    markers = grammar.tags
+
+
+class ErnieX1Parser(TagParser):
+    """ERNIE X1: reasoning up to `</think>`, content in `<response>`, the rest dropped.
+
+    A tool call before the response means that there is no content. A prompt that ends an earlier
+    turn (`</response>`) says nothing about this one.
+    """
+
+    end_marker = END_THINK
+    grammar = Grammar(
+        modes={
+            "begin": _begin("reasoning"),
+            "reasoning": _reasoning("between"),
+            "between": Mode(
+                kind="dropped",
+                exits={RESPONSE: Exit(mode="response"), TOOL_CALL: Exit(mode="over")},
+            ),
+            "response": Mode(kind="content", exits={END_RESPONSE: Exit(mode="over")}),
+            "over": Mode(kind="dropped"),
+        },
+        entries={
+            THINK: "begin",
+            END_THINK: "between",
+            RESPONSE: "response",
+            END_RESPONSE: "begin",
+        },
+        default="begin",
+    )
+    markers = grammar.tags
+
+
+class Qwen3Parser(TagParser):
+    """Qwen3: reasoning between `<think>` and `</think>`, as it is; without tags all is content.
+
+    When `<think>` is not part of the generated text, reasoning and content lose the white space at
+    their ends. Qwen3 opens its own block, so that a `<think>` at the beginning counts even where
+    the last tag of the prompt (of an earlier turn, maybe) is a closed one.
+    """
+
+    end_marker = END_THINK
+    grammar = Grammar(
+        modes={
+            "begin": _begin("unknown"),
+            "begin open": _begin("bare reasoning"),
+            "begin closed": _begin("content"),
+            "unknown": Mode(
+                kind="held",
+                exits={
+                    THINK: Exit(mode="reasoning", held="content"),
+                    END_THINK: Exit(mode="bare content"),
+                },
+                is_stripped=True,
+            ),
+            "reasoning": _reasoning("content"),
+            "bare reasoning": _reasoning("bare content", is_stripped=True),
+            "content": Mode(kind="content"),
+            "bare content": Mode(kind="content", is_stripped=True),
+        },
+        entries={THINK: "begin open", END_THINK: "begin closed"},
+        default="begin",
+    )
+    markers = grammar.tags
+
+
+class DeepSeekR1Parser(TagParser):
+    """DeepSeek R1: reasoning between `<think>` and `</think>`, nothing stripped; no tags: content.
+
+    As with Qwen3 a `<think>` at the beginning of the text counts whatever the prompt says.
+    """
+
+    end_marker = END_THINK
+    grammar = Grammar(
+        modes={
+            "begin": _begin("unknown"),
+            "begin open": _begin("reasoning"),
+            "begin closed": _begin("content"),
+            "unknown": Mode(
+                kind="held",
+                exits={
+                    THINK: Exit(mode="reasoning", held="content"),
+                    END_THINK: Exit(mode="content"),
+                },
+            ),
+            "reasoning": _reasoning("content"),
+            "content": Mode(kind="content"),
+        },
+        entries={THINK: "begin open", END_THINK: "begin closed"},
+        default="begin",
+    )
+    markers = grammar.tags

@@ -1,0 +1,91 @@
+"""Stop strings, whatever pieces the text comes in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmdeploy_llm.delivery.stop import StopStrings
+
+
+def run(stops: list[str], pieces: list[str], *, is_included: bool = False) -> str:
+    """All that comes out."""
+    matcher = StopStrings(stops, is_included=is_included)
+    return "".join(matcher.feed(piece) for piece in pieces) + matcher.finish()
+
+
+def expected(stops: list[str], text: str, *, is_included: bool) -> str:
+    """Character by character, without any cleverness."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end if is_included else end - max(map(len, found))]
+    return text
+
+
+@given(
+    stops=st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=4),
+    pieces=st.lists(st.text("ab<", max_size=5), max_size=8),
+    is_included=st.booleans(),
+)
+def test_any_cut_gives_the_first_complete_stop(
+    stops: list[str], pieces: list[str], is_included: bool
+) -> None:
+    assert run(stops, pieces, is_included=is_included) == expected(
+        stops, "".join(pieces), is_included=is_included
+    )
+
+
+@given(
+    stops=st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=3),
+    pieces=st.lists(st.text("abc<", max_size=4), max_size=8),
+)
+def test_what_was_shown_is_never_part_of_a_later_match(stops: list[str], pieces: list[str]) -> None:
+    matcher = StopStrings(stops)
+    shown, text = "", ""
+    for piece in pieces:
+        shown += matcher.feed(piece)
+        text += piece
+        final = expected(stops, text, is_included=False)
+        assert final.startswith(shown)
+        if not matcher.is_stopped:  # and nothing is held back without need
+            held = text[len(shown) :]
+            assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_a_stop_across_pieces() -> None:
+    matcher = StopStrings(["###"])
+    assert [matcher.feed(piece) for piece in ("a#", "#b", "##", "#c", "d")] == [
+        "a",
+        "##b",
+        "",
+        "",
+        "",
+    ]
+    assert matcher.is_stopped
+    assert matcher.finish() == ""
+
+
+def test_the_longer_of_two_that_end_together_wins() -> None:
+    assert run(["b", "ab"], ["xab", "c"]) == "x"
+    assert run(["abcd", "bc"], ["abcd"]) == "a"
+
+
+def test_held_text_comes_at_the_end() -> None:
+    assert run(["stop"], ["a st", "o"]) == "a sto"
+
+
+@pytest.mark.parametrize(("is_included", "text"), [(False, "one two"), (True, "one two stop")])
+def test_a_match_that_may_not_stop_is_text(is_included: bool, text: str) -> None:
+    matcher = StopStrings([" stop", "one"], is_included=is_included)
+    parts = [matcher.feed("one", can_stop=False), matcher.feed(" two st", can_stop=False)]
+    parts += [matcher.feed("op x"), matcher.finish()]
+    assert "".join(parts) == text
+
+
+def test_a_match_completed_too_early_does_not_stop_later() -> None:
+    matcher = StopStrings(["ab", "xaby"])
+    assert matcher.feed("xab", can_stop=False) == ""  # may become "xaby"
+    assert matcher.feed("z") + matcher.finish() == "xabz"
+    assert not matcher.is_stopped
