@@ -1,0 +1,65 @@
+"""data: URLs (RFC 2397): data:[media type][;name=value]...[;base64],payload."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from urllib.parse import unquote_to_bytes
+
+from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.hooks import MediaLimits, MediaRef
+
+MEDIA_TYPES = (
+    "image",
+    "video",
+    "audio",
+    "text",
+)  # "application/..." says nothing about the content
+
+
+def read_data_url(ref: MediaRef, limits: MediaLimits) -> bytes:
+    """The payload. Raises MediaError for a malformed URL, MediaLimitError for a payload over
+    `max_bytes` (estimated before it is decoded), UnsupportedMediaError for media of another kind."""
+    header, comma, payload = ref.uri.strip().partition(",")
+    if not comma:
+        raise MediaError(
+            f"the {ref.kind}'s data: URL has no comma; write data:{ref.kind}/<format>;base64,<data>"
+        )
+    parameters = header[len("data:") :].lower().split(";")
+    _check_type(parameters[0].strip(), ref.kind)
+    is_base64 = parameters[-1].strip() == "base64"
+    # Three payload characters can make one byte (%xx) at worst, four make three in base64.
+    least = len(payload) // 4 * 3 - 3 if is_base64 and "%" not in payload else len(payload) // 3
+    _check_bytes(least, ref.kind, limits)
+    blob = _from_base64(payload, ref.kind) if is_base64 else unquote_to_bytes(payload)
+    _check_bytes(len(blob), ref.kind, limits)
+    return blob
+
+
+def _check_type(media_type: str, kind: str) -> None:
+    main = media_type.partition("/")[0]
+    if main in MEDIA_TYPES and main != kind:
+        raise UnsupportedMediaError(
+            f"a data: URL of type {main} stands where {kind} is wanted; give "
+            f"data:{kind}/<format>;base64,..."
+        )
+
+
+def _from_base64(payload: str, kind: str) -> bytes:
+    """Decodes with or without padding; white space and percent-encoding are allowed."""
+    raw = unquote_to_bytes(payload) if "%" in payload else payload.encode("utf-8", "replace")
+    if any(space in raw for space in b" \t\r\n"):
+        raw = raw.translate(None, b" \t\r\n")
+    try:
+        return base64.b64decode(raw + b"=" * (-len(raw) % 4), validate=True)
+    except binascii.Error:
+        raise MediaError(f"the {kind}'s data: URL is not valid base64") from None
+
+
+def _check_bytes(num_bytes: int, kind: str, limits: MediaLimits) -> None:
+    if num_bytes > limits.max_bytes:
+        raise MediaLimitError(
+            f"the {kind}'s data: URL holds about {num_bytes} bytes, {limits.max_bytes} are "
+            "allowed; "
+            "shrink it or raise max_media_bytes"
+        )

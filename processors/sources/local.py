@@ -1,0 +1,99 @@
+"""Local files: regular ones only, below the allowed folder if there is one, of limited size."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.hooks import MediaLimits, MediaRef
+
+MAX_SHOWN_NAME = 60  # characters of a file name in a message
+
+# O_NONBLOCK: opening a FIFO without a writer must not wait. O_NOFOLLOW: links are resolved before.
+OPEN_FLAGS = (
+    os.O_RDONLY
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+)
+
+
+def path_of_url(ref: MediaRef) -> str:
+    """The path in a file:// URL. Raises MediaError for a URL of another host."""
+    try:
+        parts = urlsplit(ref.uri.strip())
+    except ValueError:
+        raise MediaError(f"the {ref.kind} is given by a malformed file:// URL") from None
+    if parts.netloc.lower() not in ("", "localhost"):
+        raise MediaError(
+            f"the {ref.kind}'s file:// URL names a host; write file:///absolute/path for a local "
+            "file"
+        )
+    # A "?" or "#" that was not percent-encoded belongs to the file name: files have no query.
+    rest = "".join(
+        mark + part for mark, part in (("?", parts.query), ("#", parts.fragment)) if part
+    )
+    return unquote(parts.path + rest)
+
+
+def read_local(path: str, kind: str, limits: MediaLimits) -> bytes:
+    """The bytes of a regular file. Messages name the file, not its folder.
+
+    Raises MediaError when it cannot be read, is no regular file or lies outside `allowed_root`
+    (links resolved), MediaLimitError when it is larger than `max_bytes`, which is checked before
+    reading.
+    """
+    name = f"{kind} file {_shown(path)}"
+    try:
+        resolved = Path(path).resolve(strict=True)
+        _check_root(resolved, limits.allowed_root, name)
+        with open(os.open(resolved, OPEN_FLAGS), "rb") as file:
+            return _read(file, name, limits)
+    except FileNotFoundError:
+        raise MediaError(f"{name} does not exist") from None
+    except PermissionError:
+        raise MediaError(f"{name} cannot be read: permission denied") from None
+    except OSError as error:
+        raise MediaError(f"{name} cannot be read: {os.strerror(error.errno or 0)}") from None
+    except (RuntimeError, UnicodeError):  # a loop of links; characters that no file name has
+        raise MediaError(f"{name} cannot be read: not a usable path") from None
+    except ValueError as error:
+        if isinstance(error, MediaError):
+            raise
+        raise MediaError(f"{name} cannot be read: not a usable path") from None
+
+
+def _check_root(resolved: Path, root: Path | None, name: str) -> None:
+    if root is not None and not resolved.is_relative_to(root.resolve()):
+        raise MediaError(
+            f"{name} is outside the folder that media may be read from (allowed_media_root)"
+        )
+
+
+def _read(file: BinaryIO, name: str, limits: MediaLimits) -> bytes:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise MediaError(f"{name} is not a regular file")
+    _check_bytes(status.st_size, name, limits)
+    blob = file.read(limits.max_bytes + 1)  # the file may have grown since
+    _check_bytes(len(blob), name, limits)
+    return blob
+
+
+def _check_bytes(num_bytes: int, name: str, limits: MediaLimits) -> None:
+    if num_bytes > limits.max_bytes:
+        raise MediaLimitError(
+            f"{name} has {num_bytes} bytes, {limits.max_bytes} are allowed; "
+            "shrink it or raise max_media_bytes"
+        )
+
+
+def _shown(path: str) -> str:
+    """The last part of the path, shortened."""
+    name = os.path.basename(path.rstrip("/\\")) or path[-1:]
+    return repr(name if len(name) <= MAX_SHOWN_NAME else name[: MAX_SHOWN_NAME - 3] + "...")
