@@ -1,0 +1,130 @@
+"""The arrays of a step against a plain loop over tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plan import NewRequest, ScheduledTokens
+from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.runner.batch import prepare
+from mmdeploy_llm.runner.slots import Slots
+
+BLOCK_SIZE = 4
+CPU = torch.device("cpu")
+
+
+def new(request_id, token_ids, prompt_len=None, media=()):
+    return NewRequest(
+        request_id=request_id,
+        token_ids=tuple(token_ids),
+        prompt_len=prompt_len or len(token_ids),
+        params=SamplingParams(),
+        eos_token_ids=frozenset(),
+        media=media,
+    )
+
+
+def span(offset, count, key="k"):
+    item = MediaInput(kind="image", tensors={}, num_tokens=count, key=key)
+    return MediaSpan(offset=offset, item=item)
+
+
+@pytest.fixture
+def slots():
+    """a: 10 prompt tokens and 2 generated; b: 6 prompt tokens with a media span at 2..5."""
+    slots = Slots(3, 32, BLOCK_SIZE)
+    slots.add(new("a", range(100, 112), prompt_len=10), None)
+    positions = np.array([[0, 1, 2, 2, 2, 3], [0, 1, 2, 3, 4, 5], [0, 1, 2, 2, 3, 4]])
+    slots.add(new("b", range(200, 206), media=(span(2, 3),)), positions)
+    slots.extend_tables(
+        [
+            ScheduledTokens(request_id="a", start=0, num_tokens=1, new_block_ids=(9, 4)),
+            ScheduledTokens(request_id="b", start=0, num_tokens=1, new_block_ids=(7,)),
+        ]
+    )
+    slots.extend_tables(
+        [
+            ScheduledTokens(request_id="a", start=0, num_tokens=1, new_block_ids=(2,)),
+            ScheduledTokens(request_id="b", start=0, num_tokens=1, new_block_ids=(1,)),
+        ]
+    )
+    return slots
+
+
+def step(*items):
+    return [
+        ScheduledTokens(request_id=request_id, start=start, num_tokens=count)
+        for request_id, start, count in items
+    ]
+
+
+def test_tokens_positions_and_slots(slots):
+    batch = prepare(step(("a", 11, 1), ("b", 1, 4)), slots, BLOCK_SIZE, False, CPU)
+    assert batch.token_ids.tolist() == [111, 201, 202, 203, 204]
+    assert batch.positions.tolist() == [11, 1, 2, 3, 4]
+    assert batch.in_prompt.tolist() == [False, True, True, True, True]
+    # a: token 11 is in its third block (2), at 3. b: tokens 1-3 in block 7, token 4 in block 1.
+    assert batch.layout.slots.tolist() == [2 * 4 + 3, 7 * 4 + 1, 7 * 4 + 2, 7 * 4 + 3, 1 * 4 + 0]
+    assert batch.layout.block_tables.tolist() == [[9, 4, 2], [7, 1, 0]]
+    assert batch.layout.query_lens == (1, 4)
+    assert batch.layout.context_lens == (12, 5)
+    assert batch.layout.num_decode == 1
+    assert batch.last_rows.tolist() == [0, 4]
+    assert batch.ends.tolist() == [12, 5]
+
+
+@pytest.mark.parametrize(
+    ("items", "num_decode"),
+    [([("a", 11, 1), ("b", 5, 1)], 2), ([("a", 2, 3), ("b", 0, 2)], 0), ([("a", 0, 9)], 0)],
+)
+def test_how_many_decode(slots, items, num_decode):
+    assert prepare(step(*items), slots, BLOCK_SIZE, False, CPU).layout.num_decode == num_decode
+
+
+def test_mrope_positions(slots):
+    """b's prompt has its own positions; behind it they go on at their largest + 1, on all axes."""
+    batch = prepare(step(("b", 1, 5)), slots, BLOCK_SIZE, True, CPU)
+    assert batch.positions.tolist() == [[1, 2, 2, 2, 3], [1, 2, 3, 4, 5], [1, 2, 2, 3, 4]]
+    slots.append(np.array([1]), np.array([6]), [206])
+    batch = prepare(step(("a", 11, 1), ("b", 6, 1)), slots, BLOCK_SIZE, True, CPU)
+    assert batch.positions.tolist() == [[11, 6], [11, 6], [11, 6]]
+    assert batch.token_ids.tolist() == [111, 206]
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "pieces"),
+    [
+        (0, 2, []),
+        (0, 3, [(0, 1, 2)]),
+        (1, 5, [(0, 3, 1)]),
+        (3, 1, [(1, 2, 0)]),
+        (5, 1, []),
+    ],
+)
+def test_media_pieces(slots, start, count, pieces):
+    batch = prepare(step(("b", start, count)), slots, BLOCK_SIZE, False, CPU)
+    assert [(piece.begin, piece.end, piece.row) for piece in batch.media] == pieces
+
+
+class TestSlots:
+    def test_dropped_slots_are_used_again(self):
+        slots = Slots(2, 8, BLOCK_SIZE)
+        first = slots.add(new("a", [1]), None).index
+        slots.add(new("b", [1]), None)
+        assert slots.drop("a") == first
+        assert slots.drop("a") is None
+        assert slots.add(new("c", [1]), None).index == first
+        assert "a" not in slots
+        assert len(slots) == 2
+
+    def test_a_new_request_starts_with_an_empty_table(self):
+        slots = Slots(1, 16, BLOCK_SIZE)
+        for request_id, block in (("a", 5), ("b", 3)):
+            slots.add(new(request_id, [1]), None)
+            item = ScheduledTokens(
+                request_id=request_id, start=0, num_tokens=1, new_block_ids=(block,)
+            )
+            slots.extend_tables([item])
+            assert slots.tables[0, 0] == block
+            slots.drop(request_id)

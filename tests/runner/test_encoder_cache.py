@@ -1,0 +1,74 @@
+"""Encoder outputs: batching, shape checks, and items that fail alone."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.request import MediaInput
+from mmdeploy_llm.runner import encoder_cache
+from mmdeploy_llm.runner.encoder_cache import EncoderCache
+
+
+def item(key, num_tokens=2, size=8, kind="image"):
+    tensors = {"pixels": torch.full((num_tokens, size), float(len(key)))}
+    return MediaInput(kind=kind, tensors=tensors, num_tokens=num_tokens, key=key)
+
+
+class FakeModel:
+    hidden_size = 3
+
+    def __init__(self, bad=(), shape=None):
+        self.calls, self.bad, self.shape = [], bad, shape
+
+    def encode_media(self, items):
+        self.calls.append([one.key for one in items])
+        if any(one.key in self.bad for one in items):
+            raise RuntimeError("bad pixels")
+        shape = self.shape or (lambda one: (one.num_tokens, 3))
+        return [torch.full(shape(one), float(ord(one.key[0]))) for one in items]
+
+
+def test_items_are_encoded_together_and_kept_apart():
+    model = FakeModel()
+    cache = EncoderCache(model)
+    cache.encode([item("a"), item("b")])
+    assert model.calls == [["a", "b"]]
+    assert cache.get("a")[0, 0] == ord("a")
+    assert cache.get("b")[0, 0] == ord("b")
+
+
+def test_kinds_do_not_share_a_call():
+    model = FakeModel()
+    EncoderCache(model).encode([item("a"), item("b", kind="video"), item("c", kind="video")])
+    assert model.calls == [["a"], ["b", "c"]]
+
+
+def test_large_batches_are_cut(monkeypatch):
+    monkeypatch.setattr(encoder_cache, "MAX_VALUES_PER_CALL", 40)
+    model = FakeModel()
+    EncoderCache(model).encode([item("a"), item("b"), item("c"), item("d", num_tokens=9)])
+    assert model.calls == [["a", "b"], ["c"], ["d"]]
+
+
+def test_a_failing_item_is_alone_in_its_failure():
+    model = FakeModel(bad={"b"})
+    cache = EncoderCache(model)
+    cache.encode([item("a"), item("b"), item("c")])
+    assert cache.get("a") is not None
+    assert cache.get("c") is not None
+    assert cache.get("b") is None
+    assert "bad pixels" in cache.failure("b")
+
+
+@pytest.mark.parametrize("shape", [lambda one: (1, 3), lambda one: (one.num_tokens, 4)])
+def test_a_wrong_shape_is_a_failure_that_names_the_shapes(shape):
+    cache = EncoderCache(FakeModel(shape=shape))
+    cache.encode([item("a")])
+    assert cache.get("a") is None
+    assert "for an item of 2 tokens and a model of hidden size 3" in cache.failure("a")
+
+
+def test_forgotten_keys_are_gone():
+    cache = EncoderCache(FakeModel())
+    cache.encode([item("a")])
+    cache.forget(["a", "never seen"])
+    assert cache.get("a") is None

@@ -1,0 +1,48 @@
+"""How many blocks fit."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.runner import kv_cache
+from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
+
+SHAPE = KVCacheShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=16, dtype=torch.bfloat16)
+
+
+def test_bytes_of_a_block():
+    assert SHAPE.bytes_per_block == 2 * 3 * 2 * 8 * 16 * 2
+
+
+def test_memory_decides():
+    assert count_blocks(SHAPE, 10 * SHAPE.bytes_per_block + 5, 100) == 10
+
+
+def test_no_more_than_can_be_used():
+    assert count_blocks(SHAPE, 10**9, 7) == 7
+
+
+def test_too_little_names_the_numbers():
+    with pytest.raises(ConfigError, match="hold 1 blocks of 16 tokens"):
+        count_blocks(SHAPE, SHAPE.bytes_per_block, 100)
+
+
+def test_the_cache_has_the_shape_and_is_finite():
+    cache = allocate(SHAPE, 5, torch.device("cpu"))
+    assert len(cache.keys) == len(cache.values) == 3
+    assert cache.keys[0].shape == (5, 16, 2, 8)
+    assert cache.keys[0].dtype == torch.bfloat16
+    assert not cache.values[2].any()
+    assert cache.block_size == 16
+
+
+def test_cpu_memory_is_a_bounded_share(monkeypatch):
+    monkeypatch.setattr(kv_cache, "_free_ram", lambda: 10**9)
+    share = kv_cache.CPU_SHARE_OF_FREE_RAM
+    assert available_memory(torch.device("cpu"), 0.9) == int(share * 10**9)
+    monkeypatch.setattr(kv_cache, "_free_ram", lambda: 10**15)
+    assert available_memory(torch.device("cpu"), 0.9) == kv_cache.CPU_MOST_BYTES
+
+
+def test_free_ram_is_plausible():
+    assert 10**8 < kv_cache._free_ram() < 10**14
