@@ -1,4 +1,4 @@
-"""Throw-away packages with plugins, as pip would leave them: a module next to a *.dist-info folder."""
+"""Throw-away packages with plugins, as pip leaves them: a module next to a *.dist-info folder."""
 
 import importlib
 import sys
@@ -24,7 +24,7 @@ class Site:
     def install(
         self, plugin, source, *, package=None, version="1.0", requires=(), module=None, entry=None
     ):
-        """Writes a package with one entry point `plugin` and its module; gives the module's name."""
+        """Writes a package with one entry point `plugin`; gives the name of its module."""
         package = package or f"{plugin}-llm"
         module = module or f"site_{package.replace('-', '_')}"
         (self.folder / f"{module}.py").write_text(IMPORTS + dedent(source))

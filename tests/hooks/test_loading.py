@@ -1,4 +1,4 @@
-"""Every phase in which a plugin can fail while it is loaded: caught, recorded, and no other plugin suffers."""
+"""Every way to fail while being loaded: caught, recorded, and no other plugin suffers."""
 
 import logging
 import subprocess

@@ -30,7 +30,8 @@ def test_error_text_has_no_memory_addresses():
         pass
 
     text = error_text(TypeError(f"cannot use {Thing()!r} here"))
-    assert text.startswith("TypeError: cannot use <") and text.endswith("Thing object> here")
+    assert text.startswith("TypeError: cannot use <")
+    assert text.endswith("Thing object> here")
     assert "0x" not in text
 
 

@@ -1,0 +1,287 @@
+"""A test named test_hook_<name> for each hook, and the isolation of the calls after loading."""
+
+import logging
+import types
+
+import pytest
+
+from mmdeploy_llm.errors import (
+    MediaError,
+    MediaLimitError,
+    MediaTimeoutError,
+    UnsupportedMediaError,
+)
+from mmdeploy_llm.hooks import (
+    MediaLimits,
+    MediaProcessorSpec,
+    MediaRef,
+    ModelSpec,
+    PluginManager,
+    ReasoningParserSpec,
+    hookimpl,
+)
+
+REF = MediaRef(kind="image", uri="cat.png")
+LIMITS = MediaLimits()
+
+
+@pytest.fixture
+def manager():
+    """A manager with the plugins given as {name: {hook: function}}, registered in this order."""
+
+    def make(**plugins):
+        manager = PluginManager()
+        for name, hooks in plugins.items():
+            plugin = types.ModuleType(name)
+            for hook, function in hooks.items():
+                setattr(plugin, hook, hookimpl(function, specname=hook))
+            manager.register(plugin, name)
+        return manager
+
+    return make
+
+
+def raising(*args):
+    raise OSError("broken")
+
+
+def exiting(*args):
+    raise SystemExit(1)
+
+
+def test_hook_provide_models(manager):
+    spec = ModelSpec(name="m", architectures=("M",), factory="a:b")
+    assert manager(one={"provide_models": lambda: iter([spec])}).models == (spec,)
+
+
+def test_hook_provide_reasoning_parsers(manager):
+    spec = ReasoningParserSpec(name="p", factory="a:b")
+    plugins = manager(one={"provide_reasoning_parsers": lambda: (spec,)})
+    assert plugins.reasoning_parsers == (spec,)
+
+
+def test_hook_provide_media_processors(manager):
+    spec = MediaProcessorSpec(name="q", kind="video", factory="a:b")
+    plugins = manager(one={"provide_media_processors": lambda: [spec]})
+    assert plugins.media_processors == (spec,)
+
+
+def test_hook_fetch_media(manager):
+    asked = []
+
+    def fetch(ref, limits):
+        asked.append((ref, limits))
+        return b"meow"
+
+    plugins = manager(one={"fetch_media": fetch})
+    assert plugins.fetch_media(REF, LIMITS) == b"meow"
+    assert asked == [(REF, LIMITS)]
+
+
+def test_hook_on_engine_start(manager):
+    told = []
+    plugins = manager(one={"on_engine_start": lambda info: told.append(info)})
+    plugins.notify("on_engine_start", info="facts")
+    assert told == ["facts"]
+
+
+def test_hook_on_step(manager):
+    told = []
+    plugins = manager(one={"on_step": lambda stats: told.append(stats)})
+    plugins.notify("on_step", stats="facts")
+    assert told == ["facts"]
+
+
+def test_hook_on_request_finished(manager):
+    told = []
+    plugins = manager(one={"on_request_finished": lambda record: told.append(record)})
+    plugins.notify("on_request_finished", record="facts")
+    assert told == ["facts"]
+
+
+def test_hook_on_engine_stop(manager):
+    told = []
+    plugins = manager(one={"on_engine_stop": lambda info: told.append(info)})
+    plugins.notify("on_engine_stop", info="facts")
+    assert told == ["facts"]
+
+
+def test_hook_extend_cli(manager):
+    app = []
+    manager(one={"extend_cli": lambda app: app.append("command")}).extend_cli(app)
+    assert app == ["command"]
+
+
+def test_implementation_may_leave_arguments_out(manager):
+    plugins = manager(one={"fetch_media": lambda ref: b"x", "on_step": lambda: None})
+    assert plugins.fetch_media(REF, LIMITS) == b"x"
+    plugins.notify("on_step", stats=None)
+    assert plugins.failures == ()
+
+
+# fetch_media
+
+
+def test_first_answer_wins_and_none_declines(manager):
+    calls = []
+
+    def fetcher(name, answer):
+        return {"fetch_media": lambda ref: calls.append(name) or answer}
+
+    plugins = manager(
+        first=fetcher("first", b"1"), second=fetcher("second", b"2"), third=fetcher("third", None)
+    )
+    assert plugins.fetch_media(REF, LIMITS) == b"2"
+    assert calls == ["third", "second"]  # the last registered is asked first
+
+
+def test_trylast_is_asked_last(site):
+    fetch = "@hookimpl({options})\ndef fetch_media(ref): return {answer!r}"
+    site.install("own", fetch.format(options="", answer=b"own"))
+    site.install("zzz", fetch.format(options="trylast=True", answer=b"default"))
+    assert PluginManager.load().fetch_media(REF, LIMITS) == b"own"
+
+
+def test_empty_bytes_are_an_answer(manager):
+    plugins = manager(one={"fetch_media": lambda: b"other"}, two={"fetch_media": lambda: b""})
+    assert plugins.fetch_media(REF, LIMITS) == b""
+
+
+def test_refusal_of_a_fetcher_passes_through(manager):
+    def refuse(ref):
+        raise MediaTimeoutError("too slow")
+
+    plugins = manager(one={"fetch_media": lambda ref: b"other"}, two={"fetch_media": refuse})
+    with pytest.raises(MediaTimeoutError, match=r"^too slow$"):
+        plugins.fetch_media(REF, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"), [(raising, "OSError: broken"), (exiting, "SystemExit: 1")]
+)
+def test_raising_fetcher_is_that_request_s_error(manager, fault, text):
+    plugins = manager(bad={"fetch_media": lambda ref: fault()})
+    for _ in range(2):  # and is asked again: the next item may be fine
+        with pytest.raises(MediaError) as failed:
+            plugins.fetch_media(REF, LIMITS)
+        assert type(failed.value) is MediaError
+        assert "plugin 'bad'" in str(failed.value)
+        assert f"failed to fetch 'cat.png': {text}" in str(failed.value)
+        assert failed.value.__cause__ is not None
+    assert plugins.failures == ()
+
+
+@pytest.mark.parametrize("answer", ["text", bytearray(b"x"), 3, False])
+def test_fetcher_that_returns_something_else(manager, answer):
+    plugins = manager(bad={"fetch_media": lambda: answer})
+    with pytest.raises(MediaError, match=r"'bad'.* must return bytes or None .*got \w+$"):
+        plugins.fetch_media(REF, LIMITS)
+
+
+def test_more_bytes_than_allowed(manager):
+    plugins = manager(one={"fetch_media": lambda: b"12345"})
+    assert plugins.fetch_media(REF, MediaLimits(max_bytes=5)) == b"12345"
+    with pytest.raises(MediaLimitError, match=r"'cat\.png' has 5 bytes, 4 are allowed"):
+        plugins.fetch_media(REF, MediaLimits(max_bytes=4))
+
+
+def test_nobody_answers(manager):
+    plugins = manager(disk={"fetch_media": lambda: None}, web={"fetch_media": lambda: None})
+    with pytest.raises(UnsupportedMediaError) as refused:
+        plugins.fetch_media(MediaRef(kind="video", uri="gopher://x"), LIMITS)
+    message = str(refused.value)
+    assert message.startswith("video 'gopher://x' is of no form that is accepted")
+    for form in ("a path", "file://", "data: URL", "http(s)://", "bytes", "loaded object"):
+        assert form in message
+    assert message.endswith("Plugins asked: disk, web")
+
+
+def test_nobody_is_there_to_answer(site):
+    site.install("sources", "import no_such_module")
+    with pytest.raises(UnsupportedMediaError) as refused:
+        PluginManager.load().fetch_media(REF, LIMITS)
+    assert "Plugins asked: none" in str(refused.value)
+    assert "'sources' (sources-llm): import: ModuleNotFoundError" in str(refused.value)
+
+
+def test_a_long_uri_is_cut_in_messages():
+    with pytest.raises(UnsupportedMediaError) as refused:
+        PluginManager().fetch_media(MediaRef(kind="image", uri="data:," + "x" * 10**6), LIMITS)
+    assert len(str(refused.value)) < 500
+
+
+# on_*
+
+
+def test_every_observer_is_told(manager):
+    told = []
+    plugins = manager(
+        one={"on_step": lambda stats: told.append(1)}, two={"on_step": lambda stats: told.append(2)}
+    )
+    plugins.notify("on_step", stats=None)
+    assert sorted(told) == [1, 2]
+
+
+@pytest.mark.parametrize("fault", [raising, exiting])
+def test_raising_observer_is_logged_once_and_muted(manager, caplog, fault):
+    told = []
+    calls = []
+
+    def observe(stats):
+        calls.append(stats)
+        fault()
+
+    plugins = manager(
+        a={"on_step": lambda stats: told.append("a")},
+        bad={"on_step": observe, "on_engine_stop": lambda info: told.append("bad")},
+        z={"on_step": lambda stats: told.append("z")},
+    )
+    for _ in range(3):
+        plugins.notify("on_step", stats=None)
+    assert sorted(told) == ["a"] * 3 + ["z"] * 3
+    assert len(calls) == 1
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "'bad'" in record.getMessage()
+    assert "its on_step is not called again" in record.getMessage()
+    (failure,) = plugins.failures
+    assert (failure.plugin, failure.phase) == ("bad", "observe")
+    plugins.notify("on_engine_stop", info=None)  # only what raised is muted
+    assert told[-1] == "bad"
+
+
+def test_muting_is_a_matter_of_one_manager(manager):
+    hooks = {"bad": {"on_step": lambda stats: raising()}}
+    first, second = manager(**hooks), manager(**hooks)
+    first.notify("on_step", stats=None)
+    assert len(first.failures) == 1
+    assert second.failures == ()
+
+
+def test_observer_does_not_catch_keyboard_interrupt(manager):
+    def interrupt(stats):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        manager(one={"on_step": interrupt}).notify("on_step", stats=None)
+
+
+def test_notify_is_for_observers_only(manager):
+    with pytest.raises(AssertionError, match="fetch_media"):
+        manager().notify("fetch_media", ref=REF, limits=LIMITS)
+
+
+# extend_cli
+
+
+def test_raising_extension_costs_only_its_own_commands(manager, caplog):
+    app = []
+    plugins = manager(
+        a={"extend_cli": lambda app: app.append("a")},
+        bad={"extend_cli": lambda app: raising()},
+        z={"extend_cli": lambda app: app.append("z")},
+    )
+    plugins.extend_cli(app)
+    assert sorted(app) == ["a", "z"]
+    assert "its commands are missing" in caplog.text
+    assert [failure.phase for failure in plugins.failures] == ["extend"]

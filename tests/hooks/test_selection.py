@@ -1,0 +1,159 @@
+import pytest
+
+from mmdeploy_llm.errors import (
+    ConfigError,
+    ModelNotSupportedError,
+    PluginConflictError,
+    PluginError,
+)
+from mmdeploy_llm.hooks import PluginManager, ReasoningParserSpec
+
+PROCESSORS = """
+@hookimpl
+def provide_media_processors():
+    return [MediaProcessorSpec(name={name!r}, kind={kind!r}, models={models!r}, factory="a:b",
+                               priority={priority})]
+"""
+
+PARSER = """
+@hookimpl
+def provide_reasoning_parsers():
+    return [ReasoningParserSpec(name={name!r}, factory="a:b", priority={priority})]
+"""
+
+
+def processor(name, kind="image", models=("*",), priority=0):
+    return PROCESSORS.format(name=name, kind=kind, models=models, priority=priority)
+
+
+def parser(name, priority=0):
+    return PARSER.format(name=name, priority=priority)
+
+
+def test_model_is_found_by_architecture(site, model_plugin):
+    site.install("one", model_plugin("one", "One"))
+    site.install("two", model_plugin("two", "Two"))
+    manager = PluginManager.load()
+    assert manager.model_for(["Two"]).name == "two"
+    assert manager.model_for(["Unknown", "Two", "One"]).name == "two"
+
+
+def test_higher_priority_wins_whatever_the_names(site, model_plugin):
+    site.install("a", model_plugin("low", "Same", priority=-1))
+    site.install("b", model_plugin("high", "Same", priority=5))
+    site.install("c", model_plugin("mid", "Same", priority=0))
+    manager = PluginManager.load()
+    assert manager.model_for(["Same"]).name == "high"
+    assert manager.owner(manager.model_for(["Same"])) == "b"
+
+
+def test_tie_at_the_top_names_both_and_the_ways_out(site, model_plugin):
+    site.install("low", model_plugin("x", "Same", priority=-1))
+    site.install("one", model_plugin("x", "Same"), version="1.1")
+    site.install("two", model_plugin("y", "Same"), version="2.2")
+    manager = PluginManager.load()
+    with pytest.raises(PluginConflictError) as conflict:
+        manager.model_for(["Same"])
+    message = str(conflict.value)
+    assert "architecture 'Same'" in message
+    assert "plugin 'one' (one-llm 1.1) and from plugin 'two' (two-llm 2.2)" in message
+    assert "priority 0" in message
+    assert "low" not in message
+    assert "blocked_plugins=['two']" in message
+    assert "`plugins`" in message
+    # both ways out that the message names
+    assert PluginManager.load(blocked=("two",)).model_for(["Same"]).name == "x"
+    assert PluginManager.load(("two",)).model_for(["Same"]).name == "y"
+
+
+def test_tie_elsewhere_harms_nobody(site, model_plugin):
+    site.install("one", model_plugin("x", "Same"))
+    site.install("two", model_plugin("y", "Same"))
+    site.install("other", model_plugin("z", "Other"))
+    assert PluginManager.load().model_for(["Other"]).name == "z"
+
+
+def test_unsupported_model_lists_what_there_is(site, model_plugin):
+    site.install("one", model_plugin("qwen3", "Qwen3ForCausalLM"))
+    site.install("broken", "import no_such_module")
+    manager = PluginManager.load()
+    with pytest.raises(ModelNotSupportedError) as missing:
+        manager.model_for(["Qwen2ForCausalLM"])
+    message = str(missing.value)
+    assert "'Qwen2ForCausalLM'; did you mean 'Qwen3ForCausalLM'?" in message
+    assert "Supported: Qwen3ForCausalLM." in message
+    assert "Loaded plugins: one" in message
+    assert "'broken' (broken-llm): import: ModuleNotFoundError" in message
+
+
+def test_unsupported_model_without_any_plugin():
+    with pytest.raises(ModelNotSupportedError, match=r"Supported: none.*Loaded plugins: none$"):
+        PluginManager().model_for(["A"])
+    with pytest.raises(ModelNotSupportedError, match=r"config\.json .* names no architecture"):
+        PluginManager().model_for([])
+
+
+@pytest.mark.parametrize("name", ["ernie-45-vl", "ernie_45_vl", "ERNIE-45_vl"])
+def test_parser_names_are_normalised_on_both_sides(site, name):
+    site.install("one", parser("Ernie_45-VL"))
+    assert PluginManager.load().reasoning_parser(name).name == "Ernie_45-VL"
+
+
+def test_unknown_parser(site):
+    site.install("one", parser("qwen3"))
+    site.install("broken", "import no_such_module")
+    with pytest.raises(ConfigError) as unknown:
+        PluginManager.load().reasoning_parser("qwen33")
+    message = str(unknown.value)
+    assert "'qwen33'; did you mean 'qwen3'?" in message
+    assert "Known: qwen3" in message
+    assert "'broken' (broken-llm): import:" in message
+
+
+def test_parser_priority_and_tie(site):
+    site.install("one", parser("p"))
+    site.install("two", parser("P", priority=1))
+    manager = PluginManager.load()
+    assert manager.owner(manager.reasoning_parser("p")) == "two"
+    site.install("three", parser("p", priority=1))
+    with pytest.raises(PluginConflictError, match=r"'three'.*'two'"):
+        PluginManager.load().reasoning_parser("p")
+
+
+def test_named_family_beats_any_model_whatever_the_priority(site):
+    site.install("any", processor("any", priority=9))
+    site.install("named", processor("named", models=("ernie4_5_vl_moe", "other")))
+    manager = PluginManager.load()
+    assert manager.media_processor("image", "ernie4_5_vl_moe").name == "named"
+    assert manager.media_processor("image", "ernie4-5-VL-moe").name == "named"
+    assert manager.media_processor("image", "qwen2_5_vl").name == "any"
+
+
+def test_no_processor(site):
+    site.install("named", processor("named", models=("ernie",)))
+    manager = PluginManager.load()
+    assert manager.media_processor("image", "qwen") is None
+    assert manager.media_processor("video", "ernie") is None
+
+
+def test_processor_kinds_do_not_mix(site):
+    site.install("image", processor("i", kind="image"))
+    site.install("video", processor("v", kind="video"))
+    manager = PluginManager.load()
+    assert manager.media_processor("video", "x").name == "v"
+    assert manager.media_processor("image", "x").name == "i"
+
+
+def test_processor_priority_and_tie(site):
+    site.install("one", processor("one"))
+    site.install("two", processor("two", priority=1))
+    assert PluginManager.load().media_processor("image", "x").name == "two"
+    site.install("three", processor("three", priority=1))
+    with pytest.raises(PluginConflictError, match="the image processor for model 'x'"):
+        PluginManager.load().media_processor("image", "x")
+
+
+def test_owner_of_a_foreign_spec():
+    spec = ReasoningParserSpec(name="p", factory="a:b")
+    with pytest.raises(PluginError, match="reasoning parser p comes from no plugin"):
+        PluginManager().owner(spec)
