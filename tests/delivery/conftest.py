@@ -122,7 +122,7 @@ class Generation:
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def generation() -> type[Generation]:
     """The class, for tests that make their own."""
     return Generation

@@ -1,0 +1,455 @@
+"""Delivery: what a caller gets, streamed and at once."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmdeploy_llm_plugins.reasoning.parsers import (
+    Ernie45VLParser,
+    Ernie45VLThinkingParser,
+    Qwen3Parser,
+)
+
+from mmdeploy_llm.delivery.delivery import Delivery, record_of
+from mmdeploy_llm.hooks import ReasoningParser, Segment
+from mmdeploy_llm.outputs import CompletionOutput, Logprob, RequestOutput
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plan import RequestFailure
+from mmdeploy_llm.request import MediaInput, MediaSpan
+
+
+class CharTokenizer:
+    """One token a character of `CHARS`, or one of `SPECIAL`; what Delivery reads of a tokenizer."""
+
+    CHARS = "abcdefghijklmnopqrstuvwxyz <>/\n#!"
+    SPECIAL = ("</s>", "<think>", "</think>")
+
+    def __init__(self) -> None:
+        self.tokens = [*self.CHARS, *self.SPECIAL]
+        self.all_special_ids = [self.tokens.index(token) for token in self.SPECIAL]
+        self.added_tokens_decoder: dict[int, Any] = {}
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str | None]:
+        return [self.tokens[i] if i < len(self.tokens) else None for i in ids]
+
+    def convert_tokens_to_ids(self, tokens: list[str]) -> list[int | None]:
+        return [self.tokens.index(token) if token in self.tokens else None for token in tokens]
+
+    def decode(self, ids: list[int], **options: Any) -> str:
+        assert options == {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return "".join(self.tokens[i] for i in ids)
+
+    def ids(self, text: str) -> list[int]:
+        """`text` as ids, special tokens where their text stands."""
+        ids = []
+        while text:
+            token = next((t for t in self.SPECIAL if text.startswith(t)), text[0])
+            ids.append(self.tokens.index(token))
+            text = text.removeprefix(token)
+        return ids
+
+
+CHARS = CharTokenizer()
+EOS = CHARS.ids("</s>")[0]
+
+
+def run(delivery: Delivery, generation: Any, chunks: list[list[int]], reason: str) -> list[Any]:
+    """All outputs of one request whose tokens come in `chunks`, until it ends."""
+    outputs: list[RequestOutput] = []
+    for number, chunk in enumerate(chunks):
+        is_last = number == len(chunks) - 1
+        outputs += delivery.deliver([generation.update(chunk, reason if is_last else None)])
+        if outputs and outputs[-1].finished:
+            break
+    return outputs
+
+
+def merged(outputs: list[RequestOutput]) -> CompletionOutput:
+    """Deltas put together as a caller would."""
+    parts = [output.outputs for output in outputs]
+    reasonings = [part.reasoning_content for part in parts]
+    return CompletionOutput(
+        token_ids=sum((part.token_ids for part in parts), ()),
+        text="".join(part.text for part in parts),
+        reasoning_content=None if None in reasonings else "".join(filter(None, reasonings)),
+        finish_reason=parts[-1].finish_reason,
+    )
+
+
+def params(**fields: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=10_000, **fields)
+
+
+def test_one_output_at_the_end(generation: Any) -> None:
+    made = generation(eos_token_ids=frozenset({EOS}), num_cached_tokens=2, index=3)
+    (output,) = run(Delivery(CHARS), made, [CHARS.ids(c) for c in "hello"] + [[EOS]], "stop")
+    assert output.prompt is made.request.prompt
+    assert output.prompt_token_ids == (1, 2, 3)
+    assert output.finished
+    assert output.is_ok
+    assert output.num_cached_tokens == 2
+    assert output.outputs == CompletionOutput(
+        index=3, token_ids=(*CHARS.ids("hello"), EOS), text="hello", finish_reason="stop"
+    )
+
+
+def test_metrics(generation: Any) -> None:
+    (output,) = run(Delivery(CHARS), generation(), [[0], [1], [2]], "length")
+    metrics = output.metrics
+    assert metrics.arrival_time == 100.0
+    assert metrics.inference_start_time == 101.0
+    assert metrics.first_token_time == 1.0
+    assert metrics.time_in_queue == 0.5
+    assert metrics.preprocess_time == 0.5
+    assert metrics.model_forward_time == 3.0
+    assert metrics.model_execute_time == 4.0
+
+
+def test_streamed_deltas(generation: Any) -> None:
+    made = generation(stream=True, eos_token_ids=frozenset({EOS}))
+    outputs = run(Delivery(CHARS), made, [[0], [], [1], [EOS]], "stop")
+    assert [output.outputs.text for output in outputs] == ["a", "b", ""]
+    assert [output.outputs.token_ids for output in outputs] == [(0,), (1,), (EOS,)]
+    assert [output.outputs.send_idx for output in outputs] == [0, 1, 2]
+    assert [output.finished for output in outputs] == [False, False, True]
+    assert [output.outputs.finish_reason for output in outputs] == [None, None, "stop"]
+    assert all(output.outputs.reasoning_content is None for output in outputs)
+
+
+def test_a_delta_of_reasoning_only(generation: Any) -> None:
+    made = generation(stream=True, prompt_text="<think>")
+    chunks = [CHARS.ids("why"), CHARS.ids("</think>"), CHARS.ids("so")]
+    outputs = run(Delivery(CHARS, Ernie45VLParser, "p"), made, chunks, "length")
+    pairs = [(output.outputs.reasoning_content, output.outputs.text) for output in outputs]
+    assert pairs == [("why", ""), ("", ""), ("", "so")]
+
+
+@pytest.mark.parametrize("parser", [None, Ernie45VLParser, Ernie45VLThinkingParser, Qwen3Parser])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_streamed_is_unstreamed(generation: Any, parser: Any, data: st.DataObject) -> None:
+    words = st.sampled_from(
+        ["<think>", "</think>", "a", "ab", " ", "\n", "#", "##", "!", "<", "</"]
+    )
+    ids = CHARS.ids("".join(data.draw(st.lists(words, min_size=1, max_size=20))))
+    stops = data.draw(st.lists(st.sampled_from(["##", "#a", "b!", "</think>\n", "a"]), max_size=3))
+    options = params(
+        stop=tuple(stops),
+        include_stop_str_in_output=data.draw(st.booleans()),
+        min_tokens=data.draw(st.integers(0, 6)),
+    )
+    common = {
+        "params": options,
+        "eos_token_ids": frozenset({EOS}),
+        "prompt_text": data.draw(st.sampled_from(["", "<think>\n", "<think></think>"])),
+    }
+    reason = data.draw(st.sampled_from(["stop", "length", "abort"]))
+    ids += [EOS] if reason == "stop" else []
+    rng = random.Random(data.draw(st.integers(0, 999)))
+    chunks = [[token_id] for token_id in ids]
+    streamed = run(Delivery(CHARS, parser), generation(stream=True, **common), chunks, reason)
+    (whole,) = run(Delivery(CHARS, parser), generation(**common), chunks, reason)
+    assert merged(streamed) == merged([whole])
+    if not stops:  # cut anywhere; with stops the ids behind the stop would be there too
+        cuts = sorted(rng.randint(0, len(ids)) for _ in range(3))
+        wide = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+        outputs = run(Delivery(CHARS, parser), generation(stream=True, **common), wide, reason)
+        assert merged(outputs) == merged([whole])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("skips", [True, False])
+def test_real_tokenizers(tokenizer: Any, generation: Any, stream: bool, skips: bool) -> None:
+    rng = random.Random(5)
+    ids = [rng.randrange(len(tokenizer)) for _ in range(300)]
+    made = generation(stream=stream, params=params(skip_special_tokens=skips))
+    outputs = run(Delivery(tokenizer), made, [[token_id] for token_id in ids], "length")
+    assert merged(outputs).text == tokenizer.decode(ids, skip_special_tokens=skips)
+    assert merged(outputs).token_ids == tuple(ids)
+
+
+@pytest.mark.parametrize(("is_included", "text"), [(False, "one "), (True, "one ##")])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stop_string_ends_the_request(
+    generation: Any, is_included: bool, text: str, stream: bool
+) -> None:
+    options = params(stop="##", include_stop_str_in_output=is_included)
+    made = generation(params=options, stream=stream)
+    delivery = Delivery(CHARS)
+    outputs = run(delivery, made, [[token] for token in CHARS.ids("one ##two")], "length")
+    assert merged(outputs).text == text
+    assert merged(outputs).finish_reason == "stop"
+    assert outputs[-1].finished
+    assert merged(outputs).token_ids == tuple(CHARS.ids("one ##"))
+    assert delivery.deliver([made.update([0])]) == ()  # an update too late changes nothing
+    assert delivery.deliver([made.update((), "abort")]) == ()
+
+
+def test_text_that_may_become_a_stop_is_held_back(generation: Any) -> None:
+    made = generation(stream=True, params=params(stop=["##!"]))
+    outputs = run(Delivery(CHARS), made, [[t] for t in CHARS.ids("a##b#")], "length")
+    assert [output.outputs.text for output in outputs] == ["a", "", "", "##b", "#"]
+
+
+def test_no_stop_before_min_tokens(generation: Any) -> None:
+    made = generation(params=params(stop=["a"], min_tokens=3))
+    (output,) = run(Delivery(CHARS), made, [[t] for t in CHARS.ids("abxab")], "length")
+    assert output.outputs.text == "abx"
+    made = generation(params=params(stop=["a"], min_tokens=1))
+    (output,) = run(Delivery(CHARS), made, [[t] for t in CHARS.ids("ab")], "length")
+    assert output.outputs.text == ""
+
+
+def test_stop_strings_see_the_reasoning(generation: Any) -> None:
+    made = generation(params=params(stop=["</think>\n"]), prompt_text="<think>")
+    chunks = [[t] for t in CHARS.ids("why</think>\nso")]
+    (output,) = run(Delivery(CHARS, Ernie45VLParser), made, chunks, "length")
+    assert (output.outputs.reasoning_content, output.outputs.text) == ("why", "")
+    assert output.outputs.finish_reason == "stop"
+
+
+def test_the_id_that_stops_has_no_text(generation: Any) -> None:
+    stop_id = CHARS.ids("!")[0]
+    made = generation(params=params(stop_token_ids=[stop_id]))
+    (output,) = run(Delivery(CHARS), made, [CHARS.ids("a!"), CHARS.ids("!")], "stop")
+    assert output.outputs.text == "a!"
+    options = params(skip_special_tokens=False)
+    made = generation(params=options, eos_token_ids=frozenset({EOS}))
+    (output,) = run(Delivery(CHARS), made, [[EOS], CHARS.ids("a"), [EOS]], "stop")
+    assert output.outputs.text == "</s>a"
+    made = generation(params=options, eos_token_ids=frozenset({EOS}))
+    (output,) = run(Delivery(CHARS), made, [CHARS.ids("a"), [EOS]], "length")
+    assert output.outputs.text == "a</s>"  # it did not end the request
+
+
+def test_markers_reach_the_parser_though_they_are_special(generation: Any) -> None:
+    made = generation()
+    (output,) = run(Delivery(CHARS, Ernie45VLParser), made, [CHARS.ids("a</think>b</s>")], "length")
+    assert (output.outputs.reasoning_content, output.outputs.text) == ("a", "b")
+    (output,) = run(Delivery(CHARS), generation(), [CHARS.ids("a</think>b</s>")], "length")
+    assert (output.outputs.reasoning_content, output.outputs.text) == (None, "ab")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_nothing_generated(generation: Any, stream: bool) -> None:
+    made = generation(stream=stream, eos_token_ids=frozenset({EOS}))
+    (output,) = run(Delivery(CHARS, Qwen3Parser), made, [[EOS]], "stop")
+    assert (output.outputs.text, output.outputs.reasoning_content) == ("", "")
+    (output,) = run(Delivery(CHARS, Qwen3Parser), generation(stream=stream), [[]], "length")
+    assert (output.outputs.text, output.outputs.reasoning_content) == ("", "")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_abort_keeps_the_text(generation: Any, stream: bool) -> None:
+    made = generation(stream=stream, params=params(stop=["c!"]))
+    outputs = run(Delivery(CHARS), made, [CHARS.ids("ab"), CHARS.ids("c"), []], "abort")
+    assert merged(outputs).text == "abc"
+    assert merged(outputs).finish_reason == "abort"
+    assert outputs[-1].error_code == 499
+    assert "aborted" in (outputs[-1].error_msg or "")
+
+
+def test_abort_of_a_waiting_request(generation: Any) -> None:
+    (output,) = Delivery(CHARS, Qwen3Parser).deliver([generation().update((), "abort")])
+    assert output.finished
+    assert output.error_code == 499
+    assert output.outputs.token_ids == ()
+
+
+def test_a_failure_is_passed_on(generation: Any) -> None:
+    failure = RequestFailure(code=413, message="too large")
+    made = generation()
+    delivery = Delivery(CHARS)
+    assert delivery.deliver([made.update(CHARS.ids("ab"))]) == ()
+    (output,) = delivery.deliver([made.update((), "error", failure=failure)])
+    assert (output.error_code, output.error_msg) == (413, "too large")
+    assert (output.outputs.text, output.outputs.finish_reason) == ("ab", "error")
+    assert output.finished
+
+
+def media(kind: str, num_tokens: int) -> MediaSpan:
+    return MediaSpan(
+        offset=0, item=MediaInput(kind=kind, tensors={}, num_tokens=num_tokens, key=kind)
+    )
+
+
+def test_media_tokens(generation: Any) -> None:
+    made = generation(media=(media("image", 4), media("video", 6), media("image", 5)), stream=True)
+    outputs = run(Delivery(CHARS), made, [[0], [1]], "length")
+    for output in outputs:
+        assert (output.num_input_image_tokens, output.num_input_video_tokens) == (9, 6)
+
+
+def entry(*token_ids: int) -> dict[int, Logprob]:
+    return {t: Logprob(logprob=-float(n), rank=n + 1) for n, t in enumerate(token_ids)}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_logprobs(generation: Any, stream: bool) -> None:
+    made = generation(stream=stream, params=params(logprobs=1, prompt_logprobs=0))
+    delivery = Delivery(CHARS)
+    outputs = [*delivery.deliver([made.update(prompt_logprobs=(None, entry(2)))])]
+    assert outputs == []
+    outputs += delivery.deliver(
+        [made.update([0], logprobs=entry(0, 1), prompt_logprobs=(entry(1),))]
+    )
+    outputs += delivery.deliver([made.update([3], "length", logprobs=entry(3, 4))])
+    entries = [found for output in outputs for found in output.outputs.logprobs or ()]
+    assert [list(found) for found in entries] == [[0, 1], [3, 4]]
+    assert [p.decoded_token for found in entries for p in found.values()] == ["a", "b", "d", "e"]
+    assert [p.rank for p in entries[1].values()] == [1, 2]
+    prompt = outputs[-1].prompt_logprobs
+    assert prompt is not None
+    assert [found and {t: p.decoded_token for t, p in found.items()} for found in prompt] == [
+        None,
+        {2: "c"},
+        {1: "b"},
+    ]
+    assert all(output.prompt_logprobs is None for output in outputs[:-1])
+
+
+def test_no_logprobs_unless_asked(generation: Any) -> None:
+    (output,) = run(Delivery(CHARS), generation(), [[0]], "length")
+    assert output.outputs.logprobs is None
+    assert output.prompt_logprobs is None
+
+
+class Broken(ReasoningParser):
+    """Fails as its class attributes say."""
+
+    failing = ""
+
+    def start(self, prompt: str) -> None:
+        self._check("start")
+
+    def feed(self, text: str) -> list[Segment]:
+        if "!" in text:
+            self._check("feed")
+        return [Segment(kind="content", text=text)]
+
+    def finish(self) -> list[Segment]:
+        self._check("finish")
+        return []
+
+    def _check(self, step: str) -> None:
+        if self.failing == step:
+            raise KeyError(f"no {step}")
+
+
+@pytest.mark.parametrize("step", ["start", "feed", "finish", "create"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_raising_parser_harms_its_request_only(generation: Any, step: str, stream: bool) -> None:
+    class Failing(Broken):
+        failing = step
+
+        def __init__(self) -> None:
+            self._check("create")
+
+    made, good = generation(stream=stream), generation(request_id="good")
+    makers = iter([Failing, Broken])
+    delivery = Delivery(CHARS, lambda: next(makers)(), "'x' of plugin 'p'")
+    outputs: list[RequestOutput] = []
+    chunks = [CHARS.ids("ab"), CHARS.ids("c!"), CHARS.ids("d")]
+    for number, chunk in enumerate(chunks):
+        reason = "length" if number == 2 else None
+        updates = [] if outputs and outputs[-1].finished else [made.update(chunk, reason)]
+        outputs += [o for o in delivery.deliver(updates) if o.request_id == "r"]
+        if number < 2:
+            assert delivery.deliver([good.update(chunk)]) == ()
+    last = outputs[-1].outputs
+    assert outputs[-1].error_code == 500
+    assert last.finish_reason == "error"
+    assert "'x' of plugin 'p'" in outputs[-1].error_msg
+    assert f"KeyError: 'no {step}'" in outputs[-1].error_msg
+    assert last.text == CHARS.decode(
+        made.request.output_token_ids,
+        skip_special_tokens=False,
+        clean_up_tokenization_spaces=False,
+    )
+    assert last.token_ids == tuple(made.request.output_token_ids)
+    assert (len(last.token_ids) < 5) == (stream and step != "finish")
+    (other,) = delivery.deliver([good.update(CHARS.ids("e"), "length")])
+    assert other.is_ok
+    assert other.outputs.text == "abc!e"
+
+
+@pytest.mark.parametrize("given", [["text"], [None], None, [Segment(kind="thought", text="a")]])
+def test_a_parser_that_breaks_its_contract(generation: Any, given: Any) -> None:
+    class Wrong(Broken):
+        def feed(self, text: str) -> list[Segment]:
+            return given
+
+    (output,) = run(Delivery(CHARS, Wrong, "wrong"), generation(), [CHARS.ids("ab")], "length")
+    assert (output.error_code, output.outputs.text) == (500, "ab")
+    assert output.outputs.reasoning_content == ""
+
+
+def test_an_abort_stays_an_abort_when_the_parser_raises(generation: Any) -> None:
+    class Failing(Broken):
+        failing = "finish"
+
+    (output,) = run(Delivery(CHARS, Failing), generation(), [CHARS.ids("ab"), []], "abort")
+    assert output.outputs.finish_reason == "abort"
+    assert output.outputs.text == "ab"
+
+
+def test_state_is_dropped(generation: Any) -> None:
+    delivery = Delivery(CHARS)
+    made, other = generation(), generation(request_id="other")
+    delivery.deliver([made.update([0]), other.update([1])])
+    assert set(delivery._progress) == {"r", "other"}
+    delivery.deliver([made.update([0], "length")])
+    assert set(delivery._progress) == {"other"}
+    delivery.forget(["other", "never seen"])
+    assert not delivery._progress
+
+
+def test_requests_of_one_step_stay_apart(generation: Any) -> None:
+    delivery = Delivery(CHARS, Ernie45VLParser)
+    first = generation(request_id="1", prompt_text="<think>")
+    second = generation(request_id="2", prompt_text="</think>")
+    delivery.deliver([first.update(CHARS.ids("a</thi")), second.update(CHARS.ids("nk>"))])
+    outputs = delivery.deliver([second.update([0], "length"), first.update([1], "length")])
+    assert [output.request_id for output in outputs] == ["2", "1"]
+    assert [(o.outputs.reasoning_content, o.outputs.text) for o in outputs] == [
+        ("", "nk>a"),
+        ("a</thib", ""),
+    ]
+
+
+def test_a_request_without_streaming_is_decoded_once(generation: Any) -> None:
+    calls = []
+
+    class Counting(CharTokenizer):
+        def decode(self, ids: list[int], **options: Any) -> str:
+            calls.append(len(ids))
+            return super().decode(ids, **options)
+
+    run(Delivery(Counting()), generation(), [[0]] * 20, "length")
+    assert sum(calls) <= 3 * 20
+    assert len(calls) <= 3
+
+
+def test_record(generation: Any) -> None:
+    made = generation(media=(media("image", 4),), num_cached_tokens=1)
+    (output,) = run(Delivery(CHARS), made, [[0], [1]], "length")
+    record = record_of(made.request, output)
+    assert (record.request_id, record.finish_reason, record.error_code) == ("r", "length", 200)
+    assert (record.num_prompt_tokens, record.num_output_tokens) == (3, 2)
+    assert record.num_cached_tokens == 1
+    assert record.num_media_tokens == {"image": 4, "video": 0}
+    assert record.metrics is output.metrics
+
+
+def test_the_room_imports_no_torch() -> None:
+    code = (
+        "import sys, mmdeploy_llm.delivery.delivery\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
