@@ -89,3 +89,8 @@ def test_a_match_completed_too_early_does_not_stop_later() -> None:
     assert matcher.feed("xab", can_stop=False) == ""  # may become "xaby"
     assert matcher.feed("z") + matcher.finish() == "xabz"
     assert not matcher.is_stopped
+
+
+def test_a_whole_stop_that_may_not_stop_is_not_held_back() -> None:
+    matcher = StopStrings(["ab", "xaby"])
+    assert matcher.feed("ab", can_stop=False) == "ab"
