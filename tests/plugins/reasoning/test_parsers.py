@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mmdeploy_llm_plugins import reasoning
 
+from mmdeploy_llm.hooks import PluginManager, ReasoningParser
+
 NAMES = ["deepseek-r1", "ernie-45-vl", "ernie-45-vl-thinking", "ernie-x1", "qwen3"]
 PROMPTS = ["", "hi <think>\n", "hi <think>\n\n</think>\n\n", "a </think> <response>", "</response>"]
 TAGS = ["<think>", "</think>", "<response>", "</response>", "<tool_call>", "</tool_call>"]
@@ -194,3 +196,10 @@ def test_long_text_in_small_pieces_is_linear(new_parser) -> None:
         parser.feed("word < ")
         assert len(parser._buffer) <= len("</think>")
     assert sum(len(segment.text) for segment in parser.finish()) == 140_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plugin_manager_finds_and_builds_it(name: str) -> None:
+    manager = PluginManager.load(plugins=["reasoning"])
+    parser = manager.build(manager.reasoning_parser(name.replace("-", "_")))
+    assert isinstance(parser, ReasoningParser)
