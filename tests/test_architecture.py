@@ -1,0 +1,500 @@
+"""The rules of the source tree, each as a function from a tree to its violations.
+
+Each rule runs on this repository, which must keep it, and on small made-up trees that break it.
+Imports are read from the syntax tree: lazy ones count, `TYPE_CHECKING` ones do not.
+"""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Low to high. A file imports from lower lines only; names on one line never import each other.
+LAYERS = (
+    ("errors",),
+    ("params", "messages"),
+    ("config",),
+    ("outputs",),
+    ("metrics",),
+    ("request",),
+    ("plan", "forward"),
+    ("hooks",),
+    ("attention", "layers", "sampling", "weights"),
+    ("intake", "schedule", "runner", "delivery"),
+    ("engine",),
+    ("drive",),
+    ("llm", "aio"),
+    ("batch",),
+    ("terminal",),
+    ("cli",),
+)
+ROOMS = {"intake", "schedule", "runner", "delivery"}
+KNOWS_ALL_ROOMS = "engine"
+RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line}
+
+FOLDERS = {  # folder -> package
+    "mmdeploy_llm": "mmdeploy_llm",
+    "plugins": "mmdeploy_llm_plugins",
+    "processors": "mmdeploy_llm_processors",
+}
+PLUGIN_API = {"hooks", "messages", "forward", "layers", "attention.base", "errors", "request"}
+PLUGIN_API |= {"weights.map"}
+TORCH_FREE = {"schedule", "delivery", "hooks", "errors", "params", "messages", "config"}
+TORCH_FREE |= {"outputs", "metrics", "request", "plan", "forward"}
+IN_ONE_FILE = {"ray", "flash_attn", "triton", "torchao", "xgrammar", "pyarrow"}
+MEDIA_LIBRARIES = {"PIL", "av"}
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 50
+MAX_CORE_LINES = 8000
+MAX_IMPORT_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """One imported module, by its full name where it is ours, else as it is written."""
+
+    module: str
+    line: int
+
+
+class Source:
+    """One Python file of a tree."""
+
+    def __init__(self, root: Path, path: Path) -> None:
+        self.root = root
+        self.path = path
+        self.name = path.relative_to(root).as_posix()
+        folder, *rest = self.name.removesuffix(".py").removesuffix("/__init__").split("/")
+        self.module = ".".join([FOLDERS.get(folder, folder), *rest])
+        self.text = path.read_text(encoding="utf-8")
+
+    @cached_property
+    def syntax(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def part(self) -> str:
+        """Its place in LAYERS: "hooks" for mmdeploy_llm/hooks/specs.py; "" for the root."""
+        return [*self.module.split("."), ""][1]
+
+    @property
+    def is_core(self) -> bool:
+        return self.module.split(".")[0] == "mmdeploy_llm"
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        return tuple(self._imports(self.syntax))
+
+    def _imports(self, node: ast.AST) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            match child:
+                case ast.If(
+                    test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")
+                ):
+                    yield from self._imports(ast.Module(child.orelse, []))
+                case ast.Import():
+                    for alias in child.names:
+                        yield Import(module=alias.name, line=child.lineno)
+                case ast.ImportFrom():
+                    for alias in child.names:
+                        yield Import(module=self._target(child, alias.name), line=child.lineno)
+                case ast.Call(args=[ast.Constant(value=str(module)), *_]) if _is_import_call(child):
+                    yield Import(module=module, line=child.lineno)
+                case _:
+                    yield from self._imports(child)
+
+    def _target(self, node: ast.ImportFrom, name: str) -> str:
+        """The module that `from ... import name` reads: the submodule `name` where there is one."""
+        base = node.module or ""
+        if node.level:
+            package = (
+                self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
+            )
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, base] if base else above)
+        full = f"{base}.{name}"
+        return full if _exists(self.root, full) else base
+
+    def at(self, line: int, problem: str) -> str:
+        return f"{self.name}:{line}: {problem}"
+
+
+def _is_import_call(node: ast.Call) -> bool:
+    return ast.unparse(node.func) in ("import_module", "importlib.import_module", "__import__")
+
+
+def _exists(root: Path, module: str) -> bool:
+    package, *rest = module.split(".")
+    folders = {package: folder for folder, package in FOLDERS.items()}
+    if package not in folders:
+        return False
+    path = root.joinpath(folders[package], *rest)
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def sources(root: Path, *folders: str) -> list[Source]:
+    """The Python files below the folders, all shipped ones by default."""
+    found = [path for name in folders or FOLDERS for path in (root / name).rglob("*.py")]
+    return [Source(root, path) for path in sorted(found)]
+
+
+# The rules.
+
+
+def wrong_order(root: Path) -> list[str]:
+    """Core files import from lower layers only, and every file has a layer."""
+    wrong = []
+    for source in sources(root, "mmdeploy_llm"):
+        if source.part in (
+            "",
+            "testing",
+        ):  # the root only gathers names; testing may import anything
+            continue
+        if source.part not in RANK:
+            wrong.append(source.at(1, f"{source.part!r} has no place in LAYERS"))
+            continue
+        for item in source.imports:
+            package, _, rest = item.module.partition(".")
+            if package in set(FOLDERS.values()) - {"mmdeploy_llm"}:
+                wrong.append(
+                    source.at(item.line, f"imports {item.module}; plugins come by entry point")
+                )
+            if package != "mmdeploy_llm":
+                continue
+            part = rest.partition(".")[0]
+            is_lower = RANK.get(part, len(RANK)) < RANK[source.part]
+            if part != source.part and not is_lower and not (part == "" and source.part == "cli"):
+                wrong.append(source.at(item.line, f"{source.part} must not import {item.module}"))
+    return wrong
+
+
+def knows_two_rooms(root: Path) -> list[str]:
+    """Only engine.py knows more than one room."""
+    wrong = []
+    for source in sources(root, "mmdeploy_llm"):
+        if source.part in (KNOWS_ALL_ROOMS, "testing"):
+            continue
+        known = {item.module.split(".")[1] for item in source.imports if item.module.count(".")}
+        if len(known & ROOMS) > 1:
+            wrong.append(source.at(1, f"knows the rooms {', '.join(sorted(known & ROOMS))}"))
+    return wrong
+
+
+def beyond_plugin_api(root: Path) -> list[str]:
+    """Plugins and processors import the plugin API and their own folder, nothing else of ours."""
+    wrong = []
+    for source in sources(root, "plugins", "processors"):
+        own = ".".join(source.module.split(".")[:2])
+        for item in source.imports:
+            package, _, rest = item.module.partition(".")
+            is_api = rest in PLUGIN_API or rest.startswith("layers.")
+            if package == "mmdeploy_llm" and not is_api:
+                wrong.append(source.at(item.line, f"{item.module} is not in the plugin API"))
+            is_plugin = package in (FOLDERS["plugins"], FOLDERS["processors"])
+            if is_plugin and not f"{item.module}.".startswith(f"{own}."):
+                wrong.append(source.at(item.line, f"{item.module} belongs to another plugin"))
+    return wrong
+
+
+def torch_where_there_is_none(root: Path) -> list[str]:
+    """The rooms that only decide, the hooks and the root nouns import no torch."""
+    return [
+        source.at(item.line, f"imports {item.module}")
+        for source in sources(root, "mmdeploy_llm")
+        for item in source.imports
+        if source.part in TORCH_FREE and item.module.partition(".")[0] in ("torch", "transformers")
+    ]
+
+
+def libraries_in_wrong_places(root: Path) -> list[str]:
+    """Optional libraries are imported in one file each, media libraries by processors only."""
+    wrong = []
+    users: dict[str, set[str]] = {}
+    for source in sources(root):
+        for item in source.imports:
+            library = item.module.partition(".")[0]
+            users.setdefault(library, set()).add(source.name)
+            if library in MEDIA_LIBRARIES and not source.name.startswith("processors/"):
+                wrong.append(source.at(item.line, f"imports {library} outside processors/"))
+    for library in sorted(IN_ONE_FILE):
+        if len(users.get(library, ())) > 1:
+            wrong.append(f"{library} is imported in {', '.join(sorted(users[library]))}")
+    return wrong
+
+
+def hidden_state(root: Path) -> list[str]:
+    """No `global` statement; the environment is read in cli.py only."""
+    wrong = []
+    for source in sources(root):
+        for node in ast.walk(source.syntax):
+            match node:
+                case ast.Global():
+                    wrong.append(source.at(node.lineno, f"global {', '.join(node.names)}"))
+                case ast.Attribute(value=ast.Name(id="os"), attr="environ" | "environb" | "getenv"):
+                    is_cli = source.module == "mmdeploy_llm.cli"
+                    wrong += [] if is_cli else [source.at(node.lineno, f"reads os.{node.attr}")]
+                case ast.ImportFrom(module="os") if source.module != "mmdeploy_llm.cli":
+                    names = {alias.name for alias in node.names} & {"environ", "environb", "getenv"}
+                    wrong += [source.at(node.lineno, f"reads os.{name}") for name in sorted(names)]
+    return wrong
+
+
+def too_long(root: Path) -> list[str]:
+    """Files and functions stay within their lines, and so does the core as a whole."""
+    wrong = []
+    core = 0
+    for source in sources(root):
+        num_lines = len(source.text.splitlines())
+        core += num_lines if source.is_core and source.part != "testing" else 0
+        if num_lines > MAX_FILE_LINES:
+            wrong.append(source.at(1, f"{num_lines} lines, {MAX_FILE_LINES} are allowed"))
+        for node in ast.walk(source.syntax):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                wrong.append(
+                    source.at(
+                        node.lineno,
+                        f"{node.name} has {length} lines, {MAX_FUNCTION_LINES} are allowed",
+                    )
+                )
+    if core >= MAX_CORE_LINES:
+        wrong.append(f"the core has {core} lines, the budget is below {MAX_CORE_LINES}")
+    return wrong
+
+
+def unpacked_folders(root: Path) -> list[str]:
+    """pyproject.toml lists exactly the folders with Python files as packages."""
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    listed = set(settings["packages"])
+    folders = {source.path.parent.relative_to(root).as_posix() for source in sources(root)}
+    real = {
+        ".".join([FOLDERS[first], *rest]) for first, *rest in (name.split("/") for name in folders)
+    }
+    wrong = [f"package {name} is not listed in pyproject.toml" for name in sorted(real - listed)]
+    return wrong + [
+        f"pyproject.toml lists {name}: no such folder" for name in sorted(listed - real)
+    ]
+
+
+def untested_hooks(root: Path) -> list[str]:
+    """Every hook has a test named test_hook_<name> and a heading in plugins/README.md."""
+    specs = Source(root, root / "mmdeploy_llm/hooks/specs.py").syntax
+    hooks = [
+        node.name
+        for node in specs.body
+        if isinstance(node, ast.FunctionDef) and "hookspec" in map(_decorator, node.decorator_list)
+    ]
+    tests = {
+        node.name
+        for source in sources(root, "tests/hooks")
+        for node in ast.walk(source.syntax)
+        if isinstance(node, ast.FunctionDef)
+    }
+    readme = (root / "plugins/README.md").read_text()
+    wrong = [
+        f"hook {hook} has no test_hook_{hook}" for hook in hooks if f"test_hook_{hook}" not in tests
+    ]
+    wrong += [f"hook {hook} has no heading" for hook in hooks if f"\n### `{hook}(" not in readme]
+    return wrong if hooks else ["specs.py has no hooks"]
+
+
+def _decorator(node: ast.expr) -> str:
+    return ast.unparse(node.func if isinstance(node, ast.Call) else node)
+
+
+def bad_all(root: Path) -> list[str]:
+    """`__all__` of the public packages is sorted and names exactly what they import for others."""
+    wrong = []
+    for name in ("mmdeploy_llm/__init__.py", "mmdeploy_llm/hooks/__init__.py"):
+        source = Source(root, root / name)
+        public, listed = _exports(source.syntax), _all_of(source.syntax)
+        if listed != sorted(listed, key=lambda n: (not n.isupper(), not n[0].isupper(), n)):
+            wrong.append(f"{name}: __all__ is not sorted")
+        if len(listed) != len(set(listed)):
+            wrong.append(f"{name}: __all__ names something twice")
+        wrong += [f"{name}: {item} is not in __all__" for item in sorted(public - set(listed))]
+        wrong += [
+            f"{name}: __all__ names {item}, which is not there"
+            for item in sorted(set(listed) - public)
+        ]
+    return wrong
+
+
+def _exports(module: ast.Module) -> set[str]:
+    """Names that a package imports from its own modules or defines in public."""
+    found = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and (
+            node.level or "mmdeploy_llm" in (node.module or "")
+        ):
+            found |= {alias.asname or alias.name for alias in node.names}
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+    return {name for name in found if not name.startswith("_")}
+
+
+def _all_of(module: ast.Module) -> list[str]:
+    for node in module.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def test_importing_the_package_is_quick_and_light():
+    code = (
+        "import sys, time\n"
+        "start = time.perf_counter()\n"
+        "import mmdeploy_llm\n"
+        "print(time.perf_counter() - start)\n"
+        "assert not {'torch', 'transformers', 'PIL', 'av', 'numpy'} & set(sys.modules)\n"
+    )
+    assert min(float(run(code)) for _ in range(5)) < MAX_IMPORT_SECONDS
+
+
+def test_torch_free_parts_load_no_torch_through_others_either():
+    names = [source.module for source in sources(ROOT, "mmdeploy_llm") if source.part in TORCH_FREE]
+    code = f"import importlib, sys\nfor name in {names!r}:\n    importlib.import_module(name)\n"
+    run(code + "assert 'torch' not in sys.modules\nassert 'transformers' not in sys.modules\n")
+
+
+def test_every_public_name_can_be_imported():
+    code = "import mmdeploy_llm as package\nfor name in package.__all__: getattr(package, name)\n"
+    run(code + "assert set(package.__all__) == set(dir(package)) - {'__version__'}\n")
+
+
+def run(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# The rules, tried on trees that break them.
+
+GOOD = {
+    "mmdeploy_llm/__init__.py": "if TYPE_CHECKING:\n    from .llm import LLM\n__all__ = ['LLM']",
+    "mmdeploy_llm/errors.py": "",
+    "mmdeploy_llm/llm.py": "from .runner.runner import Runner\nfrom . import errors\n",
+    "mmdeploy_llm/engine.py": "import torch\nfrom .intake import x\nfrom .runner.runner import y\n",
+    "mmdeploy_llm/cli.py": "import os\nfrom . import __version__\nos.environ['X']\n",
+    "mmdeploy_llm/hooks/__init__.py": "from .specs import hook\n__all__ = ['hook']\n",
+    "mmdeploy_llm/hooks/specs.py": "@hookspec(firstresult=True)\ndef hook(): ...\n",
+    "mmdeploy_llm/intake/__init__.py": "from mmdeploy_llm.errors import X\n",
+    "mmdeploy_llm/runner/__init__.py": "",
+    "mmdeploy_llm/runner/runner.py": "import triton.language\nfrom mmdeploy_llm.hooks import hook",
+    "mmdeploy_llm/schedule/__init__.py": (
+        "if TYPE_CHECKING:\n    import torch\n    from mmdeploy_llm.runner import Runner\n"
+    ),
+    "plugins/__init__.py": "",
+    "plugins/one/__init__.py": (
+        "from mmdeploy_llm.layers.moe import X\nfrom mmdeploy_llm_plugins.one import model\n"
+        "from . import model\nfrom mmdeploy_llm.hooks import hook\n"
+    ),
+    "plugins/one/model.py": "import torch\n",
+    "processors/__init__.py": "",
+    "processors/image/__init__.py": "import av\nfrom PIL import Image\n",
+    "plugins/README.md": "# Plugins\n\n### `hook() -> None`\n",
+    "tests/hooks/test_hooks.py": "def test_hook_hook(): ...\n",
+    "pyproject.toml": (
+        "[tool.setuptools]\npackages = ['mmdeploy_llm', 'mmdeploy_llm.hooks', 'mmdeploy_llm.intake', "
+        "'mmdeploy_llm.runner', 'mmdeploy_llm.schedule', 'mmdeploy_llm_plugins', "
+        "'mmdeploy_llm_plugins.one', 'mmdeploy_llm_processors', 'mmdeploy_llm_processors.image']\n"
+    ),
+}
+RUNNER = "mmdeploy_llm/runner/runner.py"
+SCHEDULE = "mmdeploy_llm/schedule/__init__.py"
+ONE = "plugins/one/model.py"
+BAD = [  # rule, changed file, its text, what must be found
+    (wrong_order, RUNNER, "from mmdeploy_llm.intake import x", "runner must not import"),
+    (wrong_order, RUNNER, "def f():\n    from mmdeploy_llm import engine", "mmdeploy_llm.engine"),
+    (wrong_order, RUNNER, "from ..llm import LLM", "must not import mmdeploy_llm.llm"),
+    (wrong_order, RUNNER, "import mmdeploy_llm", "must not import mmdeploy_llm"),
+    (wrong_order, RUNNER, "importlib.import_module('mmdeploy_llm.cli')", "mmdeploy_llm.cli"),
+    (wrong_order, RUNNER, "import mmdeploy_llm.testing", "mmdeploy_llm.testing"),
+    (wrong_order, RUNNER, "import mmdeploy_llm_plugins.one", "plugins come by entry point"),
+    (wrong_order, RUNNER, "if TYPE_CHECKING:\n    pass\nelse:\n    from ..llm import x", ".llm"),
+    (wrong_order, "mmdeploy_llm/params.py", "from .messages import x", "params must not import"),
+    (wrong_order, "mmdeploy_llm/errors.py", "from .params import x", "errors must not import"),
+    (wrong_order, "mmdeploy_llm/helpers.py", "", "'helpers' has no place"),
+    (knows_two_rooms, "mmdeploy_llm/llm.py", "from . import intake, runner", "intake, runner"),
+    (beyond_plugin_api, ONE, "from mmdeploy_llm.runner import x", "not in the plugin API"),
+    (beyond_plugin_api, ONE, "from mmdeploy_llm.hooks.contracts import x", "not in the plugin API"),
+    (beyond_plugin_api, ONE, "import mmdeploy_llm", "not in the plugin API"),
+    (beyond_plugin_api, ONE, "from mmdeploy_llm.attention import x", "not in the plugin API"),
+    (beyond_plugin_api, ONE, "import mmdeploy_llm_plugins.oneself", "belongs to another plugin"),
+    (beyond_plugin_api, ONE, "import mmdeploy_llm_processors.image", "belongs to another plugin"),
+    (torch_where_there_is_none, SCHEDULE, "def f():\n    import torch.nn", "imports torch.nn"),
+    (torch_where_there_is_none, "mmdeploy_llm/plan.py", "from torch import x", "imports torch"),
+    (libraries_in_wrong_places, RUNNER, "from PIL import Image", "imports PIL outside"),
+    (libraries_in_wrong_places, ONE, "import av.container", "imports av outside"),
+    (libraries_in_wrong_places, ONE, "import triton", "triton is imported in mmdeploy_llm/runner"),
+    (hidden_state, ONE, "def f():\n    global x", "model.py:2: global x"),
+    (hidden_state, ONE, "import os\nos.getenv('X')", "reads os.getenv"),
+    (hidden_state, ONE, "from os import environ", "reads os.environ"),
+    (too_long, ONE, "\n" * (MAX_FILE_LINES + 1), "501 lines, 500 are allowed"),
+    (too_long, ONE, "async def f():\n" + " x\n" * MAX_FUNCTION_LINES, "f has 51 lines"),
+    (too_long, RUNNER, "\n" * MAX_CORE_LINES, "the core has 80"),
+    (unpacked_folders, "plugins/two/model.py", "", "mmdeploy_llm_plugins.two is not listed"),
+    (unpacked_folders, "plugins/one", None, "lists mmdeploy_llm_plugins.one: no such folder"),
+    (untested_hooks, "plugins/README.md", "# Plugins\nhook", "hook hook has no heading"),
+    (untested_hooks, "tests/hooks/test_hooks.py", "", "hook hook has no test_hook_hook"),
+    (untested_hooks, "mmdeploy_llm/hooks/specs.py", "def hook(): ...", "has no hooks"),
+    (
+        bad_all,
+        "mmdeploy_llm/hooks/__init__.py",
+        "from .specs import a, b\n__all__ = ['b', 'a']",
+        "sorted",
+    ),
+    (
+        bad_all,
+        "mmdeploy_llm/hooks/__init__.py",
+        "from .specs import a, b\n__all__ = ['a']",
+        "b is not in",
+    ),
+    (bad_all, "mmdeploy_llm/__init__.py", "__all__ = ['LLM']", "names LLM, which is not there"),
+    (bad_all, "mmdeploy_llm/__init__.py", "__all__ = ['LLM', 'LLM']", "something twice"),
+]
+
+RULES = tuple(dict.fromkeys(rule for rule, *_ in BAD))
+
+
+def grow(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_this_repository_keeps(rule):
+    assert rule(ROOT) == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_accepts_a_good_tree(tmp_path, rule):
+    assert rule(grow(tmp_path, GOOD)) == []
+
+
+@pytest.mark.parametrize(("rule", "name", "text", "problem"), BAD)
+def test_rule_finds(tmp_path, rule, name, text, problem):
+    if text is None:
+        files = {file: body for file, body in GOOD.items() if not file.startswith(f"{name}/")}
+    else:
+        files = {**GOOD, name: text}
+    found = rule(grow(tmp_path, files))
+    assert any(problem in violation for violation in found), found
