@@ -148,14 +148,13 @@ class SamplingParams(FrozenParams):
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+        if self.max_tokens is None:
+            return self
+        if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens must be in [0, max_tokens = {self.max_tokens}], got {self.min_tokens}"
             )
-        if (
-            None not in (self.max_tokens, self.reasoning_max_tokens)
-            and self.reasoning_max_tokens > self.max_tokens
-        ):
+        if self.reasoning_max_tokens is not None and self.reasoning_max_tokens > self.max_tokens:
             raise ValueError(
                 f"reasoning_max_tokens must be in [1, max_tokens = {self.max_tokens}], "
                 f"got {self.reasoning_max_tokens}"
