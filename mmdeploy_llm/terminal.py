@@ -1,0 +1,193 @@
+"""What the program writes on a terminal: answers as they come, a chat, tables. Knows nothing of
+options."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .batch.records import CaptionRecord, seconds
+from .errors import MMDeployLLMError
+from .hooks import PluginInfo
+from .messages import Prompt
+from .outputs import RequestOutput
+from .params import SamplingParams
+
+WIDTH_WITHOUT_TERMINAL = 100
+CHAT_HELP = "/image PATH adds a picture to your next message, /reset forgets, /quit ends"
+
+
+class Streamer(Protocol):
+    """The part of LLM that an answer needs."""
+
+    def stream(
+        self, prompts: Any, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """As LLM.stream."""
+
+
+def make_console(*, is_stderr: bool = False) -> Console:
+    """A console that is wide enough to read when its output goes to a file."""
+    console = Console(stderr=is_stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH_WITHOUT_TERMINAL)
+    return console
+
+
+def printable(text: str) -> str:
+    """The text without control characters: file names and models must not steer the terminal."""
+    return "".join(
+        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else "\ufffd"
+        for char in text
+    )
+
+
+def caption_table(records: Iterable[CaptionRecord]) -> Table:
+    """File, caption, tokens, seconds; failed images in red with their message."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("file", no_wrap=True, overflow="ellipsis", max_width=36)
+    table.add_column("caption", overflow="fold")
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    for record in records:
+        fault = record.error
+        words = record.text if fault is None else f"failed ({fault.code}): {fault.message}"
+        table.add_row(
+            Text(printable(record.path)),
+            Text(printable(words), style="red" if fault else ""),
+            str(record.num_prompt_tokens + record.num_output_tokens) if fault is None else "",
+            seconds(record.timings.total) if fault is None else "",
+        )
+    return table
+
+
+def plugin_table(plugins: Iterable[PluginInfo]) -> Table:
+    """Name, package, what it provides, and in red what failed."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("plugin", "package", "provides"):
+        table.add_column(title, overflow="fold")
+    for plugin in plugins:
+        package = " ".join(part for part in (plugin.distribution, plugin.version) if part)
+        cell = Text("\n".join(plugin.provides))
+        for failure in plugin.failures:
+            cell.append("\n" if cell else "")
+            cell.append(f"{failure.phase} failed: {failure.error}", style="red")
+        table.add_row(Text(plugin.name), Text(package or plugin.module), cell)
+    return table
+
+
+def print_answer(
+    outputs: Iterable[RequestOutput], out: Console, aside: Console
+) -> tuple[str, str | None]:
+    """Writes deltas as they come: text to `out`, reasoning dimmed to `aside`.
+
+    Returns the whole text, and the error's message or None.
+    """
+    pieces: list[str] = []
+    is_thinking, error = False, None
+    for output in outputs:
+        thought, text = output.outputs.reasoning_content or "", output.outputs.text
+        if thought:
+            aside.print(Text(printable(thought), style="dim"), end="", soft_wrap=True)
+            is_thinking = True
+        if not pieces:
+            text = text.lstrip()
+        if text and is_thinking:
+            aside.print()
+            is_thinking = False
+        if text:
+            pieces.append(text)
+            out.print(Text(printable(text)), end="", soft_wrap=True)
+        if not output.is_ok:
+            error = output.error_msg or "no message was given"
+    if is_thinking:
+        aside.print()
+    if pieces:
+        out.print()
+    return "".join(pieces), error
+
+
+def user_message(text: str, images: Sequence[str]) -> dict[str, Any]:
+    """A chat message of one user: pictures first, then the text."""
+    parts: list[dict[str, Any]] = [{"type": "image", "image": path} for path in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+class ChatSession:
+    """A conversation on the terminal. Its own methods write the messages."""
+
+    def __init__(
+        self,
+        llm: Streamer,
+        params: SamplingParams,
+        *,
+        out: Console,
+        aside: Console,
+        system: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._llm = llm
+        self._params = params
+        self._out = out
+        self._aside = aside
+        self._template_kwargs = dict(template_kwargs or {})
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self._messages: list[dict[str, Any]] = list(self._opening)
+        self._images: list[str] = []
+        self.num_failed = 0
+
+    def add_image(self, path: str) -> None:
+        """The picture goes with the next message."""
+        self._images.append(path)
+
+    def run(self, lines: Iterable[str]) -> None:
+        """Takes lines until they end or one says /quit. A line is a message or a /command."""
+        for line in lines:
+            text = line.strip()
+            if text in ("/quit", "/exit"):
+                return
+            if text.startswith("/"):
+                self._command(text)
+            elif text:
+                self.say(text)
+
+    def say(self, text: str) -> None:
+        """Sends a message with the pictures added since the last one, and writes the answer.
+
+        A message that fails, or is stopped with Ctrl-C, is forgotten.
+        """
+        asked = [*self._messages, user_message(text, self._images)]
+        prompt: Prompt = {"messages": asked, "chat_template_kwargs": self._template_kwargs}
+        try:
+            outputs = self._llm.stream(prompt, self._params)
+            answer, error = print_answer(outputs, self._out, self._aside)
+        except KeyboardInterrupt:
+            self._note("\nstopped")
+            return
+        except MMDeployLLMError as problem:
+            answer, error = "", str(problem)
+        self._images = []
+        if error is not None:
+            self.num_failed += 1
+            self._note(f"error: {error}", "red")
+            return
+        self._messages = [*asked, {"role": "assistant", "content": answer}]
+
+    def _command(self, text: str) -> None:
+        name, _, rest = text.partition(" ")
+        if name == "/image" and rest.strip():
+            self.add_image(rest.strip().strip("'\""))
+            self._note(f"{len(self._images)} picture(s) for your next message")
+        elif name == "/reset":
+            self._messages, self._images = list(self._opening), []
+            self._note("forgotten")
+        else:
+            self._note(CHAT_HELP)
+
+    def _note(self, text: str, style: str = "dim") -> None:
+        self._aside.print(Text(printable(text), style=style), soft_wrap=True)
