@@ -18,8 +18,11 @@ MEDIA_TYPES = (
 
 
 def read_data_url(ref: MediaRef, limits: MediaLimits) -> bytes:
-    """The payload. Raises MediaError for a malformed URL, MediaLimitError for a payload over
-    `max_bytes` (estimated before it is decoded), UnsupportedMediaError for media of another kind."""
+    """The payload.
+
+    Raises MediaError for a malformed URL, MediaLimitError for a payload over `max_bytes` (estimated
+    before it is decoded), UnsupportedMediaError for media of another kind.
+    """
     header, comma, payload = ref.uri.strip().partition(",")
     if not comma:
         raise MediaError(

@@ -54,17 +54,15 @@ def read_local(path: str, kind: str, limits: MediaLimits) -> bytes:
         _check_root(resolved, limits.allowed_root, name)
         with open(os.open(resolved, OPEN_FLAGS), "rb") as file:
             return _read(file, name, limits)
+    except MediaError:
+        raise
     except FileNotFoundError:
         raise MediaError(f"{name} does not exist") from None
     except PermissionError:
         raise MediaError(f"{name} cannot be read: permission denied") from None
     except OSError as error:
         raise MediaError(f"{name} cannot be read: {os.strerror(error.errno or 0)}") from None
-    except (RuntimeError, UnicodeError):  # a loop of links; characters that no file name has
-        raise MediaError(f"{name} cannot be read: not a usable path") from None
-    except ValueError as error:
-        if isinstance(error, MediaError):
-            raise
+    except (RuntimeError, ValueError):  # a loop of links; characters that no file name has
         raise MediaError(f"{name} cannot be read: not a usable path") from None
 
 

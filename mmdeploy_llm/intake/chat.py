@@ -1,0 +1,161 @@
+"""Chat messages to a prompt: checked, media taken out in order, typed placeholders made harmless.
+
+messages --> checked copies, media gathered --> marker texts in user text broken by a mark
+         --> template --> prompt with marks; the tokenizer sees the text between them in pieces
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
+
+PART_TYPES = ("text", *(f"{kind}_url" for kind in MEDIA_KINDS), *MEDIA_KINDS)
+MARKS = range(0xE000, 0xF900)  # private use: no text means anything by them
+MAX_SHOWN = 60  # characters of a wrong value in a message
+IGNORED = frozenset({"detail", "uuid"})  # of OpenAI's and FastDeploy's image parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages ready for a template. media: in the order of their parts; a source of None is a part
+    without media of its own. mark: stands inside every marker text that was typed, "" if none was.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    media: tuple[MediaItem, ...]
+    mark: str
+
+
+def read_messages(messages: Any, *, markers: Sequence[str], template: str) -> Conversation:
+    """Checked copies of the messages with their media taken out; the caller's stay as they are.
+
+    markers: texts that stand for media in a prompt. template: media parts get the type that it
+    asks for (`image_url` where the template mentions it, else `image`).
+    Raises RequestError that says which message and part is wrong.
+    """
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"messages must be a list of message dicts, got {type(messages).__name__}"
+        )
+    if not messages:
+        raise RequestError("messages must not be empty")
+    reader = _Reader(markers, _free_mark(messages, template), template)
+    copies = tuple(
+        reader.message(message, f"message {index}") for index, message in enumerate(messages)
+    )
+    return Conversation(
+        messages=copies, media=tuple(reader.media), mark=reader.mark if reader.has_marked else ""
+    )
+
+
+class _Reader:
+    """Copies the messages of one conversation and gathers their media; its methods write both."""
+
+    def __init__(self, markers: Sequence[str], mark: str, template: str) -> None:
+        self.mark = mark
+        self.has_marked = False
+        self.media: list[MediaItem] = []
+        texts = sorted(markers, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
+        self._template = template
+
+    def message(self, message: Any, place: str) -> Mapping[str, Any]:
+        """A copy of a message for the template. `place` names it in errors."""
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(
+                f"{place} must be a dict with 'role' and 'content', got {_brief(message)}"
+            )
+        content = message.get("content")
+        if content is None and not message.get("tool_calls"):
+            raise RequestError(f"{place} of role {message['role']!r} has no 'content'")
+        copied = {name: self._value(value) for name, value in message.items() if name != "content"}
+        if content is None or isinstance(content, str):
+            return {**copied, "content": self._value(content)}
+        if not isinstance(content, (list, tuple)):
+            raise RequestError(
+                f"{place}: 'content' must be a text or a list of parts, "
+                f"got {type(content).__name__}"
+            )
+        parts = [self._part(part, f"{place}, part {index}") for index, part in enumerate(content)]
+        return {**copied, "content": parts}
+
+    def _part(self, part: Any, place: str) -> Mapping[str, Any]:
+        part_type = part.get("type") if isinstance(part, Mapping) else None
+        if part_type not in PART_TYPES:
+            found = repr(part_type) if isinstance(part, Mapping) else _brief(part)
+            raise RequestError(
+                f"{place}: Unknown content part type: {found}; known: {', '.join(PART_TYPES)}"
+            )
+        if part_type == "text":
+            if not isinstance(part.get("text"), str):
+                raise RequestError(
+                    f"{place}: a text part needs a 'text', got {_brief(part.get('text'))}"
+                )
+            return {"type": "text", "text": self._value(part["text"])}
+        self.media.append(_media_item(part, part_type))
+        return _template_part(self.media[-1].kind, self._template)
+
+    def _value(self, value: Any) -> Any:
+        """A copy of nested lists and dicts; no text in it holds a whole marker text."""
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, Mapping):
+            return {key: self._value(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._value(item) for item in value]
+        return value
+
+    def _text(self, text: str) -> str:
+        if self._pattern is None or not self._pattern.search(text):
+            return text
+        self.has_marked = True
+        return self._pattern.sub(lambda found: found[0][0] + self.mark + found[0][1:], text)
+
+
+def _free_mark(messages: Sequence[Any], template: str) -> str:
+    """A private-use character that occurs neither in the messages nor in the template."""
+    texts = [template, *_texts(messages)]
+    for code in MARKS:
+        if not any(chr(code) in text for text in texts):
+            return chr(code)
+    raise RequestError("the messages use every private-use character; remove some")
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for item in value.values() for text in _texts(item)]
+    if isinstance(value, (list, tuple)):
+        return [text for item in value for text in _texts(item)]
+    return []
+
+
+def _media_item(part: Mapping[str, Any], part_type: str) -> MediaItem:
+    """The media of a part: under the part's own type, as a value or as {"url": ...}."""
+    kind = part_type.removesuffix("_url")
+    names = (part_type, kind, f"{kind}_url", "url", "path")
+    name = next((name for name in names if part.get(name) is not None), None)
+    options = {key: part[key] for key in part if key not in (*names, "type", *IGNORED)}
+    source = part[name] if name else None
+    if isinstance(source, Mapping) and "url" in source:
+        own = {key: value for key, value in source.items() if key not in ("url", *IGNORED)}
+        source, options = source["url"], {**options, **own}
+    return MediaItem(kind=kind, source=source, options=options)
+
+
+def _template_part(kind: str, template: str) -> Mapping[str, Any]:
+    """What the template sees: the type it tests for, and both keys for one that looks for keys."""
+    url = f"{kind}_url"
+    return {"type": url if url in template else kind, kind: kind, url: {"url": kind}}
+
+
+def _brief(value: Any) -> str:
+    """A short value as it is, else its type."""
+    text = repr(value) if isinstance(value, (str, int, float, type(None))) else ""
+    return text if text and len(text) < MAX_SHOWN else type(value).__name__

@@ -1,0 +1,147 @@
+"""SamplingParams with nothing left open: the model's generation_config, then FastDeploy's
+defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+from mmdeploy_llm.config import RuntimeConfig
+from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError, RequestError
+from mmdeploy_llm.params import MAX_SEED, GuidedDecodingParams, SamplingParams
+
+# What FastDeploy's data processor fills in.
+DEFAULTS: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 0.7,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+SAMPLING_CHOICES = ("temperature", "top_p", "top_k")
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
+
+ValidateGuided = Callable[[GuidedDecodingParams], None]
+
+
+class ParamsResolver:
+    """Fills and checks the params of requests to one model.
+
+    generation: generation_config.json. vocab_size: ids the model knows. validate_guided: raises
+    RequestError for a constraint that no grammar can be made of; None when there are no grammars.
+    Raises CheckpointError for values of generation_config.json that are out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: RuntimeConfig,
+        vocab_size: int,
+        generation: Mapping[str, Any],
+        validate_guided: ValidateGuided | None,
+    ) -> None:
+        self._config = config
+        self._vocab_size = vocab_size
+        self._validate_guided = validate_guided
+        self._is_greedy = generation.get("do_sample") is False
+        own = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
+        try:
+            SamplingParams(**own)
+        except ConfigError as error:
+            raise CheckpointError(f"generation_config.json of the model: {error}") from error
+        self._defaults = {**DEFAULTS, **own}
+
+    def check(self, params: SamplingParams) -> None:
+        """Refuses what no prompt of this engine can ask for. Raises RequestError."""
+        self._check_stops(params)
+        self._check_logprobs("logprobs", params.logprobs)
+        self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("bad_words_token_ids", params.bad_words_token_ids)
+        self._check_ids("logit_bias", params.logit_bias)
+        if params.guided_decoding is not None:
+            self._check_guided(params.guided_decoding)
+
+    def resolve(
+        self, params: SamplingParams, num_prompt_tokens: int, number: int
+    ) -> SamplingParams:
+        """Every open field filled, `max_tokens` cut to what the context has left.
+
+        `number` is the request's among those of the engine: with the engine's seed it gives the
+        seed of params that have none. Raises PromptTooLongError.
+        """
+        room = self._room(num_prompt_tokens, params.min_tokens)
+        filled = {
+            name: value for name, value in self._defaults.items() if getattr(params, name) is None
+        }
+        if self._is_greedy and all(getattr(params, name) is None for name in SAMPLING_CHOICES):
+            filled["temperature"] = 0.0
+        filled["max_tokens"] = min(params.max_tokens or room, room)
+        if params.seed is None:
+            filled["seed"] = derive_seed(self._config.seed, number)
+        return params.model_copy(update=filled)
+
+    def _room(self, num_prompt_tokens: int, min_tokens: int) -> int:
+        """Tokens that can be generated behind the prompt: `min_tokens` at least, one in any
+        case."""
+        limit, needed = self._config.max_model_len, max(1, min_tokens)
+        if num_prompt_tokens + needed > limit:
+            raise PromptTooLongError(
+                f"Input text is too long, length of prompt token({num_prompt_tokens}) + "
+                f"min_dec_len ({needed}) > max_model_len({limit}); shorten the prompt or its "
+                "media, "
+                "lower min_tokens, or raise max_model_len"
+            )
+        return limit - num_prompt_tokens
+
+    def _check_stops(self, params: SamplingParams) -> None:
+        if len(params.stop) > MAX_STOPS:
+            raise RequestError(
+                f"stop has {len(params.stop)} texts, {MAX_STOPS} are allowed; remove some"
+            )
+        longest = max(map(len, params.stop), default=0)
+        if longest > MAX_STOP_CHARACTERS:
+            raise RequestError(
+                f"a stop text has {longest} characters, {MAX_STOP_CHARACTERS} are allowed; shorten "
+                "it"
+            )
+
+    def _check_logprobs(self, name: str, wanted: int | None) -> None:
+        limit = self._config.max_logprobs
+        if wanted is None or limit == -1 or 0 <= wanted <= limit:
+            return
+        found = "-1 (the whole vocabulary)" if wanted == -1 else wanted
+        raise RequestError(
+            f"{name} = {found} is over the engine's max_logprobs = {limit}; lower it, or raise "
+            "max_logprobs (enable_logprob=False makes it 0)"
+        )
+
+    def _check_ids(self, name: str, ids: Any) -> None:
+        wrong = next((token_id for token_id in ids if not 0 <= token_id < self._vocab_size), None)
+        if wrong is not None:
+            raise RequestError(
+                f"{name} has token id {wrong}, the vocabulary has 0 to {self._vocab_size - 1}"
+            )
+
+    def _check_guided(self, guided: GuidedDecodingParams) -> None:
+        if self._validate_guided is None:
+            raise RequestError(
+                "guided_decoding needs a grammar backend, but guided_decoding_backend is 'off' or "
+                "not installed; install xgrammar and set guided_decoding_backend='auto'"
+            )
+        self._validate_guided(guided)
+
+
+def derive_seed(engine_seed: int, number: int) -> int:
+    """A seed for the request of this number, spread over the whole range."""
+    digest = blake2b(f"{engine_seed} {number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % (MAX_SEED + 1)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of one of the n samples of a prompt."""
+    return (seed + index) % (MAX_SEED + 1)

@@ -1,0 +1,336 @@
+"""Intake: a prompt of any form to Requests that the engine can run.
+
+read the prompt > check kinds and counts > render > tokenize > match placeholders
+> fetch, decode, process media > expand > check lengths > fill the params
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mmdeploy_llm.config import RuntimeConfig
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaLimitError, RequestError
+from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.messages import MediaItem
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.request import Request
+
+from .chat import read_messages
+from .defaults import ParamsResolver, ValidateGuided, sample_seed
+from .media import CACHE_BYTES, Fetch, MediaLoader, normalised
+from .placeholders import Placeholders
+from .prompts import PromptParts, read_prompt
+from .template import load_template, render, template_variables
+from .tokenizer import PromptTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCount:
+    """Tokens of a prompt. num_prompt_tokens counts all, media placeholders included."""
+
+    num_prompt_tokens: int
+    num_input_image_tokens: int
+    num_input_video_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A prompt as text and ids, with one placeholder for each item, and its unopened media."""
+
+    text: str
+    ids: tuple[int, ...]
+    items: tuple[MediaItem, ...]
+
+
+class Intake:
+    """Room 1. Every method may be called from several threads at once.
+
+    tokenizer, processors (by kind), fetch, config, limits: ready collaborators. vocab_size: ids
+    the model knows. eos_token_ids: what ends a sequence. generation: generation_config.json.
+    chat_template: what `accept_chat` renders with. reasoning_end_marker: the reasoning parser's
+    end_marker. has_atomic_media: a media item must fit into one step. validate_guided: raises
+    RequestError for a bad constraint, None without grammars. new_request_id: unique ids.
+    Raises CheckpointError when tokenizer, processors and generation_config do not go together.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: PromptTokenizer,
+        processors: Mapping[str, MediaProcessor],
+        fetch: Fetch,
+        config: RuntimeConfig,
+        limits: MediaLimits,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        generation: Mapping[str, Any],
+        chat_template: str | None = None,
+        reasoning_end_marker: str | None = None,
+        has_atomic_media: bool = False,
+        validate_guided: ValidateGuided | None = None,
+        new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._placeholders = Placeholders(processors, tokenizer)
+        self.media = MediaLoader(
+            processors=processors,
+            fetch=fetch,
+            limits=limits,
+            max_items=config.limit_mm_per_prompt,
+            cache_bytes=cache_bytes,
+        )
+        self._params = ParamsResolver(
+            config=config,
+            vocab_size=vocab_size,
+            generation=generation,
+            validate_guided=validate_guided,
+        )
+        self._config = config
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._chat_template = chat_template
+        self._end_marker = reasoning_end_marker
+        self._end_ids = _marker_ids(reasoning_end_marker, tokenizer)
+        self._has_atomic_media = has_atomic_media
+        self._new_request_id = new_request_id
+        self._numbers = itertools.count()
+
+    def accept(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        stream: bool = False,
+        priority: int = 0,
+        number: int | None = None,
+    ) -> tuple[Request, ...]:
+        """The n requests of a prompt, by index; they share its media.
+
+        number: the prompt's place among all of this engine, which with the engine's seed gives the
+        seed of params without one; None counts them here. Raises RequestError and its children.
+        """
+        return self._accept(prompt, read_prompt(prompt), params, stream, priority, number)
+
+    def accept_chat(
+        self,
+        messages: Any,
+        params: SamplingParams,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        stream: bool = False,
+        priority: int = 0,
+        number: int | None = None,
+    ) -> tuple[Request, ...]:
+        """As `accept`, for a conversation. chat_template: a Jinja text or a file with one."""
+        parts = PromptParts(
+            messages=messages, template=chat_template, template_kwargs=chat_template_kwargs
+        )
+        return self._accept(messages, parts, params, stream, priority, number)
+
+    def count_tokens(self, prompt: Any) -> TokenCount:
+        """The tokens that `accept` would give the prompt, from media headers where possible.
+
+        Raises RequestError and its children, but not for a prompt that is too long.
+        """
+        rendered = self._render(read_prompt(prompt))
+        media = self.media.count(rendered.items)
+        expanded = self._placeholders.expand(rendered.ids, media)
+        sums = Counter[str]()
+        for item in media:
+            sums[item.kind] += item.num_tokens
+        return TokenCount(
+            num_prompt_tokens=len(expanded.ids),
+            num_input_image_tokens=sums["image"],
+            num_input_video_tokens=sums["video"],
+        )
+
+    def _accept(
+        self,
+        prompt: Any,
+        parts: PromptParts,
+        params: SamplingParams,
+        stream: bool,
+        priority: int,
+        number: int | None,
+    ) -> tuple[Request, ...]:
+        arrival_time = time.time()
+        self._params.check(params)
+        rendered = self._render(parts)
+        number = next(self._numbers) if number is None else number
+        self._params.resolve(params, len(rendered.ids), number)  # too long even without its media
+        media = self.media.load(rendered.items)
+        self._check_sizes(media)
+        expanded = self._placeholders.expand(rendered.ids, media)
+        request = Request(
+            request_id="",
+            prompt=prompt,
+            prompt_token_ids=expanded.ids,
+            params=self._params.resolve(params, len(expanded.ids), number),
+            eos_token_ids=self._eos_token_ids,
+            media=expanded.spans,
+            prompt_text=rendered.text,
+            reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
+            bad_words_token_ids=self._bad_words(params),
+            priority=priority,
+            stream=stream,
+            arrival_time=arrival_time,
+            preprocess_end_time=time.time(),
+        )
+        return tuple(self._sample(request, index) for index in range(params.n))
+
+    def _sample(self, request: Request, index: int) -> Request:
+        """One of the n requests of a prompt."""
+        assert request.params.seed is not None
+        seed = sample_seed(request.params.seed, index)
+        return replace(
+            request,
+            request_id=self._new_request_id(),
+            index=index,
+            params=request.params.model_copy(update={"seed": seed}),
+            output_token_ids=[],
+            block_ids=[],
+        )
+
+    def _render(self, parts: PromptParts) -> Rendered:
+        """Text and ids with the media counted and matched, before anything is opened."""
+        if parts.messages is not None:
+            rendered = self._render_chat(parts)
+        else:
+            self.media.check(parts.media)
+            rendered = self._render_text(parts)
+        counts = Counter(item.kind for item in rendered.items)
+        self._placeholders.check_counts(rendered.ids, counts)
+        return rendered
+
+    def _render_text(self, parts: PromptParts) -> Rendered:
+        if parts.template is not None or parts.template_kwargs is not None:
+            raise RequestError(
+                "chat_template and chat_template_kwargs need 'messages'; a text prompt is taken "
+                "as it is"
+            )
+        if parts.ids is not None:
+            self._check_vocabulary(parts.ids)
+            ids = self._placeholders.in_ids(parts.ids)
+            return Rendered(text=self._tokenizer.decode(ids), ids=tuple(ids), items=parts.media)
+        text = parts.text or ""
+        ids = self._tokenizer.encode_prompt(self._placeholders.in_text(text))
+        return Rendered(text=text, ids=self._checked(ids), items=parts.media)
+
+    def _render_chat(self, parts: PromptParts) -> Rendered:
+        template = self._template(parts.template)
+        variables = template_variables(parts.template_kwargs)
+        conversation = read_messages(
+            parts.messages, markers=self._placeholders.markers, template=template
+        )
+        items = _with_sources(conversation.media, parts.media)
+        self.media.check(items)
+        text = render(self._tokenizer.raw, template, conversation.messages, variables)
+        pieces = text.split(conversation.mark) if conversation.mark else [text]
+        ids = [
+            token_id
+            for piece in pieces
+            for token_id in self._tokenizer.encode(self._placeholders.in_text(piece))
+        ]
+        return Rendered(text="".join(pieces), ids=self._checked(ids), items=items)
+
+    def _template(self, own: str | None) -> str:
+        """The template of this prompt, else the engine's."""
+        if own is not None:
+            try:
+                return load_template(own)
+            except ConfigError as error:
+                raise RequestError(str(error)) from error
+        if self._chat_template is None:
+            raise RequestError(
+                "the model has no chat template; give chat_template, or use generate with a "
+                "rendered prompt"
+            )
+        return self._chat_template
+
+    def _checked(self, ids: list[int]) -> tuple[int, ...]:
+        if not ids:
+            raise RequestError("the prompt has no tokens; give at least one character")
+        self._check_vocabulary(ids)
+        return tuple(ids)
+
+    def _check_vocabulary(self, ids: Sequence[int]) -> None:
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            wrong = next(item for item in ids if not 0 <= item < self._vocab_size)
+            raise RequestError(
+                f"the prompt has token id {wrong}, the vocabulary has 0 to {self._vocab_size - 1}"
+            )
+
+    def _check_sizes(self, media: Sequence[MediaInput]) -> None:
+        """An item is encoded whole and kept whole, and an atomic one is computed in one step."""
+        limits = {
+            "the encoder cache holds (encoder_cache_memory)": self._config.encoder_cache_tokens
+        }
+        if self._has_atomic_media:
+            step = "one step computes (max_num_batched_tokens)"
+            limits[step] = self._config.max_num_batched_tokens
+        for item in media:
+            for what, limit in limits.items():
+                if item.num_tokens > limit:
+                    raise MediaLimitError(
+                        f"a media item ({item.kind}) has {item.num_tokens} tokens, but {what} at "
+                        f"most {limit}; raise the option or shrink the item"
+                    )
+
+    def _reasoning_end_ids(self, params: SamplingParams, text: str) -> tuple[int, ...]:
+        """What ends the thinking at reasoning_max_tokens; () when the prompt has closed it."""
+        if params.reasoning_max_tokens is None:
+            return ()
+        if self._end_marker is None:
+            raise RequestError(
+                "reasoning_max_tokens needs a reasoning parser with an end marker; "
+                "give reasoning_parser to the LLM"
+            )
+        opening = self._end_marker.replace("/", "", 1)
+        is_closed = text.rfind(self._end_marker) > text.rfind(opening)
+        return () if is_closed else self._end_ids
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        single = tuple((token_id,) for token_id in params.bad_words_token_ids)
+        return tuple(dict.fromkeys((*self._tokenizer.bad_words(params.bad_words), *single)))
+
+
+def _with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
+    """The media of message parts; a part without its own takes the next one given of its kind.
+
+    Raises RequestError when some are left over on either side.
+    """
+    left = list(given)
+    items = []
+    for part in parts:
+        if part.source is None:
+            found = next((item for item in left if item.kind == part.kind), None)
+            if found is None:
+                raise RequestError(
+                    f"a part of type {part.kind!r} has no {part.kind}; give it under "
+                    f"'{part.kind}' or '{part.kind}_url'"
+                )
+            left = [item for item in left if item is not found]
+            part = replace(found, options={**found.options, **part.options})
+        items.append(normalised(part, "chat"))
+    if left:
+        raise RequestError(
+            f"multimodal_data has {len(left)} more items than the messages have parts for"
+        )
+    return tuple(items)
+
+
+def _marker_ids(marker: str | None, tokenizer: PromptTokenizer) -> tuple[int, ...]:
+    if marker is None:
+        return ()
+    ids = tuple(tokenizer.encode(marker))
+    if not ids:
+        raise CheckpointError(f"the tokenizer cannot spell the reasoning end marker {marker!r}")
+    return ids

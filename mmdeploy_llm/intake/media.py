@@ -1,0 +1,252 @@
+"""Media of any form to model inputs: counted and checked unopened, then fetched, decoded,
+processed."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from mmdeploy_llm import errors
+from mmdeploy_llm.errors import (
+    MediaError,
+    MediaLimitError,
+    RequestError,
+    UnsupportedMediaError,
+)
+from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
+from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
+
+from .cache import MediaCache
+
+CACHE_BYTES = 256 * 2**20
+
+Result = TypeVar("Result")
+Fetch = Callable[[MediaRef, MediaLimits], bytes]
+
+
+@runtime_checkable
+class HasDigest(Protocol):
+    """Decoded media that know a digest of their content: found in the cache before processing."""
+
+    digest: str
+
+
+@runtime_checkable
+class CanPeek(Protocol):
+    """A processor that finds out what `count_tokens` needs from headers, without a full decode."""
+
+    def peek(self, source: Any, limits: MediaLimits) -> Any:
+        """What `count_tokens` takes in place of a decoded item."""
+        ...
+
+
+class MediaLoader:
+    """From media as the caller gave them to MediaInputs. Safe for use from several threads.
+
+    processors: kind -> processor. fetch: bytes of a MediaRef. max_items: kind -> most items of a
+    prompt.
+    """
+
+    def __init__(
+        self,
+        *,
+        processors: Mapping[str, MediaProcessor],
+        fetch: Fetch,
+        limits: MediaLimits,
+        max_items: Mapping[str, int],
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._processors = processors
+        self._fetch = fetch
+        self._limits = limits
+        self._max_items = max_items
+        self._file_lock = threading.Lock()
+        self.cache = MediaCache(cache_bytes)
+
+    def check(self, items: Sequence[MediaItem]) -> None:
+        """Refuses kinds without a processor and too many items of a kind; opens nothing.
+
+        Raises UnsupportedMediaError, MediaLimitError.
+        """
+        for kind in dict.fromkeys(item.kind for item in items):
+            if kind not in self._processors:
+                raise UnsupportedMediaError(self._no_processor(kind))
+            count = sum(item.kind == kind for item in items)
+            limit = self._max_items.get(kind, 1)
+            if count > limit:
+                raise MediaLimitError(
+                    f"Too many {kind} items in prompt, got {count} but limit is {limit}; "
+                    f"raise it with limit_mm_per_prompt={{{kind!r}: {count}}}"
+                )
+
+    def load(self, items: Sequence[MediaItem]) -> list[MediaInput]:
+        """Model inputs of the items. Raises MediaError and its children, which name the item."""
+        return self._each(items, self._load)
+
+    def count(self, items: Sequence[MediaItem]) -> list[MediaInput]:
+        """As `load`, without pixels: `tensors` and `key` are empty, `num_tokens` is right."""
+        return self._each(items, self._count)
+
+    def _each(
+        self, items: Sequence[MediaItem], work: Callable[[MediaItem], MediaInput]
+    ) -> list[MediaInput]:
+        done = []
+        for index, item in enumerate(items):
+            try:
+                done.append(work(item))
+            except RequestError as error:
+                if len(items) == 1:
+                    raise
+                place = sum(other.kind == item.kind for other in items[: index + 1])
+                raise _own_class(error)(f"{item.kind} {place}: {error}") from error
+        return done
+
+    def _load(self, item: MediaItem) -> MediaInput:
+        source, processor = self._opened(item), self._processors[item.kind]
+        if isinstance(source, bytes):
+            key = _key(item, "encoded", source)
+            return self.cache.get_or_make(
+                key, lambda: self._process(processor, item, self._decode(processor, source))
+            )
+        decoded = self._decode(processor, source)
+        if not isinstance(decoded, HasDigest):
+            return self._process(processor, item, decoded)
+        key = _key(item, "decoded", decoded.digest.encode())
+        return self.cache.get_or_make(key, lambda: self._process(processor, item, decoded))
+
+    def _count(self, item: MediaItem) -> MediaInput:
+        source, processor = self._opened(item), self._processors[item.kind]
+        find = processor.peek if isinstance(processor, CanPeek) else processor.decode
+        known = _guarded(processor, lambda: find(source, self._limits))
+        count = _guarded(processor, lambda: processor.count_tokens(known, item.options))
+        return MediaInput(kind=item.kind, tensors={}, num_tokens=count, key="")
+
+    def _decode(self, processor: MediaProcessor, source: Any) -> Any:
+        return _guarded(processor, lambda: processor.decode(source, self._limits))
+
+    def _process(self, processor: MediaProcessor, item: MediaItem, decoded: Any) -> MediaInput:
+        made = _guarded(processor, lambda: processor.process(decoded, item.options))
+        if not isinstance(made, MediaInput) or made.num_tokens < 1:
+            raise MediaError(
+                f"{_owner(processor)} returned no usable MediaInput for the {item.kind}"
+            )
+        return made
+
+    def _opened(self, item: MediaItem) -> Any:
+        """Bytes wherever the item is encoded or given by name, else the loaded object."""
+        if isinstance(item.source, MediaRef):
+            return self._fetch(item.source, self._limits)
+        if callable(getattr(item.source, "read", None)):
+            with self._file_lock:  # the same file object may stand in several prompts
+                return _read(item.source, item.kind, self._limits.max_bytes)
+        return item.source
+
+    def _no_processor(self, kind: str) -> str:
+        if not self._processors:
+            return f"this model takes text only, but the prompt has a {kind}"
+        return (
+            f"no installed plugin processes {kind} for this model; "
+            f"it takes {', '.join(sorted(self._processors))}"
+        )
+
+
+def media_items(data: Any, caller: str = "generate") -> list[MediaItem]:
+    """The items of a prompt's `multimodal_data`, kind by kind, unopened.
+
+    data: {"image": one item or a list, "video": ...} or None. Raises RequestError for another shape
+    or an unknown kind.
+    """
+    if data is None:
+        return []
+    if not isinstance(data, Mapping):
+        raise RequestError(
+            "multimodal_data must be a dict such as {'image': [...]}, got " + type(data).__name__
+        )
+    items = []
+    for kind, values in data.items():
+        if kind not in MEDIA_KINDS:
+            near = difflib.get_close_matches(str(kind), MEDIA_KINDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(MEDIA_KINDS)}"
+            raise RequestError(f"multimodal_data has an unknown kind {kind!r}; {hint}")
+        single = not isinstance(values, (list, tuple))
+        values = ([] if values is None else [values]) if single else values
+        items += [
+            normalised(MediaItem(kind=kind, source=value, options={}), caller) for value in values
+        ]
+    return items
+
+
+def normalised(item: MediaItem, caller: str) -> MediaItem:
+    """The item with names as MediaRef and bytes-like objects as bytes. Raises RequestError."""
+    source, options = item.source, item.options
+    if item.kind == "video" and isinstance(source, Mapping) and "video" in source:
+        options = {**options, **{key: source[key] for key in source if key != "video"}}
+        source = source["video"]
+    if source is None:
+        raise MediaError(f"the {item.kind} is None; give a path, bytes or a loaded object")
+    if isinstance(source, os.PathLike):
+        source = os.fsdecode(source)
+    if isinstance(source, str):
+        source = MediaRef(kind=item.kind, uri=source, caller=caller)
+    if isinstance(source, (bytearray, memoryview)):
+        source = bytes(source)
+    return MediaItem(kind=item.kind, source=source, options=options)
+
+
+def _read(file: Any, kind: str, max_bytes: int) -> bytes:
+    """What a file object holds, from its beginning if it can be rewound; its place is restored."""
+    try:
+        can_seek = callable(getattr(file, "seekable", None)) and file.seekable()
+        place = file.tell() if can_seek else None
+        if can_seek:
+            file.seek(0)
+        blob = file.read(max_bytes + 1)
+        if can_seek:
+            file.seek(place)
+    except (OSError, ValueError) as error:
+        raise MediaError(
+            f"the {kind}'s file object cannot be read: {type(error).__name__}"
+        ) from error
+    if not isinstance(blob, bytes):
+        raise UnsupportedMediaError(
+            f"the {kind}'s file object gives {type(blob).__name__}, not bytes; open it in mode 'rb'"
+        )
+    if len(blob) > max_bytes:
+        raise MediaLimitError(
+            f"the {kind}'s file object holds more than the {max_bytes} bytes that are allowed; "
+            "shrink it or raise max_media_bytes"
+        )
+    return blob
+
+
+def _key(item: MediaItem, form: str, content: bytes) -> str:
+    """Identity of content and options within one form."""
+    options = sorted(item.options.items())
+    digest = blake2b(f"{item.kind}\0{form}\0{options!r}\0".encode(), digest_size=20)
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def _guarded(processor: MediaProcessor, call: Callable[[], Result]) -> Result:
+    """The result of a processor's method; whatever else it raises is a MediaError that names it."""
+    try:
+        return call()
+    except RequestError:
+        raise
+    except Exception as error:  # the plugin boundary
+        raise MediaError(
+            f"{_owner(processor)} failed on the {processor.kind}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _owner(processor: MediaProcessor) -> str:
+    return f"media processor {type(processor).__name__} (plugin {type(processor).__module__})"
+
+
+def _own_class(error: RequestError) -> type[RequestError]:
+    """The nearest class of errors.py: a plugin's subclass may not take a message alone."""
+    return next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)

@@ -1,0 +1,78 @@
+"""The checkpoint's own tokenizer, and what intake asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mmdeploy_llm.errors import CheckpointError
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """transformers' tokenizer of a model folder; code of the checkpoint is never run.
+
+    Raises CheckpointError when the folder has none that can be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # tokenizers raises bare Exception for malformed files
+        raise CheckpointError(
+            f"the tokenizer in {folder.name!r} cannot be loaded: {type(error).__name__}: {error}\n"
+            "The folder needs tokenizer.json, or give tokenizer='another folder'"
+        ) from error
+
+
+class PromptTokenizer:
+    """Text to token ids, and back, with the rules for prompts. Holds no state of requests.
+
+    raw: the transformers tokenizer. Safe for use from several threads: nothing here changes its
+    truncation or padding.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+        self._begins = self._beginnings()
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text prompt, with the tokenizer's own special tokens around it.
+
+        They are left out when the text begins with the begin-of-text token already, as a rendered
+        chat template does: a second one would be noise to the model.
+        """
+        return self._encode(text, add_special_tokens=not text.startswith(self._begins))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as it stands."""
+        return self._encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        text = self.raw.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a text that is one token of the vocabulary, else None."""
+        token_id: int | None = self.raw.get_vocab().get(token)
+        return token_id
+
+    def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The id sequences that spell the words, at the beginning of a text and behind a space."""
+        spelled = [tuple(self.encode(form)) for word in words for form in (word, f" {word}")]
+        return tuple(dict.fromkeys(ids for ids in spelled if ids))
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # verbose=False: a warning about long texts is not ours to give, the length is checked
+        # later.
+        ids = self.raw(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+        return list(ids)
+
+    def _beginnings(self) -> tuple[str, ...]:
+        """The texts that mark the begin of a text: BOS, CLS, and what the tokenizer puts first."""
+        added = self._encode("", add_special_tokens=True)[:1]
+        names = [self.raw.bos_token, self.raw.cls_token, *self.raw.convert_ids_to_tokens(added)]
+        return tuple({str(name) for name in names if name})
