@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 from .prefix import PrefixKeys
@@ -32,7 +32,7 @@ class BlockPool:
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
         self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers are used first
-        self._idle: dict[int, None] = {}  # in order of release: the first is evicted first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # by release: the first is evicted first
         self._num_users = [0] * num_blocks
         self._key_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -101,8 +101,7 @@ class BlockPool:
         if self._empty:
             block = self._empty.pop()
         else:
-            block = next(iter(self._idle))
-            del self._idle[block]
+            block, _ = self._idle.popitem(last=False)
             del self._block_of[self._key_of.pop(block)]
         self._num_users[block] = 1
         return block

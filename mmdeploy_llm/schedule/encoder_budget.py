@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from mmdeploy_llm.request import MediaInput
@@ -31,7 +32,7 @@ class EncoderBudget:
         self._num_tokens: dict[str, int] = {}  # key -> size, for all that is cached
         self._holders: dict[str, dict[str, None]] = {}  # key -> request ids, never empty
         self._held: dict[str, dict[str, None]] = {}  # request id -> keys, never empty
-        self._idle: dict[str, None] = {}  # in order of letting go: the first is evicted first
+        self._idle: OrderedDict[str, None] = OrderedDict()  # by age: the first is evicted first
         self._forget: dict[str, None] = {}
         self._encode: list[MediaInput] = []
         self._num_encode_tokens = 0

@@ -220,16 +220,15 @@ class Scheduler:
             chunk = self._next_chunk(state, state.request.num_computed_tokens, draft)
             if chunk.num_tokens:
                 self._schedule_chunk(state, chunk, draft)
-            elif not chunk.waits_for_encoder:
+            elif chunk.waits_for_encoder:
+                self._encoder.close_step()
+            else:
                 return False  # it waits for tokens, and somebody younger would take them
         return True
 
     def _next_chunk(self, state: RequestState, start: int, draft: StepDraft) -> Chunk:
         num_tokens = draft.num_tokens_left
-        chunk = next_chunk(state.request, start, num_tokens, self._config, self._encoder)
-        if chunk.waits_for_encoder:
-            self._encoder.close_step()
-        return chunk
+        return next_chunk(state.request, start, num_tokens, self._config, self._encoder)
 
     def _schedule_chunk(
         self,
@@ -249,6 +248,8 @@ class Scheduler:
                 samples=chunk.end == request.num_tokens,
             )
         )
+        if chunk.waits_for_encoder:
+            self._encoder.close_step()
 
     def _admit(self, draft: StepDraft, now: float) -> None:
         """Starts waiting requests, strictly in order: nobody overtakes one that has to wait."""
@@ -293,7 +294,7 @@ class Scheduler:
         """
         block_size = self._config.block_size
         return sum(
-            len(state.request.block_ids) * block_size < state.max_tokens - 1
+            len(state.request.block_ids) * block_size < state.max_num_tokens - 1
             for state in self._requests.running
         )
 
@@ -319,10 +320,9 @@ class Scheduler:
         if prompt_logprobs:
             prompt_logprobs = state.fresh_logprobs(prompt_logprobs)
         if not item.samples:
-            has_news = bool(prompt_logprobs)
-            return (
-                TokenUpdate(request=request, prompt_logprobs=prompt_logprobs) if has_news else None
-            )
+            if not prompt_logprobs:
+                return None
+            return TokenUpdate(request=request, prompt_logprobs=prompt_logprobs)
         token_id = result.sampled[item.request_id]
         finish_reason = state.append(token_id, now)
         if finish_reason is not None:

@@ -17,20 +17,20 @@ class RequestState:
     """One unfinished request. The scheduler is the only writer.
 
     number: counts the requests, in the order of `add`. order: who is served first, smallest first.
-    stop_ids: token ids that end it. max_tokens: prompt and output tokens at which it ends.
+    stop_ids: token ids that end it. max_num_tokens: prompt and output tokens at which it ends.
     num_registered_blocks: blocks of its table, from the first on, offered to the prefix cache.
-    num_prompt_logprobs: entries delivered so far; num_recomputed_logprobs: entries since admission.
+    num_prompt_logprobs: entries delivered so far; num_computed_logprobs: entries since admission.
     """
 
     request: Request
     number: int
     order: tuple[int, float, int]
     stop_ids: frozenset[int]
-    max_tokens: int
+    max_num_tokens: int
     keys: PrefixKeys
     num_registered_blocks: int = 0
     num_prompt_logprobs: int = 0
-    num_recomputed_logprobs: int = 0
+    num_computed_logprobs: int = 0
 
     @classmethod
     def of(cls, request: Request, *, number: int, max_model_len: int, block_size: int) -> Self:
@@ -43,7 +43,7 @@ class RequestState:
             number=number,
             order=(request.priority, request.arrival_time, number),
             stop_ids=eos_ids.union(params.stop_token_ids),
-            max_tokens=min(len(request.prompt_token_ids) + max_output, max_model_len),
+            max_num_tokens=min(len(request.prompt_token_ids) + max_output, max_model_len),
             keys=PrefixKeys(request, block_size),
         )
 
@@ -66,16 +66,16 @@ class RequestState:
         num_output = len(request.output_token_ids)
         if token_id in self.stop_ids and num_output >= request.params.min_tokens:
             return "stop"
-        is_full = len(request.prompt_token_ids) + num_output >= self.max_tokens
+        is_full = len(request.prompt_token_ids) + num_output >= self.max_num_tokens
         return "length" if is_full else None
 
     def fresh_logprobs(
         self, entries: tuple[TokenLogprobs | None, ...]
     ) -> tuple[TokenLogprobs | None, ...]:
         """`entries` without those that were delivered before a preemption."""
-        skipped = max(0, self.num_prompt_logprobs - self.num_recomputed_logprobs)
-        self.num_recomputed_logprobs += len(entries)
-        self.num_prompt_logprobs = max(self.num_prompt_logprobs, self.num_recomputed_logprobs)
+        skipped = max(0, self.num_prompt_logprobs - self.num_computed_logprobs)
+        self.num_computed_logprobs += len(entries)
+        self.num_prompt_logprobs = max(self.num_prompt_logprobs, self.num_computed_logprobs)
         return entries[skipped:]
 
     def start_over(self) -> None:
@@ -83,7 +83,7 @@ class RequestState:
         self.request.num_computed_tokens = 0
         self.request.block_ids = []
         self.num_registered_blocks = 0
-        self.num_recomputed_logprobs = 0
+        self.num_computed_logprobs = 0
 
     def to_new_request(self) -> NewRequest:
         """What the runner must know when the request starts, or starts again."""

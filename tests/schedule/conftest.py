@@ -1,0 +1,334 @@
+"""Helpers: request and scheduler makers, and a loop whose executor checks every plan it is given.
+
+The executor has a fake KV cache of cells [block, offset]. A cell holds a hash of its content and of
+the cell before it, as keys and values depend on all tokens before them; the next token is a hash of
+all cells that the block table leads to. So a wrong block, a stale prefix, a missed or doubled token
+or a foreign media item gives wrong tokens.
+"""
+
+import zlib
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from mmdeploy_llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plan import RequestFailure, StepResult
+from mmdeploy_llm.request import MediaInput, MediaSpan, Request
+from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
+
+IMAGE_TOKEN = 999
+NUM_TOKENS = 60  # the fake model's vocabulary
+POISON = -1
+
+
+def make_media(key, num_tokens):
+    return MediaInput(kind="image", tensors={}, num_tokens=num_tokens, key=key)
+
+
+def make_request(request_id, prompt, *, media=(), max_tokens=4, eos=(), **options):
+    """`prompt`: token ids, or a number of them; `media`: (offset, key, num_tokens) each."""
+    if isinstance(prompt, int):
+        base = zlib.crc32(request_id.encode()) % 500 + 100
+        prompt = [base + index for index in range(prompt)]
+    params = {
+        name: options.pop(name) for name in list(options) if name in SamplingParams.model_fields
+    }
+    spans = tuple(MediaSpan(offset=at, item=make_media(key, size)) for at, key, size in media)
+    prompt = list(prompt)
+    for span in spans:
+        prompt[span.offset : span.end] = [IMAGE_TOKEN] * span.item.num_tokens
+    return Request(
+        request_id=request_id,
+        prompt=None,
+        prompt_token_ids=prompt,
+        params=SamplingParams(max_tokens=max_tokens, **params),
+        eos_token_ids=frozenset(eos),
+        media=spans,
+        **options,
+    )
+
+
+def make_config(**changes):
+    return SchedulerConfig(
+        **{
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 16,
+            "max_model_len": 64,
+            "num_blocks": 32,
+            "block_size": 4,
+            "encoder_cache_tokens": 16,
+            **changes,
+        }
+    )
+
+
+def content_of(request, position):
+    """What distinguishes the token at `position` in the model's eyes."""
+    for span in request.media:
+        if span.offset <= position < span.end:
+            return zlib.crc32(span.item.key.encode()) * 1000 + position - span.offset
+    num_prompt = len(request.prompt_token_ids)
+    if position < num_prompt:
+        return request.prompt_token_ids[position]
+    return request.output_token_ids[position - num_prompt]
+
+
+def next_cell(previous, content):
+    return hash((previous, content)) % 2**61
+
+
+def next_token(cells):
+    return hash(tuple(cells)) % NUM_TOKENS
+
+
+def expected_tokens(request, num_tokens):
+    """The `num_tokens` tokens that the fake model generates when nothing interferes."""
+    clone = make_request("clone", request.prompt_token_ids)
+    clone.media = request.media
+    cells = []
+    for _ in range(num_tokens):
+        for position in range(len(cells), clone.num_tokens):
+            cells.append(next_cell(cells[-1] if cells else 0, content_of(clone, position)))
+        clone.output_token_ids.append(next_token(cells))
+    return clone.output_token_ids
+
+
+class Slot:
+    """What the executor knows of one request."""
+
+    def __init__(self, new):
+        self.view = SimpleNamespace(
+            prompt_token_ids=list(new.token_ids), output_token_ids=[], media=new.media
+        )
+        self.params = new.params
+        self.prompt_len = new.prompt_len
+        self.table = []
+        self.num_computed = None  # unknown until the first item: the prefix cache decides
+
+    @property
+    def num_tokens(self):
+        return len(self.view.prompt_token_ids) + len(self.view.output_token_ids)
+
+
+class CheckingExecutor:
+    """Carries out plans on fake caches; AssertionError for a plan that breaks the contract."""
+
+    def __init__(self, config):
+        self.config = config
+        self.slots = {}
+        self.cells = {}
+        self.encoded = {}  # key -> number of tokens
+        self.num_encodes = Counter()
+        self.num_computed_tokens = 0
+        self.may_miss = False  # after a step that raised, drop and forget may name what is not here
+
+    def run(self, plan, failing=(), breaks=None):
+        """Requests in `failing` end in errors; `breaks` "before" or "after": the step raises."""
+        if breaks is not None:
+            self.may_miss = True
+        if breaks == "before":
+            raise RuntimeError("broken step")
+        self._drop_and_forget(plan)
+        self._start(plan)
+        self._encode(plan)
+        self._check_items(plan)
+        for item in plan.scheduled:
+            slot = self.slots[item.request_id]
+            if slot.num_computed is None:
+                slot.num_computed = item.start
+            self._poison_new_blocks(slot, item)
+        self._check_tables(plan)
+        if breaks == "after":
+            raise RuntimeError("broken step")
+        result = StepResult(step_id=plan.step_id, sampled={}, prompt_logprobs={}, errors={})
+        for item in plan.scheduled:
+            if item.request_id in failing:
+                result.errors[item.request_id] = RequestFailure(code=500, message="injected")
+            else:
+                self._compute(item, result)
+        self.may_miss = False
+        return result
+
+    def _drop_and_forget(self, plan):
+        assert len(set(plan.drop)) == len(plan.drop)
+        assert len(set(plan.forget)) == len(plan.forget)
+        for request_id in plan.drop:
+            assert request_id in self.slots or self.may_miss, f"drop of unknown {request_id}"
+            self.slots.pop(request_id, None)
+        for key in plan.forget:
+            assert key in self.encoded or self.may_miss, f"forget of unknown {key}"
+            self.encoded.pop(key, None)
+
+    def _start(self, plan):
+        for new in plan.new:
+            assert new.request_id not in self.slots, f"{new.request_id} starts twice"
+            self.slots[new.request_id] = Slot(new)
+        assert {new.request_id for new in plan.new} <= {item.request_id for item in plan.scheduled}
+        assert len(self.slots) <= self.config.max_num_seqs
+
+    def _encode(self, plan):
+        sizes = [item.num_tokens for item in plan.encode]
+        if self.config.enable_chunked_prefill and len(sizes) > 1:
+            assert sum(sizes) <= self.config.max_num_batched_tokens
+        for item in plan.encode:
+            assert item.key not in self.encoded, f"{item.key} encoded though it is cached"
+            self.encoded[item.key] = item.num_tokens
+            self.num_encodes[item.key] += 1
+        assert sum(self.encoded.values()) <= self.config.encoder_cache_tokens
+
+    def _check_items(self, plan):
+        ids = [item.request_id for item in plan.scheduled]
+        assert len(set(ids)) == len(ids)
+        assert plan.num_tokens <= self.config.max_num_batched_tokens
+        is_decode = [item.samples and item.num_tokens == 1 for item in plan.scheduled]
+        assert is_decode == sorted(is_decode, reverse=True), "decode items are not first"
+        for item in plan.scheduled:
+            slot = self.slots[item.request_id]
+            end = item.start + item.num_tokens
+            assert item.num_tokens > 0
+            assert slot.num_computed in (None, item.start), "tokens skipped or repeated"
+            assert end <= slot.num_tokens
+            assert item.samples == (end == slot.num_tokens)
+            assert item.samples or self.config.enable_chunked_prefill
+            for span in slot.view.media:
+                if span.offset < end and item.start < span.end:
+                    assert span.item.key in self.encoded, "media computed but not encoded"
+                    if self.config.atomic_media:
+                        assert item.start <= span.offset
+                        assert span.end <= end
+
+    def _poison_new_blocks(self, slot, item):
+        size = self.config.block_size
+        for block in item.new_block_ids:
+            if len(slot.table) * size >= slot.num_computed:  # not from the prefix cache
+                self.cells.update({(block, offset): POISON for offset in range(size)})
+            slot.table.append(block)
+
+    def _check_tables(self, plan):
+        size = self.config.block_size
+        places = {}
+        for slot in self.slots.values():
+            for index, block in enumerate(slot.table):
+                assert 0 <= block < self.config.num_blocks
+                places.setdefault(block, []).append((index, slot))
+        for block, users in places.items():
+            if len(users) > 1:
+                assert len({index for index, _ in users}) == 1, f"block {block} at two places"
+                for index, slot in users:
+                    assert (index + 1) * size <= slot.num_computed, f"block {block} is not full"
+        for item in plan.scheduled:
+            table = self.slots[item.request_id].table
+            assert len(table) * size >= item.start + item.num_tokens, "tokens without a block"
+
+    def _compute(self, item, result):
+        slot, size = self.slots[item.request_id], self.config.block_size
+        end = item.start + item.num_tokens
+        for position in range(item.start, end):
+            previous = self._cell(slot, position - 1) if position else 0
+            place = (slot.table[position // size], position % size)
+            self.cells[place] = next_cell(previous, content_of(slot.view, position))
+        self.num_computed_tokens += item.num_tokens
+        slot.num_computed = end
+        if slot.params.prompt_logprobs is not None and item.start < slot.prompt_len:
+            result.prompt_logprobs[item.request_id] = tuple(
+                {position: Logprob(logprob=0.0, rank=1)}
+                for position in range(item.start, min(end, slot.prompt_len))
+            )
+        if item.samples:
+            cells = [self._cell(slot, position) for position in range(end)]
+            assert POISON not in cells, "read of a token that was never computed"
+            token = next_token(cells)
+            slot.view.output_token_ids.append(token)
+            result.sampled[item.request_id] = token
+
+    def _cell(self, slot, position):
+        size = self.config.block_size
+        return self.cells[slot.table[position // size], position % size]
+
+
+class Loop:
+    """Scheduler, checking executor and a delivery that ends requests when `stops` says so."""
+
+    def __init__(self, config, stops=lambda request, tokens: False):
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.executor = CheckingExecutor(config)
+        self.stops = stops
+        self.now = 1000.0
+        self.plans = []
+        self.tokens = {}  # request id -> delivered tokens
+        self.prompt_logprobs = {}  # request id -> delivered positions
+        self.ended = {}  # request id -> the last update
+        self.reasons = {}  # request id -> finish reason
+
+    def add(self, *requests):
+        for request in requests:
+            self.scheduler.add(request)
+        return requests[0]
+
+    def step(self, aborts=(), failing=(), breaks=None):
+        """One step as the engine does it; gives its plan."""
+        self.now += 1.0
+        updates = self.scheduler.abort(aborts)
+        plan = self.scheduler.plan(self.now)
+        self.plans.append(plan)
+        self.scheduler.check_integrity()
+        try:
+            result = self.executor.run(plan, failing, breaks)
+        except RuntimeError as error:
+            updates += self.scheduler.fail(plan, RequestFailure(code=500, message=str(error)))
+        else:
+            updates += self.scheduler.commit(plan, result, self.now)
+        self.scheduler.check_integrity()
+        assert plan.scheduled or updates or not self.scheduler.has_work, "a step without progress"
+        self.scheduler.release(self._deliver(updates))
+        self.scheduler.check_integrity()
+        return plan
+
+    def run(self, max_steps=500):
+        """Steps until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not idle after {max_steps} steps")
+
+    def _deliver(self, updates):
+        outputs = []
+        for update in updates:
+            request = update.request
+            assert request.request_id not in self.ended, "an update after the end"
+            tokens = self.tokens.setdefault(request.request_id, [])
+            tokens.extend(update.new_token_ids)
+            positions = self.prompt_logprobs.setdefault(request.request_id, [])
+            positions.extend(next(iter(entry)) for entry in update.prompt_logprobs)
+            reason = update.finish_reason
+            if reason is None and update.new_token_ids and self.stops(request, tokens):
+                reason = "stop"
+            if reason is not None:
+                self.ended[request.request_id] = update
+                self.reasons[request.request_id] = reason
+            outputs.append(
+                RequestOutput(
+                    request_id=request.request_id,
+                    prompt=None,
+                    outputs=CompletionOutput(finish_reason=reason),
+                    finished=reason is not None,
+                    metrics=RequestMetrics(arrival_time=request.arrival_time),
+                )
+            )
+        return outputs
+
+
+@pytest.fixture
+def kit():
+    """Makers and the loop; test modules cannot import each other."""
+    return SimpleNamespace(
+        Loop=Loop,
+        expected_tokens=expected_tokens,
+        make_config=make_config,
+        make_media=make_media,
+        make_request=make_request,
+    )

@@ -1,0 +1,149 @@
+"""Thousands of steps of seeded traffic: every plan is checked, every token must be exact."""
+
+import random
+import zlib
+
+import pytest
+
+SCENES = {
+    "roomy": {"num_blocks": 200, "max_num_batched_tokens": 64, "max_num_seqs": 8},
+    "tiny pool": {"num_blocks": 17, "max_num_seqs": 6},
+    "tiny pool, no prefix cache": {"num_blocks": 17, "enable_prefix_caching": False},
+    "tiny encoder cache": {"encoder_cache_tokens": 9, "num_blocks": 40},
+    "one token blocks": {"block_size": 1, "num_blocks": 64},
+    "small steps": {"max_num_batched_tokens": 5, "num_blocks": 24},
+    "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+    "whole prompts, tiny pool": {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 64,
+        "num_blocks": 16,
+        "encoder_cache_tokens": 18,
+    },
+    "atomic media": {"atomic_media": True, "num_blocks": 20, "encoder_cache_tokens": 10},
+    "atomic media, small steps": {"atomic_media": True, "max_num_batched_tokens": 9},
+    "one at a time": {"max_num_seqs": 1, "num_blocks": 16},
+    "large blocks": {"block_size": 16, "num_blocks": 8},
+}
+NUM_REQUESTS = 400
+EOS = (7,)
+
+
+def stops(request, tokens):
+    """What a stop string is to the scheduler: an end that only delivery can see, by text alone."""
+    return (sum(tokens) + len(tokens)) % 89 == 0
+
+
+class Traffic:
+    """Random requests: shared prefixes, shared media, priorities, some that can never run."""
+
+    def __init__(self, kit, seed):
+        self.kit = kit
+        self.rng = random.Random(seed)
+        self.prefixes = [[100 * n + i for i in range(24)] for n in range(1, 4)]
+        self.arrival = 0.0
+
+    def request(self, number):
+        rng = self.rng
+        prompt = list(rng.choice(self.prefixes)[: rng.randrange(0, 25)])
+        prompt += [rng.randrange(20) for _ in range(rng.randrange(1, 20))]
+        media = []
+        for _ in range(rng.choice([0, 0, 1, 2, 3])):
+            key = rng.randrange(6)
+            size = 3 + key  # 3 to 8 tokens
+            if len(prompt) + size < 50:
+                media.append((len(prompt), f"image-{key}", size))
+                prompt += [0] * size + [1] * rng.randrange(3)
+        if rng.random() < 0.04:
+            prompt += [5] * 80  # longer than any limit
+        if rng.random() < 0.5:
+            self.arrival += 1.0
+        return self.kit.make_request(
+            f"r{number}",
+            prompt,
+            media=media,
+            eos=EOS,
+            max_tokens=rng.randrange(1, 40),
+            min_tokens=rng.choice([0, 0, 1]),
+            ignore_eos=rng.random() < 0.5,
+            stop_token_ids=rng.choice([(), (3,)]),
+            prompt_logprobs=rng.choice([None, None, None, 1]),
+            priority=rng.choice([0, 0, 0, 1]),
+            arrival_time=self.arrival,
+        )
+
+
+def simulate(kit, config, seed):
+    """Runs the traffic to its end, with aborts, failures and broken steps."""
+    loop, traffic, rng = kit.Loop(config, stops), Traffic(kit, seed), random.Random(seed + 1)
+    requests = []
+    while len(requests) < NUM_REQUESTS or loop.scheduler.has_work:
+        while len(requests) < NUM_REQUESTS and rng.random() < 0.4:
+            requests.append(loop.add(traffic.request(len(requests))))
+        alive = [r.request_id for r in requests if r.request_id not in loop.ended]
+        aborts = rng.sample(alive, 1) if alive and rng.random() < 0.02 else ()
+        failing = {id_ for id_ in alive if rng.random() < 0.001}
+        breaks = rng.choice(["before", "after"]) if rng.random() < 0.005 else None
+        loop.step(aborts, failing, breaks)
+        assert len(loop.plans) < 20000, "the traffic never ends"
+    loop.step()  # what the last ones leave behind is dropped
+    return loop, requests
+
+
+def expected_end(kit, request, config):
+    """Tokens and reason of a run without limits and neighbours."""
+    params = request.params
+    limit = min(params.max_tokens, config.max_model_len - len(request.prompt_token_ids))
+    tokens = kit.expected_tokens(request, limit)
+    stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(EOS))
+    for count in range(1, limit + 1):
+        if tokens[count - 1] in stop_ids and count >= params.min_tokens:
+            return tokens[:count], "stop"
+        if count == limit:
+            return tokens, "length"
+        if stops(request, tokens[:count]):
+            return tokens[:count], "stop"
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene):
+    config = kit.make_config(**SCENES[scene])
+    loop, requests = simulate(kit, config, seed=zlib.crc32(scene.encode()))
+    assert set(loop.ended) == {request.request_id for request in requests}
+    assert all(request.is_finished for request in requests)
+    assert loop.scheduler.num_free_blocks == config.num_blocks
+    assert not loop.executor.slots
+    num_normal = 0
+    for request in requests:
+        reason, tokens = loop.reasons[request.request_id], loop.tokens[request.request_id]
+        assert request.finish_reason == reason
+        assert request.output_token_ids == tokens
+        if reason in ("stop", "length"):
+            num_normal += 1
+            assert (tokens, reason) == expected_end(kit, request, config)
+            check_prompt_logprobs(loop, request)
+        else:
+            assert tokens == kit.expected_tokens(request, len(tokens))
+            assert loop.ended[request.request_id].failure is not None
+    assert num_normal > NUM_REQUESTS / 2
+
+
+def check_prompt_logprobs(loop, request):
+    wanted = request.params.prompt_logprobs is not None
+    positions = list(range(len(request.prompt_token_ids))) if wanted else []
+    assert loop.prompt_logprobs[request.request_id] == positions
+
+
+def test_the_scenes_reach_what_they_are_for(kit):
+    """Without preemptions, prefix hits and evictions the exactness above would prove little."""
+    tiny, requests = simulate(kit, kit.make_config(**SCENES["tiny pool"]), seed=1)
+    assert tiny.scheduler.num_preemptions > 20
+    assert sum(request.num_preemptions for request in requests) == tiny.scheduler.num_preemptions
+    assert sum(request.num_cached_tokens > 0 for request in requests) > 10
+    assert any(len(plan.scheduled) and len(plan.new) for plan in tiny.plans)
+    encoder, _ = simulate(kit, kit.make_config(**SCENES["tiny encoder cache"]), seed=2)
+    assert sum(len(plan.forget) for plan in encoder.plans) > 20
+    roomy, requests = simulate(kit, kit.make_config(**SCENES["roomy"]), seed=3)
+    assert max(len(plan.scheduled) for plan in roomy.plans) > 4
+    reasons = {roomy.reasons[request.request_id] for request in requests}
+    assert reasons == {"stop", "length", "error", "abort"}
