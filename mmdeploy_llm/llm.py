@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 
 from tqdm import tqdm
 
+from .assembly import assemble
 from .config import EngineConfig
 from .drive import Driver, Job, JobOutput
-from .engine import assemble
 from .errors import EngineError, RequestError
 from .intake.intake import TokenCount
 from .messages import Conversation, Prompt, Prompts

@@ -1,0 +1,317 @@
+"""assemble: from what the user asked to a running engine. Called once per LLM; decides nothing
+later.
+
+EngineConfig --> plugins --> checkpoint --> RuntimeConfig --> model --> KV cache --> the rooms
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .attention import select as attention
+from .config import EngineConfig, HostFacts, ModelLimits, RuntimeConfig, resolve
+from .delivery.delivery import Delivery
+from .engine import Engine
+from .errors import ConfigError
+from .hooks import (
+    Checkpoint,
+    EngineInfo,
+    MediaLimits,
+    MediaProcessor,
+    Model,
+    ModelSpec,
+    PluginManager,
+    ReasoningParser,
+    ReasoningParserSpec,
+)
+from .intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
+from .intake.intake import Intake
+from .intake.template import checkpoint_template, load_template
+from .intake.tokenizer import PromptTokenizer, load_tokenizer
+from .runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
+from .runner.runner import Runner
+from .runner.slots import Slots
+from .sampling import GrammarBackend, Sampler
+from .schedule.scheduler import Scheduler, SchedulerConfig
+from .weights.load import build_model
+
+logger = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """An engine, the intake before it, and what callers may look at."""
+
+    engine: Engine
+    intake: Intake
+    plugins: PluginManager
+    model: Model
+    runtime: RuntimeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What the rooms are made of."""
+
+    config: EngineConfig
+    plugins: PluginManager
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    parser: ReasoningParserSpec | None
+    tokenizer: PromptTokenizer
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    grammars: GrammarBackend | None
+
+
+def assemble(config: EngineConfig) -> Assembly:
+    """Everything from a config. Raises ConfigError, ModelError and PluginError."""
+    parts = _read(config)
+    runtime = _runtime(config, parts.checkpoint)
+    if runtime.num_threads != torch.get_num_threads():
+        torch.set_num_threads(runtime.num_threads)
+    model: Model = build_model(
+        parts.plugins.resolve(parts.spec),
+        parts.checkpoint,
+        dtype=getattr(torch, runtime.dtype),
+        device=torch.device(runtime.device),
+        load_format=config.load_format,
+    )
+    shape = _kv_cache_shape(runtime, model)
+    num_blocks = _num_blocks(runtime, shape)
+    runtime = _fitted(config, runtime, num_blocks)
+    _log_cache(num_blocks, shape)
+    engine = Engine(
+        scheduler=_scheduler(parts, runtime, num_blocks),
+        runner=_runner(parts, runtime, model, shape, num_blocks),
+        delivery=_delivery(parts),
+        plugins=parts.plugins,
+        info=_info(parts, runtime, num_blocks),
+    )
+    intake = _intake(parts, runtime)
+    return Assembly(
+        engine=engine, intake=intake, plugins=parts.plugins, model=model, runtime=runtime
+    )
+
+
+def _read(config: EngineConfig) -> _Parts:
+    """Whatever can fail cheaply, before the weights are read."""
+    plugins = PluginManager.load(config.plugins, config.blocked_plugins)
+    checkpoint = read_checkpoint(resolve_model(config.model, config.revision))
+    folder = checkpoint.folder
+    if config.tokenizer is not None:
+        folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
+    tokenizer = PromptTokenizer(load_tokenizer(folder))
+    eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
+    vocab_size = int(checkpoint.config.get_text_config().vocab_size)
+    grammars = None
+    if config.guided_decoding_backend != "off":
+        grammars = GrammarBackend(tokenizer.raw, vocab_size, eos_token_ids)
+    name = config.reasoning_parser
+    return _Parts(
+        config=config,
+        plugins=plugins,
+        checkpoint=checkpoint,
+        spec=plugins.model_for(checkpoint.config.architectures or ()),
+        parser=plugins.reasoning_parser(name) if name else None,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids,
+        vocab_size=vocab_size,
+        grammars=grammars,
+    )
+
+
+def _eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozenset[int]:
+    """generation_config.json's end of sequence; without it, that of config.json and tokenizer."""
+    given = checkpoint.generation.get("eos_token_id")
+    if given is None:
+        given = getattr(checkpoint.config.get_text_config(), "eos_token_id", None)
+    if given is None:
+        given = tokenizer.raw.eos_token_id
+    if given is None:
+        return frozenset()
+    return frozenset(given) if isinstance(given, (list, tuple)) else frozenset({int(given)})
+
+
+def _runtime(config: EngineConfig, checkpoint: Checkpoint) -> RuntimeConfig:
+    text = checkpoint.config.get_text_config()
+    dtype = getattr(checkpoint.config, "dtype", None) or getattr(text, "dtype", None) or "float32"
+    limits = ModelLimits(
+        dtype=str(dtype).removeprefix("torch."),
+        max_position_embeddings=text.max_position_embeddings,
+        hidden_size=text.hidden_size,
+    )
+    host = HostFacts(has_cuda=torch.cuda.is_available(), num_cpus=len(os.sched_getaffinity(0)))
+    runtime = resolve(config, limits, host)
+    chosen = attention.select(
+        config.attention_backend, runtime.device, runtime.dtype, config.block_size
+    )
+    return replace(runtime, attention_backend=chosen.name, block_size=chosen.block_size)
+
+
+def _kv_cache_shape(runtime: RuntimeConfig, model: Model) -> KVCacheShape:
+    return KVCacheShape(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=runtime.block_size,
+        dtype=getattr(torch, runtime.kv_cache_dtype),
+    )
+
+
+def _num_blocks(runtime: RuntimeConfig, shape: KVCacheShape) -> int:
+    if runtime.num_blocks_override is not None:
+        return runtime.num_blocks_override
+    memory = runtime.kv_cache_memory_bytes
+    if memory is None:
+        memory = available_memory(torch.device(runtime.device), runtime.gpu_memory_utilization)
+    blocks_each = -(-runtime.max_model_len // runtime.block_size)
+    return count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
+
+
+def _fitted(config: EngineConfig, runtime: RuntimeConfig, num_blocks: int) -> RuntimeConfig:
+    """A context the KV cache can hold: cut where we chose it, an error where it was asked for."""
+    num_tokens = num_blocks * runtime.block_size
+    if runtime.max_model_len <= num_tokens:
+        return runtime
+    if config.max_model_len is not None and config.num_gpu_blocks_override is None:
+        raise ConfigError(
+            f"max_model_len = {config.max_model_len}, but the KV cache holds {num_tokens} tokens; "
+            "lower it, or raise kv_cache_memory"
+        )
+    logger.info("max_model_len is %d, what the KV cache holds", num_tokens)
+    return replace(runtime, max_model_len=num_tokens)
+
+
+def _log_cache(num_blocks: int, shape: KVCacheShape) -> None:
+    logger.info(
+        "total_block_num:%d, block size %d, %d cacheable tokens, %.1f MiB",
+        num_blocks,
+        shape.block_size,
+        num_blocks * shape.block_size,
+        num_blocks * shape.bytes_per_block / 2**20,
+    )
+
+
+def _scheduler(parts: _Parts, runtime: RuntimeConfig, num_blocks: int) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            max_num_seqs=runtime.max_num_seqs,
+            max_num_batched_tokens=runtime.max_num_batched_tokens,
+            max_model_len=runtime.max_model_len,
+            num_blocks=num_blocks,
+            block_size=runtime.block_size,
+            enable_prefix_caching=runtime.enable_prefix_caching,
+            enable_chunked_prefill=runtime.enable_chunked_prefill,
+            encoder_cache_tokens=runtime.encoder_cache_tokens,
+            atomic_media=parts.spec.atomic_media,
+        )
+    )
+
+
+def _runner(
+    parts: _Parts, runtime: RuntimeConfig, model: Model, shape: KVCacheShape, num_blocks: int
+) -> Runner:
+    device = torch.device(runtime.device)
+    chosen = attention.Selection(name=runtime.attention_backend, block_size=runtime.block_size)
+    runner = Runner(
+        model=model,
+        backend=attention.create(chosen),
+        cache=allocate(shape, num_blocks, device),
+        sampler=Sampler(
+            max_num_slots=runtime.max_num_seqs,
+            vocab_size=parts.vocab_size,
+            device=device,
+            grammars=parts.grammars,
+        ),
+        slots=Slots(runtime.max_num_seqs, runtime.max_model_len, runtime.block_size),
+        device=device,
+    )
+    if runtime.use_warmup:
+        runner.warm_up(min(WARM_UP_TOKENS, runtime.max_model_len - 1))
+    return runner
+
+
+def _delivery(parts: _Parts) -> Delivery:
+    if parts.parser is None:
+        return Delivery(parts.tokenizer.raw)
+    plugins, spec = parts.plugins, parts.parser
+
+    def new_parser() -> ReasoningParser:
+        return plugins.build(spec)
+
+    name = f"{spec.name!r} of plugin {plugins.owner(spec)!r}"
+    return Delivery(parts.tokenizer.raw, new_parser, name)
+
+
+def _intake(parts: _Parts, runtime: RuntimeConfig) -> Intake:
+    config = parts.config
+    return Intake(
+        tokenizer=parts.tokenizer,
+        processors=_processors(parts),
+        fetch=parts.plugins.fetch_media,
+        config=runtime,
+        limits=_media_limits(config),
+        vocab_size=parts.vocab_size,
+        eos_token_ids=parts.eos_token_ids,
+        generation=parts.checkpoint.generation,
+        chat_template=_chat_template(parts),
+        reasoning_end_marker=_end_marker(parts),
+        has_atomic_media=parts.spec.atomic_media,
+        validate_guided=parts.grammars.validate if parts.grammars else None,
+    )
+
+
+def _processors(parts: _Parts) -> dict[str, MediaProcessor]:
+    """kind -> processor, for the kinds that the model takes and an installed plugin can make."""
+    options = parts.config.mm_processor_kwargs or {}
+    found = {}
+    for kind in parts.spec.media:
+        spec = parts.plugins.media_processor(kind, parts.spec.name)
+        if spec is not None:
+            found[kind] = parts.plugins.build(spec, parts.checkpoint, options)
+    return found
+
+
+def _media_limits(config: EngineConfig) -> MediaLimits:
+    root: Path | None = config.allowed_media_root
+    return MediaLimits(
+        max_bytes=config.max_media_bytes,
+        max_pixels=config.max_image_pixels,
+        allowed_root=root.resolve() if root is not None else None,
+    )
+
+
+def _chat_template(parts: _Parts) -> str | None:
+    if parts.config.chat_template is not None:
+        return load_template(parts.config.chat_template)
+    return checkpoint_template(parts.checkpoint.folder, parts.tokenizer.raw)
+
+
+def _end_marker(parts: _Parts) -> str | None:
+    if parts.parser is None:
+        return None
+    factory: Callable[..., Any] = parts.plugins.resolve(parts.parser)
+    return getattr(factory, "end_marker", None)
+
+
+def _info(parts: _Parts, runtime: RuntimeConfig, num_blocks: int) -> EngineInfo:
+    return EngineInfo(
+        model=parts.config.model,
+        architecture=parts.checkpoint.architecture,
+        device=runtime.device,
+        dtype=runtime.dtype,
+        num_blocks=num_blocks,
+        block_size=runtime.block_size,
+        max_num_seqs=runtime.max_num_seqs,
+        max_model_len=runtime.max_model_len,
+    )
