@@ -45,10 +45,11 @@ FOLDERS = {  # folder -> package
     "plugins": "mmdeploy_llm_plugins",
     "processors": "mmdeploy_llm_processors",
 }
-PLUGIN_API = {"hooks", "messages", "forward", "layers", "attention.base", "errors", "request"}
-PLUGIN_API |= {"weights.map"}
-TORCH_FREE = {"schedule", "delivery", "hooks", "errors", "params", "messages", "config"}
-TORCH_FREE |= {"outputs", "metrics", "request", "plan", "forward"}
+PLUGIN_PACKAGES = {"mmdeploy_llm_plugins", "mmdeploy_llm_processors"}
+MAKES_PREVIEWS = ("cli", "mmdeploy_llm_processors")
+PLUGIN_API = {"hooks", "messages", "forward", "request", "errors", "layers"}
+PLUGIN_API |= {"attention.base", "weights.map"}
+TORCH_FREE = {"schedule", "delivery"} | {name for name in RANK if RANK[name] <= RANK["hooks"]}
 IN_ONE_FILE = {"ray", "flash_attn", "triton", "torchao", "xgrammar", "pyarrow"}
 MEDIA_LIBRARIES = {"PIL", "av"}
 
@@ -164,7 +165,7 @@ def wrong_order(root: Path) -> list[str]:
             continue
         for item in source.imports:
             package, _, rest = item.module.partition(".")
-            if package in set(FOLDERS.values()) - {"mmdeploy_llm"}:
+            if package in PLUGIN_PACKAGES and (source.part, package) != MAKES_PREVIEWS:
                 wrong.append(
                     source.at(item.line, f"imports {item.module}; plugins come by entry point")
                 )
@@ -199,8 +200,7 @@ def beyond_plugin_api(root: Path) -> list[str]:
             is_api = rest in PLUGIN_API or rest.startswith("layers.")
             if package == "mmdeploy_llm" and not is_api:
                 wrong.append(source.at(item.line, f"{item.module} is not in the plugin API"))
-            is_plugin = package in (FOLDERS["plugins"], FOLDERS["processors"])
-            if is_plugin and not f"{item.module}.".startswith(f"{own}."):
+            if package in PLUGIN_PACKAGES and not f"{item.module}.".startswith(f"{own}."):
                 wrong.append(source.at(item.line, f"{item.module} belongs to another plugin"))
     return wrong
 
@@ -395,7 +395,7 @@ GOOD = {
     "mmdeploy_llm/hooks/specs.py": "@hookspec(firstresult=True)\ndef hook(): ...\n",
     "mmdeploy_llm/intake/__init__.py": "from mmdeploy_llm.errors import X\n",
     "mmdeploy_llm/runner/__init__.py": "",
-    "mmdeploy_llm/runner/runner.py": "import triton.language\nfrom mmdeploy_llm.hooks import hook",
+    "mmdeploy_llm/runner/runner.py": "import triton.language\nfrom ..hooks import hook",
     "mmdeploy_llm/schedule/__init__.py": (
         "if TYPE_CHECKING:\n    import torch\n    from mmdeploy_llm.runner import Runner\n"
     ),
@@ -410,8 +410,8 @@ GOOD = {
     "plugins/README.md": "# Plugins\n\n### `hook() -> None`\n",
     "tests/hooks/test_hooks.py": "def test_hook_hook(): ...\n",
     "pyproject.toml": (
-        "[tool.setuptools]\npackages = ['mmdeploy_llm', 'mmdeploy_llm.hooks', 'mmdeploy_llm.intake', "
-        "'mmdeploy_llm.runner', 'mmdeploy_llm.schedule', 'mmdeploy_llm_plugins', "
+        "[tool.setuptools]\npackages = ['mmdeploy_llm', 'mmdeploy_llm.hooks', "
+        "'mmdeploy_llm.intake', 'mmdeploy_llm.runner', 'mmdeploy_llm.schedule', 'mmdeploy_llm_plugins', "
         "'mmdeploy_llm_plugins.one', 'mmdeploy_llm_processors', 'mmdeploy_llm_processors.image']\n"
     ),
 }

@@ -10,6 +10,7 @@ What failed is told again to whoever later misses something.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -220,5 +221,10 @@ def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: Med
 
 
 def _shown_uri(ref: MediaRef) -> str:
-    uri = ref.uri if len(ref.uri) <= MAX_SHOWN_URI else ref.uri[: MAX_SHOWN_URI - 3] + "..."
-    return repr(uri)
+    """The name for messages: no folders, no credentials, no query, never long."""
+    scheme, mark, rest = ref.uri.partition("://")
+    if mark and scheme.lower() != "file":
+        text = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    else:
+        text = ref.uri if ref.uri[:5].lower() == "data:" else re.split(r"[/\\]", ref.uri)[-1]
+    return repr(text if len(text) <= MAX_SHOWN_URI else text[: MAX_SHOWN_URI - 3] + "...")

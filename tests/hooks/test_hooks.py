@@ -204,6 +204,22 @@ def test_nobody_is_there_to_answer(site):
     assert "'sources' (sources-llm): import: ModuleNotFoundError" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("/home/someone/cat.png", "image 'cat.png' is"),
+        ("C:\\pictures\\cat.png", "image 'cat.png' is"),
+        ("file:///home/someone/cat.png", "image 'cat.png' is"),
+        ("ftp://user:secret@host/cat.png?token=1", "image 'ftp://host/cat.png' is"),
+        ("data:image/png;base64,AAAA", "image 'data:image/png;base64,AAAA' is"),
+    ],
+)
+def test_messages_show_no_folders_and_no_secrets(uri, shown):
+    with pytest.raises(UnsupportedMediaError) as refused:
+        PluginManager().fetch_media(MediaRef(kind="image", uri=uri), LIMITS)
+    assert str(refused.value).startswith(shown)
+
+
 def test_a_long_uri_is_cut_in_messages():
     with pytest.raises(UnsupportedMediaError) as refused:
         PluginManager().fetch_media(MediaRef(kind="image", uri="data:," + "x" * 10**6), LIMITS)

@@ -1,0 +1,180 @@
+"""The two READMEs for plugin authors say what the code says, and their examples run."""
+
+import inspect
+import itertools
+import re
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from mmdeploy_llm import errors, hooks
+from mmdeploy_llm.hooks import MediaLimits, MediaProcessor, MediaRef, PluginManager, specs
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = (ROOT / "plugins/README.md").read_text()
+PROCESSORS = (ROOT / "processors/README.md").read_text()
+
+# The frozen surface: a change here is a change of the plugin API and belongs in the CHANGELOG.
+HOOKS = {
+    "provide_models": (),
+    "provide_reasoning_parsers": (),
+    "provide_media_processors": (),
+    "fetch_media": ("ref", "limits"),
+    "on_engine_start": ("info",),
+    "on_step": ("stats",),
+    "on_request_finished": ("record",),
+    "on_engine_stop": ("info",),
+    "extend_cli": ("app",),
+}
+
+
+def written_signature(function):
+    """As in a heading: name(argument: type) -> type, without self."""
+    signature = inspect.signature(function)
+    arguments = [item for item in signature.parameters.values() if item.name != "self"]
+    text = str(signature.replace(parameters=arguments)).replace("'", "")
+    return f"{function.__name__}{text}"
+
+
+def headings(text):
+    return re.findall(r"^### `(.*)`$", text, re.MULTILINE)
+
+
+def table_after(text, introduction):
+    """First cells of the rows of the first table behind `introduction`, without backticks."""
+    rows = re.search(r"(?:^\|.*\n)+", text[text.index(introduction) :], re.MULTILINE)[0]
+    return [row.split("|")[1].strip(" `") for row in rows.splitlines()[2:]]
+
+
+def code_blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def hookspecs():
+    return [item for item in vars(specs).values() if hasattr(item, f"{specs.PROJECT}_spec")]
+
+
+def test_frozen_surface():
+    found = {spec.__name__: tuple(inspect.signature(spec).parameters) for spec in hookspecs()}
+    assert found == HOOKS
+
+
+def test_hooks_have_no_default_values():
+    for spec in hookspecs():
+        for parameter in inspect.signature(spec).parameters.values():
+            assert parameter.default is parameter.empty
+
+
+def test_every_heading_is_the_exact_signature_and_no_hook_is_missing():
+    assert headings(PLUGINS) == [written_signature(spec) for spec in hookspecs()]
+
+
+def test_every_hook_says_since_when_there_is_one():
+    for spec in hookspecs():
+        assert ".. versionadded::" in inspect.getdoc(spec)
+
+
+def test_every_method_of_a_processor_is_a_heading():
+    methods = [getattr(MediaProcessor, name) for name in vars(MediaProcessor) if name[0] != "_"]
+    assert headings(PROCESSORS) == [written_signature(method) for method in methods]
+
+
+@pytest.mark.parametrize(
+    ("text", "introduction", "name"),
+    [
+        (PLUGINS, "`ModelSpec`:", "ModelSpec"),
+        (PLUGINS, "`ReasoningParserSpec`:", "ReasoningParserSpec"),
+        (PLUGINS, "`MediaProcessorSpec`:", "MediaProcessorSpec"),
+        (PROCESSORS, "## MediaInput", "MediaInput"),
+        (PROCESSORS, "## Limits", "MediaLimits"),
+    ],
+)
+def test_every_field_stands_in_the_table(text, introduction, name):
+    assert table_after(text, introduction) == [item.name for item in fields(getattr(hooks, name))]
+
+
+@pytest.mark.parametrize("name", ["ModelSpec", "ReasoningParserSpec", "MediaProcessorSpec"])
+def test_types_in_the_tables(name):
+    rows = PLUGINS[PLUGINS.index(f"`{name}`:") :].split("\n\n")[1].splitlines()[2:]
+    cells = [re.split(r"(?<!\\)\|", row) for row in rows]
+    written = [cell[2].strip(" `").replace("\\|", "|") for cell in cells]
+    assert written == [item.type for item in fields(getattr(hooks, name))]
+
+
+def test_methods_of_a_model_stand_in_the_table():
+    written = table_after(PLUGINS, "`Model` is an ordinary")
+    methods = [name for name, item in vars(hooks.Model).items() if inspect.isfunction(item)]
+    methods = [name for name in methods if name[0] != "_"]
+    signatures = [
+        f"{name}({', '.join(list(inspect.signature(getattr(hooks.Model, name)).parameters)[1:])})"
+        for name in methods
+    ]
+    assert written == signatures
+
+
+def test_error_codes_in_the_table():
+    rows = PROCESSORS[PROCESSORS.index("## Errors") :].split("\n\n")[2].splitlines()[2:]
+    for row in rows:
+        name, _, code = (cell.strip(" `") for cell in row.strip("|").split("|"))
+        assert getattr(errors, name).code == int(code)
+
+
+@pytest.mark.parametrize("text", [PLUGINS, PROCESSORS])
+def test_links_lead_somewhere(text):
+    anchors = {
+        "#" + re.sub(r"[^\w -]", "", line.lower()).strip().replace(" ", "-")
+        for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target in anchors
+        else:
+            assert (ROOT / "plugins" / target).resolve().is_file()
+
+
+def test_the_complete_plugin_works(site):
+    """The three files of the README, installed; the parser does not mind how a text is cut."""
+    (project,) = code_blocks(PLUGINS, "toml")
+    project = tomllib.loads(project)["project"]
+    (entry,) = project["entry-points"]["mmdeploy_llm"].items()
+    package, parser = code_blocks(PLUGINS, "python")
+    site.install(
+        entry[0],
+        "",
+        package=project["name"],
+        version=project["version"],
+        requires=project["dependencies"],
+        entry=entry[1],
+    )
+    folder = site.folder / "acme_llm"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(package)
+    (folder / "parser.py").write_text(parser)
+    site.modules += ["acme_llm", "acme_llm.parser"]
+
+    manager = PluginManager.load((entry[0],))
+    spec = manager.reasoning_parser("ACME")
+    assert "acme_llm.parser" not in sys.modules
+    text = "I th</think></thin I </think>say</think>"
+    for cuts in itertools.combinations(range(len(text)), 2):
+        parser = manager.build(spec)
+        pieces = [text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]]
+        segments = [item for piece in pieces for item in parser.feed(piece)] + parser.finish()
+        reasoning = "".join(item.text for item in segments if item.kind == "reasoning")
+        content = "".join(item.text for item in segments if item.kind == "content")
+        assert (reasoning, content) == ("I th", "</thin I </think>say</think>")
+
+
+def test_the_fetcher_of_the_readme_works(site):
+    (source,) = code_blocks(PROCESSORS, "python")
+    site.install("store", source)
+    manager = PluginManager.load()
+    limits = MediaLimits()
+    assert manager.fetch_media(MediaRef(kind="image", uri="store://cat"), limits) == b"..."
+    with pytest.raises(errors.MediaError, match="the store has no image 'store://dog'"):
+        manager.fetch_media(MediaRef(kind="image", uri="store://dog"), limits)
+    with pytest.raises(errors.UnsupportedMediaError):
+        manager.fetch_media(MediaRef(kind="image", uri="other://cat"), limits)

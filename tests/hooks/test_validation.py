@@ -1,0 +1,139 @@
+"""What a plugin provides is checked field by field before anything relies on it."""
+
+import types
+
+import pytest
+
+from mmdeploy_llm.errors import PluginLoadError
+from mmdeploy_llm.hooks import ModelSpec, PluginManager, hookimpl
+
+
+def make_plugin(**hooks):
+    plugin = types.ModuleType("in_process")
+    for name, function in hooks.items():
+        setattr(plugin, name, hookimpl(function, specname=name))
+    return plugin
+
+
+GOOD = {"name": "m", "architectures": ("M",), "factory": "pkg.mod:Class"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", " "),
+        ("name", 3),
+        ("architectures", ()),
+        ("architectures", "M"),
+        ("architectures", ["M"]),
+        ("architectures", ("M", "")),
+        ("factory", "pkg.mod"),
+        ("factory", "pkg.mod:"),
+        ("factory", ":Class"),
+        ("factory", "pkg mod:Class"),
+        ("factory", "pkg..mod:Class"),
+        ("factory", "pkg.mod:Class()"),
+        ("factory", int),
+        ("media", ("sound",)),
+        ("media", "image"),
+        ("reasoning", ""),
+        ("atomic_media", None),
+        ("tp_plan", {"layer": "diagonal"}),
+        ("tp_plan", None),
+        ("priority", "high"),
+        ("priority", True),
+    ],
+)
+def test_model_spec_field_is_checked(field, value):
+    spec = ModelSpec(**{**GOOD, field: value})
+    with pytest.raises(PluginLoadError, match=f"PluginContractError: ModelSpec .*{field} must be"):
+        PluginManager().register(make_plugin(provide_models=lambda: [spec]), "mine")
+
+
+def test_good_model_spec_with_every_field():
+    spec = ModelSpec(
+        **GOOD,
+        media=("image", "video"),
+        reasoning="p",
+        atomic_media=True,
+        tp_plan={"layers.*.mlp.down_proj": "rowwise"},
+        priority=-5,
+    )
+    manager = PluginManager()
+    manager.register(make_plugin(provide_models=lambda: [spec]), "mine")
+    assert manager.models == (spec,)
+
+
+def test_media_processor_spec_is_checked(site):
+    site.install(
+        "odd",
+        """
+        @hookimpl
+        def provide_media_processors():
+            return [MediaProcessorSpec(name="p", kind="smell", factory="a:b", models="x")]
+        """,
+    )
+    (failure,) = PluginManager.load().failures
+    assert "kind must be 'image' or 'video', got 'smell' (str)" in failure.error
+    assert "models must be a tuple of texts, one at least, got 'x' (str)" in failure.error
+
+
+def test_reasoning_parser_spec_is_checked(site):
+    site.install(
+        "odd",
+        """
+        @hookimpl
+        def provide_reasoning_parsers():
+            return [ReasoningParserSpec(name="p", factory="nothing")]
+        """,
+    )
+    assert "ReasoningParserSpec p: factory must be" in PluginManager.load().failures[0].error
+
+
+def test_value_whose_repr_raises_or_has_an_address(site):
+    site.install(
+        "odd",
+        """
+        class Odd:
+            def __repr__(self): raise OSError("no")
+        @hookimpl
+        def provide_models(): return [Odd()]
+        @hookimpl
+        def provide_reasoning_parsers(): return [object()]
+        """,
+    )
+    errors = " ".join(failure.error for failure in PluginManager.load().failures)
+    assert "(its repr raises OSError: no) (Odd)" in errors
+    assert "<object object> (object)" in errors
+
+
+@pytest.mark.parametrize(
+    ("hook", "specs", "claim"),
+    [
+        (
+            "provide_models",
+            "ModelSpec(name=n, architectures=(n,), factory='a:b') for n in ('x_y', 'X-Y')",
+            "model x-y",
+        ),
+        (
+            "provide_models",
+            "ModelSpec(name=n, architectures=('A',), factory='a:b') for n in ('x', 'y')",
+            "architecture A",
+        ),
+        (
+            "provide_reasoning_parsers",
+            "ReasoningParserSpec(name=n, factory='a:b') for n in ('x_y', 'X-Y')",
+            "reasoning parser x-y",
+        ),
+        (
+            "provide_media_processors",
+            "MediaProcessorSpec(name=n, kind='image', factory='a:b') for n in ('x', 'y')",
+            "the image processor for model *",
+        ),
+    ],
+)
+def test_duplicate_within_one_plugin(site, hook, specs, claim):
+    site.install("twice", f"@hookimpl\ndef {hook}():\n    return [{specs}]\n")
+    (failure,) = PluginManager.load().failures
+    assert f"{hook} gives {claim} twice" in failure.error
