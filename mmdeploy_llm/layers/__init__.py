@@ -1,1 +1,49 @@
-"""Building blocks for model authors: linear, norm, rotary embedding, MLP, mixture of experts, the standard decoder."""
+"""Building blocks for model authors: linear, norm, rotary embedding, MLP, mixture of experts, the
+standard decoder, vision parts.
+
+Every module takes and gives plain tensors of one device; its weights come from a checkpoint, so a
+fresh module holds undefined values until weights.load has filled it.
+"""
+
+from .decoder import CausalLM, Decoder, DecoderConfig
+from .linear import Linear, MergedLinear
+from .mlp import MLP, GatedMLP, quick_gelu
+from .moe import MoEConfig
+from .norm import LayerNorm, RMSNorm
+from .rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
+from .vision import (
+    Grid,
+    PatchEmbed,
+    Segments,
+    VisionBlock,
+    axial_rotary,
+    frame_lengths,
+    grid_positions,
+    patch_positions,
+)
+
+__all__ = [
+    "MLP",
+    "CausalLM",
+    "Decoder",
+    "DecoderConfig",
+    "GatedMLP",
+    "Grid",
+    "LayerNorm",
+    "Linear",
+    "MergedLinear",
+    "MoEConfig",
+    "PatchEmbed",
+    "RMSNorm",
+    "Rotary",
+    "RotaryConfig",
+    "Segments",
+    "VisionBlock",
+    "alternating_axes",
+    "axial_rotary",
+    "frame_lengths",
+    "grid_positions",
+    "patch_positions",
+    "quick_gelu",
+    "sectioned_axes",
+]

@@ -1,1 +1,34 @@
-"""In progress."""
+"""ERNIE 4.5: dense, mixture of experts, and vision-language with experts by modality."""
+
+from __future__ import annotations
+
+from mmdeploy_llm.hooks import ModelSpec, hookimpl
+
+
+@hookimpl
+def provide_models() -> tuple[ModelSpec, ...]:
+    """The three families of transformers' ernie4_5, ernie4_5_moe and ernie4_5_vl_moe."""
+    return (
+        ModelSpec(
+            name="ernie4_5",
+            architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+            factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
+            reasoning="ernie-x1",
+        ),
+        ModelSpec(
+            name="ernie4_5_moe",
+            architectures=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"),
+            factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
+            reasoning="ernie-x1",
+        ),
+        ModelSpec(
+            name="ernie4_5_vl_moe",
+            architectures=(
+                "Ernie4_5_VLMoeForConditionalGeneration",
+                "Ernie4_5_VL_MoeForConditionalGeneration",
+            ),
+            factory="mmdeploy_llm_plugins.ernie.vl:ErnieVLForConditionalGeneration",
+            media=("image",),
+            reasoning="ernie-45-vl",
+        ),
+    )

@@ -1,0 +1,181 @@
+"""The standard decoder: embedding, layers of attention and MLP with pre-norms, final norm, logits.
+
+    x = embed(ids)                       media embeddings take their rows
+    x = x + o(attend(rope(qkv(norm(x)))))
+    x = x + mlp(norm(x))                 dense, sparse, or sparse by modality; per layer
+    logits = head(norm(x))               head may be the embedding
+
+Parameters are called as in transformers' checkpoints (embed_tokens, layers.N.self_attn.o_proj, ...)
+with q, k, v and gate, up fused. Shapes: T tokens, H heads, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmdeploy_llm.forward import AttentionContext, ForwardInputs
+
+from .linear import Linear, MergedLinear, empty_parameter
+from .mlp import GatedMLP
+from .moe import ModalityMLP, ModalityRows, MoEConfig, SparseMLP, split_modalities
+from .norm import RMSNorm
+from .rotary import Rope, Rotary, RotaryConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and options. moe_layers: numbers of the layers whose MLP is sparse."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    rotary: RotaryConfig
+    norm_eps: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    is_tied: bool = False
+    moe: MoEConfig | None = None
+    moe_layers: frozenset[int] = frozenset()
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+        return self.rotary.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderStep:
+    """What all layers share in one forward pass."""
+
+    rope: Rope
+    attn: AttentionContext
+    modality: ModalityRows | None
+
+
+class Embedding(nn.Module):
+    """A row of `weight` [vocab, hidden] per token."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = empty_parameter(vocab_size, hidden_size)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden]."""
+        return F.embedding(token_ids, self.weight)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over what `step.attn` keeps."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self.qkv_proj = MergedLinear(config.hidden_size, parts, bias=config.qkv_bias)
+        self.o_proj = Linear(q_size, config.hidden_size, bias=config.out_bias)
+
+    def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        num_turned = self.num_heads + self.num_kv_heads
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        turned = step.rope.rotate(qkv[:, :num_turned])
+        q, k, v = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, num_turned:]
+        out: Tensor = self.o_proj(step.attn.attend(self.layer, q, k, v).flatten(1))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each behind its norm. The residual stream is carried beside the output."""
+
+    mlp: GatedMLP | SparseMLP | ModalityMLP
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = _make_mlp(config, layer)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, step: DecoderStep
+    ) -> tuple[Tensor, Tensor]:
+        """(output not yet added, residual stream), both [T, hidden]."""
+        x, residual = self.input_layernorm.add(x, residual)
+        x, residual = self.post_attention_layernorm.add(self.self_attn(x, step), residual)
+        if isinstance(self.mlp, ModalityMLP):
+            return self.mlp(x, step.modality), residual
+        return self.mlp(x), residual
+
+
+def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | SparseMLP | ModalityMLP:
+    if config.moe is None or layer not in config.moe_layers:
+        return GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+    if config.moe.vision_intermediate_size is None:
+        return SparseMLP(config.hidden_size, config.moe)
+    return ModalityMLP(config.hidden_size, config.moe)
+
+
+class Decoder(nn.Module):
+    """Token ids and media embeddings -> hidden states behind the final norm."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.rotary = Rotary(config.rotary)
+
+    def forward(self, inputs: ForwardInputs, is_vision: Tensor | None = None) -> Tensor:
+        """[T, hidden]. is_vision: [T] bool, tokens for the vision experts of modality-routed
+        layers."""
+        x = inputs.merge_media(self.embed_tokens(inputs.token_ids))
+        step = DecoderStep(
+            rope=self.rotary(inputs.positions),
+            attn=inputs.attn,
+            modality=None if is_vision is None else split_modalities(is_vision),
+        )
+        residual = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, step)
+        out, _ = self.norm.add(x, residual)
+        return out
+
+
+class CausalLM(nn.Module):
+    """Decoder and output head, with the attributes that a Model must have.
+
+    A plugin's model subclasses it, and adds `weight_targets`, and what media need.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.model = Decoder(config)
+        head_size = (config.hidden_size, config.vocab_size)
+        self.lm_head = None if config.is_tied else Linear(*head_size)
+        self.num_layers = config.num_layers
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.hidden_size = config.hidden_size
+        self.vocab_size = config.vocab_size
+
+    def forward(self, inputs: ForwardInputs) -> Tensor:
+        """Hidden states behind the final norm, [T, hidden]."""
+        out: Tensor = self.model(inputs)
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> [N, vocab]."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(hidden, head.weight)

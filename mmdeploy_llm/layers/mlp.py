@@ -1,0 +1,73 @@
+"""Feed-forward layers: gated (gate and up projection fused) and plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .linear import Linear, MergedLinear
+
+# On CPUs, rows are taken so many at a time that the widest intermediate has this many values: it
+# stays in the cache, and malloc reuses the memory instead of asking the system for it again.
+MAX_VALUES = 4 * 2**20
+MIN_ROWS = 128
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """[..., 2 I] = gate beside up -> silu(gate) * up [..., I]."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x)."""
+    return (x * 1.702).sigmoid_().mul_(x)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)). Checkpoint names: gate_proj, up_proj, down_proj."""
+
+    def __init__(self, size: int, intermediate_size: int, *, bias: bool = False) -> None:
+        super().__init__()
+        parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        self.gate_up_proj = MergedLinear(size, parts, bias=bias)
+        self.down_proj = Linear(intermediate_size, size, bias=bias)
+        self.max_rows = max(MIN_ROWS, MAX_VALUES // (2 * intermediate_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, size] -> [T, size]."""
+        if x.is_cuda or x.shape[0] <= self.max_rows:
+            return self._compute(x)
+        out = torch.empty_like(x)
+        for start in range(0, x.shape[0], self.max_rows):
+            rows = slice(start, start + self.max_rows)
+            out[rows] = self._compute(x[rows])
+        return out
+
+    def _compute(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
+        return out
+
+
+class MLP(nn.Module):
+    """fc2(activation(fc1(x)))."""
+
+    def __init__(
+        self,
+        size: int,
+        intermediate_size: int,
+        out_size: int,
+        activation: Callable[[Tensor], Tensor],
+    ) -> None:
+        super().__init__()
+        self.fc1 = Linear(size, intermediate_size, bias=True)
+        self.fc2 = Linear(intermediate_size, out_size, bias=True)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, size] -> [T, out_size]."""
+        out: Tensor = self.fc2(self.activation(self.fc1(x)))
+        return out

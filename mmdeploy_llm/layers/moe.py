@@ -1,0 +1,176 @@
+"""Mixture of experts: router, stacked experts, shared experts, and experts chosen by modality.
+
+Shapes: T tokens, E experts, k experts per token, S size of the hidden states, I of an expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .linear import empty_parameter
+from .mlp import GatedMLP, silu_mul
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEConfig:
+    """norm_min: smallest sum by which the weights of the chosen experts are divided.
+
+    shared_size: width of the shared experts together, 0 for none. vision_intermediate_size: width
+    of the experts that media tokens have to themselves, None when all tokens share the same ones.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    norm_min: float = 1e-12
+    shared_size: int = 0
+    shared_bias: bool = False
+    vision_intermediate_size: int | None = None
+
+
+class Router(nn.Module):
+    """Softmax over the experts; the k best by probability + correction bias, weighted by their
+    normalised probabilities. All in float32, weights included."""
+
+    fp32_parameters = ("weight", "correction_bias")
+
+    def __init__(self, size: int, config: MoEConfig) -> None:
+        super().__init__()
+        self.weight = empty_parameter(config.num_experts, size)
+        self.correction_bias = empty_parameter(1, config.num_experts)
+        self.top_k = config.top_k
+        self.norm_min = config.norm_min
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, S] -> weights [T, k] in x's dtype, expert numbers [T, k]."""
+        scores = F.linear(x.float(), self.weight).softmax(-1)
+        experts = (scores + self.correction_bias).topk(self.top_k, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        weights = weights / weights.sum(-1, keepdim=True).clamp_(min=self.norm_min)
+        return weights.to(x.dtype), experts
+
+
+class Experts(nn.Module):
+    """E gated MLPs, stacked: gate_up_proj [E, 2 I, S], down_proj [E, S, I].
+
+    expert_parts: the checkpoint's name of each matrix of an expert, and its place; weights.map
+    reads it.
+    """
+
+    def __init__(self, num_experts: int, size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_up_proj = empty_parameter(num_experts, 2 * intermediate_size, size)
+        self.down_proj = empty_parameter(num_experts, size, intermediate_size)
+        self.expert_parts = {
+            "gate_proj": ("gate_up_proj", slice(0, intermediate_size)),
+            "up_proj": ("gate_up_proj", slice(intermediate_size, 2 * intermediate_size)),
+            "down_proj": ("down_proj", None),
+        }
+
+    def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """[T, S], weights [T, k], expert numbers [T, k] -> [T, S].
+
+        Each expert sees its tokens in one product; experts without tokens cost nothing.
+        """
+        top_k = experts.shape[-1]
+        order = experts.flatten().argsort(stable=True)  # [T k] sorted by expert
+        counts = torch.bincount(experts.flatten(), minlength=self.down_proj.shape[0])
+        sorted_x = x.index_select(0, order // top_k)
+        if self._can_group(x):
+            sorted_out = self._run_grouped(sorted_x, counts)
+        else:
+            sorted_out = self._run_loop(sorted_x, counts)
+        out = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
+        return (out.view(-1, top_k, x.shape[-1]) * weights[..., None]).sum(1)
+
+    def _can_group(self, x: Tensor) -> bool:
+        """Whether torch's grouped product applies: bf16 on CUDA, rows of whole 16 bytes."""
+        is_aligned = x.shape[-1] % 8 == 0 and self.down_proj.shape[-1] % 8 == 0
+        return x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
+
+    def _run_loop(self, x: Tensor, counts: Tensor) -> Tensor:
+        """`x` [T k, S] sorted by expert, counts [E] -> [T k, S]."""
+        out = torch.empty_like(x)
+        start = 0
+        for expert, count in enumerate(counts.tolist()):
+            if count:
+                rows = slice(start, start + count)
+                hidden = silu_mul(F.linear(x[rows], self.gate_up_proj[expert]))
+                out[rows] = F.linear(hidden, self.down_proj[expert])
+                start += count
+        return out
+
+    def _run_grouped(self, x: Tensor, counts: Tensor) -> Tensor:
+        """The same without the host knowing the counts."""
+        ends = counts.cumsum(0, dtype=torch.int32)
+        hidden = silu_mul(F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends))
+        return F.grouped_mm(hidden, self.down_proj.transpose(1, 2), offs=ends)
+
+
+class SparseMLP(nn.Module):
+    """Routed experts, and shared ones where the config has them."""
+
+    def __init__(self, size: int, config: MoEConfig) -> None:
+        super().__init__()
+        self.gate = Router(size, config)
+        self.experts = Experts(config.num_experts, size, config.intermediate_size)
+        self.shared_experts = _shared_experts(size, config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, S] -> [T, S]."""
+        out: Tensor = self.experts(x, *self.gate(x))
+        return out if self.shared_experts is None else out.add_(self.shared_experts(x))
+
+
+def _shared_experts(size: int, config: MoEConfig) -> GatedMLP | None:
+    if config.shared_size == 0:
+        return None
+    return GatedMLP(size, config.shared_size, bias=config.shared_bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModalityRows:
+    """Rows of a step's text tokens and of its media tokens, int64, ascending."""
+
+    text: Tensor
+    vision: Tensor
+
+
+def split_modalities(is_vision: Tensor) -> ModalityRows | None:
+    """The rows by the mask [T]; None when no token is a media token. Once per step."""
+    vision = is_vision.nonzero().flatten()
+    if vision.numel() == 0:
+        return None
+    return ModalityRows(text=is_vision.logical_not().nonzero().flatten(), vision=vision)
+
+
+class ModalityMLP(nn.Module):
+    """Text tokens go to the text experts, media tokens to the vision experts; shared experts see
+    all."""
+
+    def __init__(self, size: int, config: MoEConfig) -> None:
+        """config.vision_intermediate_size must be set."""
+        super().__init__()
+        assert config.vision_intermediate_size is not None
+        text = replace(config, shared_size=0)
+        vision = replace(text, intermediate_size=config.vision_intermediate_size)
+        self.text_moe = SparseMLP(size, text)
+        self.vision_moe = SparseMLP(size, vision)
+        self.shared_experts = _shared_experts(size, config)
+
+    def forward(self, x: Tensor, rows: ModalityRows | None) -> Tensor:
+        """[T, S] -> [T, S]."""
+        out = self.text_moe(x) if rows is None else self._route(x, rows)
+        return out if self.shared_experts is None else out.add_(self.shared_experts(x))
+
+    def _route(self, x: Tensor, rows: ModalityRows) -> Tensor:
+        if rows.text.numel() == 0:
+            out: Tensor = self.vision_moe(x)
+            return out
+        out = torch.empty_like(x)
+        out.index_copy_(0, rows.text, self.text_moe(x.index_select(0, rows.text)))
+        return out.index_copy_(0, rows.vision, self.vision_moe(x.index_select(0, rows.vision)))

@@ -1,0 +1,126 @@
+"""Rotary position embedding: angles once per step, shared by all layers and all heads.
+
+Channel c of a head turns by position[axis(c)] * frequency(c). Two layouts of the channel pairs:
+    half-split (Qwen)     (0, D/2) (1, D/2+1) ...
+    interleaved (ERNIE)   (0, 1) (2, 3) ...
+and one position per token, or one per axis (M-RoPE: time, height, width) with `axes` telling which
+axis a channel pair follows.
+
+Shapes: T tokens, N heads, D head size. Angles and rotation are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotaryConfig:
+    """head_dim: D, even. theta: base of the frequencies theta ** (-2 i / D).
+
+    axes: for M-RoPE, the axis (row of the positions) of each of the D / 2 channel pairs.
+    frequencies: D / 2 values that replace the ones of theta (scaled variants). scale: factor on the
+    rotated vectors, which such variants need.
+    """
+
+    head_dim: int
+    theta: float = 10000.0
+    is_interleaved: bool = False
+    axes: tuple[int, ...] | None = None
+    frequencies: tuple[float, ...] | None = None
+    scale: float = 1.0
+
+
+class Rope(Protocol):
+    """cos and sin of one step's tokens."""
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """`x` [T, N, D] with every head turned, same dtype. May write into `x`."""
+        ...
+
+
+class HalfSplitRope:
+    """Turns the pairs (c, c + D/2)."""
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        """cos, sin: [T, D / 2] float32."""
+        self._cos = torch.cat([cos, cos], -1)[:, None]  # [T, 1, D]
+        self._sin = torch.cat([-sin, sin], -1)[:, None]  # [T, 1, D]
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """See Rope."""
+        wide = x.float()
+        turned = torch.roll(wide, wide.shape[-1] // 2, -1)
+        return turned.mul_(self._sin).addcmul_(wide, self._cos).to(x.dtype)
+
+
+class InterleavedRope:
+    """Turns the pairs (2 c, 2 c + 1): products of complex numbers."""
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        """cos, sin: [T, D / 2] float32."""
+        self._unit = torch.complex(cos, sin)[:, None]  # [T, 1, D / 2]
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """See Rope."""
+        pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs.mul_(self._unit)).flatten(-2).to(x.dtype)
+
+
+class Rotary(nn.Module):
+    """Positions -> Rope."""
+
+    frequencies: Tensor
+    axes: Tensor | None
+
+    def __init__(self, config: RotaryConfig) -> None:
+        super().__init__()
+        self.config = config
+        num_pairs = config.head_dim // 2
+        self.register_buffer("frequencies", torch.empty(num_pairs), persistent=False)
+        axes = None if config.axes is None else torch.empty(num_pairs, dtype=torch.int64)
+        self.register_buffer("axes", axes, persistent=False)
+
+    def init_buffers(self, device: torch.device) -> None:
+        """Computes the frequencies on the CPU, so that they are the same on every device."""
+        config = self.config
+        own = config.frequencies
+        values = base_frequencies(config.head_dim, config.theta) if own is None else own
+        self.frequencies = torch.as_tensor(values, dtype=torch.float32, device="cpu").to(device)
+        if config.axes is not None:
+            self.axes = torch.tensor(config.axes, device="cpu").to(device)
+
+    def forward(self, positions: Tensor) -> Rope:
+        """positions: [T], or [axes, T] for M-RoPE; integers."""
+        if self.axes is None:
+            per_pair = positions[:, None].float()
+        else:
+            per_pair = positions[self.axes].T.float()
+        angles = per_pair * self.frequencies  # [T, D / 2]
+        cos, sin = angles.cos() * self.config.scale, angles.sin() * self.config.scale
+        return InterleavedRope(cos, sin) if self.config.is_interleaved else HalfSplitRope(cos, sin)
+
+
+def base_frequencies(head_dim: int, theta: float) -> Tensor:
+    """theta ** (-2 i / D) for i in 0 .. D / 2, float32, on the CPU."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    return 1.0 / (theta**exponents)
+
+
+def sectioned_axes(sections: Sequence[int]) -> tuple[int, ...]:
+    """Qwen's M-RoPE: the first sections[0] pairs follow time, then height, then width."""
+    return tuple(axis % 3 for axis, size in enumerate(sections) for _ in range(size))
+
+
+def alternating_axes(sections: Sequence[int]) -> tuple[int, ...]:
+    """ERNIE's M-RoPE, sections being (height, width, time): height and width take turns, then
+    time."""
+    height, width, time = sections
+    if height != width:
+        raise ValueError(f"height and width must have equally many channels, got {list(sections)}")
+    return (1, 2) * height + (0,) * time

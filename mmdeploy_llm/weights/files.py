@@ -1,0 +1,123 @@
+"""Reads tensors of a safetensors file straight into memory that is already there."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mmdeploy_llm.errors import CheckpointError
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+# Where dtype or device differ, tensors pass through a buffer of this many bytes.
+STAGING_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A tensor of a file: its dtype, shape, and place (bytes from the start of the file)."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+
+class SafetensorsFile:
+    """An open file. `entries` maps the keys to what is stored; use it as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError when the file is not a whole safetensors file of floats."""
+        self.path = path
+        self.entries = _read_entries(path)
+        self._fd = os.open(path, os.O_RDONLY)
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._fd)
+
+    def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
+        """Fills the contiguous `out` with values of tensor `key`, from its value `first_value` on.
+
+        Casts to `out`'s dtype. transpose: the file holds `out.T`.
+        """
+        entry = self.entries[key]
+        offset = entry.offset + first_value * entry.dtype.itemsize
+        if transpose:
+            whole = torch.empty(out.T.shape, dtype=entry.dtype)
+            self._fill(whole, offset)
+            out.copy_(whole.T)
+        elif out.device.type == "cpu" and out.dtype is entry.dtype:
+            self._fill(out, offset)
+        else:
+            self._fill_staged(out.view(-1), entry.dtype, offset)
+
+    def _fill_staged(self, out: Tensor, dtype: torch.dtype, offset: int) -> None:
+        """`out` [n], by way of a small buffer."""
+        size = STAGING_BYTES // dtype.itemsize
+        buffer = torch.empty(min(size, out.numel()), dtype=dtype)
+        for start in range(0, out.numel(), size):
+            part = buffer[: out.numel() - start]
+            self._fill(part, offset + start * dtype.itemsize)
+            out[start : start + part.numel()].copy_(part)
+
+    def _fill(self, out: Tensor, offset: int) -> None:
+        """The bytes at `offset` become the values of `out`, contiguous and in CPU memory."""
+        if out.numel() == 0:
+            return
+        data: Any = out.view(-1).view(torch.uint8).numpy()
+        view = memoryview(data)
+        done = 0
+        while done < len(view):
+            count = os.preadv(self._fd, [view[done:]], offset + done)
+            if count == 0:
+                raise CheckpointError(f"{self.path} ended early; it changed while it was read")
+            done += count
+
+
+def _read_entries(path: Path) -> dict[str, Entry]:
+    try:
+        with safe_open(path, framework="pt"):
+            pass  # the library checks the header: sizes, offsets, that the data is all there
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} is not a valid safetensors file ({error}); it may be cut short or a Git LFS "
+            "pointer: download it again"
+        ) from error
+    header.pop("__metadata__", None)
+    return {key: _entry(path, key, raw, 8 + length) for key, raw in header.items()}
+
+
+def _entry(path: Path, key: str, raw: Mapping[str, Any], data_start: int) -> Entry:
+    if raw["dtype"] not in DTYPES:
+        raise CheckpointError(
+            f"{key} in {path} has dtype {raw['dtype']}; weights can be {', '.join(DTYPES)}. "
+            "A checkpoint that was quantized beforehand is not supported"
+        )
+    begin, end = raw["data_offsets"]
+    entry = Entry(dtype=DTYPES[raw["dtype"]], shape=tuple(raw["shape"]), offset=data_start + begin)
+    assert end - begin == math.prod(entry.shape) * entry.dtype.itemsize, "checked by safe_open"
+    return entry

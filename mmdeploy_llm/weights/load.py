@@ -1,0 +1,234 @@
+"""Builds a model on the meta device and streams a checkpoint into it.
+
+    factory(config) on "meta" --> plan: key -> target, checked --> memory once --> values in place
+
+Nothing is read before the whole plan is known to be right: every key consumed, every value of every
+parameter filled exactly once, shapes equal.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError, PluginContractError
+from mmdeploy_llm.hooks import Checkpoint
+
+from .files import SafetensorsFile
+from .find import find_weights
+from .map import Target
+
+logger = logging.getLogger(__name__)
+
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+MAX_NAMED = 10  # keys named in one error
+PROGRESS_BYTES = 2 * 2**30  # a larger checkpoint shows a progress bar
+DUMMY_SCALE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """One read: values of `key` into values `start` .. `start + size` of parameter `name`."""
+
+    file: SafetensorsFile
+    key: str
+    name: str
+    start: int
+    shape: tuple[int, ...]
+    first_value: int
+    transpose: bool
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def build_model(
+    factory: Callable[[Any], Any],
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: LoadFormat = "auto",
+) -> Any:
+    """`factory(checkpoint.config)` with its weights, in eval mode, without gradients.
+
+    Parameters have `dtype`, but those that a module names in its attribute `fp32_parameters` stay
+    float32. A module with non-persistent buffers has a method `init_buffers(device)` that computes
+    them. "auto" is "safetensors"; "dummy" fills small random values, always the same, and reads no
+    file. Raises CheckpointError.
+    """
+    if load_format not in ("auto", "safetensors", "dummy"):
+        raise ConfigError(f"load_format must be auto, safetensors or dummy, got {load_format!r}")
+    with torch.device("meta"):
+        model = factory(checkpoint.config)
+    if not isinstance(model, nn.Module):
+        raise PluginContractError(
+            f"a model factory must return a torch.nn.Module, got {type(model).__name__}"
+        )
+    if load_format == "dummy":
+        _materialize(model, dtype, device)
+        _fill_dummy(model)
+    else:
+        with ExitStack() as stack:
+            paths = find_weights(checkpoint.folder)
+            files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
+            pieces = _plan(model, files)
+            _materialize(model, dtype, device)
+            _read(model, pieces)
+    _init_buffers(model, device)
+    return model.eval()
+
+
+def _plan(model: nn.Module, files: Sequence[SafetensorsFile]) -> list[_Piece]:
+    shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
+    pieces: list[_Piece] = []
+    surplus: list[str] = []
+    for file in files:
+        for key in file.entries:
+            targets = _targets(model, key)
+            if targets is None:
+                surplus.append(key)
+                continue
+            pieces += [_piece(file, key, target, shapes) for target in targets]
+    _raise_if(surplus, "the model has no place for these keys of the checkpoint", files)
+    _check_coverage(pieces, shapes, files)
+    return pieces
+
+
+def _targets(model: nn.Module, key: str) -> Sequence[Target] | None:
+    declared: Any = model
+    targets: Sequence[Target] | None = declared.weight_targets(key)
+    return targets
+
+
+def _piece(
+    file: SafetensorsFile, key: str, target: Target, shapes: Mapping[str, tuple[int, ...]]
+) -> _Piece:
+    """The read that `target` stands for. Raises CheckpointError when the shapes differ."""
+    if target.name not in shapes:
+        raise PluginContractError(f"weight_targets({key!r}) names no parameter: {target.name!r}")
+    stored, wanted = file.entries[key].shape, shapes[target.name]
+    if target.index is not None:
+        start, wanted = target.index * math.prod(wanted[1:]), wanted[1:]
+    else:
+        start = 0
+    if target.rows is not None:
+        first, last, _ = target.rows.indices(wanted[0])
+        start += first * math.prod(wanted[1:])
+        wanted = (last - first, *wanted[1:])
+    first_value = 0
+    found = stored
+    if target.source is not None and stored:
+        first, last, _ = target.source.indices(stored[0])
+        first_value = first * math.prod(stored[1:])
+        found = (last - first, *stored[1:])
+    if (found[::-1] if target.transpose else found) != wanted:
+        raise CheckpointError(
+            f"{key} in {file.path} has shape {list(stored)}, but {target.name} takes "
+            f"{list(wanted[::-1] if target.transpose else wanted)}: config.json and the weights "
+            "do not belong together"
+        )
+    return _Piece(
+        file=file,
+        key=key,
+        name=target.name,
+        start=start,
+        shape=wanted,
+        first_value=first_value,
+        transpose=target.transpose,
+    )
+
+
+def _check_coverage(
+    pieces: Iterable[_Piece],
+    shapes: Mapping[str, tuple[int, ...]],
+    files: Sequence[SafetensorsFile],
+) -> None:
+    """Every value of every parameter has exactly one piece."""
+    by_name: dict[str, list[_Piece]] = defaultdict(list)
+    for piece in pieces:
+        by_name[piece.name].append(piece)
+    missing, twice = [], []
+    for name, shape in shapes.items():
+        end, has_gap = 0, False
+        for piece in sorted(by_name[name], key=lambda piece: piece.start):
+            if piece.start < end:
+                twice.append(f"{piece.key} (for {name})")
+            has_gap |= piece.start > end
+            end = max(end, piece.start + piece.size)
+        if has_gap or end != math.prod(shape):
+            missing.append(f"{name} (part of it)" if by_name[name] else name)
+    _raise_if(missing, "the checkpoint holds nothing for these parameters", files)
+    _raise_if(twice, "these keys fill values that another key fills too", files)
+
+
+def _raise_if(names: Sequence[str], what: str, files: Sequence[SafetensorsFile]) -> None:
+    if names:
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        raise CheckpointError(
+            f"{what}: {', '.join(names[:MAX_NAMED])}{more} (read from {files[0].path.parent}, "
+            f"{len(files)} file(s)). Check that config.json and the weights belong together"
+        )
+
+
+def _materialize(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Replaces the meta parameters by memory on `device`, values undefined."""
+    for module in model.modules():
+        keep = getattr(module, "fp32_parameters", ())
+        for name, param in module.named_parameters(recurse=False):
+            own = torch.float32 if name in keep else dtype
+            data = torch.empty(param.shape, dtype=own, device=device)
+            setattr(module, name, nn.Parameter(data, requires_grad=False))
+
+
+def _read(model: nn.Module, pieces: Sequence[_Piece]) -> None:
+    params = {name: param.data.view(-1) for name, param in model.named_parameters()}
+    for piece in _progress(pieces):
+        out = params[piece.name][piece.start : piece.start + piece.size].view(piece.shape)
+        piece.file.read_into(
+            piece.key, out, first_value=piece.first_value, transpose=piece.transpose
+        )
+
+
+def _progress(pieces: Sequence[_Piece]) -> Iterator[_Piece]:
+    total = sum(p.size * p.file.entries[p.key].dtype.itemsize for p in pieces)
+    logger.info("reading %.2f GB of weights", total / 1e9)
+    bar = tqdm(
+        total=total, unit="B", unit_scale=True, desc="weights", disable=total < PROGRESS_BYTES
+    )
+    with bar:
+        for piece in pieces:
+            yield piece
+            bar.update(piece.size * piece.file.entries[piece.key].dtype.itemsize)
+
+
+def _fill_dummy(model: nn.Module) -> None:
+    for _, param in sorted(model.named_parameters()):
+        generator = torch.Generator(param.device).manual_seed(param.numel())
+        param.data.uniform_(-DUMMY_SCALE, DUMMY_SCALE, generator=generator)
+
+
+def _init_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        init = getattr(module, "init_buffers", None)
+        if callable(init):
+            init(device)
+    meta = [name for name, buffer in model.named_buffers() if _is_meta(buffer)]
+    if meta:
+        raise PluginContractError(
+            f"buffers without values: {', '.join(meta[:MAX_NAMED])}; their module needs a method "
+            "init_buffers(device) that computes them"
+        )
+
+
+def _is_meta(buffer: Tensor) -> bool:
+    return buffer.device.type == "meta"

@@ -1,0 +1,118 @@
+"""Qwen2.5-VL's vision tower: most layers attend within windows, some within whole frames.
+
+Patches are reordered once, window by window, short windows first, so that in the window layers each
+length of window is one contiguous block; the tokens are put back in order at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.layers import (
+    MLP,
+    GatedMLP,
+    Grid,
+    PatchEmbed,
+    RMSNorm,
+    Rotary,
+    Segments,
+    VisionBlock,
+    axial_rotary,
+    frame_lengths,
+    patch_positions,
+)
+
+NORM_EPS = 1e-6  # not in the config
+
+
+class PatchMerger(nn.Module):
+    """merge x merge patches [P, size] -> one token of the decoder."""
+
+    def __init__(self, size: int, out_size: int, merge_size: int) -> None:
+        super().__init__()
+        self.merged_size = size * merge_size**2
+        self.ln_q = RMSNorm(size, NORM_EPS)
+        self.mlp = MLP(self.merged_size, self.merged_size, out_size, F.gelu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[P, size] -> [P / merge ** 2, out_size]."""
+        out: Tensor = self.mlp(self.ln_q(x).view(-1, self.merged_size))
+        return out
+
+
+class VisionTower(nn.Module):
+    """Pixels [P, patch_dim] of all grids -> tokens of all grids [M, out_size]."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        if config.hidden_act != "silu":
+            raise ModelNotSupportedError(
+                f"hidden_act {config.hidden_act!r} of the vision tower is not supported, only "
+                "'silu'"
+            )
+        size, patch = config.hidden_size, config.patch_size
+        norm = partial(RMSNorm, size, NORM_EPS)
+        self.merge_size = config.spatial_merge_size
+        self.window_size = config.window_size // self.merge_size // patch  # in tokens
+        self.full_blocks = frozenset(config.fullatt_block_indexes)
+        patch_shape = (config.in_channels, config.temporal_patch_size, patch, patch)
+        self.patch_embed = PatchEmbed(size, patch_shape)
+        theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0)
+        self.rotary = Rotary(axial_rotary(size // config.num_heads, theta))
+        self.blocks = nn.ModuleList(
+            VisionBlock(
+                size,
+                config.num_heads,
+                norm=norm,
+                mlp=GatedMLP(size, config.intermediate_size, bias=True),
+            )
+            for _ in range(config.depth)
+        )
+        self.merger = PatchMerger(size, config.out_hidden_size, self.merge_size)
+
+    def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """In the order of the pixels."""
+        device, unit = pixels.device, self.merge_size**2
+        order, window_lengths = window_order(grids, self.merge_size, self.window_size)
+        patch_order = (order[:, None] * unit + torch.arange(unit)).flatten()
+        windows = Segments([length * unit for length in window_lengths], device)
+        frames = Segments(frame_lengths(grids), device, places=patch_order.argsort())
+        positions = patch_positions(grids, self.merge_size, device)
+        rope = self.rotary(positions[:, patch_order.to(device)])
+        x = self.patch_embed(pixels.index_select(0, patch_order.to(device)))
+        for index, block in enumerate(self.blocks):
+            x = block(x, frames if index in self.full_blocks else windows, rope)
+        return self.merger(x).index_select(0, order.argsort().to(device))
+
+
+def window_order(
+    grids: Sequence[Grid], merge_size: int, window_size: int
+) -> tuple[Tensor, list[int]]:
+    """Token numbers window by window [M], shorter windows first, and the windows' lengths in
+    tokens.
+
+    A window is window_size x window_size tokens of one frame, cut at its right and lower edge.
+    """
+    window_ids, start = [], 0
+    for frames, height, width in grids:
+        rows, columns = height // merge_size, width // merge_size
+        across = -(-columns // window_size)
+        down = -(-rows // window_size)
+        ids = (torch.arange(rows) // window_size)[:, None] * across
+        ids = ids + torch.arange(columns) // window_size
+        ids = ids + (torch.arange(frames) * across * down)[:, None, None]
+        window_ids.append(ids.flatten() + start)
+        start += frames * across * down
+    window_of_token = torch.cat(window_ids)
+    lengths = torch.bincount(window_of_token)
+    by_length = lengths.argsort(stable=True)
+    rank = torch.empty_like(by_length)
+    rank[by_length] = torch.arange(len(by_length))
+    return rank[window_of_token].argsort(stable=True), lengths[by_length].tolist()
