@@ -134,6 +134,26 @@ Engine = Annotated[
 ]
 Image = Annotated[list[str] | None, typer.Option(help="A picture to ask about; may be repeated.")]
 
+Paths = Annotated[list[str], typer.Argument(help="Images, folders of images, globs.")]
+Question = Annotated[str, typer.Option("--prompt", "-p", help="What to ask about each image.")]
+Output = Annotated[
+    Path, typer.Option("--output", "-o", help="JSONL, a line for each image as it finishes.")
+]
+Report = Annotated[
+    Path | None, typer.Option(help="HTML page.  [default: as --output, ending in .html]")
+]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Write no HTML page.")]
+HasTable = Annotated[bool, typer.Option("--table", help="End with a table of results.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Look into subfolders too.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Keep the output, do what is missing or failed.")
+]
+NumSeqs = Annotated[
+    int | None, typer.Option(min=1, help="Images that are worked on at the same time.")
+]
+NumThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads to compute.")]
+
 
 @app.callback(invoke_without_command=True)
 def program(
@@ -155,36 +175,24 @@ def program(
 
 @app.command(epilog=CAPTION_EPILOG)
 def caption(
-    paths: Annotated[list[str], typer.Argument(help="Images, folders of images, globs.")],
+    paths: Paths,
     model: Model = "shapes-vl",
-    prompt: Annotated[
-        str, typer.Option("--prompt", "-p", help="What to ask about each image.")
-    ] = "Describe the image.",
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="JSONL, a line for each image as it finishes.")
-    ] = Path("captions.jsonl"),
-    report: Annotated[
-        Path | None, typer.Option(help="HTML page.  [default: as --output, ending in .html]")
-    ] = None,
-    no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML page.")] = False,
-    table: Annotated[bool, typer.Option("--table", help="End with a table of results.")] = False,
-    recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Look into subfolders too.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output.")] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Keep the output, do what is missing or failed.")
-    ] = False,
+    prompt: Question = "Describe the image.",
+    output: Output = Path("captions.jsonl"),
+    report: Report = None,
+    no_report: NoReport = False,
+    table: HasTable = False,
+    recursive: Recursive = False,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
     thinking: Thinking = None,
     max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
     reasoning_parser: Parser = "auto",
     dtype: DType = "auto",
     device: Device = "auto",
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Images that are worked on at the same time.")
-    ] = None,
-    num_threads: Annotated[int | None, typer.Option(min=1, help="CPU threads to compute.")] = None,
+    max_num_seqs: NumSeqs = None,
+    num_threads: NumThreads = None,
     engine: Engine = None,
 ) -> None:
     """Caption images, with an HTML report.
@@ -448,31 +456,30 @@ def finish_caption(
 ) -> None:
     """Report, table and last words of a captioning job; ends the program with its exit code."""
     from .batch.captioning import ReportSettings, report_job
-    from .terminal import caption_table, make_console
+    from .terminal import caption_summary, caption_table, make_console
 
-    summary = result.summary
     if page is not None:
-        settings = {name: str(value) for name, value in options.items()}
-        settings |= {f"template {k}": str(v) for k, v in job.task.chat_template_kwargs.items()}
-        params = job.task.sampling_params
-        settings |= {k: str(v) for k, v in params.model_dump(exclude_unset=True).items()}
-        about = ReportSettings(model=model, version=__version__, settings=settings)
+        about = ReportSettings(model=model, version=__version__, settings=settings_of(job, options))
         report_job(job, result, page, about, resolve_name(THUMBNAIL))
     if is_table_shown:
         make_console().print(caption_table(result.records))
         typer.echo()
-    num_good = summary.num_images - summary.num_failed
-    typer.echo(
-        f"{num_good} captioned, {summary.num_failed} failed in {summary.elapsed:.1f} s "
-        f"({summary.images_per_second:.1f} images/s, {summary.tokens_per_second:.0f} tokens/s)"
-        if job.todo
-        else f"nothing left to do: all {len(job.images)} images have their caption"
-    )
+    typer.echo(caption_summary(job, result))
     typer.echo(f"captions: {job.output}" + (f"\nreport:   {page}" if page else ""))
-    if summary.is_interrupted:
-        left = len(job.todo) - num_good
-        typer.echo(f"stopped; {left} images are left, --resume does them", err=True)
+    if result.summary.is_interrupted:
+        left = len(job.images) - sum(record.is_ok for record in result.records)
+        typer.echo(f"stopped with {left} left; the same command with --resume does them", err=True)
         raise typer.Exit(INTERRUPTED)
     if result.num_failed:
         typer.echo(f"{result.num_failed} failed: their lines say why, --resume tries them again")
         raise typer.Exit(SOME_FAILED)
+
+
+def settings_of(job: CaptionJob, options: Mapping[str, Any]) -> dict[str, str]:
+    """What was asked of the engine, of sampling and of the chat template, in words."""
+    asked = {
+        **options,
+        **job.task.sampling_params.model_dump(exclude_unset=True),
+        **job.task.chat_template_kwargs,
+    }
+    return {name: str(value) for name, value in asked.items()}

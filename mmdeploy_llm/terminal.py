@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +17,9 @@ from .hooks import PluginInfo
 from .messages import Prompt
 from .outputs import RequestOutput
 from .params import SamplingParams
+
+if TYPE_CHECKING:
+    from .batch.captioning import CaptionJob, JobResult
 
 WIDTH_WITHOUT_TERMINAL = 100
 CHAT_HELP = "/image PATH adds a picture to your next message, /reset forgets, /quit ends"
@@ -64,6 +67,18 @@ def caption_table(records: Iterable[CaptionRecord]) -> Table:
             seconds(record.timings.total) if fault is None else "",
         )
     return table
+
+
+def caption_summary(job: CaptionJob, result: JobResult) -> str:
+    """One line: how many, how fast."""
+    summary = result.summary
+    if not job.todo:
+        return f"nothing left to do: all {len(job.images)} images have their caption"
+    return (
+        f"{summary.num_images - summary.num_failed} captioned, {summary.num_failed} failed in "
+        f"{seconds(summary.elapsed)} ({summary.images_per_second:.1f} images/s, "
+        f"{summary.tokens_per_second:.0f} tokens/s)"
+    )
 
 
 def plugin_table(plugins: Iterable[PluginInfo]) -> Table:

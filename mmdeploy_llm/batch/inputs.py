@@ -78,8 +78,8 @@ def _is_visible(name: str) -> bool:
     return not os.path.basename(name).startswith(".")
 
 
-def natural_key(name: str) -> tuple[object, ...]:
+def natural_key(name: str) -> tuple[list[str | int], str]:
     """Sorts runs of digits by their value, letters without case, and equal ones by the text."""
     parts = re.split(r"(\d+)", name.casefold())
     # Digits are at the odd places, so texts meet texts and numbers meet numbers.
-    return (*[int(part) if place % 2 else part for place, part in enumerate(parts)], "", name)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name

@@ -85,9 +85,14 @@ def _template() -> jinja2.Template:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["seconds"] = seconds
-    environment.filters["thousands"] = lambda number: f"{number:,}".replace(",", " ")
+    environment.filters["thousands"] = thousands
     source = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     return environment.from_string(source)
+
+
+def thousands(number: int) -> str:
+    """1234567 as "1 234 567", with spaces that no line breaks at."""
+    return f"{number:,}".replace(",", "\u202f")
 
 
 def _shown(records: Sequence[CaptionRecord], max_cards: int) -> Sequence[CaptionRecord]:

@@ -1,0 +1,57 @@
+"""Previews: small, upright, on white, and None for what is no picture."""
+
+import io
+
+import numpy as np
+import pytest
+from mmdeploy_llm_processors.image.thumbnail import thumbnail
+from PIL import Image
+
+
+def encoded(image, kind="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def opened(blob):
+    image = Image.open(io.BytesIO(blob))
+    assert image.format == "JPEG"
+    return image
+
+
+def test_large_pictures_shrink_and_keep_their_shape():
+    small = opened(thumbnail(encoded(Image.new("RGB", (1000, 500))), 320))
+    assert small.size == (320, 160)
+
+
+def test_small_pictures_keep_their_size():
+    assert opened(thumbnail(encoded(Image.new("RGB", (30, 40))))).size == (30, 40)
+
+
+def test_exif_orientation_is_applied():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    blob = encoded(Image.new("RGB", (40, 20)), "JPEG", exif=exif)
+    assert opened(thumbnail(blob)).size == (20, 40)
+
+
+def test_transparency_becomes_white():
+    small = opened(thumbnail(encoded(Image.new("RGBA", (16, 16), (255, 0, 0, 0)))))
+    assert small.getpixel((8, 8)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
+def test_every_mode_gives_rgb(mode):
+    if mode == "I;16":
+        image = Image.fromarray(np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16))
+    else:
+        image = Image.new(mode, (16, 16))
+    assert opened(thumbnail(encoded(image))).mode == "RGB"
+
+
+@pytest.mark.parametrize("size", [0, 3, 20, -40])
+def test_what_is_no_whole_picture_has_none(size):
+    blob = encoded(Image.new("RGB", (50, 50), "red"))
+    assert thumbnail(blob[:size]) is None
+    assert thumbnail(b"%!PS-Adobe-3.0 EPSF-3.0") is None
