@@ -57,8 +57,10 @@ def next_chunk(
 
 def spans_between(request: Request, start: int, end: int) -> list[MediaSpan]:
     """The media spans that overlap tokens `start` .. `end`, in order."""
+    found: list[MediaSpan] = []
+    if start >= end or not request.media:
+        return found
     first = bisect_right(request.media, start, key=attrgetter("end"))
-    found = []
     for span in request.media[first:]:
         if span.offset >= end:
             break

@@ -1,0 +1,143 @@
+"""Encoder budget: what is encoded once, what is kept, evicted and forgotten."""
+
+import pytest
+
+from mmdeploy_llm.schedule.encoder_budget import EncoderBudget
+
+
+@pytest.fixture
+def budget():
+    return EncoderBudget(capacity=10, step_capacity=8)
+
+
+@pytest.fixture
+def media(kit):
+    return lambda *names: [kit.make_media(name, int(name[1:])) for name in names]
+
+
+def keys(items):
+    return [item.key for item in items]
+
+
+def test_an_item_is_encoded_once_for_all_who_hold_it(budget, media):
+    budget.start_step()
+    budget.hold("r1", media("a4", "a4"))
+    budget.hold("r2", media("a4"))
+    assert keys(budget.take_encode()) == ["a4"]
+    budget.start_step()
+    budget.hold("r3", media("a4"))
+    assert budget.take_encode() == ()
+    assert budget.num_held_tokens == budget.num_cached_tokens == 4
+    budget.check_integrity(["r1", "r2", "r3"])
+
+
+def test_an_item_let_go_is_kept_until_its_room_is_needed(budget, media):
+    budget.start_step()
+    budget.hold("r1", media("a4"))
+    budget.keep_only("r1")
+    assert budget.take_forget() == ()
+    budget.start_step()
+    budget.hold("r2", media("b4"))
+    assert budget.take_forget() == ()
+    budget.start_step()
+    budget.hold("r3", media("c4"))
+    assert budget.take_forget() == ("a4",)
+    assert budget.take_forget() == ()
+    budget.check_integrity(["r2", "r3"])
+
+
+def test_the_least_recently_used_item_goes_first(budget, media):
+    for name in ("a3", "b3", "c3", "a3"):
+        budget.start_step()
+        budget.hold("r", media(name))
+        budget.keep_only("r")
+    budget.start_step()
+    budget.hold("r", media("d6"))
+    assert budget.take_forget() == ("b3", "c3")
+
+
+def test_held_items_are_never_evicted(budget, media):
+    budget.start_step()
+    budget.hold("r1", media("a4", "b4"))
+    assert budget.num_holdable("r2", media("c4")) == 0
+    budget.start_step()
+    assert budget.num_holdable("r2", media("c2", "d2")) == 1
+    with pytest.raises(AssertionError):
+        budget.hold("r2", media("c4"))
+
+
+def test_cached_items_of_the_same_request_are_not_evicted_for_each_other(budget, media):
+    budget.start_step()
+    budget.hold("r1", media("a4"))
+    budget.keep_only("r1")
+    budget.start_step()
+    budget.hold("r1", media("b5"))
+    budget.keep_only("r1")
+    budget.start_step()
+    budget.hold("r2", media("c6", "a4"))
+    assert keys(budget.take_encode()) == ["c6"]
+    assert budget.take_forget() == ("b5",)
+
+
+def test_a_step_encodes_up_to_its_budget_or_one_large_item(media):
+    budget = EncoderBudget(capacity=40, step_capacity=8)
+    budget.start_step()
+    assert budget.num_holdable("r", media("a5", "b3", "c1")) == 2
+    assert budget.num_holdable("r", media("a20", "b1")) == 1
+    budget.hold("r", media("a5"))
+    assert budget.num_holdable("q", media("b4")) == 0
+    budget.start_step()
+    assert budget.num_holdable("q", media("b4")) == 1
+
+
+def test_a_closed_step_takes_no_new_items_but_goes_on_with_those_held(budget, media):
+    budget.start_step()
+    budget.hold("r1", media("a2"))
+    budget.start_step()
+    budget.close_step()
+    assert budget.num_holdable("r1", media("a2", "b2")) == 1
+    assert budget.num_holdable("r2", media("a2")) == 0
+    budget.start_step()
+    assert budget.num_holdable("r2", media("a2")) == 1
+
+
+def test_keep_only_keeps_the_item_that_is_split(budget, media):
+    budget.start_step()
+    budget.hold("r1", media("a2", "b3"))
+    budget.keep_only("r1", "b3")
+    assert (budget.num_held_tokens, budget.num_cached_tokens) == (3, 5)
+
+
+def test_a_failed_request_takes_its_own_items_with_it(budget, media):
+    budget.start_step()
+    budget.hold("r1", media("a2", "b3"))
+    budget.hold("r2", media("b3"))
+    budget.take_encode()
+    budget.discard("r1")
+    assert budget.take_forget() == ("a2",)
+    budget.start_step()
+    assert budget.num_cached_tokens == 3
+    budget.check_integrity(["r2"])
+
+
+def test_an_evicted_item_is_encoded_again(budget, media):
+    for name in ("a6", "b6", "a6"):
+        budget.start_step()
+        budget.hold("r", media(name))
+        assert keys(budget.take_encode()) == [name]
+        budget.keep_only("r")
+    assert budget.take_forget() == ("a6", "b6")
+
+
+def test_forgetting_again_leaves_cached_items_alone(budget, media):
+    budget.start_step()
+    budget.hold("r", media("a6"))
+    budget.forget_again(["a6", "gone"])
+    assert budget.take_forget() == ("gone",)
+
+
+def test_integrity_check_finds_a_holder_that_is_gone(budget, media):
+    budget.start_step()
+    budget.hold("r", media("a6"))
+    with pytest.raises(AssertionError):
+        budget.check_integrity([])

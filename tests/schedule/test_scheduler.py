@@ -1,0 +1,476 @@
+"""Each rule of the scheduler, one at a time. The loop's executor checks every plan besides."""
+
+import pytest
+
+from mmdeploy_llm.plan import RequestFailure, StepResult
+from mmdeploy_llm.request import RequestStatus
+from mmdeploy_llm.schedule.scheduler import Scheduler
+
+
+@pytest.fixture
+def make_loop(kit):
+    return lambda **config: kit.Loop(kit.make_config(**config))
+
+
+def sizes(plan):
+    """Request id -> tokens of the step, in the order of the plan."""
+    return {item.request_id: item.num_tokens for item in plan.scheduled}
+
+
+class TestTokenBudget:
+    def test_prompts_are_cut_into_chunks(self, kit, make_loop):
+        loop = make_loop(max_num_batched_tokens=5)
+        loop.add(kit.make_request("a", 12, max_tokens=2))
+        assert [sizes(loop.step()) for _ in range(4)] == [{"a": 5}, {"a": 5}, {"a": 2}, {"a": 1}]
+        assert [plan.scheduled[0].samples for plan in loop.plans] == [False, False, True, True]
+        assert [plan.scheduled[0].start for plan in loop.plans] == [0, 5, 10, 12]
+
+    def test_decode_comes_first_then_running_prompts_then_admissions(self, kit, make_loop):
+        loop = make_loop(max_num_batched_tokens=10)
+        loop.add(kit.make_request("a", 3))
+        loop.step()
+        loop.add(kit.make_request("b", 14), kit.make_request("c", 20))
+        assert sizes(loop.step()) == {"a": 1, "b": 9}
+        plan = loop.step()
+        assert sizes(plan) == {"a": 1, "b": 5, "c": 4}
+        assert [new.request_id for new in plan.new] == ["c"]
+
+    def test_whole_prompts_wait_for_a_step_with_room(self, kit, make_loop):
+        loop = make_loop(enable_chunked_prefill=False, max_num_batched_tokens=20, max_model_len=20)
+        loop.add(kit.make_request("a", 12), kit.make_request("b", 10), kit.make_request("c", 2))
+        assert sizes(loop.step()) == {"a": 12}, "c does not overtake b"
+        assert sizes(loop.step()) == {"a": 1, "b": 10, "c": 2}
+
+    def test_one_token_prompts_stand_among_the_decodes(self, kit, make_loop):
+        loop = make_loop()
+        loop.add(kit.make_request("a", 5), kit.make_request("b", 1))
+        assert list(sizes(loop.step())) == ["b", "a"]
+
+
+class TestAdmission:
+    def test_first_come_first_served_up_to_max_num_seqs(self, kit, make_loop):
+        loop = make_loop(max_num_seqs=2)
+        loop.add(*(kit.make_request(name, 2, max_tokens=2) for name in "abc"))
+        assert list(sizes(loop.step())) == ["a", "b"]
+        assert (loop.scheduler.num_running, loop.scheduler.num_waiting) == (2, 1)
+        loop.step()
+        assert list(sizes(loop.step())) == ["c"]
+
+    def test_priority_goes_before_arrival(self, kit, make_loop):
+        loop = make_loop(max_num_seqs=1)
+        loop.add(
+            kit.make_request("late", 2, arrival_time=2.0, max_tokens=1),
+            kit.make_request("early", 2, arrival_time=1.0, max_tokens=1),
+            kit.make_request("urgent", 2, arrival_time=3.0, max_tokens=1, priority=-1),
+        )
+        assert [next(iter(sizes(loop.step()))) for _ in range(3)] == ["urgent", "early", "late"]
+
+    def test_blocks_are_left_for_running_requests_to_grow(self, kit, make_loop):
+        loop = make_loop(num_blocks=4)
+        loop.add(kit.make_request("a", 4, max_tokens=12), kit.make_request("b", 12, max_tokens=1))
+        assert list(sizes(loop.step())) == ["a"], "b would take the block that a needs next"
+        loop.run()
+        assert loop.scheduler.num_preemptions == 0
+
+    def test_nothing_is_left_for_requests_that_hold_all_they_can_need(self, kit, make_loop):
+        loop = make_loop(num_blocks=4)
+        loop.add(kit.make_request("a", 4, max_tokens=1), kit.make_request("b", 12, max_tokens=1))
+        assert list(sizes(loop.step())) == ["a", "b"]
+
+    def test_new_requests_tell_the_runner_all_it_needs(self, kit, make_loop):
+        loop = make_loop()
+        request = loop.add(kit.make_request("a", 7, media=((1, "cat", 3),), eos=(1, 2)))
+        (new,) = loop.step().new
+        assert new.token_ids == tuple(request.prompt_token_ids)
+        assert new.prompt_len == 7
+        assert (new.params, new.media) == (request.params, request.media)
+        assert new.eos_token_ids == {1, 2}
+
+    def test_an_id_that_is_in_use_is_our_mistake(self, kit, make_loop):
+        loop = make_loop()
+        loop.add(kit.make_request("a", 2))
+        with pytest.raises(AssertionError, match="already here"):
+            loop.add(kit.make_request("a", 2))
+
+
+class TestPreemption:
+    def run_tight(self, kit, make_loop, **config):
+        """Two requests of which only one can grow to its end; gives loop and requests."""
+        loop = make_loop(num_blocks=6, **config)
+        requests = [kit.make_request(name, 6, max_tokens=14) for name in "ab"]
+        loop.add(*requests)
+        return loop, requests
+
+    def test_the_newest_goes_and_comes_back_exact(self, kit, make_loop):
+        loop, (old, new) = self.run_tight(kit, make_loop)
+        loop.run()
+        assert old.num_preemptions == 0
+        assert new.num_preemptions == loop.scheduler.num_preemptions == 1
+        for request in (old, new):
+            assert request.output_token_ids == kit.expected_tokens(request, 14)
+
+    def test_it_is_dropped_keeps_its_tokens_and_starts_again_with_them(self, kit, make_loop):
+        loop, (_, new) = self.run_tight(kit, make_loop)
+        while not new.num_preemptions:
+            tokens = tuple(new.prompt_token_ids + new.output_token_ids)
+            plan = loop.step()
+        assert plan.drop == ("b",)
+        assert plan.new == ()
+        assert new.status is RequestStatus.WAITING
+        assert new.block_ids == []
+        while not (plan := loop.step()).new:
+            assert new.num_computed_tokens == 0
+        assert [(again.token_ids, again.prompt_len) for again in plan.new] == [(tokens, 6)]
+
+    def test_it_resumes_from_what_the_prefix_cache_kept(self, kit, make_loop):
+        loop, (_, new) = self.run_tight(kit, make_loop)
+        loop.run()
+        again = [plan for plan in loop.plans if any(n.request_id == "b" for n in plan.new)][1]
+        (item,) = [item for item in again.scheduled if item.request_id == "b"]
+        assert item.start > 0
+        assert new.num_cached_tokens == 0, "counts the first admission only"
+        assert new.inference_start_time == 1001.0
+
+    def test_the_lowest_priority_goes_first(self, kit, make_loop):
+        loop = make_loop(num_blocks=6)
+        low = kit.make_request("low", 6, max_tokens=14, priority=5)
+        high = kit.make_request("high", 6, max_tokens=14)
+        loop.add(low)
+        loop.step()
+        loop.add(high)
+        loop.run()
+        assert (low.num_preemptions > 0, high.num_preemptions) == (True, 0)
+
+    def test_a_preempted_request_is_served_before_those_that_waited(self, kit, make_loop):
+        loop, _ = self.run_tight(kit, make_loop, max_num_seqs=2)
+        loop.add(kit.make_request("c", 6, max_tokens=1))
+        loop.run()
+        started = [new.request_id for plan in loop.plans for new in plan.new]
+        assert started == ["a", "b", "b", "c"]
+
+    def test_a_request_that_outgrows_the_whole_pool_fails_with_the_numbers(self, kit, make_loop):
+        loop = make_loop(num_blocks=4)
+        loop.add(kit.make_request("a", 6, max_tokens=40), kit.make_request("b", 6, max_tokens=2))
+        loop.run()
+        assert loop.reasons == {"a": "error", "b": "length"}
+        failure = loop.ended["a"].failure
+        assert failure.code == 500
+        assert "17 tokens" in failure.message
+        assert "4 blocks of 4 tokens" in failure.message
+        assert len(loop.tokens["a"]) == 11, "what was generated until then is delivered"
+        assert loop.scheduler.num_free_blocks == 4
+
+
+class TestPrefixCache:
+    def test_a_known_beginning_is_not_computed_again(self, kit, make_loop):
+        loop = make_loop()
+        first = loop.add(kit.make_request("a", range(100, 110)))
+        loop.run()
+        second = loop.add(kit.make_request("b", range(100, 112)))
+        plan = loop.step()
+        assert (plan.scheduled[0].start, plan.scheduled[0].num_tokens) == (8, 4)
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 8)
+        assert plan.scheduled[0].new_block_ids == tuple(second.block_ids)
+        loop.run()
+        assert second.output_token_ids == kit.expected_tokens(second, 4)
+
+    def test_a_request_in_progress_shares_its_blocks(self, kit, make_loop):
+        loop = make_loop()
+        first = loop.add(kit.make_request("a", range(100, 110), max_tokens=20))
+        loop.step()
+        second = loop.add(kit.make_request("b", range(100, 110), max_tokens=20))
+        loop.step()
+        assert second.block_ids[:2] == first.block_ids[:2]
+        assert second.block_ids[2] != first.block_ids[2]
+
+    def test_the_same_prompt_again_computes_at_least_one_token(self, kit, make_loop):
+        loop = make_loop()
+        loop.add(kit.make_request("a", range(100, 108)))
+        loop.run()
+        loop.add(kit.make_request("b", range(100, 108)))
+        assert sizes(loop.step()) == {"b": 4}
+
+    def test_generated_tokens_are_found_too(self, kit, make_loop):
+        loop = make_loop()
+        first = loop.add(kit.make_request("a", 6, max_tokens=10))
+        loop.run()
+        conversation = [*first.prompt_token_ids, *first.output_token_ids, 1, 2]
+        second = loop.add(kit.make_request("b", conversation))
+        loop.step()
+        assert second.num_cached_tokens == 12, "15 tokens were computed, the last never was"
+
+    def test_prompt_logprobs_need_the_whole_prompt(self, kit, make_loop):
+        loop = make_loop()
+        loop.add(kit.make_request("a", range(100, 110)))
+        loop.run()
+        again = loop.add(kit.make_request("b", range(100, 110), prompt_logprobs=1))
+        loop.run()
+        assert again.num_cached_tokens == 0
+        assert loop.prompt_logprobs["b"] == list(range(10))
+
+    def test_prompt_logprobs_are_told_once_when_a_prompt_is_computed_twice(self, kit, make_loop):
+        loop = make_loop(num_blocks=6)
+        options = {"max_tokens": 14, "prompt_logprobs": 1}
+        loop.add(kit.make_request("a", 6, **options), kit.make_request("b", 6, **options))
+        loop.run()
+        assert loop.scheduler.num_preemptions > 0
+        assert loop.prompt_logprobs["b"] == list(range(6))
+
+    def test_a_failed_step_is_not_shared(self, kit, make_loop):
+        loop = make_loop()
+        loop.add(kit.make_request("a", range(100, 110)))
+        loop.step(failing={"a"})
+        second = loop.add(kit.make_request("b", range(100, 110)))
+        loop.run()
+        assert second.num_cached_tokens == 0
+
+    def test_off(self, kit, make_loop):
+        loop = make_loop(enable_prefix_caching=False)
+        loop.add(kit.make_request("a", range(100, 110)))
+        loop.run()
+        second = loop.add(kit.make_request("b", range(100, 110)))
+        loop.run()
+        assert second.num_cached_tokens == 0
+
+
+class TestMedia:
+    def test_encoded_in_the_step_of_the_first_token(self, kit, make_loop):
+        loop = make_loop(max_num_batched_tokens=4)
+        loop.add(kit.make_request("a", 12, media=((6, "cat", 3),), max_tokens=1))
+        loop.run()
+        assert [[item.key for item in plan.encode] for plan in loop.plans] == [[], ["cat"], []]
+
+    def test_shared_by_requests_and_within_one_it_is_encoded_once(self, kit, make_loop):
+        loop = make_loop(max_num_batched_tokens=8)
+        media = ((2, "cat", 5), (9, "cat", 5))
+        loop.add(kit.make_request("a", 20, media=media), kit.make_request("b", 20, media=media))
+        loop.run()
+        assert loop.executor.num_encodes == {"cat": 1}
+
+    def test_a_hit_that_covers_the_item_spares_the_encoder(self, kit, make_loop):
+        loop = make_loop(encoder_cache_tokens=6)
+        media = ((1, "cat", 6),)
+        prompt = list(range(100, 112))
+        loop.add(kit.make_request("a", prompt, media=media))
+        loop.run()
+        loop.add(kit.make_request("dog", 12, media=((1, "dog", 6),)))  # evicts the cat
+        loop.run()
+        again = loop.add(kit.make_request("b", prompt, media=media))
+        loop.run()
+        assert again.num_cached_tokens == 8
+        assert loop.executor.num_encodes == {"cat": 1, "dog": 1}
+
+    def test_a_hit_that_ends_within_the_item_needs_it_encoded(self, kit, make_loop):
+        loop = make_loop(encoder_cache_tokens=6)
+        media = ((1, "cat", 6),)
+        loop.add(kit.make_request("a", [100] + [0] * 6 + [101], media=media))
+        loop.run()
+        loop.add(kit.make_request("dog", 12, media=((1, "dog", 6),)))
+        loop.run()
+        again = loop.add(kit.make_request("b", [100] + [0] * 6 + [55], media=media))
+        loop.run()
+        assert again.num_cached_tokens == 4
+        assert loop.executor.num_encodes["cat"] == 2
+        assert again.output_token_ids == kit.expected_tokens(again, 4)
+
+    def test_many_items_are_encoded_over_several_steps(self, kit, make_loop):
+        loop = make_loop(encoder_cache_tokens=1000, max_num_batched_tokens=8)
+        media = [(5 * index, f"m{index}", 5) for index in range(10)]
+        loop.add(kit.make_request("a", 55, media=media, max_tokens=1))
+        loop.run()
+        assert max(len(plan.encode) for plan in loop.plans) == 1
+
+    def test_evicted_items_are_forgotten_once(self, kit, make_loop):
+        loop = make_loop(encoder_cache_tokens=8)
+        for key in ("cat", "dog", "cow"):
+            loop.add(kit.make_request(key, 8, media=((1, key, 5),), max_tokens=2))
+            loop.run()
+        forgotten = [key for plan in loop.plans for key in plan.forget]
+        assert forgotten == ["cat", "dog"]
+
+    def test_who_waits_for_the_encoder_is_not_overtaken_at_it(self, kit, make_loop):
+        """`big` needs the whole cache; a stream of small items must not keep it away for ever."""
+        loop = make_loop(encoder_cache_tokens=10, max_num_batched_tokens=4)
+        loop.add(kit.make_request("first", 20, media=((2, "s", 4),), max_tokens=20))
+        loop.step()
+        loop.add(kit.make_request("big", 20, media=((2, "b", 10),), max_tokens=1))
+        for number in range(4):
+            small = kit.make_request(f"{number}", 9, media=((0, f"m{number}", 4),), max_tokens=1)
+            loop.add(small)
+        loop.run()
+        encoded = [item.key for plan in loop.plans for item in plan.encode]
+        assert encoded[:2] == ["s", "b"]
+
+    def test_two_halves_of_the_cache_do_not_block_each_other(self, kit, make_loop):
+        loop = make_loop(encoder_cache_tokens=10, max_num_batched_tokens=4)
+        for name in "abc":
+            media = ((1, f"{name}1", 6), (8, f"{name}2", 6), (15, f"{name}3", 10))
+            loop.add(kit.make_request(name, 30, media=media))
+        loop.run()
+        assert set(loop.reasons.values()) == {"length"}
+
+    def test_an_atomic_item_waits_for_a_step_with_room_for_all_of_it(self, kit, make_loop):
+        loop = make_loop(atomic_media=True, max_num_batched_tokens=8)
+        loop.add(kit.make_request("a", 2, max_tokens=3))
+        loop.step()
+        loop.add(kit.make_request("b", 12, media=((3, "cat", 8),), max_tokens=1))
+        loop.add(kit.make_request("c", 2, max_tokens=1))
+        steps = [sizes(loop.step()) for _ in range(4)]
+        assert steps[0] == {"a": 1, "b": 3, "c": 2}
+        assert steps[1] == {"a": 1}, "7 tokens are too few for 8"
+        assert steps[2:] == [{"b": 8}, {"b": 1}]
+
+    def test_a_hit_never_ends_within_an_atomic_item(self, kit, make_loop):
+        loop = make_loop(atomic_media=True)
+        media = ((2, "cat", 4), (6, "dog", 6))
+        loop.add(kit.make_request("a", [*range(100, 112), 1], media=media))
+        loop.run()
+        again = loop.add(kit.make_request("b", [*range(100, 112)], media=media))
+        loop.run()
+        assert again.num_cached_tokens == 0, "block borders 4 and 8 lie within the items"
+        longer = loop.add(kit.make_request("c", [*range(100, 112), 2], media=media))
+        loop.run()
+        assert longer.num_cached_tokens == 12
+
+
+class TestEnds:
+    def make_committed(self, kit, tokens, **options):
+        """A request that was given `tokens` one by one; gives the updates."""
+        scheduler = Scheduler(kit.make_config(max_model_len=10))
+        scheduler.add(kit.make_request("a", 3, **{"max_tokens": 20, **options}))
+        updates = []
+        for token in tokens:
+            plan = scheduler.plan(5.0)
+            result = StepResult(step_id=plan.step_id, sampled={"a": token})
+            updates.extend(scheduler.commit(plan, result, 7.0))
+        return updates
+
+    @pytest.mark.parametrize(
+        ("options", "tokens", "reason"),
+        [
+            ({"eos": (9,)}, [1, 9], "stop"),
+            ({"eos": (9,), "ignore_eos": True}, [1, 9], None),
+            ({"stop_token_ids": (9,)}, [1, 9], "stop"),
+            ({"stop_token_ids": (9,), "ignore_eos": True}, [1, 9], "stop"),
+            ({"eos": (9,), "min_tokens": 3}, [1, 9], None),
+            ({"eos": (9,), "min_tokens": 3}, [1, 9, 9], "stop"),
+            ({"stop_token_ids": (9,), "min_tokens": 3}, [9, 9], None),
+            ({"max_tokens": 2}, [1, 2], "length"),
+            ({"max_tokens": 2, "eos": (9,)}, [1, 9], "stop"),
+            ({"max_tokens": None}, [1] * 7, "length"),
+            ({}, [1] * 6, None),
+            ({}, [1] * 7, "length"),
+        ],
+    )
+    def test_reasons(self, kit, options, tokens, reason):
+        updates = self.make_committed(kit, tokens, **options)
+        assert [update.new_token_ids for update in updates] == [(token,) for token in tokens]
+        assert [update.finish_reason for update in updates] == [None] * (len(tokens) - 1) + [reason]
+        request = updates[0].request
+        assert request.output_token_ids == tokens
+        assert request.is_finished == (reason is not None)
+
+    def test_times(self, kit, make_loop):
+        loop = make_loop(max_num_batched_tokens=4)
+        request = loop.add(kit.make_request("a", 6, max_tokens=3))
+        loop.run()
+        times = (request.inference_start_time, request.first_token_time, request.last_token_time)
+        assert times == (1001.0, 1002.0, 1004.0)
+
+    def test_delivery_ends_a_request(self, kit):
+        loop = kit.Loop(kit.make_config(), stops=lambda request, tokens: len(tokens) == 2)
+        request = loop.add(kit.make_request("a", 6, max_tokens=9))
+        loop.run()
+        assert (request.finish_reason, len(request.output_token_ids)) == ("stop", 2)
+        assert loop.step().drop == ("a",)
+        assert loop.scheduler.num_free_blocks == 32
+
+    def test_a_request_that_can_never_run_is_told_by_the_next_step(self, kit, make_loop):
+        loop = make_loop()
+        request = loop.add(kit.make_request("a", 100), kit.make_request("b", 3, max_tokens=1))
+        assert loop.scheduler.has_work
+        loop.step()
+        assert loop.reasons == {"a": "error", "b": "length"}
+        assert loop.ended["a"].failure.code == 400
+        assert request.is_finished
+        assert not loop.scheduler.has_work
+
+    def test_an_error_ends_one_request_only(self, kit, make_loop):
+        loop = make_loop()
+        loop.add(*(kit.make_request(name, 5) for name in "abc"))
+        loop.step()
+        plan = loop.step(failing={"b"})
+        assert list(sizes(plan)) == ["a", "b", "c"]
+        assert loop.reasons == {"b": "error"}
+        assert loop.ended["b"].failure == RequestFailure(code=500, message="injected")
+        assert loop.step().drop == ("b",)
+        loop.run()
+        assert loop.reasons == {"a": "length", "b": "error", "c": "length"}
+
+    def test_media_of_a_failed_request_are_encoded_again(self, kit, make_loop):
+        loop = make_loop()
+        loop.add(kit.make_request("a", 9, media=((1, "cat", 5),)))
+        loop.step(failing={"a"})
+        loop.add(kit.make_request("b", 9, media=((1, "cat", 5),)))
+        plan = loop.step()
+        assert plan.forget == ("cat",)
+        assert [item.key for item in plan.encode] == ["cat"]
+
+    @pytest.mark.parametrize("breaks", ["before", "after"])
+    def test_a_broken_step_ends_its_requests_and_no_others(self, kit, make_loop, breaks):
+        loop = make_loop(max_num_seqs=2)
+        gone = loop.add(kit.make_request("gone", 9, media=((1, "cow", 5),), max_tokens=1))
+        loop.run()
+        loop.add(*(kit.make_request(name, 9, media=((1, "cat", 5),)) for name in "abc"))
+        plan = loop.step(breaks=breaks)
+        assert plan.drop == ("gone",)
+        assert gone.is_finished
+        assert loop.reasons == {"gone": "length", "a": "error", "b": "error"}
+        after = loop.step()
+        assert set(after.drop) == {"gone", "a", "b"}
+        assert after.forget == ("cat",)
+        loop.run()
+        assert loop.reasons["c"] == "length"
+
+    def test_a_result_of_another_step_is_our_mistake(self, kit):
+        scheduler = Scheduler(kit.make_config())
+        plan = scheduler.plan(1.0)
+        with pytest.raises(AssertionError):
+            scheduler.commit(plan, StepResult(step_id=plan.step_id + 1), 1.0)
+
+
+class TestAbort:
+    def test_running_and_waiting_requests_end_and_unknown_ids_do_nothing(self, kit, make_loop):
+        loop = make_loop(max_num_seqs=1)
+        loop.add(kit.make_request("a", 5), kit.make_request("b", 5))
+        loop.step()
+        plan = loop.step(aborts=["a", "b", "nobody", "a"])
+        assert (plan.drop, plan.scheduled) == (("a",), ())
+        assert loop.reasons == {"a": "abort", "b": "abort"}
+        assert loop.ended["a"].failure.code == 499
+        assert loop.scheduler.num_free_blocks == 32
+        assert not loop.scheduler.has_work
+
+    def test_what_it_leaves_goes_to_the_others_at_once(self, kit, make_loop):
+        loop = make_loop(max_num_seqs=1)
+        loop.add(kit.make_request("a", 5), kit.make_request("b", 5))
+        loop.step()
+        assert list(sizes(loop.step(aborts=["a"]))) == ["b"]
+
+    def test_the_id_may_be_used_again(self, kit, make_loop):
+        loop = make_loop()
+        loop.add(kit.make_request("a", 5))
+        loop.step()
+        loop.scheduler.abort(["a"])
+        loop.add(kit.make_request("a", 6, max_tokens=1))
+        plan = loop.step()
+        assert plan.drop == ("a",)
+        assert [new.request_id for new in plan.new] == ["a"]
+
+
+def test_the_room_imports_no_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, mmdeploy_llm.schedule.scheduler; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
