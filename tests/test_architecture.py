@@ -30,14 +30,14 @@ LAYERS = (
     ("attention", "layers", "sampling", "weights"),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
-    ("drive",),
+    ("assembly", "drive"),
     ("llm", "aio"),
     ("batch",),
     ("terminal",),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
-KNOWS_ALL_ROOMS = "engine"
+KNOW_ALL_ROOMS = ("engine", "assembly")  # one steps them, the other builds them
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line}
 
 FOLDERS = {  # folder -> package
@@ -86,10 +86,6 @@ class Source:
     def part(self) -> str:
         """Its place in LAYERS: "hooks" for mmdeploy_llm/hooks/specs.py; "" for the root."""
         return [*self.module.split("."), ""][1]
-
-    @property
-    def is_core(self) -> bool:
-        return self.module.split(".")[0] == "mmdeploy_llm"
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
@@ -179,10 +175,10 @@ def wrong_order(root: Path) -> list[str]:
 
 
 def knows_two_rooms(root: Path) -> list[str]:
-    """Only engine.py knows more than one room."""
+    """Only the engine and its assembly know more than one room."""
     wrong = []
     for source in sources(root, "mmdeploy_llm"):
-        if source.part in (KNOWS_ALL_ROOMS, "testing"):
+        if source.part in (*KNOW_ALL_ROOMS, "testing"):
             continue
         known = {item.module.split(".")[1] for item in source.imports if item.module.count(".")}
         if len(known & ROOMS) > 1:
@@ -249,12 +245,10 @@ def hidden_state(root: Path) -> list[str]:
 
 
 def too_long(root: Path) -> list[str]:
-    """Files and functions stay within their lines, and so does the core as a whole."""
+    """Files and functions stay within their lines."""
     wrong = []
-    core = 0
     for source in sources(root):
         num_lines = len(source.text.splitlines())
-        core += num_lines if source.is_core and source.part != "testing" else 0
         if num_lines > MAX_FILE_LINES:
             wrong.append(source.at(1, f"{num_lines} lines, {MAX_FILE_LINES} are allowed"))
         for node in ast.walk(source.syntax):
@@ -268,9 +262,18 @@ def too_long(root: Path) -> list[str]:
                         f"{node.name} has {length} lines, {MAX_FUNCTION_LINES} are allowed",
                     )
                 )
-    if core >= MAX_CORE_LINES:
-        wrong.append(f"the core has {core} lines, the budget is below {MAX_CORE_LINES}")
     return wrong
+
+
+def over_the_core_budget(root: Path) -> list[str]:
+    """The core, the kit for plugin authors not counted, stays below its lines."""
+    core = [source for source in sources(root, "mmdeploy_llm") if source.part != "testing"]
+    num_lines = sum(len(source.text.splitlines()) for source in core)
+    return (
+        []
+        if num_lines < MAX_CORE_LINES
+        else [f"{num_lines} lines, below {MAX_CORE_LINES} is allowed"]
+    )
 
 
 def unpacked_folders(root: Path) -> list[str]:
@@ -282,9 +285,7 @@ def unpacked_folders(root: Path) -> list[str]:
         ".".join([FOLDERS[first], *rest]) for first, *rest in (name.split("/") for name in folders)
     }
     wrong = [f"package {name} is not listed in pyproject.toml" for name in sorted(real - listed)]
-    return wrong + [
-        f"pyproject.toml lists {name}: no such folder" for name in sorted(listed - real)
-    ]
+    return wrong + [f"listed package {name} has no folder" for name in sorted(listed - real)]
 
 
 def untested_hooks(root: Path) -> list[str]:
@@ -302,9 +303,7 @@ def untested_hooks(root: Path) -> list[str]:
         if isinstance(node, ast.FunctionDef)
     }
     readme = (root / "plugins/README.md").read_text()
-    wrong = [
-        f"hook {hook} has no test_hook_{hook}" for hook in hooks if f"test_hook_{hook}" not in tests
-    ]
+    wrong = [f"hook {hook} has no test" for hook in hooks if f"test_hook_{hook}" not in tests]
     wrong += [f"hook {hook} has no heading" for hook in hooks if f"\n### `{hook}(" not in readme]
     return wrong if hooks else ["specs.py has no hooks"]
 
@@ -324,10 +323,7 @@ def bad_all(root: Path) -> list[str]:
         if len(listed) != len(set(listed)):
             wrong.append(f"{name}: __all__ names something twice")
         wrong += [f"{name}: {item} is not in __all__" for item in sorted(public - set(listed))]
-        wrong += [
-            f"{name}: __all__ names {item}, which is not there"
-            for item in sorted(set(listed) - public)
-        ]
+        wrong += [f"{name}: {item} does not exist" for item in sorted(set(listed) - public)]
     return wrong
 
 
@@ -335,9 +331,10 @@ def _exports(module: ast.Module) -> set[str]:
     """Names that a package imports from its own modules or defines in public."""
     found = set()
     for node in ast.walk(module):
-        if isinstance(node, ast.ImportFrom) and (
-            node.level or "mmdeploy_llm" in (node.module or "")
-        ):
+        is_ours = isinstance(node, ast.ImportFrom) and (
+            node.level or "mmdeploy" in str(node.module)
+        )
+        if is_ours:
             found |= {alias.asname or alias.name for alias in node.names}
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -383,7 +380,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-# The rules, tried on trees that break them.
+# A tree that keeps the rules, and changes that break them.
 
 GOOD = {
     "mmdeploy_llm/__init__.py": "if TYPE_CHECKING:\n    from .llm import LLM\n__all__ = ['LLM']",
@@ -411,8 +408,9 @@ GOOD = {
     "tests/hooks/test_hooks.py": "def test_hook_hook(): ...\n",
     "pyproject.toml": (
         "[tool.setuptools]\npackages = ['mmdeploy_llm', 'mmdeploy_llm.hooks', "
-        "'mmdeploy_llm.intake', 'mmdeploy_llm.runner', 'mmdeploy_llm.schedule', 'mmdeploy_llm_plugins', "
-        "'mmdeploy_llm_plugins.one', 'mmdeploy_llm_processors', 'mmdeploy_llm_processors.image']\n"
+        "'mmdeploy_llm.intake', 'mmdeploy_llm.runner', 'mmdeploy_llm.schedule', "
+        "'mmdeploy_llm_plugins', 'mmdeploy_llm_plugins.one', 'mmdeploy_llm_processors', "
+        "'mmdeploy_llm_processors.image']\n"
     ),
 }
 RUNNER = "mmdeploy_llm/runner/runner.py"
@@ -447,11 +445,11 @@ BAD = [  # rule, changed file, its text, what must be found
     (hidden_state, ONE, "from os import environ", "reads os.environ"),
     (too_long, ONE, "\n" * (MAX_FILE_LINES + 1), "501 lines, 500 are allowed"),
     (too_long, ONE, "async def f():\n" + " x\n" * MAX_FUNCTION_LINES, "f has 51 lines"),
-    (too_long, RUNNER, "\n" * MAX_CORE_LINES, "the core has 80"),
+    (over_the_core_budget, RUNNER, "\n" * MAX_CORE_LINES, "lines, below 8000"),
     (unpacked_folders, "plugins/two/model.py", "", "mmdeploy_llm_plugins.two is not listed"),
-    (unpacked_folders, "plugins/one", None, "lists mmdeploy_llm_plugins.one: no such folder"),
+    (unpacked_folders, "plugins/one", None, "package mmdeploy_llm_plugins.one has no folder"),
     (untested_hooks, "plugins/README.md", "# Plugins\nhook", "hook hook has no heading"),
-    (untested_hooks, "tests/hooks/test_hooks.py", "", "hook hook has no test_hook_hook"),
+    (untested_hooks, "tests/hooks/test_hooks.py", "", "hook hook has no test"),
     (untested_hooks, "mmdeploy_llm/hooks/specs.py", "def hook(): ...", "has no hooks"),
     (
         bad_all,
@@ -465,7 +463,7 @@ BAD = [  # rule, changed file, its text, what must be found
         "from .specs import a, b\n__all__ = ['a']",
         "b is not in",
     ),
-    (bad_all, "mmdeploy_llm/__init__.py", "__all__ = ['LLM']", "names LLM, which is not there"),
+    (bad_all, "mmdeploy_llm/__init__.py", "__all__ = ['LLM']", "LLM does not exist"),
     (bad_all, "mmdeploy_llm/__init__.py", "__all__ = ['LLM', 'LLM']", "something twice"),
 ]
 
