@@ -5,7 +5,7 @@ import pytest
 
 from mmdeploy_llm.errors import ConfigError, PluginLoadError
 from mmdeploy_llm.hooks import PluginManager
-from mmdeploy_llm.hooks.discovery import discover, select, warn_of_version_mismatch
+from mmdeploy_llm.hooks.discovery import Discovery, discover, select, warn_of_version_mismatch
 
 NOTHING = ""
 
@@ -48,6 +48,38 @@ def test_package_without_a_name_is_a_failure(site):
     assert names(found.plugins) == ["good"]
     assert [failure.phase for failure in found.failures] == ["discover"]
     assert str(site.folder) in found.failures[0].plugin
+
+
+def test_package_whose_metadata_cannot_be_read_at_all(site, monkeypatch):
+    class Unreadable(metadata.Distribution):
+        def read_text(self, filename):
+            raise OSError("disk")
+
+        def locate_file(self, path):
+            return f"/somewhere/{path}"
+
+    monkeypatch.setattr(
+        "mmdeploy_llm.hooks.discovery.metadata.distributions", lambda: [Unreadable()]
+    )
+    (failure,) = discover().failures
+    assert (failure.plugin, failure.error) == ("a package in /somewhere/", "OSError: disk")
+
+
+def test_packages_without_plugins_are_passed_over(site):
+    site.install("other", NOTHING)
+    file = site.folder / "other_llm-1.0.dist-info" / "entry_points.txt"
+    file.write_text("[console_scripts]\nother = other:main\n")
+    assert discover() == Discovery(plugins=(), failures=())
+
+
+def test_failures_of_discovery_are_told_at_load(site, caplog, model_plugin):
+    site.install("good", model_plugin())
+    site.install("bad", NOTHING)
+    (site.folder / "bad_llm-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
+    manager = PluginManager.load()
+    assert [failure.phase for failure in manager.failures] == ["discover"]
+    assert len(caplog.records) == 1
+    assert [info.name for info in manager.plugins] == ["good"]
 
 
 def test_two_packages_with_one_plugin_name(site):
