@@ -76,7 +76,7 @@ def test_a_picture_with_its_caption_reasoning_and_numbers(page, tmp_path):
     assert shown.texts["caption"] == ["a cat"]
     assert shown.texts["thought"] == ["It has whiskers."]
     assert "1\u202f600 image + 12 text → 7 tokens" in shown.texts["li"]
-    assert "500 ms" in shown.texts["li"]
+    assert shown.texts["time"] == ["500 ms"]
     assert shown.texts["name"] == ["a.png"]
     assert [image["loading"] for image in shown.all("img")] == ["lazy"]
     assert shown.all("img")[0]["src"] == "data:image/jpeg;base64,c21hbGw="
