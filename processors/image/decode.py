@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import io
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
@@ -33,7 +34,17 @@ from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, Unsup
 from mmdeploy_llm.hooks import MediaLimits
 
 from .arrays import array_size, array_to_rgb
-from .modes import SIDEWAYS, orientation_of, to_rgb, upright
+from .modes import to_rgb
+from .orientation import SIDEWAYS, live_orientation, stored_orientation, upright
+
+
+class QuietJpeg(JpegImagePlugin.JpegImageFile):
+    """Leaves EXIF data unread, which Pillow looks through for a resolution, with warnings."""
+
+    def getexif(self) -> Image.Exif:
+        """Nothing."""
+        return Image.Exif()
+
 
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
 
@@ -42,7 +53,7 @@ def _openers() -> Mapping[str, Opener]:
     """Format -> what reads it; AVIF only where this Pillow was built with it."""
     openers: dict[str, Opener] = {
         "PNG": PngImagePlugin.PngImageFile,
-        "JPEG": JpegImagePlugin.JpegImageFile,
+        "JPEG": QuietJpeg,
         "WEBP": WebPImagePlugin.WebPImageFile,
         "GIF": GifImagePlugin.GifImageFile,
         "BMP": BmpImagePlugin.BmpImageFile,
@@ -97,11 +108,14 @@ class ImageDecoder:
         """
         if isinstance(source, (bytes, bytearray, memoryview)):
             blob = bytes(source)
-            image = self._upright_rgb(_open(blob, limits))
+            opened = _open(blob, limits)
+            with _reading(opened):
+                opened.load()
+                image = upright(to_rgb(opened), _orientation(opened))
             return DecodedImage(image=image, digest=_digest(b"encoded", blob))
         if isinstance(source, Image.Image):
             _check_pixels(source.size, limits)
-            image = self._upright_rgb(source)
+            image = self._caller_image(source)
         else:
             _check_pixels(array_size(source), limits)
             image = array_to_rgb(source)
@@ -111,34 +125,24 @@ class ImageDecoder:
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
         """The size of the image, from its header. Raises as `decode`, as far as a header tells."""
         if isinstance(source, (bytes, bytearray, memoryview)):
-            return ImageHeader(size=self._upright_size(_open(bytes(source), limits)))
+            opened = _open(bytes(source), limits)
+            return ImageHeader(size=_turned(opened.size, _orientation(opened)))
         if not isinstance(source, Image.Image):
             size = array_size(source)
             _check_pixels(size, limits)
             return ImageHeader(size=size)
         _check_pixels(source.size, limits)
-        return ImageHeader(size=self._upright_size(source))
+        with self._lock(source), _reading(source):
+            orientation = live_orientation(source)
+        return ImageHeader(size=_turned(source.size, orientation))
 
-    def _upright_rgb(self, image: Image.Image) -> Image.Image:
-        """All pixels of `image`, turned as its EXIF data say, on white, in RGB."""
-        try:
+    def _caller_image(self, image: Image.Image) -> Image.Image:
+        """The caller's image upright and in RGB; loading is all that happens to it."""
+        with _reading(image):
             with self._lock(image):
                 image.load()
-                orientation = orientation_of(image)
+                orientation = live_orientation(image)
             return upright(to_rgb(image), orientation)
-        except RequestError:
-            raise
-        except Exception as error:  # codecs raise anything for broken data
-            raise _unreadable(image.format or "Pillow", error) from None
-
-    def _upright_size(self, image: Image.Image) -> tuple[int, int]:
-        try:
-            with self._lock(image):
-                is_turned = orientation_of(image) in SIDEWAYS
-        except Exception as error:  # a PNG is decoded to find EXIF data behind its pixels
-            raise _unreadable(image.format or "Pillow", error) from None
-        width, height = image.size
-        return (height, width) if is_turned else (width, height)
 
     def _lock(self, image: Image.Image) -> threading.Lock:
         return self._locks[id(image) // 16 % NUM_LOCKS]
@@ -182,6 +186,16 @@ def _open(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
     return image
 
 
+def _orientation(opened: ImageFile.ImageFile) -> int:
+    """What is left to turn; Pillow turns TIFF images itself and gives their upright size."""
+    is_turned = isinstance(opened, TiffImagePlugin.TiffImageFile)
+    return 1 if is_turned else stored_orientation(opened.info)
+
+
+def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    return size[::-1] if orientation in SIDEWAYS else size
+
+
 def _check_pixels(size: tuple[int, int], limits: MediaLimits) -> None:
     width, height = size
     if width < 1 or height < 1:
@@ -192,6 +206,17 @@ def _check_pixels(size: tuple[int, int], limits: MediaLimits) -> None:
             "allowed; "
             "shrink it or raise max_image_pixels"
         )
+
+
+@contextmanager
+def _reading(image: Image.Image) -> Iterator[None]:
+    """Codecs raise anything for broken data; all of it is that image's MediaError."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except Exception as error:
+        raise _unreadable(image.format or "Pillow", error) from None
 
 
 def _unreadable(name: str, error: Exception) -> MediaError:

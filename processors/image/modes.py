@@ -1,45 +1,15 @@
-"""Any Pillow mode to RGB: transparency on white, 16-bit and float values scaled, EXIF orientation
-applied."""
+"""Any Pillow mode to RGB: transparency on white, 16-bit and float values scaled."""
 
 from __future__ import annotations
-
-import struct
 
 import numpy as np
 from PIL import Image, ImageCms
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 
-ORIENTATION = 0x0112  # the EXIF tag
 WHITE = (255, 255, 255, 255)
 
-# EXIF orientation -> what makes the image upright (EXIF 2.3, section 4.6.4).
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-SIDEWAYS = (5, 6, 7, 8)  # these swap width and height
 PREMULTIPLIED = {"RGBa": "RGBA", "La": "LA"}
-
-
-def orientation_of(image: Image.Image) -> int:
-    """The EXIF orientation, 1 (upright) where there is none or the EXIF data are broken, as
-    browsers do."""
-    try:
-        value = image.getexif().get(ORIENTATION, 1)
-    except (OSError, SyntaxError, ValueError, KeyError, IndexError, TypeError, struct.error):
-        return 1
-    return value if value in TURNS else 1
-
-
-def upright(image: Image.Image, orientation: int) -> Image.Image:
-    """The image turned by its EXIF orientation."""
-    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

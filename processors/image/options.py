@@ -93,7 +93,7 @@ def _given(kwargs: Mapping[str, Any]) -> dict[str, Any]:
             continue
         parts = _area(value) if name == "size" else {ALIASES.get(name, name): value}
         for own, part in parts.items():
-            if own not in _NAMES:
+            if own not in (*_NAMES, "size"):
                 raise ConfigError(_unknown(name))
             if own in values:
                 raise ConfigError(
@@ -111,16 +111,14 @@ def _unknown(name: str) -> str:
 
 
 def _area(size: Any) -> dict[str, Any]:
-    """transformers' `size` names areas as edges: {"shortest_edge": min_pixels, "longest_edge":
-    max_pixels}."""
-    if not isinstance(size, Mapping):
-        return {} if size is None else {"size": size}
+    """transformers' `size` names areas as edges: {"shortest_edge": min_pixels, ...}."""
+    if size is None:
+        return {}
     names = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
-    return {
-        names.get(name, name): value
-        for name, value in size.items()
-        if value is not None and names.get(name, name) in ("min_pixels", "max_pixels")
-    }
+    named = size if isinstance(size, Mapping) else {}
+    found = {names.get(name, name): value for name, value in named.items() if value is not None}
+    is_area = found and set(found) <= set(names.values())
+    return found if is_area else {"size": size}  # which no rule allows
 
 
 def _checked(

@@ -52,6 +52,7 @@ def read_local(path: str, kind: str, limits: MediaLimits) -> bytes:
     try:
         resolved = Path(path).resolve(strict=True)
         _check_root(resolved, limits.allowed_root, name)
+        _check_file(resolved.stat(), name, limits)  # opening a device can have effects of its own
         with open(os.open(resolved, OPEN_FLAGS), "rb") as file:
             return _read(file, name, limits)
     except MediaError:
@@ -74,13 +75,16 @@ def _check_root(resolved: Path, root: Path | None, name: str) -> None:
 
 
 def _read(file: BinaryIO, name: str, limits: MediaLimits) -> bytes:
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
-        raise MediaError(f"{name} is not a regular file")
-    _check_bytes(status.st_size, name, limits)
+    _check_file(os.fstat(file.fileno()), name, limits)
     blob = file.read(limits.max_bytes + 1)  # the file may have grown since
     _check_bytes(len(blob), name, limits)
     return blob
+
+
+def _check_file(status: os.stat_result, name: str, limits: MediaLimits) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise MediaError(f"{name} is not a regular file")
+    _check_bytes(status.st_size, name, limits)
 
 
 def _check_bytes(num_bytes: int, name: str, limits: MediaLimits) -> None:

@@ -1,0 +1,410 @@
+"""Forms, modes, orientation, transparency, limits and faults of images."""
+
+import io
+import random
+import struct
+import threading
+import warnings
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mmdeploy_llm_processors.image.decode import FORMATS, ImageDecoder
+from PIL import Image, ImageChops
+from PIL.PngImagePlugin import PngInfo
+
+from mmdeploy_llm.errors import (
+    MediaError,
+    MediaLimitError,
+    RequestError,
+    UnsupportedMediaError,
+)
+from mmdeploy_llm.hooks import MediaLimits
+
+DECODER = ImageDecoder()
+RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
+
+
+def decoded(source, limits=None):
+    return DECODER.decode(source, limits or MediaLimits()).image
+
+
+def pixel(source):
+    return decoded(source).getpixel((0, 0))
+
+
+def close(one, other, tolerance):
+    return ImageChops.difference(one, other).getextrema() <= ((0, tolerance),) * 3
+
+
+# Formats
+
+
+@pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP", "AVIF", "GIF", "JPEG"])
+def test_every_accepted_format_is_read(format, encode):
+    if format not in FORMATS:
+        pytest.skip("this Pillow was built without AVIF")
+    image = Image.new("RGB", (40, 30), (200, 30, 60))
+    options = {"lossless": True} if format == "WEBP" else {}
+    found = decoded(encode(image, format, **options))
+    assert found.mode == "RGB"
+    assert found.size == (40, 30)
+    assert close(found, image, 0 if format in ("PNG", "BMP", "TIFF", "WEBP", "GIF") else 6)
+
+
+@pytest.mark.parametrize("format", ["EPS", "PDF", "PPM", "ICO", "TGA", "JPEG2000", "PCX", "SGI"])
+def test_other_formats_are_unsupported(format, encode):
+    with pytest.raises(UnsupportedMediaError, match="convert it to one of PNG, JPEG"):
+        decoded(encode(Image.new("RGB", (40, 30)), format))
+
+
+def test_cve_2026_115915_eps_never_reaches_an_interpreter():
+    with pytest.raises(UnsupportedMediaError):
+        decoded(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(x) system\n")
+
+
+def test_animation_gives_its_first_frame(encode):
+    frames = [Image.new("RGB", (9, 9), colour) for colour in (RED, GREEN)]
+    for format in ("GIF", "PNG", "WEBP", "TIFF"):
+        options = {"lossless": True} if format == "WEBP" else {}
+        blob = encode(frames[0], format, save_all=True, append_images=frames[1:], **options)
+        assert pixel(blob) == RED
+
+
+# Modes
+
+
+def test_every_pillow_mode_becomes_rgb():
+    gray, alpha = Image.new("L", (4, 4), 100), Image.new("L", (4, 4), 0)
+    palette = Image.new("RGB", (4, 4), (10, 200, 30)).convert("P", palette=Image.Palette.ADAPTIVE)
+    images = {
+        "1": (Image.new("1", (4, 4), 1), WHITE),
+        "L": (gray, (100,) * 3),
+        "P": (palette, (10, 200, 30)),
+        "LA": (Image.merge("LA", (gray, alpha)), WHITE),
+        "RGBA": (Image.new("RGBA", (4, 4), (255, 0, 0, 0)), WHITE),
+        "RGBX": (Image.new("RGB", (4, 4), RED).convert("RGBX"), RED),
+        "RGBa": (Image.new("RGBA", (4, 4), (*RED, 255)).convert("RGBa"), RED),
+        "La": (Image.merge("LA", (gray, Image.new("L", (4, 4), 255))).convert("La"), (100,) * 3),
+        "CMYK": (Image.new("CMYK", (4, 4), (0, 255, 255, 0)), RED),
+        "YCbCr": (Image.new("RGB", (4, 4), (90, 90, 90)).convert("YCbCr"), (90,) * 3),
+        "HSV": (Image.new("HSV", (4, 4), (0, 255, 255)), RED),
+        "I;16": (Image.fromarray(np.full((4, 4), 100 * 257, np.uint16)), (100,) * 3),
+        "I;16B": (Image.frombytes("I;16B", (4, 4), struct.pack(">H", 100 * 257) * 16), (100,) * 3),
+        "I": (Image.fromarray(np.full((4, 4), 100 * 257, np.int32)), (100,) * 3),
+        "F": (Image.fromarray(np.full((4, 4), 0.5, np.float32)), (128,) * 3),
+    }
+    for mode, (image, colour) in images.items():
+        assert image.mode == mode
+        assert pixel(image) == colour, mode
+
+
+def test_lab_becomes_rgb():
+    grey = decoded(Image.merge("LAB", [Image.new("L", (4, 4), v) for v in (128, 128, 128)]))
+    red, green, blue = grey.getpixel((0, 0))
+    assert max(red, green, blue) - min(red, green, blue) <= 3
+    assert 100 < red < 140
+
+
+def test_palette_with_alpha_is_on_white(encode):
+    image = Image.new("P", (4, 4), 0)
+    image.putpalette([255, 0, 0, 0, 0, 255])
+    image.putpixel((0, 0), 1)
+    blob = encode(image, "PNG", transparency=0)
+    found = decoded(blob)
+    assert found.getpixel((1, 1)) == WHITE
+    assert found.getpixel((0, 0)) == BLUE
+    image.info["transparency"] = bytes([128, 255])
+    assert decoded(image).getpixel((1, 1)) == (255, 127, 127)
+    with_alpha = Image.new("RGBA", (4, 4), (0, 0, 255, 0)).convert("P").convert("PA")
+    assert with_alpha.mode == "PA"
+    assert decoded(with_alpha).mode == "RGB"
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_transparent_colour_of_a_png_is_white(mode, encode):
+    image = Image.new(mode, (4, 4), 7 if mode == "L" else (7, 8, 9))
+    blob = encode(image, transparency=7 if mode == "L" else (7, 8, 9))
+    assert pixel(blob) == WHITE
+
+
+def test_transparency_equals_transformers():
+    from transformers.image_transforms import convert_to_rgb
+
+    values = np.random.default_rng(0).integers(0, 256, (30, 20, 4), dtype=np.uint8)
+    for mode in ("RGBA", "LA"):
+        image = Image.fromarray(values).convert(mode)
+        assert np.array_equal(np.asarray(decoded(image)), convert_to_rgb(image, return_numpy=True))
+
+
+def test_sixteen_bit_png_is_scaled_not_clipped(encode):
+    values = np.array([[0, 127, 129, 32768, 65535]], np.uint16)
+    found = np.asarray(decoded(encode(Image.fromarray(values))))
+    assert found[0, :, 0].tolist() == [0, 0, 1, 128, 255]
+    transparent = encode(Image.fromarray(values), transparency=32768)
+    assert np.asarray(decoded(transparent))[0, :, 0].tolist() == [0, 0, 1, 255, 255]
+
+
+# Orientation
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_orientation(orientation, format, encode):
+    # Each stored picture shows, upright, red at the top left and green at the top right.
+    upright = Image.new("RGB", (48, 32), BLUE)
+    upright.paste(RED, (0, 0, 16, 16))
+    upright.paste(GREEN, (32, 0, 48, 16))
+    stored = {
+        1: lambda image: image,
+        2: lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        3: lambda image: image.transpose(Image.Transpose.ROTATE_180),
+        4: lambda image: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM),
+        5: lambda image: image.transpose(Image.Transpose.TRANSPOSE),
+        6: lambda image: image.transpose(Image.Transpose.ROTATE_90),
+        7: lambda image: image.transpose(Image.Transpose.TRANSVERSE),
+        8: lambda image: image.transpose(Image.Transpose.ROTATE_270),
+    }[orientation](upright)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    blob = encode(stored, format, exif=exif)
+    found = decoded(blob)
+    assert found.size == upright.size
+    assert DECODER.peek(blob, MediaLimits()).size == upright.size
+    for place, colour in {(4, 4): RED, (44, 4): GREEN, (4, 28): BLUE}.items():
+        assert sum(abs(a - b) for a, b in zip(found.getpixel(place), colour, strict=True)) < 40
+    opened = Image.open(io.BytesIO(blob))
+    assert decoded(opened).size == upright.size
+
+
+def test_broken_exif_is_no_orientation(encode):
+    image = Image.new("RGB", (20, 10), RED)
+    for exif in (b"Exif\0\0garbage!", b"Exif\0\0II*\0\xff\xff\xff\x7f", b"Exif\0\0"):
+        assert decoded(encode(image, "JPEG", exif=exif)).size == (20, 10)
+
+
+# Arrays and tensors
+
+
+def test_arrays_of_every_form_are_the_same_image():
+    values = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    wanted = decoded(Image.fromarray(values))
+    tensor = torch.from_numpy(values)
+    forms = [
+        values,
+        values.transpose(2, 0, 1),
+        values.astype(np.float32) / 255,
+        values.astype(np.float64) / 255,
+        values.astype(np.uint16) * 257,
+        np.dstack([values, np.full((20, 30), 255, np.uint8)]),
+        np.asfortranarray(values),
+        tensor,
+        tensor.permute(2, 0, 1),
+        tensor.permute(2, 0, 1).float() / 255,
+        tensor.permute(2, 0, 1).double().requires_grad_() / 255,
+    ]
+    for form in forms:
+        assert decoded(form).tobytes() == wanted.tobytes()
+
+
+def test_gray_bool_and_transparent_arrays():
+    gray = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    for form in (gray, gray[:, :, None], torch.from_numpy(gray)[None]):
+        found = decoded(form)
+        assert found.size == (4, 3)
+        assert found.getpixel((3, 2)) == (11, 11, 11)
+    assert pixel(np.ones((3, 4), dtype=bool)) == WHITE
+    assert pixel(np.zeros((3, 4, 4), dtype=np.uint8)) == WHITE
+    assert pixel(torch.ones(3, 5, 5, dtype=torch.bfloat16)) == WHITE
+
+
+def test_a_tensor_is_channels_first_and_an_array_channels_last_in_doubt():
+    values = np.zeros((3, 8, 3), np.uint8)
+    assert decoded(values).size == (8, 3)
+    assert decoded(torch.from_numpy(values)).size == (3, 8)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        (np.full((4, 4, 3), 200.0), MediaError, r"0\.\.1, found 200 to 200"),
+        (np.full((4, 4, 3), np.nan), MediaError, r"0\.\.1"),
+        (np.zeros((4, 4, 3), np.int64), UnsupportedMediaError, "int64"),
+        (np.zeros((4, 4, 3), complex), UnsupportedMediaError, "complex"),
+        (np.zeros((2, 4, 4, 3), np.uint8), UnsupportedMediaError, "one image at a time"),
+        (np.zeros((5, 5, 2), np.uint8), UnsupportedMediaError, r"shape \[5, 5, 2\]"),
+        (np.zeros((0, 4, 3), np.uint8), MediaError, "no pixels"),
+        (np.zeros(4, np.uint8), UnsupportedMediaError, "shape"),
+        (torch.zeros(3, 4, 4, device="meta"), UnsupportedMediaError, "meta"),
+        (torch.zeros(4, 4).to_sparse(), UnsupportedMediaError, "sparse"),
+        (object(), UnsupportedMediaError, "type object"),
+        (5, UnsupportedMediaError, "type int"),
+    ],
+    ids=str,
+)
+def test_wrong_arrays(source, kind, message):
+    with pytest.raises(kind, match=message):
+        decoded(source)
+
+
+# The caller's image, threads
+
+
+def test_the_callers_image_is_not_changed(encode):
+    image = Image.open(io.BytesIO(encode(Image.new("RGBA", (20, 10), (1, 2, 3, 4)))))
+    decoded(image)
+    assert (image.mode, image.size, image.info) == ("RGBA", (20, 10), {})
+    assert image.getpixel((0, 0)) == (1, 2, 3, 4)
+    values = np.zeros((4, 4, 3), np.uint8)
+    decoded(values)
+    assert not values.any()
+
+
+def test_one_lazily_opened_image_in_many_threads(encode, noise):
+    original = noise(300, 300)
+    image = Image.open(io.BytesIO(encode(original)))
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(decoded(image).tobytes())) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [original.tobytes()] * 8
+
+
+# Limits
+
+
+def png_header(width, height):
+    """A PNG that announces a size and has no pixels."""
+
+    def chunk(name, data):
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+
+
+def test_pixel_limit_is_read_from_the_header():
+    with pytest.raises(MediaLimitError, match=r"100000 x 100000 .*178956970 are allowed"):
+        decoded(png_header(100_000, 100_000))
+    with pytest.raises(MediaLimitError, match="max_image_pixels"):
+        DECODER.peek(png_header(100_000, 100_000), MediaLimits())
+
+
+def test_large_but_allowed_images_give_no_warning():
+    blob = png_header(12_000, 12_000)  # over Pillow's warning threshold, under ours
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert DECODER.peek(blob, MediaLimits()).size == (12_000, 12_000)
+        with pytest.raises(MediaError, match="PNG image is"):
+            decoded(blob)
+
+
+def test_limits_hold_for_every_form(encode, noise):
+    limits = replace(MediaLimits(), max_pixels=100)
+    image = noise(20, 10)
+    for source in (image, encode(image), np.asarray(image), torch.zeros(3, 20, 10)):
+        with pytest.raises(MediaLimitError, match="200 pixels, 100 are allowed"):
+            decoded(source, limits)
+        with pytest.raises(MediaLimitError):
+            DECODER.peek(source, limits)
+    with pytest.raises(MediaLimitError, match="bytes, 50 are allowed"):
+        decoded(encode(image), replace(MediaLimits(), max_bytes=50))
+
+
+# Faults
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_truncated_and_damaged_files_are_media_errors(format, encode, noise):
+    blob = encode(noise(64, 48), format)
+    for cut in (0, 1, 12, 40, len(blob) // 2):
+        with pytest.raises(MediaError) as caught:
+            decoded(blob[:cut])
+        assert "0x" not in str(caught.value)
+        assert "BytesIO" not in str(caught.value)
+
+
+def test_cve_2026_22778_messages_hold_no_addresses():
+    for blob in (
+        b"\x89PNG\r\n\x1a\n" + b"x" * 50,
+        b"\xff\xd8\xff" + b"\0" * 50,
+        b"GIF89a",
+        b"BM" * 9,
+    ):
+        with pytest.raises(MediaError) as caught:
+            decoded(blob)
+        assert " at 0x" not in str(caught.value)
+        assert caught.value.__cause__ is None
+
+
+def test_empty_and_unknown_bytes():
+    with pytest.raises(MediaError, match="0 bytes"):
+        decoded(b"")
+    with pytest.raises(UnsupportedMediaError, match="first bytes"):
+        decoded(b"hello world, I am text")
+
+
+def test_a_closed_image_is_a_media_error(encode):
+    image = Image.open(io.BytesIO(encode(Image.new("RGB", (20, 10)))))
+    image.close()
+    with pytest.raises(MediaError):
+        decoded(image)
+
+
+def sample(format):
+    values = np.random.default_rng(3).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(values).save(buffer, format)
+    return buffer.getvalue()
+
+
+SAMPLES = {format: sample(format) for format in FORMATS}
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(format=st.sampled_from(FORMATS), seed=st.integers(0, 2**32))
+def test_mutated_files_give_an_image_or_a_request_error(format, seed):
+    rng, blob = random.Random(seed), bytearray(SAMPLES[format])
+    for _ in range(rng.randint(1, 12)):
+        place = (
+            rng.randrange(len(blob)) if rng.random() < 0.5 else rng.randrange(min(64, len(blob)))
+        )
+        blob[place] = rng.randrange(256)
+    if rng.random() < 0.3:
+        del blob[rng.randrange(len(blob)) :]
+    limits = MediaLimits(max_pixels=2**20)
+    for use in (DECODER.peek, DECODER.decode):
+        assert use_or_message(use, bytes(blob), limits)
+
+
+def use_or_message(use, blob, limits):
+    """What came out: a size above zero, or a message without an address."""
+    try:
+        return min(use(blob, limits).size) > 0
+    except RequestError as error:
+        return "0x" not in str(error)
+
+
+def test_orientation_forms_other_than_plain_exif(encode):
+    image = Image.new("RGB", (20, 10), RED)
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    assert decoded(encode(image, "JPEG", xmp=xmp)).size == (10, 20)
+    assert decoded(encode(image, "WEBP", xmp=xmp)).size == (10, 20)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    profile = PngInfo()
+    profile.add_text("Raw profile type exif", "\nexif\n      26\n" + exif.tobytes().hex())
+    assert decoded(encode(image, "PNG", pnginfo=profile)).size == (10, 20)
+    changed = Image.new("RGB", (20, 10))
+    changed.getexif()[0x0112] = 6
+    assert decoded(changed).size == (10, 20)

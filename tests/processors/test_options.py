@@ -1,0 +1,59 @@
+"""mm_processor_kwargs and preprocessor_config.json: names, types, ranges, the model's patches."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError
+
+
+def test_fastdeploy_names(make_processor):
+    options = {"image_min_pixels": 784, "image_max_pixels": 78400, "spatial_conv_size": 2}
+    resolved = make_processor("ernie", options=options).options
+    assert (resolved.min_pixels, resolved.max_pixels, resolved.merge_size) == (784, 78400, 2)
+
+
+def test_transformers_names_win_over_the_file(make_processor):
+    file = {"size": {"shortest_edge": 3136, "longest_edge": 9999999}, "do_convert_rgb": True}
+    resolved = make_processor(options={"max_pixels": 100352}, preprocessor=file).options
+    assert (resolved.min_pixels, resolved.max_pixels) == (3136, 100352)
+
+
+def test_video_options_are_left_to_the_video_processor(make_processor):
+    make_processor(
+        "ernie", options={"video_fps": 1, "video_max_frames": 8, "temporal_conv_size": 2}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_max_pixel": 5}, "did you mean 'image_max_pixels'"),
+        ({"zzz": 5}, "known: "),
+        ({"max_pixels": "5"}, "whole number"),
+        ({"max_pixels": True}, "whole number"),
+        ({"max_pixels": 0}, "whole number"),
+        ({"size": 5}, "shortest_edge"),
+        ({"resample": 9}, "filter"),
+        ({"image_std": [0.1, 0, 0.1]}, "none of them 0"),
+        ({"image_mean": [0.1, 0.2]}, "three"),
+        ({"min_pixels": 3136, "max_pixels": 784}, "is over max_pixels"),
+        ({"min_pixels": 3136, "image_min_pixels": 3136}, "twice"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_config_errors(options, message, make_processor):
+    with pytest.raises(ConfigError, match=message):
+        make_processor(options=options)
+
+
+def test_wrong_value_in_the_file_is_a_checkpoint_error(make_processor):
+    with pytest.raises(CheckpointError, match=r"preprocessor_config.json: patch_size"):
+        make_processor(preprocessor={"patch_size": -1})
+
+
+def test_patches_must_be_those_of_the_vision_tower(make_processor):
+    tower = SimpleNamespace(patch_size=14, spatial_merge_size=2)
+    make_processor(vision_config=tower)
+    with pytest.raises(ConfigError, match="merge_size = 4"):
+        make_processor(vision_config=tower, options={"spatial_conv_size": 4})
