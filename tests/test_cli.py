@@ -1,0 +1,429 @@
+"""The program: commands, exit codes, plugins; with a stand-in for LLM, and no torch."""
+
+import io
+import json
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, cli
+from mmdeploy_llm.hooks import PluginManager, hookimpl
+from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+
+MAX_HELP_SECONDS = 0.5
+PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
+
+
+class FakeLLM:
+    """Answers with what it was asked. Made in place of LLM; the last one made is `made[-1]`."""
+
+    def __init__(self, made, model, **options):
+        if model == "unknown":
+            raise ModelNotSupportedError("no plugin serves 'UnknownModel'")
+        EngineConfig.from_options(model, options)  # unknown options raise, as in LLM
+        self.options = options
+        self.prompts = []
+        self.params = None
+        self.is_closed = False
+        made.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.is_closed = True
+
+    def generate_iter(self, prompts, sampling_params=None):
+        self.params = sampling_params
+        for prompt in prompts:
+            self.prompts.append(prompt)
+            path = prompt["messages"][0]["content"][0]["image"]
+            if "interrupt" in path:
+                raise KeyboardInterrupt
+            yield output(prompt, path.rpartition("/")[2], is_ok="bad" not in path)
+
+    def stream(self, prompt, sampling_params=None):
+        self.prompts.append(prompt)
+        self.params = sampling_params
+        said = prompt.get("prompt") or prompt["messages"][-1]["content"][-1]["text"]
+        if said == "raise":
+            raise MediaError("that image cannot be read")
+        if said == "fail":
+            yield output(prompt, "", is_ok=False)
+            return
+        for index, (thought, text) in enumerate(
+            [("I th", ""), ("ink.", "\n"), ("", "you said: "), ("", said)]
+        ):
+            yield output(prompt, text, thought=thought, index=index)
+
+
+def output(prompt, text, *, is_ok=True, thought=None, index=0):
+    return RequestOutput(
+        request_id="r",
+        prompt=prompt,
+        prompt_token_ids=(1, 2),
+        outputs=CompletionOutput(
+            text=text if is_ok else "", reasoning_content=thought, token_ids=(3,), send_idx=index
+        ),
+        finished=True,
+        metrics=RequestMetrics(arrival_time=0, model_execute_time=0.5),
+        error_code=200 if is_ok else 400,
+        error_msg=None if is_ok else "it cannot be read",
+    )
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The LLMs that the program made, all of them fakes."""
+    llms = []
+    module = types.ModuleType("mmdeploy_llm.llm")
+    module.LLM = lambda model, **options: FakeLLM(llms, model, **options)
+    monkeypatch.setitem(sys.modules, "mmdeploy_llm.llm", module)
+    return llms
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs the program in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(cli.PLUGINS_VARIABLE, raising=False)
+    monkeypatch.delenv(cli.BLOCKED_VARIABLE, raising=False)
+    return lambda *words, **options: CliRunner().invoke(cli.app, list(words), **options)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "PNG")
+    (tmp_path / "pics").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "pics" / name).write_bytes(buffer.getvalue())
+    return tmp_path / "pics"
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class TestCaption:
+    def test_all_good(self, run, made, pictures, tmp_path):
+        result = run("caption", "pics")
+        assert result.exit_code == 0, result.output
+        assert [record["text"] for record in lines(tmp_path / "captions.jsonl")] == [
+            "a.png",
+            "b.png",
+        ]
+        assert "data:image/jpeg;base64," in (tmp_path / "captions.html").read_text()
+        assert "2 captioned, 0 failed" in result.stdout
+        assert "captions.jsonl" in result.stdout
+        assert "captions.html" in result.stdout
+        assert made[0].is_closed
+
+    def test_some_failed(self, run, made, pictures, tmp_path):
+        (pictures / "bad.png").write_bytes(b"broken")
+        result = run("caption", "pics", "--table")
+        assert result.exit_code == 1
+        assert "1 failed: their lines say why" in result.stdout
+        assert "failed (400): it cannot be read" in result.stdout
+        assert lines(tmp_path / "captions.jsonl")[2]["error"] == {
+            "code": 400,
+            "message": "it cannot be read",
+        }
+
+    def test_options_reach_the_model(self, run, made, pictures, tmp_path):
+        result = run(
+            *("caption", "pics", "--no-thinking", "--prompt", "Which shapes?"),
+            *("--max-tokens", "9", "--temperature", "0.5", "--dtype", "float32"),
+            *("--max-num-seqs", "3", "--reasoning-parser", "qwen3", "--num-threads", "1"),
+            *("--engine", "max-model-len=512", "--engine", "chat_template=t.jinja"),
+            *("--output", "out/x.jsonl", "--report", "out/y.html"),
+        )
+        assert result.exit_code == 0, result.output
+        assert made[0].options == {
+            "dtype": "float32",
+            "device": "auto",
+            "max_num_seqs": 3,
+            "num_threads": 1,
+            "reasoning_parser": "qwen3",
+            "max_model_len": 512,
+            "chat_template": "t.jinja",
+        }
+        prompt = made[0].prompts[0]
+        assert prompt["chat_template_kwargs"] == {"enable_thinking": False}
+        assert prompt["messages"][0]["content"][1]["text"] == "Which shapes?"
+        assert (made[0].params.max_tokens, made[0].params.temperature) == (9, 0.5)
+        page = (tmp_path / "out" / "y.html").read_text()
+        assert "max_model_len" in page
+        assert "Which shapes?" in page
+
+    def test_no_report(self, run, made, pictures, tmp_path):
+        assert run("caption", "pics", "--no-report").exit_code == 0
+        assert not (tmp_path / "captions.html").exists()
+
+    def test_an_old_output_needs_a_decision(self, run, made, pictures, tmp_path):
+        run("caption", "pics/a.png")
+        refused = run("caption", "pics")
+        assert refused.exit_code == 2
+        assert "--resume" in refused.stderr
+        assert len(made) == 1
+        assert run("caption", "pics", "--resume").exit_code == 0
+        assert [len(llm.prompts) for llm in made] == [1, 1]
+        assert len(lines(tmp_path / "captions.jsonl")) == 2
+        again = run("caption", "pics", "--resume")
+        assert again.exit_code == 0
+        assert "nothing left to do" in again.stdout
+        assert len(made) == 2
+        assert run("caption", "pics", "--overwrite").exit_code == 0
+        assert len(made[2].prompts) == 2
+
+    def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(self, run, made, pictures, tmp_path):
+        (pictures / "b-interrupt.png").write_bytes(b"")
+        result = run("caption", "pics/a.png", "pics/b-interrupt.png", "pics/b.png")
+        assert result.exit_code == 130
+        assert "stopped with 2 left" in result.stderr
+        assert "--resume" in result.stderr
+        assert len(lines(tmp_path / "captions.jsonl")) == 1
+        assert made[0].is_closed
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["caption", "nowhere"], "does not exist"),
+            (["caption", "pics", "--overwrite", "--resume"], "contradict"),
+            (["caption", "pics", "--model", "unknown"], "no plugin serves"),
+            (["caption", "pics", "--engine", "nonsense"], "NAME=VALUE"),
+            (["caption", "pics", "--engine", "max_model_length=3"], "did you mean 'max_model_len'"),
+            (["caption", "pics", "--output", "pics"], "is a folder"),
+            (["caption", "pics", "--output", "pics/a.png/x.jsonl"], "pics/a.png"),
+        ],
+    )
+    def test_what_is_wrong_is_one_line_and_exit_code_2(self, run, made, pictures, words, message):
+        result = run(*words)
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert "Traceback" not in result.output
+        assert result.stderr.startswith("error: ")
+
+    def test_debug_shows_the_traceback(self, run, made, pictures):
+        result = run("--debug", "caption", "pics", "--model", "unknown")
+        assert isinstance(result.exception, ModelNotSupportedError)
+
+    def test_names_cannot_steer_the_terminal(self, run, made, pictures):
+        (pictures / "c\x1b[31m.png").write_bytes(b"")
+        result = run("caption", "pics", "--table")
+        assert "\x1b" not in result.stdout
+        assert "\ufffd[31m" in result.stdout
+
+
+class TestGenerate:
+    def test_text_on_stdout_reasoning_on_stderr(self, run, made):
+        result = run("generate", "Hello [bold]you[/bold]")
+        assert result.exit_code == 0, result.output
+        assert result.stdout == "you said: Hello [bold]you[/bold]\n"
+        assert result.stderr == "I think.\n"
+        assert made[0].options["limit_mm_per_prompt"] == {"image": 1}
+
+    def test_images_go_first(self, run, made):
+        run("generate", "What?", "--image", "a.png", "--image", "b.png", "--thinking")
+        assert made[0].prompts == [
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "image", "image": "a.png"},
+                            {"type": "image", "image": "b.png"},
+                            {"type": "text", "text": "What?"},
+                        ],
+                    }
+                ],
+                "chat_template_kwargs": {"enable_thinking": True},
+            }
+        ]
+        assert made[0].options["limit_mm_per_prompt"] == {"image": 2}
+
+    def test_raw_prompts_pass_as_they_are(self, run, made):
+        run("generate", "-", "--raw", "--image", "a.png", input="Once upon")
+        assert made[0].prompts == [{"prompt": "Once upon", "multimodal_data": {"image": ["a.png"]}}]
+
+    def test_a_failure_is_exit_code_1(self, run, made):
+        result = run("generate", "fail")
+        assert result.exit_code == 1
+        assert result.stderr == "error: it cannot be read\n"
+
+    def test_an_error_of_the_call_is_exit_code_2(self, run, made):
+        assert run("generate", "raise").exit_code == 2
+
+
+class TestChat:
+    def test_lines_of_a_pipe(self, run, made):
+        words = "hello\n\n/image 'my cat.png'\nwho is it?\n/reset\nagain\n/what\n/quit\nnever\n"
+        result = run("chat", "--system", "Be brief.", input=words)
+        assert result.exit_code == 0, result.output
+        assert result.stdout.splitlines() == [
+            "you said: hello",
+            "you said: who is it?",
+            "you said: again",
+        ]
+        first, second, third = (prompt["messages"] for prompt in made[0].prompts)
+        assert [message["role"] for message in first] == ["system", "user"]
+        assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
+        assert second[2]["content"] == "you said: hello"
+        assert second[3]["content"][0] == {"type": "image", "image": "my cat.png"}
+        assert [message["role"] for message in third] == ["system", "user"]
+        assert len(third[1]["content"]) == 1
+        assert "/image PATH" in result.stderr
+
+    def test_one_message(self, run, made):
+        result = run("chat", "--message", "hi", "--image", "a.png", "--no-thinking")
+        assert result.stdout == "you said: hi\n"
+        assert made[0].prompts[0]["chat_template_kwargs"] == {"enable_thinking": False}
+        assert len(made[0].prompts[0]["messages"][0]["content"]) == 2
+
+    @pytest.mark.parametrize(("bad", "message"), [("fail", "it cannot"), ("raise", "that image")])
+    def test_a_failed_message_is_forgotten(self, run, made, bad, message):
+        result = run("chat", input=f"hello\n{bad}\nstill here?\n")
+        assert result.exit_code == 1
+        assert f"error: {message}" in result.stderr
+        assert "you said: still here?" in result.stdout
+        assert len(made[0].prompts[-1]["messages"]) == 3
+
+
+class PluginWithCommands:
+    """Adds a command, and one that would replace a built-in one."""
+
+    @hookimpl
+    def extend_cli(self, app):
+        app.command("greet")(greet)
+        app.command("version")(greet)
+
+
+def greet(name: str) -> None:
+    """Greet someone."""
+    typer.echo(f"hello {name}")
+
+
+class BrokenPlugin:
+    """Fails when asked for commands."""
+
+    @hookimpl
+    def extend_cli(self, app):
+        raise RuntimeError("no commands today")
+
+
+@pytest.fixture
+def plugged(monkeypatch):
+    """Makes the program see these plugins, as if installed by another package."""
+
+    def plug(*plugins):
+        manager = PluginManager()
+        for plugin in plugins:
+            manager.register(plugin, type(plugin).__name__)
+        monkeypatch.setattr(cli, "load_plugins", lambda: manager)
+        monkeypatch.setattr(cli, "has_other_plugins", lambda: True)
+
+    return plug
+
+
+class TestPlugins:
+    def test_a_plugin_adds_a_command(self, run, plugged):
+        plugged(PluginWithCommands())
+        assert run("greet", "you").stdout == "hello you\n"
+        assert "Greet someone." in run("--help").stdout
+
+    def test_a_built_in_command_stays(self, run, plugged):
+        plugged(PluginWithCommands())
+        assert run("version").stdout == f"{cli.__version__}\n"
+        assert run("--help").stdout.count("  version ") == 1
+
+    def test_an_unknown_command_is_a_usage_error(self, run, plugged):
+        plugged(PluginWithCommands())
+        assert run("gret").exit_code == 2
+
+    def test_the_list(self, run):
+        result = run("plugins")
+        assert result.exit_code == 0
+        for words in ("reasoning", "mmdeploy-llm", "reasoning parser ernie-45-vl"):
+            assert words in result.stdout
+
+    def test_the_list_as_json(self, run):
+        found = {plugin["name"]: plugin for plugin in json.loads(run("plugins", "--json").stdout)}
+        assert {"ernie", "image", "qwen", "reasoning", "sources"} <= set(found)
+        assert "reasoning parser qwen3" in found["reasoning"]["provides"]
+
+    def test_failures_are_shown_and_strict_counts_them(self, run, plugged):
+        plugged(BrokenPlugin())
+        for words in ([], ["--json"]):
+            result = run("plugins", *words)
+            assert result.exit_code == 0
+            assert "no commands today" in result.stdout
+        assert run("plugins", "--strict").exit_code == 1
+
+    def test_strict_is_content_without_failures(self, run, plugged):
+        plugged(PluginWithCommands())
+        assert run("plugins", "--strict").exit_code == 0
+
+    def test_a_broken_plugin_does_not_break_help(self, run, plugged):
+        plugged(BrokenPlugin())
+        result = run("--help")
+        assert result.exit_code == 0
+        assert "caption" in result.stdout
+
+    def test_the_environment_selects_plugins(self, run, made, monkeypatch, pictures):
+        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "image, sources")
+        monkeypatch.setenv(cli.BLOCKED_VARIABLE, "qwen")
+        names = [plugin["name"] for plugin in json.loads(run("plugins", "--json").stdout)]
+        assert names == ["image", "sources"]
+        run("caption", "pics")
+        assert made[0].options["plugins"] == ("image", "sources")
+        assert made[0].options["blocked_plugins"] == ("qwen",)
+
+    def test_an_empty_variable_means_none(self, run, monkeypatch):
+        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "")
+        assert json.loads(run("plugins", "--json").stdout) == []
+
+    def test_a_wrong_name_in_the_environment_is_an_error(self, run, monkeypatch):
+        monkeypatch.setenv(cli.PLUGINS_VARIABLE, "imag")
+        result = run("plugins")
+        assert result.exit_code == 2
+        assert "did you mean 'image'" in result.stderr
+
+
+def test_version(run):
+    assert run("--version").stdout == run("version").stdout == f"{cli.__version__}\n"
+
+
+def test_without_a_command_it_helps(run):
+    result = run()
+    assert result.exit_code == 0
+    assert "Examples:" in result.stdout
+
+
+def test_every_command_explains_itself(run):
+    for command in ("caption", "generate", "chat", "plugins", "version"):
+        result = run(command, "--help")
+        assert result.exit_code == 0
+        assert "Usage:" in result.stdout
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    def elapsed():
+        begin = time.perf_counter()
+        done = subprocess.run([*PROGRAM, "--help"], capture_output=True, text=True, check=True)
+        assert "caption" in done.stdout
+        return time.perf_counter() - begin
+
+    assert min(elapsed() for _ in range(5)) < MAX_HELP_SECONDS
+    code = (
+        "import sys\nfrom mmdeploy_llm.cli import app\n"
+        "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'PIL', 'av', 'pydantic', 'jinja2'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
