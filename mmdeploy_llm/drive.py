@@ -92,7 +92,7 @@ class Driver:
 
     def _fill(self, run: _Run, source: Iterator[Job]) -> bool:
         """Takes jobs while there is room; False when there are no more."""
-        while len(run.pending) + len(run.running) < self._num_ahead:
+        while len(run.pending) + len(run.running) + len(run.ready) < self._num_ahead:
             job = next(source, None)
             if job is None:
                 return False

@@ -1,0 +1,146 @@
+"""The driver with a fake engine: order, bounds, refusals, and abandoned runs."""
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from mmdeploy_llm.drive import Driver, Job
+from mmdeploy_llm.errors import EngineError, MediaError
+from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.request import Request
+
+
+class FakeEngine:
+    """Ends every request in the step after its arrival, the newest first."""
+
+    def __init__(self):
+        self.requests, self.aborted, self.most = {}, [], 0
+
+    def add(self, request):
+        self.requests[request.request_id] = request
+        self.most = max(self.most, len(self.requests))
+
+    def abort(self, request_ids):
+        self.aborted += request_ids
+
+    def step(self):
+        ended, self.requests = list(self.requests.values())[::-1], {}
+        return tuple(
+            RequestOutput(
+                request_id=request.request_id,
+                prompt=request.prompt,
+                outputs=CompletionOutput(index=request.index),
+                finished=True,
+                metrics=RequestMetrics(arrival_time=0.0),
+            )
+            for request in ended
+        )
+
+
+def request(name, index=0):
+    return Request(
+        request_id=f"{name}-{index}",
+        prompt=name,
+        prompt_token_ids=[1],
+        params=SamplingParams(),
+        index=index,
+    )
+
+
+def job(index, accept=None, num_outputs=1):
+    accept = accept or (lambda: tuple(request(f"job{index}", n) for n in range(num_outputs)))
+    return Job(index=index, prompt=f"job{index}", num_outputs=num_outputs, accept=accept)
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture
+def driver(engine):
+    driver = Driver(engine, num_threads=2, num_ahead=4)
+    yield driver
+    driver.close()
+
+
+def test_every_job_comes_back(driver):
+    found = [item.job.index for item in driver.run(job(n) for n in range(50))]
+    assert sorted(found) == list(range(50))
+
+
+def test_no_more_than_num_ahead_are_taken(driver, engine):
+    taken = itertools.count()
+    results = driver.run(job(next(taken)) for _ in itertools.count())
+    for _ in range(20):
+        next(results)
+    assert next(taken) <= 20 + 4
+    assert engine.most <= 4
+    results.close()
+
+
+def test_a_refused_job_has_error_outputs_for_each_sample(driver):
+    def refuse():
+        raise MediaError("bad picture")
+
+    items = list(driver.run([job(0), job(1, refuse, num_outputs=2), job(2)]))
+    refused = [item for item in items if item.job.index == 1]
+    assert [item.output.outputs.index for item in refused] == [0, 1]
+    assert {item.output.error_code for item in refused} == {400}
+    assert {item.output.error_msg for item in refused} == {"bad picture"}
+    assert all(isinstance(item.error, MediaError) for item in refused)
+    assert len(items) == 4
+
+
+def test_a_bug_in_intake_is_that_jobs_error(driver):
+    def broken():
+        raise KeyError("oops")
+
+    (item,) = driver.run([job(0, broken)])
+    assert item.output.error_code == 500
+    assert "KeyError" in item.output.error_msg
+
+
+def test_a_slow_item_does_not_hold_up_those_behind_it(driver):
+    gate = threading.Event()
+
+    def slow():
+        gate.wait(10)
+        return (request("slow"),)
+
+    results = driver.run([job(0, slow), job(1), job(2)])
+    first = [next(results).job.index for _ in range(2)]
+    gate.set()
+    assert sorted(first) == [1, 2]
+    assert [item.job.index for item in results] == [0]
+
+
+def test_intake_runs_in_threads_side_by_side(driver):
+    names, barrier = set(), threading.Barrier(2, timeout=10)
+
+    def accept():
+        names.add(threading.current_thread().name)
+        barrier.wait()
+        return (request(threading.current_thread().name),)
+
+    assert all(item.output.is_ok for item in driver.run([job(0, accept), job(1, accept)]))
+    assert len(names) == 2
+
+
+def test_leaving_a_run_early_aborts_what_is_left(driver, engine):
+    results = driver.run(job(n) for n in range(10))
+    next(results)
+    while not engine.requests:
+        next(results)
+        time.sleep(0.01)
+    results.close()
+    assert not engine.requests
+
+
+def test_a_closed_driver_refuses(driver):
+    driver.close()
+    with pytest.raises(EngineError, match="closed"):
+        next(driver.run([job(0)]))
