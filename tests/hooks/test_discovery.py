@@ -158,6 +158,14 @@ def test_version_mismatch(site, caplog, requires, is_told):
         assert f"mmdeploy-llm {metadata.version('mmdeploy-llm')} is installed" in message
 
 
+def test_a_development_version_of_ours_counts_as_a_version(site, caplog, monkeypatch):
+    site.install("acme", NOTHING, requires=["mmdeploy-llm>=0.5"])
+    plugin = discover().plugins[0]
+    monkeypatch.setattr("mmdeploy_llm.hooks.discovery.metadata.version", lambda name: "1.0.dev3")
+    warn_of_version_mismatch(plugin)
+    assert caplog.records == []
+
+
 def test_version_mismatch_is_told_at_load_and_the_plugin_works(site, caplog, model_plugin):
     site.install("acme", model_plugin(), requires=["mmdeploy-llm>=999"])
     manager = PluginManager.load()
