@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 PLUGINS_VARIABLE = "MMDEPLOY_LLM_PLUGINS"
 BLOCKED_VARIABLE = "MMDEPLOY_LLM_BLOCKED_PLUGINS"
 OUR_DISTRIBUTION = "mmdeploy-llm"
-THUMBNAIL = "mmdeploy_llm_processors.image.thumbnail:thumbnail"  # previews are a processor's work
 SOME_FAILED, USAGE, INTERRUPTED = 1, 2, 130
+AUTO = "auto"
 CHAT_IMAGES = 16  # pictures in one conversation, unless --engine says otherwise
 
 # "\b" keeps the lines below it as they are.
@@ -363,8 +362,8 @@ def sampling_params(**values: Any) -> SamplingParams:
 
 
 def engine_options(extra: list[str] | None, **options: Any) -> dict[str, Any]:
-    """The options of LLM(): those given by name, overridden by NAME=VALUE texts; None and "auto"
-    are left to the engine. Values are read as JSON where they are JSON, else as text."""
+    """The options of LLM(): those given by name, overridden by NAME=VALUE texts; None is left to
+    the engine. Values are read as JSON where they are JSON, else as text."""
     parsed = dict(_engine_option(text) for text in extra or [])
     if options.get("reasoning_parser") == "none":
         options["reasoning_parser"] = None
@@ -386,8 +385,19 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
     """The model, closed in the end."""
     from .llm import LLM
 
-    with LLM(model=model, **plugin_names(), **options) as llm:
+    asked = {**options, **plugin_names()}
+    if asked.get("reasoning_parser") == AUTO:
+        asked["reasoning_parser"] = own_parser(model, asked)
+    with LLM(model=model, **asked) as llm:
         yield llm
+
+
+def own_parser(model: str, options: Mapping[str, Any]) -> str | None:
+    """The name of the reasoning parser that the model's plugin recommends, None without one."""
+    from .intake.checkpoint import read_checkpoint, resolve_model
+
+    checkpoint = read_checkpoint(resolve_model(model, options.get("revision")))
+    return load_plugins().model_for(checkpoint.config.architectures or ()).reasoning
 
 
 def plugin_names() -> dict[str, Any]:
@@ -455,12 +465,17 @@ def finish_caption(
     is_table_shown: bool,
 ) -> None:
     """Report, table and last words of a captioning job; ends the program with its exit code."""
-    from .batch.captioning import ReportSettings, report_job
+    from .batch.captioning import ReportSettings, report_job, settings_of
     from .terminal import caption_summary, caption_table, make_console
 
     if page is not None:
+        # mypy cannot follow the renamed folder of an editable install.
+        from mmdeploy_llm_processors.image.thumbnail import (  # type: ignore[import-not-found]
+            thumbnail,
+        )
+
         about = ReportSettings(model=model, version=__version__, settings=settings_of(job, options))
-        report_job(job, result, page, about, resolve_name(THUMBNAIL))
+        report_job(job, result, page, about, thumbnail)
     if is_table_shown:
         make_console().print(caption_table(result.records))
         typer.echo()
@@ -473,13 +488,3 @@ def finish_caption(
     if result.num_failed:
         typer.echo(f"{result.num_failed} failed: their lines say why, --resume tries them again")
         raise typer.Exit(SOME_FAILED)
-
-
-def settings_of(job: CaptionJob, options: Mapping[str, Any]) -> dict[str, str]:
-    """What was asked of the engine, of sampling and of the chat template, in words."""
-    asked = {
-        **options,
-        **job.task.sampling_params.model_dump(exclude_unset=True),
-        **job.task.chat_template_kwargs,
-    }
-    return {name: str(value) for name, value in asked.items()}

@@ -85,6 +85,7 @@ def made(monkeypatch):
     module = types.ModuleType("mmdeploy_llm.llm")
     module.LLM = lambda model, **options: FakeLLM(llms, model, **options)
     monkeypatch.setitem(sys.modules, "mmdeploy_llm.llm", module)
+    monkeypatch.setattr(cli, "own_parser", lambda model, options: f"parser-of-{model}")
     return llms
 
 
@@ -161,6 +162,16 @@ class TestCaption:
         page = (tmp_path / "out" / "y.html").read_text()
         assert "max_model_len" in page
         assert "Which shapes?" in page
+
+    @pytest.mark.parametrize(
+        ("choice", "option"),
+        [("auto", {"reasoning_parser": "parser-of-shapes-vl"}), ("none", {})],
+    )
+    def test_the_reasoning_parser_is_the_models_own_unless_asked(
+        self, run, made, pictures, choice, option
+    ):
+        assert run("caption", "pics", "--reasoning-parser", choice).exit_code == 0
+        assert made[0].options == {"dtype": "auto", "device": "auto", **option}
 
     def test_no_report(self, run, made, pictures, tmp_path):
         assert run("caption", "pics", "--no-report").exit_code == 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .inputs import find_images
 from .records import CaptionRecord
@@ -96,3 +97,13 @@ def report_job(
         settings=about.settings,
     )
     write_report(path, result.records, head, make_thumbnail)
+
+
+def settings_of(job: CaptionJob, options: Mapping[str, Any]) -> dict[str, str]:
+    """What was asked of the engine, of sampling and of the chat template, in words."""
+    asked = {
+        **options,
+        **job.task.sampling_params.model_dump(exclude_unset=True),
+        **job.task.chat_template_kwargs,
+    }
+    return {name: str(value) for name, value in asked.items()}
