@@ -68,6 +68,12 @@ def spans_between(request: Request, start: int, end: int) -> list[MediaSpan]:
     return found
 
 
+def split_spans(request: Request) -> list[MediaSpan]:
+    """The span, if any, of which only a part is computed."""
+    end = request.num_computed_tokens
+    return [span for span in spans_between(request, end, end + 1) if span.offset < end]
+
+
 def whole_spans_end(request: Request, start: int, end: int) -> int:
     """`end`, or the beginning (not before `start`) of the span that `end` would split."""
     for span in reversed(spans_between(request, start, end)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mmdeploy_llm.request import MediaInput
 
@@ -135,11 +135,13 @@ class EncoderBudget:
         self.num_cached_tokens -= self._num_tokens.pop(key)
         self._forget[key] = None
 
-    def check_integrity(self, request_ids: Iterable[str]) -> None:
-        """AssertionError unless the books agree; `request_ids` are those of running requests."""
+    def check_integrity(self, needed: Mapping[str, Iterable[str]]) -> None:
+        """AssertionError unless the books agree. needed: running request -> keys it must hold."""
         pairs = {(key, holder) for key, holders in self._holders.items() for holder in holders}
         assert pairs == {(key, id_) for id_, keys in self._held.items() for key in keys}
-        assert set(self._held) <= set(request_ids), "an item is held by a request that is gone"
+        assert set(self._held) <= set(needed), "an item is held by a request that is gone"
+        for request_id, keys in needed.items():
+            assert set(keys) <= set(self._held.get(request_id, ())), "a split item is not held"
         assert all(self._holders.values()), "an item without a holder among those held"
         assert all(self._held.values()), "a holder without an item"
         assert not set(self._idle) & set(self._holders), "items both idle and held"

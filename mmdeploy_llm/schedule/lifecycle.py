@@ -11,6 +11,7 @@ from mmdeploy_llm.outputs import FinishReason
 from mmdeploy_llm.request import Request, RequestStatus
 
 from .blocks import BlockPool
+from .chunks import split_spans
 from .encoder_budget import EncoderBudget
 from .limits import SchedulerConfig
 from .state import RequestState
@@ -125,7 +126,12 @@ class Lifecycle:
         running = [state.request for state in self.running]
         waiting = [state.request for state in self.waiting.states()]
         self.pool.check_integrity([request.block_ids for request in running])
-        self.encoder.check_integrity([request.request_id for request in running])
+        self.encoder.check_integrity(
+            {
+                request.request_id: [span.item.key for span in split_spans(request)]
+                for request in running
+            }
+        )
         assert {request.request_id for request in (*running, *waiting)} == set(self.states)
         assert len(running) + len(waiting) == len(self.states), "a request runs and waits"
         assert len(running) <= self._config.max_num_seqs

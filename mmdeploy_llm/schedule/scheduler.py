@@ -9,7 +9,7 @@ from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
 from mmdeploy_llm.request import Request
 
-from .chunks import Chunk, next_chunk, spans_between, whole_spans_end
+from .chunks import Chunk, next_chunk, split_spans, whole_spans_end
 from .lifecycle import Lifecycle
 from .limits import SchedulerConfig, refusal
 from .state import RequestState
@@ -101,12 +101,12 @@ class Scheduler:
         """What the next step does; `now` in epoch seconds.
 
         One token for each decoding request, then the prompts of running requests, then admissions,
-        all within one token budget. Nobody is admitted in a step that had to preempt.
+        all within one token budget.
         """
         draft = StepDraft(self._config.max_num_batched_tokens)
         self._encoder.start_step()
         self._schedule_decodes(draft)
-        if self._schedule_prefills(draft) and not draft.has_preempted:
+        if self._schedule_prefills(draft):
             self._admit(draft, now)
         self._num_steps += 1
         return StepPlan(
@@ -165,7 +165,7 @@ class Scheduler:
             state = running[index]
             if not state.is_decoding:
                 index += 1
-            elif not self._needs_block(state) or self._make_room(state, draft):
+            elif not self._needs_block(state) or self._make_room(state):
                 self._schedule_decode(state, draft)
                 index += 1
             # Else the request itself was the newest and is gone; nobody stands behind it.
@@ -189,11 +189,10 @@ class Scheduler:
             )
         )
 
-    def _make_room(self, state: RequestState, draft: StepDraft) -> bool:
+    def _make_room(self, state: RequestState) -> bool:
         """Frees a block, if need be by preempting the newest; False when that was `state`."""
         running = self._requests.running
         while not self._pool.can_allocate(1):
-            draft.has_preempted = True
             newest = running[-1]
             if newest is state and len(running) == 1:
                 self._failed.append(self._fail(state, self._out_of_blocks(state)))
@@ -309,7 +308,7 @@ class Scheduler:
             self._pool.register(request.block_ids, state.keys, num_shared, num_full)
             state.num_registered_blocks = num_full
         if request.media and item.start < request.media[-1].end:
-            split = [span for span in spans_between(request, end, end + 1) if span.offset < end]
+            split = split_spans(request)
             self._encoder.keep_only(request.request_id, split[0].item.key if split else None)
 
     def _update(

@@ -82,7 +82,6 @@ class RequestState:
         """Forgets all that was computed; the tokens stay. The blocks must be free already."""
         self.request.num_computed_tokens = 0
         self.request.block_ids = []
-        self.num_registered_blocks = 0
         self.num_computed_logprobs = 0
 
     def to_new_request(self) -> NewRequest:

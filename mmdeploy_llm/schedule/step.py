@@ -11,7 +11,6 @@ class StepDraft:
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens_left = num_tokens
         self.new: list[NewRequest] = []
-        self.has_preempted = False
         self._decodes: list[ScheduledTokens] = []
         self._prefills: list[ScheduledTokens] = []
 

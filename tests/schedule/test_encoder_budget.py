@@ -28,7 +28,7 @@ def test_an_item_is_encoded_once_for_all_who_hold_it(budget, media):
     budget.hold("r3", media("a4"))
     assert budget.take_encode() == ()
     assert budget.num_held_tokens == budget.num_cached_tokens == 4
-    budget.check_integrity(["r1", "r2", "r3"])
+    budget.check_integrity({"r1": ["a4"], "r2": [], "r3": []})
 
 
 def test_an_item_let_go_is_kept_until_its_room_is_needed(budget, media):
@@ -43,7 +43,7 @@ def test_an_item_let_go_is_kept_until_its_room_is_needed(budget, media):
     budget.hold("r3", media("c4"))
     assert budget.take_forget() == ("a4",)
     assert budget.take_forget() == ()
-    budget.check_integrity(["r2", "r3"])
+    budget.check_integrity({"r2": ["b4"], "r3": ["c4"]})
 
 
 def test_the_least_recently_used_item_goes_first(budget, media):
@@ -117,7 +117,7 @@ def test_a_failed_request_takes_its_own_items_with_it(budget, media):
     assert budget.take_forget() == ("a2",)
     budget.start_step()
     assert budget.num_cached_tokens == 3
-    budget.check_integrity(["r2"])
+    budget.check_integrity({"r2": ["b3"]})
 
 
 def test_an_evicted_item_is_encoded_again(budget, media):
@@ -136,8 +136,11 @@ def test_forgetting_again_leaves_cached_items_alone(budget, media):
     assert budget.take_forget() == ("gone",)
 
 
-def test_integrity_check_finds_a_holder_that_is_gone(budget, media):
+@pytest.mark.parametrize("needed", [{}, {"r": ["b6"]}, {"r": [], "q": ["a6"]}])
+def test_integrity_check_finds_holders_that_are_gone_and_items_that_are_not_held(
+    budget, media, needed
+):
     budget.start_step()
     budget.hold("r", media("a6"))
     with pytest.raises(AssertionError):
-        budget.check_integrity([])
+        budget.check_integrity(needed)

@@ -1,5 +1,8 @@
 """Each rule of the scheduler, one at a time. The loop's executor checks every plan besides."""
 
+import subprocess
+import sys
+
 import pytest
 
 from mmdeploy_llm.plan import RequestFailure, StepResult
@@ -289,17 +292,24 @@ class TestMedia:
         assert forgotten == ["cat", "dog"]
 
     def test_who_waits_for_the_encoder_is_not_overtaken_at_it(self, kit, make_loop):
-        """`big` needs the whole cache; a stream of small items must not keep it away for ever."""
-        loop = make_loop(encoder_cache_tokens=10, max_num_batched_tokens=4)
-        loop.add(kit.make_request("first", 20, media=((2, "s", 4),), max_tokens=20))
+        """`small` would fit beside `first` and then keep `big` waiting; a stream of such, for ever."""
+        loop = make_loop(encoder_cache_tokens=20, max_num_batched_tokens=8)
+        loop.add(
+            kit.make_request("first", 14, media=((0, "f", 12),)),
+            kit.make_request("big", 20, media=((1, "b", 14),)),
+            kit.make_request("small", 20, media=((0, "s", 8),)),
+        )
         loop.step()
-        loop.add(kit.make_request("big", 20, media=((2, "b", 10),), max_tokens=1))
-        for number in range(4):
-            small = kit.make_request(f"{number}", 9, media=((0, f"m{number}", 4),), max_tokens=1)
-            loop.add(small)
+        assert sizes(loop.step()) == {"first": 6, "big": 1}
         loop.run()
-        encoded = [item.key for plan in loop.plans for item in plan.encode]
-        assert encoded[:2] == ["s", "b"]
+        assert [item.key for plan in loop.plans for item in plan.encode] == ["f", "b", "s"]
+
+    def test_a_last_token_that_is_an_item_of_its_own_is_encoded(self, kit, make_loop):
+        loop = make_loop(max_num_batched_tokens=4)
+        request = loop.add(kit.make_request("a", 5, media=((4, "dot", 1),)))
+        loop.run()
+        assert request.output_token_ids == kit.expected_tokens(request, 4)
+        assert [item.key for item in loop.plans[1].encode] == ["dot"]
 
     def test_two_halves_of_the_cache_do_not_block_each_other(self, kit, make_loop):
         loop = make_loop(encoder_cache_tokens=10, max_num_batched_tokens=4)
@@ -315,10 +325,10 @@ class TestMedia:
         loop.step()
         loop.add(kit.make_request("b", 12, media=((3, "cat", 8),), max_tokens=1))
         loop.add(kit.make_request("c", 2, max_tokens=1))
-        steps = [sizes(loop.step()) for _ in range(4)]
-        assert steps[0] == {"a": 1, "b": 3, "c": 2}
-        assert steps[1] == {"a": 1}, "7 tokens are too few for 8"
-        assert steps[2:] == [{"b": 8}, {"b": 1}]
+        assert sizes(loop.step()) == {"a": 1, "b": 3, "c": 2}
+        loop.add(kit.make_request("d", 2, max_tokens=1))
+        steps = [sizes(loop.step()) for _ in range(3)]
+        assert steps == [{"a": 1}, {"b": 8}, {"b": 1, "d": 2}], "7 tokens are too few for 8"
 
     def test_a_hit_never_ends_within_an_atomic_item(self, kit, make_loop):
         loop = make_loop(atomic_media=True)
@@ -469,8 +479,5 @@ class TestAbort:
 
 
 def test_the_room_imports_no_torch():
-    import subprocess
-    import sys
-
     code = "import sys, mmdeploy_llm.schedule.scheduler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
