@@ -1,0 +1,347 @@
+"""Train shapes-vl, a small real vision-language model, on scenes drawn while it learns.
+
+    python train.py --out my-shapes-vl                     90 minutes, the shipped recipe
+    python train.py --out try --minutes 10                 a quick look: captions mostly right
+    python train.py --out exact --steps 4000               the same weights on every run
+    python train.py --out more --resume my-shapes-vl.training.pt      go on with a finished run
+
+The folder given by --out is complete (weights, tokenizer, chat template, processor) and is
+refreshed every --save-every minutes, so that the run may be stopped at any time. What a later run
+needs to go on (weights before averaging, optimizer) lies next to it, in OUT.training.pt.
+
+Work is split by rows over --processes of one thread each: on two cores that is faster than one
+process with two threads, and much faster while other programs run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from data import CELL_CLASSES, IGNORE, Batch, batches
+from faster import check_shortcuts, keep_memory, use_shortcuts
+from model import make_config, make_model, save_folder
+from tokenizer import train_tokenizer
+from torch import Tensor, distributed, multiprocessing, nn
+from transformers import Ernie4_5_VLMoeForConditionalGeneration
+from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import load_balancing_loss_func
+from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+HELD_OUT_SEED = 1_000_003
+EMA_DECAY = 0.998
+BALANCE_WEIGHT = 0.005
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="model folder to write")
+    parser.add_argument("--minutes", type=float, default=90, help="length of the run (90)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="length in steps instead: the result then does not depend on the machine's speed",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="weights and scenes (0)")
+    parser.add_argument("--batch-size", type=int, default=32, help="rows in a step (32)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (1e-3)")
+    parser.add_argument("--processes", type=int, default=2, help="processes at work (2)")
+    parser.add_argument("--save-every", type=float, default=8, help="minutes between saves (8)")
+    parser.add_argument("--resume", type=Path, help="a .training.pt file to go on from")
+    parser.add_argument("--float32", action="store_true", help="no bfloat16 autocast")
+    return parser.parse_args()
+
+
+# Legend for shapes: B rows, S positions, N labelled positions, P patches, H hidden size.
+
+
+def normalise(patches: Tensor) -> Tensor:
+    """uint8 [P, 3 * 14 * 14] to what the image processor returns."""
+    mean = torch.tensor(OPENAI_CLIP_MEAN).repeat_interleave(patches.shape[1] // 3)
+    std = torch.tensor(OPENAI_CLIP_STD).repeat_interleave(patches.shape[1] // 3)
+    return (patches.float() / 255 - mean) / std
+
+
+def attention_mask(branches: Tensor) -> Tensor:
+    """bool [B, 1, S, S]: causal, and a branch sees the shared first part (0) and itself only."""
+    length = branches.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    same = branches[:, :, None] == branches[:, None, :]
+    shared = (branches == 0)[:, None, :]
+    return (causal & (same | shared))[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the model says of a batch, with the right answers beside it."""
+
+    logits: Tensor  # [N, vocabulary], at the labelled positions
+    labels: Tensor  # [N]
+    image_tokens: Tensor  # [image tokens, H], as they enter the text model
+    balance: Tensor  # how unevenly the experts are used
+
+
+def predict(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> Prediction:
+    """One forward pass through transformers' own class."""
+    ids, branches = torch.from_numpy(batch.ids), torch.from_numpy(batch.branches)
+    config = model.config
+    media = (config.image_token_id, config.image_start_token_id, config.image_end_token_id)
+    grids = torch.from_numpy(batch.grids)
+    images = model.model.get_image_features(
+        normalise(torch.from_numpy(batch.patches)), grids, return_dict=True
+    )
+    output = model.model(
+        input_ids=ids,
+        attention_mask=attention_mask(branches),
+        position_ids=torch.from_numpy(batch.positions),
+        moe_mm_token_type_ids=torch.isin(ids, torch.tensor(media)).int(),
+        mm_encoder_outputs={"image": images},
+        output_router_logits=True,
+        use_cache=False,
+    )
+    text = config.text_config
+    balance = load_balancing_loss_func(
+        output.router_logits, text.moe_num_experts, text.moe_k, (branches >= 0).int()
+    )
+    labels = torch.from_numpy(batch.labels)
+    chosen = labels != IGNORE
+    return Prediction(
+        logits=model.lm_head(output.last_hidden_state[chosen]),
+        labels=labels[chosen],
+        image_tokens=torch.cat(images.pooler_output),
+        balance=balance,
+    )
+
+
+class Guide(nn.Linear):
+    """Reads colour, kind and size off single image tokens; used in training, then thrown away.
+
+    Without it the text model first learns to ignore the image, whose tokens are noise to it then,
+    and the resampler ends up with one constant output, from which it does not recover.
+    """
+
+    def __init__(self, model: Ernie4_5_VLMoeForConditionalGeneration) -> None:
+        self.sizes = [1 + len(names) for names in CELL_CLASSES]
+        super().__init__(model.config.text_config.hidden_size, sum(self.sizes))
+
+    def loss(self, image_tokens: Tensor, cells: np.ndarray) -> Tensor:
+        """Mean cross-entropy over image tokens and attributes."""
+        parts = self(image_tokens).float().split(self.sizes, dim=-1)
+        targets = torch.from_numpy(cells).unbind(-1)
+        losses = [nn.functional.cross_entropy(*pair) for pair in zip(parts, targets, strict=True)]
+        return sum(losses[1:], start=losses[0])
+
+
+def loss_of(
+    model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch, guide: Guide | None = None
+) -> Tensor:
+    """Weighted cross-entropy of the answers, and a little for balanced experts and the guide."""
+    said = predict(model, batch)
+    weights = torch.from_numpy(batch.weights[batch.labels != IGNORE])
+    losses = nn.functional.cross_entropy(said.logits.float(), said.labels, reduction="none")
+    loss = (losses * weights).sum() / weights.sum() + BALANCE_WEIGHT * said.balance
+    return loss + (guide.loss(said.image_tokens, batch.cells) if guide else 0)
+
+
+@torch.no_grad()
+def accuracy(
+    model: Ernie4_5_VLMoeForConditionalGeneration, held_out: list[Batch]
+) -> dict[str, tuple[int, int]]:
+    """(right, asked) for each kind of question: all tokens right, given the right ones before."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for batch in held_out:
+        said = predict(model, batch)
+        wrong = said.logits.argmax(-1) != said.labels
+        chosen = torch.from_numpy(batch.labels) != IGNORE
+        rows = chosen.nonzero()[:, 0]
+        branches = torch.from_numpy(batch.branches)[chosen]
+        missed = set(zip(rows[wrong].tolist(), branches[wrong].tolist(), strict=True))
+        for row, kinds in enumerate(batch.kinds):
+            for number, kind in enumerate(kinds, 1):
+                counts[kind][0] += (row, number) not in missed
+                counts[kind][1] += 1
+    return {kind: (right, asked) for kind, (right, asked) in sorted(counts.items())}
+
+
+def make_optimizer(model: nn.Module, rate: float) -> torch.optim.AdamW:
+    """AdamW; no decay for norms, biases and embeddings."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    plain = [p for name, p in trained.items() if p.ndim < 2 or "embed" in name]
+    decayed = [p for name, p in trained.items() if not (p.ndim < 2 or "embed" in name)]
+    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), foreach=True)
+
+
+def rate_factor(step: int, progress: float) -> float:
+    """A short warm-up by steps, then a cosine over the progress (0 to 1) of the run."""
+    return min(1.0, (step + 1) / 200) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+class Average:
+    """A running average of the weights: better, and steadier, than the last ones."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.source = model.state_dict()
+        self.weights = {name: tensor.clone() for name, tensor in self.source.items()}
+
+    def update(self, step: int) -> None:
+        """Take in the model's present weights."""
+        decay = min(EMA_DECAY, (1 + step) / (10 + step))
+        mine, theirs = list(self.weights.values()), list(self.source.values())
+        torch._foreach_lerp_(mine, theirs, 1 - decay)
+
+
+class Run:
+    """One process of a training run; process 0 also measures, saves and prints."""
+
+    def __init__(self, options: argparse.Namespace, rank: int) -> None:
+        keep_memory()
+        torch.manual_seed(options.seed)
+        torch.set_num_threads(1)
+        self.options, self.rank = options, rank
+        self.tokenizer = train_tokenizer()
+        self.model = make_model(make_config(self.tokenizer))
+        self.average = Average(self.model)
+        self.guide = Guide(self.model)
+        learners = nn.ModuleList([self.model, self.guide])
+        self.optimizer = make_optimizer(learners, options.rate)
+        self.trained = [p for p in learners.parameters() if p.requires_grad]
+        self.seen = self.earlier_steps = 0
+        if options.resume:
+            self._resume()
+        tokenizer_json = self.tokenizer.backend_tokenizer.to_str()
+        # A resumed run draws scenes that the run before it has not seen.
+        seed = options.seed + 100_000 * self.earlier_steps
+        size = options.batch_size // options.processes
+        drawn = self.earlier_steps * size
+        self.feed = batches(tokenizer_json, seed, size, part=rank, first_scene=drawn)
+        if rank == 0:
+            source = batches(tokenizer_json, HELD_OUT_SEED, 32)
+            self.held_out = [next(source) for _ in range(8)]
+            check_shortcuts(self.model, loss_of, self.held_out[0])
+            self.judge = make_model(self.model.config)
+            use_shortcuts(self.judge)
+        use_shortcuts(self.model)
+
+    def work(self) -> None:
+        """Steps until the time, or the number of steps, is used up."""
+        begin = saved_at = time.monotonic()
+        step, progress, total = 0, 0.0, 0.0
+        while progress < 1:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.options.rate * rate_factor(step, progress)
+            total += self._step(step)
+            step += 1
+            elapsed = time.monotonic() - begin
+            mine = elapsed / (self.options.minutes * 60)
+            if self.options.steps:
+                mine = step / self.options.steps
+            progress = self._agree(mine)
+            if self.rank == 0 and step % 100 == 0:
+                rows = step * self.options.batch_size
+                rate = f"{rows / elapsed:.0f} rows/s"
+                print(f"step {step}  {elapsed:.0f} s  {rate}  loss {total / 100:.4f}", flush=True)
+                total = 0.0
+            due = progress >= 1 or time.monotonic() - saved_at > self.options.save_every * 60
+            if self.rank == 0 and due:
+                self._save(step)
+                saved_at = time.monotonic()
+
+    def _step(self, step: int) -> float:
+        batch = next(self.feed)
+        with torch.autocast("cpu", torch.bfloat16, enabled=not self.options.float32):
+            loss = loss_of(self.model, batch, self.guide)
+        loss.backward()
+        self._share_gradients()
+        nn.utils.clip_grad_norm_(self.trained, 1.0, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.average.update(step + self.earlier_steps)
+        return loss.item()
+
+    def _share_gradients(self) -> None:
+        if self.options.processes == 1:
+            return
+        gradients = [parameter.grad for parameter in self.trained]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        distributed.all_reduce(flat)
+        flat /= self.options.processes
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, part in zip(gradients, flat.split(sizes), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def _agree(self, progress: float) -> float:
+        """The progress as process 0 sees it: all must stop at the same step."""
+        if self.options.processes == 1:
+            return progress
+        value = torch.tensor([progress], dtype=torch.float64)
+        distributed.broadcast(value, 0)
+        return float(value)
+
+    def _resume(self) -> None:
+        state = torch.load(self.options.resume, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.average = Average(self.model)
+        for name, tensor in state["average"].items():
+            self.average.weights[name].copy_(tensor)
+        self.guide.load_state_dict(state["guide"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.earlier_steps = state["steps"]
+
+    def _save(self, step: int) -> None:
+        out = self.options.out
+        self.judge.load_state_dict(self.average.weights)
+        report(accuracy(self.judge, self.held_out))
+        save_folder(self.average.weights, self.model.config, self.tokenizer, out)
+        state = {
+            "model": self.model.state_dict(),
+            "average": self.average.weights,
+            "guide": self.guide.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "steps": step + self.earlier_steps,
+        }
+        torch.save(state, out.with_name(f"{out.name}.training.pt"))
+
+
+def report(counts: dict[str, tuple[int, int]]) -> None:
+    """One line: the share of right answers for each kind of question."""
+    parts = [f"{kind} {100 * right / asked:.1f}" for kind, (right, asked) in counts.items()]
+    print("held out, teacher-forced: " + ", ".join(parts), flush=True)
+
+
+def run_process(rank: int, options: argparse.Namespace, meeting: str) -> None:
+    """What each of the processes does; they meet through the file `meeting`."""
+    if options.processes > 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=options.processes
+        )
+    Run(options, rank).work()
+    if options.processes > 1:
+        distributed.barrier()
+        distributed.destroy_process_group()
+
+
+def main() -> None:
+    """Start the processes and wait for them."""
+    options = parse_arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (options, str(Path(folder) / "meeting"))
+        if options.processes == 1:
+            run_process(0, *arguments)
+        else:
+            multiprocessing.spawn(run_process, arguments, nprocs=options.processes)
+
+
+if __name__ == "__main__":
+    main()
