@@ -1,0 +1,60 @@
+# Every target sets up .venv by itself; all that is needed is Python 3.11 or newer and make.
+# PYTHON names the interpreter, PIP_FLAGS is handed to pip (a mirror, another index),
+# PYTEST_FLAGS to pytest.
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+DEMO := demo-output
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types clean
+
+help:
+	@echo "make demo    caption the pictures in examples/images; writes $(DEMO)/captions.html"
+	@echo "make test    run the tests (CPU, offline)"
+	@echo "make lint    ruff: check and format"
+	@echo "make types   mypy"
+	@echo "make clean   remove .venv and what was written"
+
+# The demo's folder holds one truncated picture, so exit code 1 with one failed line is success.
+demo: $(STAMP)
+	@status=0; HF_HUB_OFFLINE=1 $(BIN)/mmdeploy-llm caption examples/images --thinking --table \
+		--overwrite --output $(DEMO)/captions.jsonl --report $(DEMO)/captions.html || status=$$?; \
+	failed=$$(grep -c '"error": {' $(DEMO)/captions.jsonl); \
+	if [ $$status -ne 1 ] || [ $$failed -ne 1 ]; then \
+		echo "the demo expects exactly one failed picture; exit code $$status, $$failed failed"; \
+		exit 1; \
+	fi; \
+	echo; \
+	echo "The one failure is meant: truncated-on-purpose.jpg is cut off, and harmed no other."; \
+	echo "Open $(DEMO)/captions.html in a browser."
+
+test: $(STAMP)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist *.egg-info $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+
+# Made again whenever pyproject.toml is newer, and when an installation was cut short.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed; '$(PYTHON)' is" \
+			"$$($(PYTHON) --version 2>&1 || echo 'not there'). Try: make PYTHON=python3.12"; \
+		exit 1; }
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv || { \
+		echo "venv failed; on Debian and Ubuntu it comes with: apt install python3-venv"; \
+		exit 1; }
+	$(BIN)/python -m pip install $(PIP_FLAGS) --upgrade pip "setuptools>=77"
+	$(BIN)/python -m pip install $(PIP_FLAGS) --editable ".[dev]"
+	@touch $@
