@@ -52,7 +52,7 @@ $(STAMP): pyproject.toml
 		echo "Python 3.11 or newer is needed; '$(PYTHON)' is" \
 			"$$($(PYTHON) --version 2>&1 || echo 'not there'). Try: make PYTHON=python3.12"; \
 		exit 1; }
-	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv || { \
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear .venv || { \
 		echo "venv failed; on Debian and Ubuntu it comes with: apt install python3-venv"; \
 		exit 1; }
 	$(BIN)/python -m pip install $(PIP_FLAGS) --upgrade pip "setuptools>=77"
