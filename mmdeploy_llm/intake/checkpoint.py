@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import mmdeploy_llm
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
 
@@ -20,7 +19,7 @@ MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "*.ttf")
 
 def bundled_models() -> dict[str, Path]:
     """Name -> folder of the models that come with this package."""
-    root = Path(mmdeploy_llm.__file__).parent / "bundled"
+    root = Path(__file__).parents[1] / "bundled"
     folders = root.iterdir() if root.is_dir() else ()
     return {path.name: path for path in sorted(folders) if (path / "config.json").is_file()}
 

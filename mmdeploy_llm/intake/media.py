@@ -147,7 +147,10 @@ class MediaLoader:
 
     def _no_processor(self, kind: str) -> str:
         if not self._processors:
-            return f"this model takes text only, but the prompt has a {kind}"
+            return (
+                f"the prompt has {kind} items, but this model takes text only, or no installed "
+                f"plugin processes {kind} for it"
+            )
         return (
             f"no installed plugin processes {kind} for this model; "
             f"it takes {', '.join(sorted(self._processors))}"

@@ -93,7 +93,10 @@ class Placeholders:
             kind, copied, end = self._kinds[ids[start]], end, _run_end(ids, start)
             expanded += ids[copied:start]
             is_single = found[kind] == given[kind]
-            for item in _take(queues.get(kind, []), end - start, is_single, found[kind], kind):
+            taken = _take(queues.get(kind, []), end - start, is_single)
+            if taken is None:
+                raise MediaError(_unmatched(kind, end - start, found[kind], given[kind]))
+            for item in taken:
                 spans.append(MediaSpan(offset=len(expanded), item=item))
                 expanded += [ids[start]] * item.num_tokens
         expanded += ids[end:]
@@ -125,26 +128,23 @@ def _run_end(ids: Sequence[int], start: int) -> int:
     return end
 
 
-def _take(
-    queue: list[MediaInput], length: int, is_single: bool, found: int, kind: str
-) -> list[MediaInput]:
-    """Takes from `queue` the items that a run of `length` placeholder ids stands for."""
+def _take(queue: list[MediaInput], length: int, is_single: bool) -> list[MediaInput] | None:
+    """Takes the items that a run of `length` placeholder ids stands for; None if it fits none."""
     sums = [0, *accumulate(item.num_tokens for item in queue)]
     if not is_single and length in sums:
-        count = sums.index(length)
-    elif length <= len(queue):
-        count = length
-    else:
-        wanted = ", ".join(str(item.num_tokens) for item in queue[:8]) or "none is left"
-        raise MediaError(
-            f"{found} {kind} placeholders in the prompt do not match the {kind} items: a run of "
-            f"{length} is neither one for each item nor whole items (tokens of those that are "
-            "next: "
-            f"{wanted}); give one placeholder for each item"
-        )
-    taken = queue[:count]
-    del queue[:count]
+        length = sums.index(length)
+    elif length > len(queue):
+        return None
+    taken = queue[:length]
+    del queue[:length]
     return taken
+
+
+def _unmatched(kind: str, length: int, found: int, given: int) -> str:
+    return (
+        f"{_mismatch(kind, found, given)} (a run of {length} placeholders is neither one for each "
+        "item nor as many as whole items have tokens)"
+    )
 
 
 def _mismatch(kind: str, found: int, given: int) -> str:

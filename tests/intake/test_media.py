@@ -1,0 +1,205 @@
+"""MediaLoader: forms, faults of plugins, the cache."""
+
+import io
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmdeploy_llm.errors import (
+    MediaError,
+    MediaLimitError,
+    RequestError,
+    UnsupportedMediaError,
+)
+from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
+from mmdeploy_llm.intake.cache import MediaCache
+from mmdeploy_llm.intake.media import MediaLoader, media_items
+from mmdeploy_llm.messages import MediaItem
+
+
+@pytest.fixture
+def make_loader(processor):
+    def make(fetch=lambda ref, limits: ref.uri.encode(), limits=None, **options):
+        return MediaLoader(
+            processors={"image": processor},
+            fetch=fetch,
+            limits=limits or MediaLimits(),
+            max_items={"image": 9},
+            **options,
+        )
+
+    return make
+
+
+def items(*sources):
+    return media_items({"image": list(sources)})
+
+
+def counts(loader, *sources):
+    return [made.num_tokens for made in loader.load(items(*sources))]
+
+
+def test_one_item_is_a_list_of_one_and_none_is_no_item():
+    assert media_items(None) == media_items({}) == media_items({"image": None, "video": []}) == []
+    (item,) = media_items({"image": "a.png"})
+    assert item == MediaItem(
+        kind="image", source=MediaRef(kind="image", uri="a.png", caller="generate"), options={}
+    )
+    (item,) = media_items({"image": Path("a.png")})
+    assert item.source.uri == "a.png"
+    array = np.zeros((2, 2))
+    assert media_items({"image": array})[0].source is array
+    with pytest.raises(MediaError, match="is None"):
+        media_items({"image": [None]})
+
+
+def test_video_options_stay_with_their_item():
+    (item,) = media_items({"video": {"video": "a.mp4", "fps": -1, "target_frames": 8}})
+    assert item.source.uri == "a.mp4"
+    assert item.options == {"fps": -1, "target_frames": 8}
+
+
+def test_every_form_reaches_the_processor(make_loader):
+    file = io.BytesIO(b"7")
+    file.read()
+    sources = (b"3", bytearray(b"4"), memoryview(b"5"), "6", file, MediaRef(kind="image", uri="8"))
+    loader = make_loader()
+    assert counts(loader, *sources, 9) == [3, 4, 5, 6, 7, 8, 9]
+    assert file.tell() == 1  # the caller's place in the file is kept
+    assert counts(loader, file) == [7]
+
+
+def test_file_objects(make_loader):
+    class Broken(io.RawIOBase):
+        def read(self, size=-1):
+            raise OSError("disk on fire at /secret/place")
+
+    class Pipe(io.BytesIO):
+        def seekable(self):
+            return False
+
+    assert counts(make_loader(), Pipe(b"5")) == [5]
+    with pytest.raises(UnsupportedMediaError, match="open it in mode 'rb'"):
+        counts(make_loader(), io.StringIO("5"))
+    with pytest.raises(MediaError, match="file object cannot be read") as caught:
+        counts(make_loader(), Broken())
+    assert "secret" not in str(caught.value)
+    with pytest.raises(MediaLimitError, match="more than the 3 bytes"):
+        counts(make_loader(limits=MediaLimits(max_bytes=3)), io.BytesIO(b"1234"))
+
+
+def test_errors_say_which_item(make_loader):
+    with pytest.raises(MediaError, match=r"^image 2: the image is corrupt$"):
+        counts(make_loader(), b"3", b"bad", b"4")
+    with pytest.raises(MediaError, match=r"^the image is corrupt$"):
+        counts(make_loader(), b"bad")
+
+
+def test_a_crashing_processor_is_that_items_error_and_is_named(make_loader):
+    loader = make_loader()
+    with pytest.raises(MediaError, match=r"FakeProcessor \(plugin .*\) failed .* KeyError"):
+        counts(loader, b"crash")
+    assert counts(loader, b"3") == [3]
+
+
+def test_a_plugins_own_error_class_keeps_its_code(make_loader, processor):
+    class Strange(MediaLimitError):
+        def __init__(self, one, two):
+            super().__init__(f"{one} {two}")
+
+    def decode(source, limits):
+        raise Strange("far", "too big")
+
+    processor.decode = decode
+    with pytest.raises(MediaLimitError, match="image 1: far too big") as caught:
+        counts(make_loader(), b"1", b"2")
+    assert caught.value.code == 413
+
+
+def test_a_processor_that_returns_nonsense(make_loader, processor):
+    processor.process = lambda item, options: None
+    with pytest.raises(MediaError, match="no usable MediaInput"):
+        counts(make_loader(), b"3")
+
+
+def test_the_same_bytes_are_decoded_and_processed_once(make_loader, processor):
+    loader = make_loader()
+    assert counts(loader, b"3", b"3", "3", io.BytesIO(b"3"), b"4") == [3, 3, 3, 3, 4]
+    assert processor.calls == [("decode", b"3"), ("process", 3), ("decode", b"4"), ("process", 4)]
+    assert (loader.cache.num_hits, loader.cache.num_misses) == (3, 2)
+
+
+def test_a_failure_is_not_remembered(make_loader, processor):
+    loader = make_loader()
+    for _ in range(2):
+        with pytest.raises(RequestError):
+            counts(loader, b"bad")
+    assert processor.calls == [("decode", b"bad")] * 2
+
+
+def test_loaded_objects_are_found_by_their_digest(make_loader, processor):
+    class Decoded:
+        def __init__(self, values):
+            self.digest = values.tobytes().hex()
+
+    processor.decode = lambda source, limits: Decoded(source)
+    processor.process = lambda item, options: (
+        processor.calls.append(item)
+        or MediaInput(kind="image", tensors={}, num_tokens=1, key=item.digest)
+    )
+    counts(make_loader(), np.zeros(3), np.zeros(3), np.ones(3))
+    assert len(processor.calls) == 2
+
+
+def test_equal_items_at_once_are_made_once():
+    cache, calls, begun, go_on = MediaCache(1000), [], threading.Event(), threading.Event()
+
+    def make():
+        calls.append(1)
+        begun.set()
+        assert go_on.wait(5)
+        return MediaInput(kind="image", tensors={}, num_tokens=1, key="k")
+
+    results = []
+    threads = [
+        threading.Thread(target=lambda: results.append(cache.get_or_make("k", make)))
+        for _ in range(5)
+    ]
+    threads[0].start()
+    assert begun.wait(5)
+    for thread in threads[1:]:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+    assert len({id(result) for result in results}) == 1
+    assert (cache.num_hits, cache.num_misses) == (4, 1)
+
+
+def test_the_cache_is_bounded_in_bytes_and_drops_the_oldest(make_loader, processor):
+    loader = make_loader(cache_bytes=250)  # two items of 100 bytes
+    counts(loader, b"1", b"2", b"1", b"3")  # 2 is the oldest when 3 comes
+    assert loader.cache.num_bytes == 200
+    processor.calls.clear()
+    counts(loader, b"1", b"3")
+    assert processor.calls == []
+    counts(loader, b"2")
+    assert processor.calls == [("decode", b"2"), ("process", 2)]
+    processor.nbytes = 251
+    counts(loader, b"9")
+    assert loader.cache.num_bytes == 200  # what is larger than the cache is not kept
+
+
+def test_counting_peeks_where_the_processor_can(make_loader, processor):
+    assert [made.num_tokens for made in make_loader().count(items(b"5"))] == [5]
+    assert processor.calls == [("decode", b"5")]
+    processor.peek = lambda source, limits: 6
+    assert [made.num_tokens for made in make_loader().count(items(b"5"))] == [6]
+    assert len(processor.calls) == 1
+
+
+def test_a_processor_needs_nothing_but_its_contract(make_loader):
+    assert {"decode", "process", "count_tokens"} == MediaProcessor.__abstractmethods__
