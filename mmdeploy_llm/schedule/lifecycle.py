@@ -126,12 +126,8 @@ class Lifecycle:
         running = [state.request for state in self.running]
         waiting = [state.request for state in self.waiting.states()]
         self.pool.check_integrity([request.block_ids for request in running])
-        self.encoder.check_integrity(
-            {
-                request.request_id: [span.item.key for span in split_spans(request)]
-                for request in running
-            }
-        )
+        split = {r.request_id: [span.item.key for span in split_spans(r)] for r in running}
+        self.encoder.check_integrity(split)
         assert {request.request_id for request in (*running, *waiting)} == set(self.states)
         assert len(running) + len(waiting) == len(self.states), "a request runs and waits"
         assert len(running) <= self._config.max_num_seqs

@@ -134,6 +134,14 @@ class TestPreemption:
         assert new.num_cached_tokens == 0, "counts the first admission only"
         assert new.inference_start_time == 1001.0
 
+    def test_what_it_computes_again_is_shared_again(self, kit, make_loop):
+        loop, (_, new) = self.run_tight(kit, make_loop)
+        loop.run()
+        tokens = new.prompt_token_ids + new.output_token_ids
+        later = loop.add(kit.make_request("c", [*tokens, 1], max_tokens=1))
+        loop.run()
+        assert later.num_cached_tokens == 16, "all full blocks of 19 computed tokens"
+
     def test_the_lowest_priority_goes_first(self, kit, make_loop):
         loop = make_loop(num_blocks=6)
         low = kit.make_request("low", 6, max_tokens=14, priority=5)
@@ -292,7 +300,7 @@ class TestMedia:
         assert forgotten == ["cat", "dog"]
 
     def test_who_waits_for_the_encoder_is_not_overtaken_at_it(self, kit, make_loop):
-        """`small` would fit beside `first` and then keep `big` waiting; a stream of such, for ever."""
+        """`small` would fit beside `first` and keep `big` waiting; many such would for ever."""
         loop = make_loop(encoder_cache_tokens=20, max_num_batched_tokens=8)
         loop.add(
             kit.make_request("first", 14, media=((0, "f", 12),)),
@@ -303,6 +311,18 @@ class TestMedia:
         assert sizes(loop.step()) == {"first": 6, "big": 1}
         loop.run()
         assert [item.key for plan in loop.plans for item in plan.encode] == ["f", "b", "s"]
+
+    def test_nor_is_one_that_has_started_already(self, kit, make_loop):
+        loop = make_loop(encoder_cache_tokens=9, max_num_batched_tokens=8)
+        loop.add(
+            kit.make_request("first", 12, media=((0, "f1", 5), (5, "f2", 5))),
+            kit.make_request("big", 12, media=((1, "b", 7),)),
+            kit.make_request("small", 12, media=((0, "s", 3),)),
+        )
+        assert sizes(loop.step()) == {"first": 5, "big": 1}
+        assert sizes(loop.step()) == {"first": 7}
+        loop.run()
+        assert [item.key for plan in loop.plans for item in plan.encode] == ["f1", "f2", "b", "s"]
 
     def test_a_last_token_that_is_an_item_of_its_own_is_encoded(self, kit, make_loop):
         loop = make_loop(max_num_batched_tokens=4)

@@ -24,7 +24,7 @@ SCENES = {
     "one at a time": {"max_num_seqs": 1, "num_blocks": 16},
     "large blocks": {"block_size": 16, "num_blocks": 8},
 }
-NUM_REQUESTS = 400
+NUM_REQUESTS = 250
 EOS = (7,)
 
 
