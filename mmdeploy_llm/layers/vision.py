@@ -50,7 +50,7 @@ class Segments:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Full attention within each segment: [P, H, D] -> [P, H, D]."""
-        if len(self.groups) == 1:
+        if len(self.groups) == 1 and self.groups[0].rows is None:
             return _attend(self.groups[0], q, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for group in self.groups:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -77,7 +78,8 @@ def rotary_config(config: Any, axes: tuple[int, ...] | None) -> RotaryConfig:
         )
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
+    with torch.device("cpu"):  # the model itself is built on "meta"
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
     return RotaryConfig(
         head_dim=head_dim, axes=axes, frequencies=tuple(frequencies.tolist()), scale=scale
     )

@@ -1,0 +1,138 @@
+"""Runs a model without an engine: plain causal attention that keeps every key and value.
+
+It is slow and simple on purpose: what paged attention, chunks and batches must equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.forward import ForwardInputs
+from mmdeploy_llm.request import MediaSpan
+
+
+class DenseSequence:
+    """A prompt, what was generated behind it, and how much of both is computed. `DenseRunner` is
+    the only writer."""
+
+    def __init__(
+        self, prompt: Sequence[int], media: Sequence[MediaSpan], positions: Tensor
+    ) -> None:
+        self.token_ids = list(prompt)
+        self.prompt_len = len(prompt)
+        self.media = tuple(media)
+        self.positions = positions  # [prompt_len] or [3, prompt_len]
+        self.embeds: dict[str, Tensor] = {}
+        self.num_computed = 0
+        self.cache: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values [tokens, K, D]
+
+    def place(self, index: int) -> Tensor:
+        """Position of token `index`: the prompt's own, then on from its largest."""
+        if index < self.prompt_len:
+            return self.positions[..., index]
+        behind = int(self.positions.max()) + 1 + index - self.prompt_len
+        return torch.full_like(self.positions[..., 0], behind)
+
+
+class DenseContext:
+    """Attention of one step: `pieces` are (sequence, tokens of it in this step), in the order of
+    the rows."""
+
+    def __init__(self, pieces: Sequence[tuple[DenseSequence, int]]) -> None:
+        self._pieces = pieces
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See forward.AttentionContext."""
+        out, start = [], 0
+        for sequence, count in self._pieces:
+            rows = slice(start, start + count)
+            start += count
+            keys, values = k[rows], v[rows]
+            if layer in sequence.cache:
+                old_keys, old_values = sequence.cache[layer]
+                keys, values = torch.cat([old_keys, keys]), torch.cat([old_values, values])
+            sequence.cache[layer] = keys.clone(), values.clone()
+            out.append(_attend(q[rows], keys, values))
+        return torch.cat(out)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`q` [n, H, D] are the last n of the L tokens of `k`, `v` [L, K, D]."""
+    repeats = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(repeats, 1).float() for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * q.shape[-1] ** -0.5
+    is_seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(k.shape[0] - q.shape[0])
+    weights = scores.masked_fill(~is_seen.to(q.device), -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+
+
+class DenseRunner:
+    """Drives one model (see hooks.Model) on any number of sequences."""
+
+    def __init__(self, model: Any, device: torch.device | None = None) -> None:
+        self.model = model
+        self.device = device or torch.device("cpu")
+
+    def add(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> DenseSequence:
+        """A new sequence; its media are encoded in one call."""
+        positions = self.model.positions(len(prompt), media)
+        if positions is None:
+            positions = torch.arange(len(prompt))
+        sequence = DenseSequence(prompt, media, positions)
+        items = [span.item for span in media]
+        if items:
+            with torch.inference_mode():
+                embeds = self.model.encode_media(items)
+            sequence.embeds = {item.key: embed for item, embed in zip(items, embeds, strict=True)}
+        return sequence
+
+    @torch.inference_mode()
+    def step(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
+        """Computes the next tokens of each sequence, packed, and gives the logits of all rows
+        [T, vocab]."""
+        hidden = self.model.forward(self._inputs(pieces))
+        for sequence, count in pieces:
+            sequence.num_computed += count
+        logits: Tensor = self.model.logits(hidden)
+        return logits
+
+    def run(self, sequence: DenseSequence, chunk_size: int | None = None) -> Tensor:
+        """Logits of all tokens not yet computed, in chunks."""
+        logits = []
+        while sequence.num_computed < len(sequence.token_ids):
+            left = len(sequence.token_ids) - sequence.num_computed
+            logits.append(self.step([(sequence, min(left, chunk_size or left))]))
+        return torch.cat(logits)
+
+    def generate(self, sequence: DenseSequence, num_tokens: int) -> list[int]:
+        """`num_tokens` greedy tokens."""
+        for _ in range(num_tokens):
+            logits = self.run(sequence)
+            sequence.token_ids.append(int(logits[-1].argmax()))
+        return sequence.token_ids[sequence.prompt_len :]
+
+    def _inputs(self, pieces: Sequence[tuple[DenseSequence, int]]) -> ForwardInputs:
+        token_ids: list[int] = []
+        places, in_prompt = [], []
+        rows, embeds = [], []
+        for sequence, count in pieces:
+            for index in range(sequence.num_computed, sequence.num_computed + count):
+                for span in sequence.media:
+                    if span.offset <= index < span.end:
+                        rows.append(len(token_ids))
+                        embeds.append(sequence.embeds[span.item.key][index - span.offset])
+                token_ids.append(sequence.token_ids[index])
+                places.append(sequence.place(index))
+                in_prompt.append(index < sequence.prompt_len)
+        return ForwardInputs(
+            token_ids=torch.tensor(token_ids).to(self.device),
+            positions=torch.stack(places, -1).to(self.device),
+            in_prompt=torch.tensor(in_prompt).to(self.device),
+            attn=DenseContext(pieces),
+            media_rows=torch.tensor(rows).to(self.device) if rows else None,
+            media_embeds=torch.stack(embeds) if rows else None,
+        )

@@ -1,0 +1,105 @@
+"""Runs transformers' own model of a folder, as the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from mmdeploy_llm.request import MediaInput, MediaSpan
+
+
+class Reference:
+    """The model of `folder` in transformers, attention in plain torch."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        config = transformers.AutoConfig.from_pretrained(folder)
+        architecture = getattr(transformers, config.architectures[0])
+        self.config = config
+        self.model: Any = architecture.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager"
+        ).eval()
+
+    @torch.inference_mode()
+    def logits(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> Tensor:
+        """[len(prompt), vocab]."""
+        ids = torch.tensor([list(prompt)])
+        logits: Tensor = self.model(input_ids=ids, **self._media_inputs(ids, media)).logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def generate(
+        self, prompt: Sequence[int], num_tokens: int, media: Sequence[MediaSpan] = ()
+    ) -> list[int]:
+        """`num_tokens` greedy tokens; nothing ends them earlier."""
+        ids = torch.tensor([list(prompt)])
+        out = self.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            eos_token_id=None,
+            **self._media_inputs(ids, media),
+        )
+        tokens: list[int] = out[0, len(prompt) :].tolist()
+        return tokens
+
+    def positions(self, prompt: Sequence[int], media: Sequence[MediaSpan]) -> Tensor:
+        """[3, len(prompt)] of an M-RoPE model."""
+        ids = torch.tensor([list(prompt)])
+        inputs = self._media_inputs(ids, media)
+        positions, _ = self.model.model.get_rope_index(ids, **inputs)
+        result: Tensor = positions[:, 0]
+        return result
+
+    def _media_inputs(self, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+        """What a multimodal model takes beside the ids, as its processor would give it."""
+        if not media:
+            return {}
+        kinds = torch.zeros_like(ids)
+        for span in media:
+            kinds[0, span.offset : span.end] = 1 if span.item.kind == "image" else 2
+        inputs = {"mm_token_type_ids": kinds}
+        if self.config.model_type == "ernie4_5_vl_moe":
+            inputs["moe_mm_token_type_ids"] = self._modalities(ids)
+        for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+            items = [span.item for span in media if span.item.kind == kind]
+            if items:
+                inputs[pixels] = torch.cat([item.tensors["pixels"] for item in items])
+                inputs[f"{kind}_grid_thw"] = torch.tensor([item.grid_thw for item in items])
+        return inputs
+
+    def _modalities(self, ids: Tensor) -> Tensor:
+        """1 for an image's tokens, 2 for a video's, start and end markers included."""
+        kinds = torch.zeros_like(ids)
+        for number, kind in ((1, "image"), (2, "video")):
+            for part in ("", "_start", "_end"):
+                kinds[ids == getattr(self.config, f"{kind}{part}_token_id")] = number
+        return kinds
+
+
+def random_media(
+    config: Any, grid: tuple[int, int, int], *, kind: str = "image", seed: int = 0
+) -> MediaInput:
+    """Random pixels of `grid` (frames, rows and columns of patches) for the vision tower of a
+    model's config."""
+    vision = config.vision_config
+    patch_dim = vision.in_channels * vision.patch_size**2
+    patch_dim *= getattr(vision, "temporal_patch_size", 1)
+    frames, height, width = grid
+    num_patches = frames * height * width
+    generator = torch.Generator().manual_seed(seed)
+    merged = vision.spatial_merge_size**2
+    if kind == "video":
+        merged *= getattr(vision, "temporal_merge_size", 1)
+    return MediaInput(
+        kind=kind,
+        tensors={"pixels": torch.randn(num_patches, patch_dim, generator=generator)},
+        num_tokens=num_patches // merged,
+        key=f"{kind}-{grid}-{seed}",
+        grid_thw=grid,
+    )
