@@ -1,0 +1,76 @@
+"""Vision parts: segments, patch positions, M-RoPE positions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmdeploy_llm.layers import (
+    Segments,
+    axial_rotary,
+    frame_lengths,
+    grid_positions,
+    patch_positions,
+)
+
+CPU = torch.device("cpu")
+
+
+def attend_one_by_one(lengths, q, k, v):
+    parts = []
+    for x in zip(*(t.split(lengths) for t in (q, k, v)), strict=True):
+        heads = [part.transpose(0, 1) for part in x]
+        parts.append(F.scaled_dot_product_attention(*heads).transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("lengths", [[4], [3, 3, 3], [2, 5, 2, 2, 7], [4, 4, 6], [6, 4, 4]])
+def test_segments_equal_one_call_each(lengths):
+    q, k, v = torch.randn(3, sum(lengths), 2, 8).unbind(0)
+    found = Segments(lengths, CPU).attend(q, k, v)
+    torch.testing.assert_close(found, attend_one_by_one(lengths, q, k, v))
+
+
+@pytest.mark.parametrize("lengths", [[8], [4, 4], [3, 5]])
+def test_segments_of_reordered_patches(lengths):
+    """One group that is contiguous, one that is not, and several."""
+    order = torch.tensor([7, 1, 4, 0, 6, 2, 5, 3])  # the patch that now lies at each place
+    q, k, v = torch.randn(3, 8, 2, 4).unbind(0)
+    segments = Segments(lengths, CPU, places=order.argsort())
+    found = segments.attend(q[order], k[order], v[order])[order.argsort()]
+    torch.testing.assert_close(found, attend_one_by_one(lengths, q, k, v))
+
+
+def test_one_call_per_length():
+    assert len(Segments([4, 9, 4, 9, 9], CPU).groups) == 2
+    assert len(Segments([4] * 100, CPU).groups) == 1
+
+
+def test_patch_positions_go_block_by_block():
+    rows, columns = patch_positions([(1, 2, 4), (2, 2, 2)], 2, CPU).tolist()
+    assert rows == [0, 0, 1, 1, 0, 0, 1, 1] + [0, 0, 1, 1] * 2
+    assert columns == [0, 1, 0, 1, 2, 3, 2, 3] + [0, 1, 0, 1] * 2
+
+
+def test_frames_are_segments():
+    assert frame_lengths([(1, 2, 4), (3, 2, 2)]) == [8, 4, 4, 4]
+
+
+def test_axial_rotary_repeats_the_frequencies_per_axis():
+    config = axial_rotary(16, 10000.0)
+    assert config.axes == (0, 0, 0, 0, 1, 1, 1, 1)
+    assert config.frequencies is not None
+    assert config.frequencies[:4] == config.frequencies[4:]
+
+
+def test_text_positions_count_up_on_all_axes():
+    assert grid_positions(4, []).tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_media_positions():
+    """Two tokens of text, a grid of 1 x 2 x 3, one token, a grid of 2 x 1 x 1, one token."""
+    found = grid_positions(12, [(2, (1, 2, 3), 1.0), (9, (2, 1, 1), 4.0)])
+    assert found[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 10, 7]
+    assert found[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 6, 7]
+    assert found[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6, 7]

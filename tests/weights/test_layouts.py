@@ -1,0 +1,61 @@
+"""The layouts in which the in-tree families are found: published, sharded, and as transformers'
+modules name their parameters."""
+
+import pytest
+import torch
+from mmdeploy_llm_plugins import ernie, qwen
+from safetensors.torch import save_file
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.testing.model_conformance import build
+from mmdeploy_llm.testing.reference import Reference
+from mmdeploy_llm.testing.tiny import FAMILIES, write_tiny
+
+SPECS = {spec.name: spec for spec in (*ernie.provide_models(), *qwen.provide_models())}
+
+
+@pytest.fixture(scope="module", params=sorted(FAMILIES))
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def published(family, tmp_path_factory):
+    """A folder written by save_pretrained, transformers' model of it, and our parameters."""
+    folder = write_tiny(family, tmp_path_factory.mktemp(family))
+    reference = Reference(folder)
+    model = build(SPECS[family], folder, reference.config, torch.float32)
+    return folder, reference, dict(model.named_parameters())
+
+
+def test_shards(family, published, tmp_path):
+    _, reference, expected = published
+    write_tiny(family, tmp_path, max_shard_size="150KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    model = build(SPECS[family], tmp_path, reference.config, torch.float32)
+    assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
+
+
+def test_names_of_transformers_modules(family, published, tmp_path):
+    _, reference, expected = published
+    tensors = {key: value.clone() for key, value in reference.model.state_dict().items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = build(SPECS[family], tmp_path, reference.config, torch.float32)
+    assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
+
+
+def test_a_checkpoint_of_another_family_is_refused(family, published):
+    folder, _, _ = published
+    others = [name for name in FAMILIES if name != family and "vl" in name]
+    with pytest.raises(CheckpointError):
+        config = FAMILIES[others[0]](_Tokenizer(), {})
+        build(SPECS[others[0]], folder, config, torch.float32)
+
+
+class _Tokenizer:
+    """Ids enough for a config."""
+
+    eos_token_id = pad_token_id = bos_token_id = 0
+
+    def convert_tokens_to_ids(self, text):
+        return 1

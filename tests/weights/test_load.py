@@ -1,0 +1,240 @@
+"""Values land where they belong; anything else is an error that names the keys."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError, PluginContractError
+from mmdeploy_llm.layers import Linear
+from mmdeploy_llm.weights import WeightMap, build_model, files
+from mmdeploy_llm.weights.map import Target
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def load(tmp_path, factory, checkpoint):
+    """Writes tensors and builds the model from them."""
+
+    def run(tensors, dtype=torch.float32):
+        save_file(tensors, tmp_path / "model.safetensors")
+        return build_model(factory, checkpoint, dtype, CPU)
+
+    return run
+
+
+class TestValues:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+    def test_every_kind_of_target(self, load, tensors, dtype, stored):
+        tensors = {key: tensor.to(stored) for key, tensor in tensors.items()}
+        model = load(tensors, dtype)
+        wanted = {key: tensor.to(dtype) for key, tensor in tensors.items()}
+        attn = model.attn.qkv_proj
+        keys = ("attn.q", "attn.k", "old.attn.v")
+        assert torch.equal(attn.weight, torch.cat([wanted[f"{k}.weight"] for k in keys]))
+        keys = ("attn.q", "attn.k", "attn.v")
+        assert torch.equal(attn.bias, torch.cat([wanted[f"{k}.bias"] for k in keys]))
+        # routers stay in float32, whatever the dtype of the model
+        assert torch.equal(model.gate.weight, tensors["gate.transposed"].T.float())
+        assert torch.equal(model.gate.correction_bias, tensors["stacked"][1:].float())
+        for i in range(3):
+            names = [f"experts.{i}.{part}_proj.weight" for part in ("gate", "up")]
+            gate_up = torch.cat([wanted[name] for name in names])
+            assert torch.equal(model.experts.gate_up_proj[i], gate_up)
+            down = wanted[f"experts.{i}.down_proj.weight"]
+            assert torch.equal(model.experts.down_proj[i], down)
+
+    def test_the_model_is_ready_to_use(self, load, tensors):
+        model = load(tensors)
+        assert not model.training
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+        assert model.frequencies.tolist() == [1.0, 2.0]
+
+    def test_small_staging_buffer(self, load, tensors, monkeypatch):
+        monkeypatch.setattr(files, "STAGING_BYTES", 12)
+        whole = torch.cat([tensors[k].bfloat16() for k in ("attn.q.bias", "attn.k.bias")])
+        model = load(tensors, torch.bfloat16)
+        assert torch.equal(model.attn.qkv_proj.bias[:6], whole)
+        assert torch.equal(model.attn.qkv_proj.weight[:4], tensors["attn.q.weight"].bfloat16())
+
+    def test_fused_names_are_accepted_too(self, load, tensors):
+        parts = ("attn.q.weight", "attn.k.weight", "old.attn.v.weight")
+        tensors["attn.qkv_proj.weight"] = torch.cat([tensors.pop(key) for key in parts])
+        model = load(tensors)
+        assert torch.equal(model.attn.qkv_proj.weight, tensors["attn.qkv_proj.weight"])
+
+    def test_shards(self, load, factory, checkpoint, tmp_path, tensors):
+        expected = load(tensors).state_dict()
+        (tmp_path / "model.safetensors").unlink()
+        weight_map = {}
+        for number, key in enumerate(tensors):
+            name = f"model-{number % 3}.safetensors"
+            weight_map[key] = name
+        for name in set(weight_map.values()):
+            part = {key: tensors[key] for key, own in weight_map.items() if own == name}
+            save_file(part, tmp_path / name)
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        found = build_model(factory, checkpoint, torch.float32, CPU).state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+    def test_ignored_keys(self, load, tensors):
+        load({**tensors, "unused.weight": torch.zeros(7)})
+
+    def test_dummy_reads_nothing_and_is_always_the_same(self, factory, checkpoint):
+        models = [build_model(factory, checkpoint, torch.float32, CPU, "dummy") for _ in "ab"]
+        first, second = (dict(model.named_parameters()) for model in models)
+        for name, parameter in first.items():
+            assert torch.equal(parameter, second[name])
+            assert 0 < parameter.abs().max() <= 0.02
+        assert models[0].frequencies.tolist() == [1.0, 2.0]
+
+
+class TestErrors:
+    def test_missing_keys_are_named(self, load, tensors):
+        del tensors["attn.k.weight"], tensors["stacked"]
+        with pytest.raises(CheckpointError) as info:
+            load(tensors)
+        assert "attn.qkv_proj.weight (part of it), gate.correction_bias" in str(info.value)
+
+    def test_a_missing_last_part(self, load, tensors):
+        del tensors["experts.2.down_proj.weight"]
+        with pytest.raises(CheckpointError, match=r"experts\.down_proj \(part of it\)"):
+            load(tensors)
+
+    def test_ten_surplus_keys_and_how_many_more(self, load, tensors):
+        surplus = {f"extra.{i:02}": torch.zeros(1) for i in range(13)}
+        with pytest.raises(CheckpointError, match="no place") as info:
+            load({**tensors, **surplus})
+        assert "extra.09 and 3 more" in str(info.value)
+        assert "extra.10" not in str(info.value)
+
+    def test_a_value_filled_twice(self, load, tensors):
+        tensors["attn.v.weight"] = torch.zeros(2, 8)  # beside old.attn.v.weight
+        with pytest.raises(CheckpointError, match=r"another key fills.*attn\.v\.weight"):
+            load(tensors)
+
+    @pytest.mark.parametrize(
+        ("key", "shape", "wanted"),
+        [
+            ("attn.q.weight", (5, 8), r"\[4, 8\]"),
+            ("gate.transposed", (3, 8), r"\[8, 3\]"),
+            ("stacked", (2, 4), r"\[1, 3\]"),
+            ("experts.1.up_proj.weight", (6, 9), r"\[6, 8\]"),
+            ("attn.q.bias", (), r"\[4\]"),
+        ],
+    )
+    def test_shapes_that_differ(self, load, tensors, key, shape, wanted):
+        tensors[key] = torch.zeros(shape)
+        found = r"\[" + ", ".join(map(str, shape)) + r"\]"
+        with pytest.raises(CheckpointError, match=f"{key} in .* has shape {found}.*{wanted}"):
+            load(tensors)
+
+    def test_integers_are_refused(self, load, tensors):
+        tensors["attn.q.bias"] = torch.zeros(4, dtype=torch.int8)
+        with pytest.raises(CheckpointError, match=r"attn\.q\.bias .* dtype I8"):
+            load(tensors)
+
+    @pytest.mark.parametrize("cut", [0, 4, 30, 2000])
+    def test_cut_files(self, factory, checkpoint, tmp_path, tensors, cut):
+        path = tmp_path / "model.safetensors"
+        save_file(tensors, path)
+        path.write_bytes(path.read_bytes()[:cut])
+        with pytest.raises(CheckpointError, match="not a valid safetensors file"):
+            build_model(factory, checkpoint, torch.float32, CPU)
+
+    def test_a_git_lfs_pointer(self, factory, checkpoint, tmp_path):
+        (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+        with pytest.raises(CheckpointError, match="Git LFS"):
+            build_model(factory, checkpoint, torch.float32, CPU)
+
+    def test_nothing_is_read_when_the_plan_is_wrong(self, load, tensors, monkeypatch):
+        def fail(*args, **kwargs):
+            raise AssertionError("read before the plan was checked")
+
+        monkeypatch.setattr(files.SafetensorsFile, "read_into", fail)
+        with pytest.raises(CheckpointError):
+            load({**tensors, "extra": torch.zeros(1)})
+
+    def test_load_format(self, factory, checkpoint):
+        with pytest.raises(ConfigError, match="got 'pickle'"):
+            build_model(factory, checkpoint, torch.float32, CPU, "pickle")
+
+    def test_a_factory_that_builds_no_module(self, checkpoint):
+        with pytest.raises(PluginContractError, match=r"nn\.Module, got dict"):
+            build_model(lambda config: {}, checkpoint, torch.float32, CPU)
+
+    def test_buffers_that_nobody_computes(self, checkpoint):
+        class Forgetful(nn.Module):
+            def __init__(self, config) -> None:
+                super().__init__()
+                self.register_buffer("table", torch.empty(2), persistent=False)
+
+        with pytest.raises(PluginContractError, match="table"):
+            build_model(Forgetful, checkpoint, torch.float32, CPU, "dummy")
+
+    def test_targets_that_name_no_parameter(self, load, tensors, factory, monkeypatch):
+        monkeypatch.setattr(factory, "weight_targets", lambda self, key: (Target(name="nowhere"),))
+        with pytest.raises(PluginContractError, match="nowhere"):
+            load(tensors)
+
+
+class Wide(nn.Module):
+    """48 matrices of 8 MB."""
+
+    def __init__(self, config) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Linear(1024, 2048) for _ in range(48))
+        self.weight_map = WeightMap(self)
+
+    def weight_targets(self, key):
+        return self.weight_map.targets(key)
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from types import SimpleNamespace
+sys.path.insert(0, {tests!r})
+import torch
+from test_load import Wide
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.weights import build_model
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+before = peak()
+checkpoint = Checkpoint(folder=Path({folder!r}), config=SimpleNamespace())
+model = build_model(Wide, checkpoint, torch.{dtype}, torch.device("cpu"))
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 1.0), ("bfloat16", 0.5)])
+def test_no_second_copy_of_the_model_in_memory(tmp_path, request, dtype, share):
+    """400 MB of float32 on disk; the growth of the peak is what the model itself takes."""
+    tensors = {f"layers.{i}.weight": torch.zeros(2048, 1024) for i in range(48)}
+    path = tmp_path / "model.safetensors"
+    save_file(tensors, path)
+    del tensors
+    script = MEASURE.format(tests=str(request.path.parent), folder=str(tmp_path), dtype=dtype)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert int(result.stdout) < (share + 0.35) * path.stat().st_size
+
+
+def test_unknown_and_unneeded_keys_are_told_apart(factory):
+    model = factory(SimpleNamespace(size=8))
+    assert model.weight_targets("nothing.like.this") is None
+    assert model.weight_targets("unused.key") == ()
