@@ -179,7 +179,7 @@ def test_equal_items_at_once_are_made_once():
     assert (cache.num_hits, cache.num_misses) == (4, 1)
 
 
-def test_the_cache_is_bounded_in_bytes_and_drops_the_oldest(make_loader, processor):
+def test_pysec_2026_4361_the_cache_is_bounded_in_bytes(make_loader, processor):
     loader = make_loader(cache_bytes=250)  # two items of 100 bytes
     counts(loader, b"1", b"2", b"1", b"3")  # 2 is the oldest when 3 comes
     assert loader.cache.num_bytes == 200

@@ -67,7 +67,7 @@ def test_cve_2026_115915_eps_never_reaches_an_interpreter():
         decoded(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(x) system\n")
 
 
-def test_animation_gives_its_first_frame(encode):
+def test_cve_2026_12491_animation_gives_its_first_frame(encode):
     frames = [Image.new("RGB", (9, 9), colour) for colour in (RED, GREEN)]
     for format in ("GIF", "PNG", "WEBP", "TIFF"):
         options = {"lossless": True} if format == "WEBP" else {}
@@ -110,7 +110,7 @@ def test_lab_becomes_rgb():
     assert 100 < red < 140
 
 
-def test_palette_with_alpha_is_on_white(encode):
+def test_cve_2026_12491_palette_with_alpha_is_on_white(encode):
     image = Image.new("P", (4, 4), 0)
     image.putpalette([255, 0, 0, 0, 0, 255])
     image.putpixel((0, 0), 1)
@@ -154,7 +154,7 @@ def test_sixteen_bit_png_is_scaled_not_clipped(encode):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_exif_orientation(orientation, format, encode):
+def test_cve_2026_12491_exif_orientation(orientation, format, encode):
     # Each stored picture shows, upright, red at the top left and green at the top right.
     upright = Image.new("RGB", (48, 32), BLUE)
     upright.paste(RED, (0, 0, 16, 16))

@@ -44,7 +44,9 @@ def test_random_sizes_equal_transformers(family, make_processor, noise, limits):
 @pytest.mark.parametrize(
     "size", [(1, 1), (1, 200), (200, 1), (27, 29), (28, 28), (2, 399), (56, 56)]
 )
-def test_tiny_and_extreme_sizes_equal_transformers(family, size, make_processor, noise, limits):
+def test_cve_2026_22773_tiny_and_extreme_sizes_equal_transformers(
+    family, size, make_processor, noise, limits
+):
     assert_equal(make_processor(family), REFERENCE[family](), noise(*size), limits)
 
 
@@ -127,7 +129,7 @@ def test_key_depends_on_content_shape_form_and_options(make_processor, noise, li
     assert len({key(image), *others}) == 7
 
 
-def test_key_never_ignores_the_shape(make_processor, limits):
+def test_cve_2025_46722_key_never_ignores_the_shape(make_processor, limits):
     processor = make_processor()
     values = torch.zeros(20 * 30 * 3, dtype=torch.uint8)
     wide = processor.decode(values.reshape(20, 30, 3).numpy(), limits)
