@@ -50,7 +50,7 @@ clean:
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed; '$(PYTHON)' is" \
-			"$$($(PYTHON) --version 2>&1 || echo 'not there'). Try: make PYTHON=python3.12"; \
+			"$$($(PYTHON) --version 2>/dev/null || echo 'not there'). Try: make PYTHON=python3.12"; \
 		exit 1; }
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear .venv || { \
 		echo "venv failed; on Debian and Ubuntu it comes with: apt install python3-venv"; \

@@ -1,4 +1,4 @@
-"""The program: commands, exit codes, plugins; with a stand-in for LLM, and no torch."""
+"""The program: commands, exit codes, plugins; with a stand-in for LLM."""
 
 import io
 import json
