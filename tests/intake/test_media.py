@@ -62,13 +62,13 @@ def test_video_options_stay_with_their_item():
 
 
 def test_every_form_reaches_the_processor(make_loader):
-    file = io.BytesIO(b"7")
-    file.read()
+    file, read_up = io.BytesIO(b"7"), io.BytesIO(b"12")
+    read_up.read()
     sources = (b"3", bytearray(b"4"), memoryview(b"5"), "6", file, MediaRef(kind="image", uri="8"))
     loader = make_loader()
     assert counts(loader, *sources, 9) == [3, 4, 5, 6, 7, 8, 9]
-    assert file.tell() == 1  # the caller's place in the file is kept
-    assert counts(loader, file) == [7]
+    assert counts(loader, file, read_up) == [7, 12]
+    assert (file.tell(), read_up.tell()) == (0, 2)  # the caller's place in the file is kept
 
 
 def test_file_objects(make_loader):
