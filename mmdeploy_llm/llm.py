@@ -254,7 +254,7 @@ def _as_prompts(prompts: Any) -> list[Any]:
         raise TypeError(_wrong_type(prompts))
     items = list(prompts)
     if items and all(_is_token_id(item) for item in items):
-        return [items]
+        return [prompts if isinstance(prompts, Sequence) else items]
     for item in items:
         if not isinstance(item, (str, Mapping, list, tuple)):
             raise TypeError(_wrong_type(item))
@@ -287,7 +287,7 @@ def _as_conversations(messages: Any) -> list[Any]:
         )
     items = list(messages)
     if items and all(isinstance(item, Mapping) for item in items):
-        return [items]
+        return [messages if isinstance(messages, Sequence) else items]
     for item in items:
         if isinstance(item, (str, Mapping)) or not isinstance(item, Sequence):
             raise TypeError(

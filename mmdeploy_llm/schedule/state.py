@@ -94,4 +94,6 @@ class RequestState:
             params=request.params,
             eos_token_ids=request.eos_token_ids,
             media=request.media,
+            reasoning_end_ids=request.reasoning_end_ids,
+            bad_words_token_ids=request.bad_words_token_ids,
         )
