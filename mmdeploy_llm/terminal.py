@@ -3,6 +3,7 @@ options."""
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -50,8 +51,13 @@ def printable(text: str) -> str:
     )
 
 
-def caption_table(records: Iterable[CaptionRecord]) -> Table:
-    """File, caption, tokens, seconds; failed images in red with their message."""
+def caption_table(records: Sequence[CaptionRecord]) -> Table:
+    """File, caption, tokens, seconds; failed images in red with their message.
+
+    Files are named from the folder that holds them all.
+    """
+    folders = [os.path.dirname(os.path.abspath(record.path)) for record in records]
+    top = os.path.commonpath(folders) if folders else ""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("file", no_wrap=True, overflow="ellipsis", max_width=36)
     table.add_column("caption", overflow="fold")
@@ -61,7 +67,7 @@ def caption_table(records: Iterable[CaptionRecord]) -> Table:
         fault = record.error
         words = record.text if fault is None else f"failed ({fault.code}): {fault.message}"
         table.add_row(
-            Text(printable(record.path)),
+            Text(printable(os.path.relpath(record.path, top))),
             Text(printable(words), style="red" if fault else ""),
             str(record.num_prompt_tokens + record.num_output_tokens) if fault is None else "",
             seconds(record.timings.total) if fault is None else "",

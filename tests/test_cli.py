@@ -274,19 +274,23 @@ class TestGenerate:
 
 class TestChat:
     def test_lines_of_a_pipe(self, run, made):
-        words = "hello\n\n/image 'my cat.png'\nwho is it?\n/reset\nagain\n/what\n/quit\nnever\n"
+        words = (
+            "hello\n\n/image 'my cat.png'\nwho is it?\nsure?\n/reset\nagain\n/what\n/quit\nnever\n"
+        )
         result = run("chat", "--system", "Be brief.", input=words)
         assert result.exit_code == 0, result.output
         assert result.stdout.splitlines() == [
             "you said: hello",
             "you said: who is it?",
+            "you said: sure?",
             "you said: again",
         ]
-        first, second, third = (prompt["messages"] for prompt in made[0].prompts)
+        first, second, sure, third = (prompt["messages"] for prompt in made[0].prompts)
         assert [message["role"] for message in first] == ["system", "user"]
         assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
         assert second[2]["content"] == "you said: hello"
         assert second[3]["content"][0] == {"type": "image", "image": "my cat.png"}
+        assert [part["type"] for part in sure[-1]["content"]] == ["text"]
         assert [message["role"] for message in third] == ["system", "user"]
         assert len(third[1]["content"]) == 1
         assert "/image PATH" in result.stderr
