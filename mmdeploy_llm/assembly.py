@@ -227,7 +227,12 @@ def _runner(
         model=model,
         backend=attention.create(chosen),
         cache=allocate(shape, num_blocks, device),
-        sampler=Sampler(parts.grammars),
+        sampler=Sampler(
+            max_num_slots=runtime.max_num_seqs,
+            vocab_size=parts.vocab_size,
+            device=device,
+            grammars=parts.grammars,
+        ),
         slots=Slots(runtime.max_num_seqs, runtime.max_model_len, runtime.block_size),
         device=device,
     )

@@ -18,7 +18,7 @@ from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.sampling import Sampler, SlotRequest, token_logprobs
+from mmdeploy_llm.sampling import Sampler, SlotRequest, prompt_logprobs
 
 from .batch import StepBatch, prepare
 from .encoder_cache import EncoderCache
@@ -194,7 +194,7 @@ class Runner:
             if num_next > 0:
                 logits = self._model.logits(hidden[first_row : first_row + num_next])
                 following = request.token_ids[item.start + 1 : item.start + 1 + num_next]
-                entries += token_logprobs(logits, torch.tensor(following), count)
+                entries += prompt_logprobs(logits, torch.tensor(following), count)
             out.prompt_logprobs[item.request_id] = entries
 
     def warm_up(self, num_tokens: int) -> None:

@@ -1,132 +1,165 @@
-"""Guided decoding: constraints compiled by xgrammar, which is an optional extra."""
+"""Guided decoding through xgrammar, an optional dependency that is imported here only, when the
+first request asks for it."""
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Sequence
+from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.params import GuidedDecodingParams
 
-MAX_COMPILED = 64
-# xgrammar's messages begin with the time and the place in its source: of no use to the caller.
-SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
-MAX_TEXT = 100_000  # characters of a schema, a regular expression or a grammar
-
-
-class GrammarBackend:
-    """Compiles constraints for one tokenizer; the last MAX_COMPILED of them are kept.
-
-    tokenizer: a transformers tokenizer. Safe for use from several threads. xgrammar is imported
-    when the first constraint comes.
-    """
-
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._eos_token_ids = sorted(eos_token_ids)
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
-        self._compiler: Any = None
-        self._lock = threading.Lock()
-
-    def validate(self, guided: GuidedDecodingParams) -> None:
-        """Compiles the constraint. Raises RequestError for a bad one, ConfigError without
-        xgrammar."""
-        self._compile(guided)
-
-    def matcher(self, guided: GuidedDecodingParams) -> GrammarMatcher:
-        """Follows one request's output through the constraint. Raises as `validate`."""
-        compiled, xgrammar = self._compile(guided), self._module()
-        return GrammarMatcher(
-            xgrammar, xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._stops())
-        )
-
-    def _stops(self) -> list[int] | None:
-        return self._eos_token_ids or None
-
-    def _compile(self, guided: GuidedDecodingParams) -> Any:
-        key = guided.model_dump_json()
-        if len(key) > MAX_TEXT:
-            raise RequestError(
-                f"the guided_decoding constraint has {len(key)} characters, {MAX_TEXT} are allowed"
-            )
-        with self._lock:
-            if key in self._compiled:
-                self._compiled.move_to_end(key)
-                return self._compiled[key]
-            try:
-                compiled = _compiled(self._make_compiler(), guided)
-            except (RuntimeError, ValueError, TypeError) as error:
-                reason = SOURCE_PLACE.sub("", str(error).strip())
-                raise RequestError(
-                    f"the guided_decoding constraint cannot be used: {reason}"
-                ) from error
-            self._compiled[key] = compiled
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-            return compiled
-
-    def _make_compiler(self) -> Any:
-        if self._compiler is None:
-            xgrammar = self._module()
-            info = xgrammar.TokenizerInfo.from_huggingface(
-                self._tokenizer, vocab_size=self._vocab_size, stop_token_ids=self._stops()
-            )
-            self._compiler = xgrammar.GrammarCompiler(info, max_threads=1)
-        return self._compiler
-
-    @staticmethod
-    def _module() -> Any:
-        try:
-            return importlib.import_module("xgrammar")
-        except ImportError as error:
-            raise ConfigError(
-                f"guided_decoding needs xgrammar ({error}); pip install mmdeploy-llm[guided]"
-            ) from error
+CACHE_SIZE = 64  # compiled grammars
+MAX_GRAMMAR_CHARACTERS = 100_000
+BITS = 32  # tokens in one word of a mask
 
 
 class GrammarMatcher:
-    """Where one request's output stands in its constraint."""
+    """The state of one request in its grammar. Its SlotState is the only writer."""
 
-    def __init__(self, xgrammar: Any, matcher: Any) -> None:
-        self._xgrammar = xgrammar
+    def __init__(self, matcher: Any, eos_token_ids: Sequence[int]) -> None:
         self._matcher = matcher
-        self._bitmask: Tensor | None = None
-
-    def mask(self, logits: Tensor) -> None:
-        """Sets all tokens of `logits` [V] to -inf that the constraint does not allow next."""
-        if self._matcher.is_terminated():
-            return
-        if self._bitmask is None:
-            self._bitmask = self._xgrammar.allocate_token_bitmask(1, logits.shape[-1])
-        self._matcher.fill_next_token_bitmask(self._bitmask)
-        bitmask = self._bitmask.to(logits.device)
-        self._xgrammar.apply_token_bitmask_inplace(logits[None], bitmask)
+        self._eos_token_ids = tuple(eos_token_ids)
 
     def accept(self, token_id: int) -> None:
-        """Takes the next token of the output."""
+        """Takes the next token, one that `fill` allowed. What follows the end is not looked at."""
         if not self._matcher.is_terminated():
-            self._matcher.accept_token(token_id)
+            assert self._matcher.accept_token(token_id), f"token {token_id} was not allowed"
+
+    def fill(self, mask: Tensor, row: int) -> None:
+        """Writes which tokens may come next as bits of mask[row], int32 [ceil(V / 32)] on the
+        host; end of sequence only behind the grammar's end."""
+        if not self._matcher.is_terminated():
+            self._matcher.fill_next_token_bitmask(mask, row)
+            return
+        words = [0] * mask.shape[1]
+        for token_id in self._eos_token_ids:
+            words[token_id // BITS] |= 1 << token_id % BITS
+        mask[row] = torch.tensor(words, dtype=torch.uint32).view(torch.int32)
 
 
-def _compiled(compiler: Any, guided: GuidedDecodingParams) -> Any:
-    if guided.json_schema is not None:
-        schema = guided.json_schema
-        return compiler.compile_json_schema(
-            schema if isinstance(schema, str) else json.dumps(schema)
-        )
-    if guided.regex is not None:
-        return compiler.compile_regex(guided.regex)
-    if guided.grammar is not None:
-        return compiler.compile_grammar(guided.grammar)
-    if guided.choice is not None:
-        options = " | ".join(json.dumps(text, ensure_ascii=False) for text in guided.choice)
-        return compiler.compile_grammar(f"root ::= {options}")
-    return compiler.compile_builtin_json_grammar()
+def banned_mask(
+    matchers: Sequence[GrammarMatcher], vocab_size: int, device: torch.device
+) -> Tensor:
+    """[len(matchers), V] bool on `device`: what each grammar does not allow next."""
+    mask = torch.full((len(matchers), -(-vocab_size // BITS)), -1, dtype=torch.int32)
+    for row, matcher in enumerate(matchers):
+        matcher.fill(mask, row)
+    shifts = torch.arange(BITS, dtype=torch.int32, device=device)
+    bits = mask.to(device)[:, :, None] >> shifts & 1
+    return bits.flatten(1)[:, :vocab_size] == 0
+
+
+class GrammarBackend:
+    """Makes matchers of constraints for one model and keeps the last 64 compiled grammars.
+
+    tokenizer: transformers' fast tokenizer. vocab_size: width of the logits. May be used by several
+    threads at once.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._lock = threading.Lock()
+        self._compiler: Any = None
+        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
+
+    def validate(self, params: GuidedDecodingParams) -> None:
+        """Compiles the constraint and keeps it. Raises RequestError when no grammar can be made of
+        it, ConfigError when xgrammar is missing or cannot read the model's tokenizer."""
+        self._compile(params)
+
+    def matcher(self, params: GuidedDecodingParams) -> GrammarMatcher:
+        """A matcher at the start of the constraint. Raises as `validate`."""
+        compiled = self._compile(params)
+        return GrammarMatcher(_xgrammar().GrammarMatcher(compiled), self._eos_token_ids)
+
+    def _compile(self, params: GuidedDecodingParams) -> Any:
+        kind, text = _source(params)
+        if len(text) > MAX_GRAMMAR_CHARACTERS:
+            raise RequestError(
+                f"guided_decoding.{kind} has {len(text)} characters, {MAX_GRAMMAR_CHARACTERS} are "
+                "allowed; shorten it"
+            )
+        with self._lock:
+            compiler = self._compiler = self._compiler or self._make_compiler()
+            if (kind, text) in self._compiled:
+                self._compiled.move_to_end((kind, text))
+                return self._compiled[kind, text]
+        # Outside the lock: a grammar may take seconds, and running requests must not wait for it.
+        compiled = _compile(compiler, kind, text)
+        with self._lock:
+            self._compiled[kind, text] = compiled
+            if len(self._compiled) > CACHE_SIZE:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _make_compiler(self) -> Any:
+        xgrammar = _xgrammar()
+        if not self._eos_token_ids:
+            raise ConfigError(
+                "guided decoding needs a model with an end-of-sequence token, this one has none; "
+                "set eos_token_id in its generation_config.json"
+            )
+        try:
+            vocabulary = xgrammar.TokenizerInfo.from_huggingface(
+                self._tokenizer, vocab_size=self._vocab_size, stop_token_ids=self._eos_token_ids
+            )
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"guided decoding cannot read the tokenizer of this model: {error}"
+            ) from error
+        return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
+
+
+def _source(params: GuidedDecodingParams) -> tuple[str, str]:
+    """Which constraint it is, by field name, and its text."""
+    if params.json_schema is not None:
+        schema = params.json_schema
+        return "json", schema if isinstance(schema, str) else json.dumps(schema)
+    if params.choice is not None:
+        return "choice", _choice_grammar(params.choice)
+    if params.regex is not None:
+        return "regex", params.regex
+    if params.grammar is not None:
+        return "grammar", params.grammar
+    return "json_object", ""
+
+
+def _choice_grammar(choices: Sequence[str]) -> str:
+    """An EBNF grammar of exactly these texts; control characters and quotes escaped as in JSON."""
+    return "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
+
+
+def _compile(compiler: Any, kind: str, text: str) -> Any:
+    compilers: dict[str, Callable[[], Any]] = {
+        "json": lambda: compiler.compile_json_schema(text, strict_mode=False),
+        "choice": lambda: compiler.compile_grammar(text),
+        "regex": lambda: compiler.compile_regex(text),
+        "grammar": lambda: compiler.compile_grammar(text),
+        "json_object": compiler.compile_builtin_json_grammar,
+    }
+    try:
+        return compilers[kind]()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(f"guided_decoding.{kind} is not valid: {error}") from error
+
+
+def _xgrammar() -> ModuleType:
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise ConfigError(
+            f"guided_decoding needs xgrammar, which cannot be imported ({error}); "
+            "run: pip install mmdeploy_llm[guided]"
+        ) from error
+    module: ModuleType = xgrammar
+    return module

@@ -1,121 +1,166 @@
-"""Sampler: the next token of every request, from its logits and what it has generated so far."""
+"""Sampler: the next token of every request of a batch.
+
+logits [N, V] --> log-probabilities asked for (of the unchanged logits)
+              --> bias, grammar, min_tokens, bad words, n-grams, penalties   adjust.py
+              --> greedy: first of the largest                               largest.py
+                  else temperature, min_p, top_k, top_p, one uniform         draw.py
+              --> thinking cap: the forced token instead
+              --> the state takes the tokens
+
+A batch of greedy requests without rules costs one pass over the logits and no copy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.outputs import TokenLogprobs
 
-from .draw import Filters, draw
+from .adjust import adjust
+from .draw import draw, take_rows
 from .grammar import GrammarBackend
-from .logprobs import token_logprobs
-from .slot import Slot, SlotRequest
-from .transforms import shape_logits
-from .uniform import uniform
+from .largest import first_argmax
+from .logprobs import sampled_logprobs
+from .state import NO_LOGPROBS, SamplingState, SlotRequest
 
-NOT_FINITE = "the model's logits are not finite numbers: its weights or its input are broken"
-NOTHING_LEFT = "no token may be generated: bans, grammar and filters together leave none"
+NOT_FINITE = (
+    "the model gave logits that are not finite (NaN or infinity) for this request; its inputs or "
+    "the weights are out of range: check them, or try dtype='float32'"
+)
+NOTHING_ALLOWED = (
+    "no token is allowed next: guided_decoding, bad_words, min_tokens, no_repeat_ngram_size and "
+    "logit_bias together ban the whole vocabulary; loosen one of them"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleResult:
-    """By row: the token ids, their log-probabilities where asked for, and what failed.
+    """What came of N rows.
 
-    A row in `errors` has a token id without a meaning.
+    token_ids: [N], 0 where the row failed. logprobs: [N], None where none were asked for or the row
+    failed. errors: row -> why it has no token.
     """
 
     token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    errors: Mapping[int, str]
+    logprobs: tuple[TokenLogprobs | None, ...]
+    errors: Mapping[int, str] = field(default_factory=dict)
 
 
 class Sampler:
-    """Holds the state of the requests in the runner's slots; `sample` moves it on.
+    """Samples for up to `max_num_slots` requests. Owned and called by the runner only.
 
-    Rows never influence each other: a request gets the same tokens in any batch.
+    The token of a request depends on its own logits, params and tokens: neither the batch nor the
+    slot nor a preemption changes it.
     """
 
-    def __init__(self, grammars: GrammarBackend | None = None) -> None:
-        self._grammars = grammars
-        self._slots: dict[int, Slot] = {}
+    def __init__(
+        self,
+        *,
+        max_num_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        grammars: GrammarBackend | None = None,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._state = SamplingState(max_num_slots, vocab_size, grammars)
 
     def add(self, slot: int, request: SlotRequest) -> None:
-        """Takes a request in, with the tokens it generated before a preemption."""
-        guided, grammar = request.params.guided_decoding, None
-        if guided is not None:
-            if self._grammars is None:
-                raise ConfigError("guided_decoding needs guided_decoding_backend='auto'")
-            grammar = self._grammars.matcher(guided)
-        self._slots[slot] = Slot(request, grammar)
+        """Puts a request into a free slot. Raises RequestError when its grammar cannot be made."""
+        self._state.add(slot, request)
 
     def remove(self, slot: int) -> None:
-        """Forgets the request in `slot`."""
-        self._slots.pop(slot, None)
+        """Frees a slot; a free one stays free."""
+        self._state.remove(slot)
 
-    def sample(self, logits: Tensor, slots: NDArray[np.int64] | Sequence[int]) -> SampleResult:
-        """One token for each row of `logits` [N, V], for the requests in `slots` [N]."""
-        states = [self._slots[int(slot)] for slot in slots]
-        best, token_ids = logits.max(-1)  # NaN wins, so that it is seen
-        special = [row for row, state in enumerate(states) if not state.is_plain]
-        if special:
-            chosen, highest = _choose(logits, states, special)
-            token_ids[special] = chosen
-            best[special] = highest.to(best.dtype)
-        found = token_ids.tolist()
-        errors = {
-            row: NOTHING_LEFT if value == float("-inf") else NOT_FINITE
-            for row, value in enumerate(best.tolist())
-            if not abs(value) < float("inf")
-        }
-        logprobs = _logprobs(logits, token_ids, states)
-        for row, state in enumerate(states):
-            if row not in errors:
-                state.append(found[row])
-        return SampleResult(token_ids=found, logprobs=logprobs, errors=errors)
+    def sample(
+        self, logits: Tensor, slots: Sequence[int] | NDArray[np.int64] | Tensor
+    ) -> SampleResult:
+        """The next token of the request in each of `slots` [N], from logits [N, V] of any float
+        dtype, which stay as they are.
 
+        The state takes the tokens at the end, so that the next call samples the tokens after them;
+        that of a failed row stays as it was, and so does all of it when this raises.
+        """
+        index = np.asarray(slots, dtype=np.int64)
+        assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
+        forced = self._state.forced(index)
+        token_ids, is_finite, is_allowed = self._choose(logits, index, list(forced))
+        # The one transfer to the host.
+        chosen, finite, allowed = torch.stack([token_ids, is_finite, is_allowed]).tolist()
+        errors = {row: NOTHING_ALLOWED for row, is_ok in enumerate(allowed) if not is_ok}
+        errors |= {row: NOT_FINITE for row, is_ok in enumerate(finite) if not is_ok}
+        for row, token_id in forced.items():
+            chosen[row] = token_id
+        for row in errors:
+            chosen[row] = 0
+        logprobs = self._logprobs(logits, index, chosen, errors)
+        self._advance(index, chosen, errors)
+        return SampleResult(token_ids=chosen, logprobs=logprobs, errors=errors)
 
-def _choose(logits: Tensor, states: Sequence[Slot], rows: list[int]) -> tuple[Tensor, Tensor]:
-    """Token ids [R] of the rows that are not plain, and the largest logit each had left [R]."""
-    own = [states[row] for row in rows]
-    shaped = logits[rows].float()
-    shape_logits(shaped, own)
-    highest, token_ids = shaped.max(-1)
-    is_sound = highest.isfinite().tolist()
-    random = [i for i, s in enumerate(own) if not s.params.is_greedy and is_sound[i]]
-    if random:
-        token_ids[random] = draw(shaped[random], [_filters(own[i]) for i in random])
-    for place, state in enumerate(own):
-        forced = state.budget.forced if state.budget else None
-        if forced is not None:
-            token_ids[place] = forced
-    return token_ids, highest
+    def _choose(
+        self, logits: Tensor, index: NDArray[np.int64], forced: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids, whether the logits are finite, whether any token is allowed: [N] each."""
+        token_ids, peaks = first_argmax(logits)
+        is_finite = peaks.isfinite()
+        is_allowed = torch.ones_like(is_finite)
+        is_random = self._state.is_random[index]
+        is_adjusted = self._state.needs_transforms(index)
+        is_random[forced] = is_adjusted[forced] = False
+        rows = np.flatnonzero(is_adjusted)
+        if len(rows):
+            found, is_some = self._choose_adjusted(logits, index[rows], rows)
+            token_ids[rows], is_allowed[rows] = found, is_some
+        rows = np.flatnonzero(is_random & ~is_adjusted)
+        if len(rows):
+            params = self._state.draw_params(index[rows])
+            token_ids[rows] = draw(take_rows(logits, rows), params)
+        return token_ids, is_finite, is_allowed
 
+    def _choose_adjusted(
+        self, logits: Tensor, index: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> tuple[Tensor, Tensor]:
+        """Token ids of some rows, whose slots are `index`, and whether any token is allowed."""
+        work = logits[torch.from_numpy(rows).to(self._device)].float()
+        states = [self._state[slot] for slot in index.tolist()]
+        adjust(work, states, self._state.holds_stops(index))
+        token_ids, peaks = first_argmax(work)
+        random = np.flatnonzero(self._state.is_random[index])
+        if len(random):
+            params = self._state.draw_params(index[random])
+            token_ids[random] = draw(take_rows(work, random), params)
+        return token_ids, peaks > -torch.inf
 
-def _filters(slot: Slot) -> Filters:
-    params = slot.params
-    assert params.temperature is not None
-    assert params.seed is not None
-    return Filters(
-        temperature=params.temperature,
-        min_p=params.min_p or 0.0,
-        top_k=max(params.top_k or 0, 0),
-        top_p=1.0 if params.top_p is None else params.top_p,
-        number=uniform(params.seed, len(slot.output_ids)),
-    )
+    def _logprobs(
+        self,
+        logits: Tensor,
+        index: NDArray[np.int64],
+        chosen: Sequence[int],
+        errors: Mapping[int, str],
+    ) -> tuple[TokenLogprobs | None, ...]:
+        entries: list[TokenLogprobs | None] = [None] * len(index)
+        wanted = self._state.num_logprobs[index]
+        wanted[list(errors)] = NO_LOGPROBS
+        rows = np.flatnonzero(wanted != NO_LOGPROBS)
+        if len(rows):
+            ids = torch.tensor(chosen)[torch.from_numpy(rows)]
+            found = sampled_logprobs(take_rows(logits, rows), ids, wanted[rows])
+            for row, entry in zip(rows.tolist(), found, strict=True):
+                entries[row] = entry
+        return tuple(entries)
 
-
-def _logprobs(
-    logits: Tensor, token_ids: Tensor, states: Sequence[Slot]
-) -> list[TokenLogprobs | None]:
-    found: list[TokenLogprobs | None] = [None] * len(states)
-    for row, state in enumerate(states):
-        if state.params.logprobs is not None:
-            own = slice(row, row + 1)
-            (found[row],) = token_logprobs(logits[own], token_ids[own], state.params.logprobs)
-    return found
+    def _advance(
+        self, index: NDArray[np.int64], chosen: Sequence[int], errors: Mapping[int, str]
+    ) -> None:
+        if not errors:
+            self._state.append(index, chosen)
+            return
+        good = [row for row in range(len(index)) if row not in errors]
+        self._state.append(index[good], [chosen[row] for row in good])

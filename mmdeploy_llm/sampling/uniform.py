@@ -1,23 +1,27 @@
-"""Random numbers that depend on (seed, position) only: not on the batch, the slot or a
-preemption."""
+"""One random number for each (seed, position): a hash, not a stream, so that neither the batch nor
+a preemption can change it."""
 
 from __future__ import annotations
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+import numpy as np
+from numpy.typing import NDArray
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits, for the token at `position` of a request's output.
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Numbers in [0, 1), multiples of 2**-53, one for each pair; both arguments [N].
 
-    Two rounds of the splitmix64 finalizer (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-    Generators, 2014), one over the seed and one over the position.
+    splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): the
+    seed is mixed once, so that neighbouring seeds start far apart, and counted on from there.
     """
-    return (_mix(_mix(seed + _GOLDEN) + (position + 1) * _GOLDEN) >> 11) * 2.0**-53
+    states = _mix(seeds + GOLDEN) + (positions + np.uint64(1)) * GOLDEN
+    return (_mix(states) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(value: int) -> int:
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finaliser, a bijection of 64 bits; products wrap."""
+    values = (values ^ (values >> np.uint64(30))) * MULTIPLIERS[0]
+    values = (values ^ (values >> np.uint64(27))) * MULTIPLIERS[1]
+    return values ^ (values >> np.uint64(31))

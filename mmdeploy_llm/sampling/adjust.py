@@ -1,0 +1,91 @@
+"""The deterministic rules on logits: bias, bans and penalties, in place, on the rows that have any.
+
+Only the logits that a rule names are touched, through flat indices into [R, V]; a grammar, which
+speaks of every token, is the exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .grammar import GrammarMatcher, banned_mask
+from .state import HUGE, TINY, SlotState
+
+
+def adjust(logits: Tensor, states: Sequence[SlotState], holds_stops: NDArray[np.bool_]) -> None:
+    """Applies logit_bias, grammar, min_tokens, bad words, no_repeat_ngram_size, repetition,
+    presence and frequency penalty to contiguous float32 logits [R, V], in this order.
+
+    holds_stops: [R], whether the ids that would stop the request are banned.
+    """
+    _add_biases(logits, states)
+    _apply_grammars(logits, states)
+    _ban(logits, states, holds_stops)
+    _penalize(logits, states)
+
+
+def _add_biases(logits: Tensor, states: Sequence[SlotState]) -> None:
+    places = _flat([state.bias_ids for state in states], logits)
+    values = torch.from_numpy(np.concatenate([state.bias_values for state in states]))
+    logits.view(-1)[places] += values.to(logits.device)
+
+
+def _apply_grammars(logits: Tensor, states: Sequence[SlotState]) -> None:
+    matchers: dict[int, GrammarMatcher] = {}
+    for row, state in enumerate(states):
+        if state.grammar is not None and not state.is_thinking:
+            matchers[row] = state.grammar
+    if not matchers:
+        return
+    mask = banned_mask(list(matchers.values()), logits.shape[1], logits.device)
+    for place, row in enumerate(matchers):
+        logits[row].masked_fill_(mask[place], -torch.inf)
+
+
+def _ban(logits: Tensor, states: Sequence[SlotState], holds_stops: NDArray[np.bool_]) -> None:
+    vocab_size = logits.shape[1]
+    ids = []
+    for state, is_held in zip(states, holds_stops, strict=True):
+        now = np.fromiter(state.banned_now(), dtype=np.int64)
+        now = now[(now >= 0) & (now < vocab_size)]  # a placeholder id may lie outside
+        ids.append(np.concatenate([state.banned_ids, now, *([state.stop_ids] if is_held else [])]))
+    logits.view(-1)[_flat(ids, logits)] = -torch.inf
+
+
+def _penalize(logits: Tensor, states: Sequence[SlotState]) -> None:
+    """repetition_penalty on prompt and output: positive logits are divided, others multiplied
+    (Keskar et al., "CTRL", 2019, with transformers' rule of signs); then frequency_penalty times
+    the count in the output and presence_penalty once are taken off."""
+    chosen = [(row, state, state.counts) for row, state in enumerate(states)]
+    used = [(row, state.params, counts) for row, state, counts in chosen if counts is not None]
+    if not used:
+        return
+    sizes = [len(counts.ids) for _, _, counts in used]
+    rows = np.repeat([row for row, _, _ in used], sizes)
+    ids = np.concatenate([counts.ids for _, _, counts in used])
+    counts = np.concatenate([counts.counts for _, _, counts in used])
+    penalties = np.array(
+        [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for _, p, _ in used]
+    )
+    penalties[:, 0].clip(TINY, HUGE, out=penalties[:, 0])
+    repetition, frequency, presence = np.repeat(penalties, sizes, axis=0).astype(np.float32).T
+    places = _tensor(rows * logits.shape[1] + ids, logits)
+    factors, off = _tensor(repetition, logits), frequency * counts + presence * (counts > 0)
+    values = logits.view(-1)[places]
+    values = torch.where(values > 0, values / factors, values * factors)
+    logits.view(-1)[places] = values - _tensor(off, logits)
+
+
+def _flat(ids: Sequence[NDArray[np.int64]], logits: Tensor) -> Tensor:
+    """Per-row ids as indices into the flattened logits."""
+    rows = np.repeat(np.arange(len(ids)), [len(one) for one in ids])
+    return _tensor(rows * logits.shape[1] + np.concatenate(ids), logits)
+
+
+def _tensor(values: NDArray[np.generic], like: Tensor) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)

@@ -1,0 +1,224 @@
+"""What the sampler knows of each running request, in fixed slots: numbers in arrays over slots, the
+rest in one SlotState each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmdeploy_llm.params import SamplingParams
+
+from .draw import DrawParams
+from .grammar import GrammarBackend, GrammarMatcher
+from .trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
+from .uniform import uniforms
+
+NO_LOGPROBS = -2  # -1 asks for the whole vocabulary
+TINY, HUGE = 1e-30, 1e30  # of float32: what divides or multiplies a logit without a NaN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRequest:
+    """A request as the sampler sees it, when it starts and when it starts again after a preemption.
+
+    params: every field resolved. output_token_ids: generated before a preemption.
+    bad_words_token_ids: sequences never generated, those of params included. reasoning_end_ids:
+    forced at params.reasoning_max_tokens; () forces nothing.
+    """
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int] = ()
+    eos_token_ids: Collection[int] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    reasoning_end_ids: tuple[int, ...] = ()
+
+
+class SlotState:
+    """One request's own state. SamplingState is its only writer.
+
+    banned_ids: never generated. stop_ids: not before params.min_tokens. bias_ids, bias_values: of
+    logit_bias. Trackers are None where the request does not need them.
+    """
+
+    def __init__(
+        self, request: SlotRequest, vocab_size: int, grammar: GrammarMatcher | None
+    ) -> None:
+        self.params = params = request.params
+        sequences = request.bad_words_token_ids
+        self.banned_ids = _ids((ids[0] for ids in sequences if len(ids) == 1), vocab_size)
+        self.stop_ids = _ids((*request.eos_token_ids, *params.stop_token_ids), vocab_size)
+        self.bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
+        biases = np.array(list(params.logit_bias.values()), dtype=np.float64)
+        self.bias_values = biases.clip(-HUGE, HUGE).astype(np.float32)
+        self.grammar = grammar
+        self.thinking = _thinking(request)
+        self.counts = _counts(request, vocab_size)
+        self.ngrams = _ngrams(request)
+        self.bad_sequences = _bad_sequences(request)
+        for token_id in request.output_token_ids:
+            self.append(token_id)
+
+    @property
+    def has_transforms(self) -> bool:
+        """Whether logits are changed at every step, min_tokens apart."""
+        params = self.params
+        is_fixed = bool(len(self.banned_ids) or len(self.bias_ids))
+        is_tracked = (self.counts, self.ngrams, self.bad_sequences, self.grammar)
+        return (
+            is_fixed
+            or any(tracker is not None for tracker in is_tracked)
+            or bool(params.guided_decoding)
+        )
+
+    @property
+    def has_trackers(self) -> bool:
+        """Whether anything must be told the generated tokens."""
+        trackers = (self.counts, self.ngrams, self.bad_sequences, self.grammar, self.thinking)
+        return any(tracker is not None for tracker in trackers)
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the cap is on and the thinking has not ended."""
+        return self.thinking is not None and not self.thinking.is_closed
+
+    def append(self, token_id: int) -> None:
+        """Takes the next generated token. A grammar holds for what follows the thinking."""
+        if self.grammar is not None and not self.is_thinking:
+            self.grammar.accept(token_id)
+        for tracker in (self.counts, self.ngrams, self.bad_sequences, self.thinking):
+            if tracker is not None:
+                tracker.append(token_id)
+
+    def banned_now(self) -> Iterable[int]:
+        """Ids that would complete what must not be repeated or written."""
+        for tracker in (self.ngrams, self.bad_sequences):
+            if tracker is not None:
+                yield from tracker.banned()
+
+
+class SamplingState:
+    """All slots. The Sampler is its only writer.
+
+    Arrays over slots, [max_num_slots]; where a slot is free its values mean nothing.
+    """
+
+    def __init__(
+        self, max_num_slots: int, vocab_size: int, grammars: GrammarBackend | None = None
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._grammars = grammars
+        self._slots: list[SlotState | None] = [None] * max_num_slots
+        self.is_random = np.zeros(max_num_slots, dtype=bool)
+        self.num_logprobs = np.full(max_num_slots, NO_LOGPROBS)
+        self._temperature = np.ones(max_num_slots, dtype=np.float32)
+        self._top_k = np.zeros(max_num_slots, dtype=np.int64)
+        self._top_p = np.ones(max_num_slots)
+        self._min_p = np.zeros(max_num_slots)
+        self._seeds = np.zeros(max_num_slots, dtype=np.uint64)
+        self._num_outputs = np.zeros(max_num_slots, dtype=np.int64)
+        self._stops_from = np.zeros(max_num_slots, dtype=np.int64)  # outputs before a stop is free
+        self._has_transforms = np.zeros(max_num_slots, dtype=bool)
+        self._has_trackers = np.zeros(max_num_slots, dtype=bool)
+
+    def __getitem__(self, slot: int) -> SlotState:
+        state = self._slots[slot]
+        assert state is not None, f"slot {slot} is free"
+        return state
+
+    def add(self, slot: int, request: SlotRequest) -> None:
+        """Puts a request into a free slot. Raises RequestError and ConfigError for its grammar."""
+        assert self._slots[slot] is None, f"slot {slot} is in use"
+        params, guided = request.params, request.params.guided_decoding
+        grammar = None
+        if guided is not None:
+            assert self._grammars is not None, "refused at intake without a grammar backend"
+            grammar = self._grammars.matcher(guided)
+        state = SlotState(request, self.vocab_size, grammar)
+        self.is_random[slot] = not params.is_greedy
+        self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._temperature[slot] = min(max(_resolved(params.temperature), TINY), HUGE)
+        top_k = int(_resolved(params.top_k))
+        self._top_k[slot] = top_k if 0 < top_k < self.vocab_size else 0
+        self._top_p[slot] = _resolved(params.top_p)
+        self._min_p[slot] = _resolved(params.min_p)
+        self._seeds[slot] = int(_resolved(params.seed))
+        self._num_outputs[slot] = len(request.output_token_ids)
+        self._stops_from[slot] = params.min_tokens if len(state.stop_ids) else 0
+        self._has_transforms[slot] = state.has_transforms
+        self._has_trackers[slot] = state.has_trackers
+        self._slots[slot] = state
+
+    def remove(self, slot: int) -> None:
+        """Frees a slot; a free one stays free."""
+        self._slots[slot] = None
+
+    def append(self, slots: NDArray[np.int64], token_ids: Sequence[int]) -> None:
+        """Takes the next token of each of `slots`, all different."""
+        self._num_outputs[slots] += 1
+        for row in np.flatnonzero(self._has_trackers[slots]):
+            self[slots[row]].append(token_ids[row])
+
+    def holds_stops(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[N]: whether the next token must not stop the request yet."""
+        return self._num_outputs[slots] < self._stops_from[slots]
+
+    def needs_transforms(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[N]: whether the logits of the next token are changed before the choice."""
+        return self._has_transforms[slots] | self.holds_stops(slots)
+
+    def forced(self, slots: NDArray[np.int64]) -> dict[int, int]:
+        """Row -> next token, for the rows whose thinking is being ended."""
+        tracked = np.flatnonzero(self._has_trackers[slots])
+        caps = {int(row): self[slots[row]].thinking for row in tracked}
+        found = {row: cap.forced for row, cap in caps.items() if cap is not None}
+        return {row: token_id for row, token_id in found.items() if token_id is not None}
+
+    def draw_params(self, slots: NDArray[np.int64]) -> DrawParams:
+        """How to draw the next token of each of `slots`."""
+        return DrawParams(
+            temperature=self._temperature[slots],
+            top_k=self._top_k[slots],
+            top_p=self._top_p[slots],
+            min_p=self._min_p[slots],
+            uniforms=uniforms(self._seeds[slots], self._num_outputs[slots].astype(np.uint64)),
+        )
+
+
+def _resolved(value: float | None) -> float:
+    assert value is not None, "params are resolved at intake"
+    return value
+
+
+def _ids(ids: Iterable[int], vocab_size: int) -> NDArray[np.int64]:
+    """Those the model can generate, each once."""
+    return np.array(sorted({one for one in ids if 0 <= one < vocab_size}), dtype=np.int64)
+
+
+def _thinking(request: SlotRequest) -> ThinkingCap | None:
+    limit = request.params.reasoning_max_tokens
+    if limit is None or not request.reasoning_end_ids:
+        return None
+    return ThinkingCap(request.reasoning_end_ids, limit)
+
+
+def _counts(request: SlotRequest, vocab_size: int) -> TokenCounts | None:
+    params = request.params
+    is_repetition = _resolved(params.repetition_penalty) != 1
+    if not (is_repetition or params.presence_penalty or params.frequency_penalty):
+        return None
+    # The other penalties look at the output only.
+    return TokenCounts(request.prompt_token_ids if is_repetition else (), vocab_size)
+
+
+def _ngrams(request: SlotRequest) -> NGrams | None:
+    size = request.params.no_repeat_ngram_size
+    return NGrams(size, request.prompt_token_ids) if size else None
+
+
+def _bad_sequences(request: SlotRequest) -> BadSequences | None:
+    sequences = [ids for ids in request.bad_words_token_ids if len(ids) > 1]
+    return BadSequences(sequences, request.prompt_token_ids) if sequences else None

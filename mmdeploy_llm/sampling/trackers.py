@@ -1,0 +1,131 @@
+"""What must be remembered of a sequence to sample its next token: counts, n-grams, bad words, the
+thinking.
+
+Each is built from a prompt and told every token after it, so that a request that starts again after
+a preemption stands exactly where it stood.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TokenCounts:
+    """How often each token that occurs in one request was generated.
+
+    Lists of unique ids rather than a [slots, V] table: a request holds hundreds of different
+    tokens, and penalties then touch these instead of the vocabulary. Written by its SlotState only.
+    """
+
+    def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int) -> None:
+        prompt = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
+        prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
+        self._places = {token_id: place for place, token_id in enumerate(prompt.tolist())}
+        self._ids = prompt
+        self._counts = np.zeros(len(prompt), dtype=np.float32)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """The different tokens, in no special order."""
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> NDArray[np.float32]:
+        """How often each of `ids` was generated; 0 for those of the prompt only."""
+        return self._counts[: len(self._places)]
+
+    def append(self, token_id: int) -> None:
+        """Counts a generated token."""
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self._ids):
+            self._grow()
+        self._ids[place] = token_id
+        self._counts[place] += 1
+
+    def _grow(self) -> None:
+        extra = max(64, len(self._ids))
+        self._ids = np.concatenate([self._ids, np.zeros(extra, dtype=np.int64)])
+        self._counts = np.concatenate([self._counts, np.zeros(extra, dtype=np.float32)])
+
+
+class NGrams:
+    """Which tokens would complete an n-gram that prompt or output already hold. Written by its
+    SlotState only."""
+
+    def __init__(self, size: int, prompt_token_ids: Iterable[int]) -> None:
+        self._size = size
+        self._tail: deque[int] = deque(maxlen=size - 1)
+        self._next: dict[tuple[int, ...], set[int]] = {}
+        for token_id in prompt_token_ids:
+            self.append(token_id)
+
+    def append(self, token_id: int) -> None:
+        """Takes the next token of the sequence."""
+        if len(self._tail) == self._size - 1:
+            self._next.setdefault(tuple(self._tail), set()).add(token_id)
+        self._tail.append(token_id)
+
+    def banned(self) -> set[int]:
+        """Ids that would repeat an n-gram."""
+        if len(self._tail) < self._size - 1:
+            return set()
+        return self._next.get(tuple(self._tail), set())
+
+
+class BadSequences:
+    """Which tokens would complete a banned sequence of two tokens or more. Written by its
+    SlotState only."""
+
+    def __init__(
+        self, sequences: Sequence[tuple[int, ...]], prompt_token_ids: Sequence[int]
+    ) -> None:
+        self._sequences = tuple(sequences)
+        length = max(map(len, self._sequences)) - 1
+        self._tail = deque(prompt_token_ids[-length:], maxlen=length)
+
+    def append(self, token_id: int) -> None:
+        """Takes the next token of the sequence."""
+        self._tail.append(token_id)
+
+    def banned(self) -> set[int]:
+        """Last ids of the sequences whose other ids were just generated."""
+        tail = tuple(self._tail)
+        return {ids[-1] for ids in self._sequences if tail[1 - len(ids) :] == ids[:-1]}
+
+
+class ThinkingCap:
+    """Ends the thinking after `limit` tokens by forcing `end_ids`, one a step. Written by its
+    SlotState only.
+
+    The thinking starts with the first generated token and ends with the whole of `end_ids`,
+    generated or forced; a beginning of it that was generated right before the limit is completed.
+    """
+
+    def __init__(self, end_ids: Sequence[int], limit: int) -> None:
+        self._end_ids = tuple(end_ids)
+        self._limit = limit
+        self._num_tokens = 0
+        self._tail: deque[int] = deque(maxlen=len(end_ids))
+        self.is_closed = False
+
+    def append(self, token_id: int) -> None:
+        """Takes the next token of the output."""
+        if self.is_closed:
+            return
+        self._num_tokens += 1
+        self._tail.append(token_id)
+        self.is_closed = tuple(self._tail) == self._end_ids
+
+    @property
+    def forced(self) -> int | None:
+        """The next token, where it is not free."""
+        if self.is_closed or self._num_tokens < self._limit:
+            return None
+        tail = tuple(self._tail)
+        lengths = range(min(len(tail), len(self._end_ids) - 1), 0, -1)
+        done = next((n for n in lengths if tail[-n:] == self._end_ids[:n]), 0)
+        return self._end_ids[done]
