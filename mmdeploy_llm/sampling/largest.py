@@ -25,7 +25,7 @@ def first_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
         index = logits.argmax(dim=1)
         return index, logits.gather(1, index[:, None])[:, 0]
     whole = num_blocks * ARGMAX_WIDTH
-    maxima = logits[:, :whole].unflatten(1, (num_blocks, ARGMAX_WIDTH)).amax(dim=2)  # [R, B]
+    maxima = logits[:, :whole].view(-1, num_blocks, ARGMAX_WIDTH).amax(dim=2)  # [R, B]
     if whole < vocab_size:
         maxima = torch.cat([maxima, logits[:, whole:].amax(dim=1, keepdim=True)], dim=1)
     first = maxima.argmax(dim=1, keepdim=True) * ARGMAX_WIDTH
@@ -65,7 +65,7 @@ def _candidates(logits: Tensor, size: int, width: int) -> Tensor:
     num_rows, vocab_size = logits.shape
     num_blocks = vocab_size // width
     whole = num_blocks * width
-    blocks = logits[:, :whole].unflatten(1, (width, num_blocks)).amax(dim=1)  # [R, B]
+    blocks = logits[:, :whole].view(num_rows, width, num_blocks).amax(dim=1)  # [R, B]
     chosen = blocks.topk(size, dim=1, sorted=False).indices
     steps = torch.arange(0, whole, num_blocks, device=logits.device)  # [W]
     columns = (chosen[:, :, None] + steps).flatten(1)

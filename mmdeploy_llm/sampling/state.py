@@ -65,14 +65,9 @@ class SlotState:
     @property
     def has_transforms(self) -> bool:
         """Whether logits are changed at every step, min_tokens apart."""
-        params = self.params
-        is_fixed = bool(len(self.banned_ids) or len(self.bias_ids))
-        is_tracked = (self.counts, self.ngrams, self.bad_sequences, self.grammar)
-        return (
-            is_fixed
-            or any(tracker is not None for tracker in is_tracked)
-            or bool(params.guided_decoding)
-        )
+        trackers = (self.counts, self.ngrams, self.bad_sequences, self.grammar)
+        is_tracked = any(tracker is not None for tracker in trackers)
+        return is_tracked or len(self.banned_ids) > 0 or len(self.bias_ids) > 0
 
     @property
     def has_trackers(self) -> bool:
@@ -159,7 +154,7 @@ class SamplingState:
     def append(self, slots: NDArray[np.int64], token_ids: Sequence[int]) -> None:
         """Takes the next token of each of `slots`, all different."""
         self._num_outputs[slots] += 1
-        for row in np.flatnonzero(self._has_trackers[slots]):
+        for row in np.flatnonzero(self._has_trackers[slots]).tolist():
             self[slots[row]].append(token_ids[row])
 
     def holds_stops(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -172,8 +167,8 @@ class SamplingState:
 
     def forced(self, slots: NDArray[np.int64]) -> dict[int, int]:
         """Row -> next token, for the rows whose thinking is being ended."""
-        tracked = np.flatnonzero(self._has_trackers[slots])
-        caps = {int(row): self[slots[row]].thinking for row in tracked}
+        tracked = np.flatnonzero(self._has_trackers[slots]).tolist()
+        caps = {row: self[slots[row]].thinking for row in tracked}
         found = {row: cap.forced for row, cap in caps.items() if cap is not None}
         return {row: token_id for row, token_id in found.items() if token_id is not None}
 
