@@ -5,8 +5,10 @@ Imports are read from the syntax tree: lazy ones count, `TYPE_CHECKING` ones do 
 """
 
 import ast
+import io
 import subprocess
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,6 +58,15 @@ MEDIA_LIBRARIES = {"PIL", "av"}
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
 MAX_CORE_LINES = 8000
+NOT_CORE = {"testing", "batch", "terminal", "cli"}
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 MAX_IMPORT_SECONDS = 0.2
 
 
@@ -265,14 +276,30 @@ def too_long(root: Path) -> list[str]:
     return wrong
 
 
+def num_code_lines(source: Source) -> int:
+    """Lines with code: blank lines, comments and docstrings are free, so that nobody saves them."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings: set[int] = set()
+    for node in ast.walk(source.syntax):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            docstrings |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
+        if token.type not in NO_CODE:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings)
+
+
 def over_the_core_budget(root: Path) -> list[str]:
-    """The core, the kit for plugin authors not counted, stays below its lines."""
-    core = [source for source in sources(root, "mmdeploy_llm") if source.part != "testing"]
-    num_lines = sum(len(source.text.splitlines()) for source in core)
+    """The core stays below its lines of code; the program around it and the kit for plugin authors
+    are not counted."""
+    core = [source for source in sources(root, "mmdeploy_llm") if source.part not in NOT_CORE]
+    num_lines = sum(num_code_lines(source) for source in core)
     return (
         []
         if num_lines < MAX_CORE_LINES
-        else [f"{num_lines} lines, below {MAX_CORE_LINES} is allowed"]
+        else [f"{num_lines} lines of code, below {MAX_CORE_LINES} is allowed"]
     )
 
 
@@ -445,7 +472,7 @@ BAD = [  # rule, changed file, its text, what must be found
     (hidden_state, ONE, "from os import environ", "reads os.environ"),
     (too_long, ONE, "\n" * (MAX_FILE_LINES + 1), "501 lines, 500 are allowed"),
     (too_long, ONE, "async def f():\n" + " x\n" * MAX_FUNCTION_LINES, "f has 51 lines"),
-    (over_the_core_budget, RUNNER, "\n" * MAX_CORE_LINES, "lines, below 8000"),
+    (over_the_core_budget, RUNNER, "x = 1\n" * MAX_CORE_LINES, "lines of code, below 8000"),
     (unpacked_folders, "plugins/two/model.py", "", "mmdeploy_llm_plugins.two is not listed"),
     (unpacked_folders, "plugins/one", None, "package mmdeploy_llm_plugins.one has no folder"),
     (untested_hooks, "plugins/README.md", "# Plugins\nhook", "hook hook has no heading"),
