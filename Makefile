@@ -55,6 +55,7 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear .venv || { \
 		echo "venv failed; on Debian and Ubuntu it comes with: apt install python3-venv"; \
 		exit 1; }
-	$(BIN)/python -m pip install $(PIP_FLAGS) --upgrade pip "setuptools>=77"
-	$(BIN)/python -m pip install $(PIP_FLAGS) --editable ".[dev]"
+	@echo "Setting up .venv, once; the download of torch takes some minutes."
+	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --upgrade pip "setuptools>=77"
+	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable ".[dev]"
 	@touch $@
