@@ -448,3 +448,49 @@ def test_metrics_are_sound(text_llm):
     assert 0 < metrics.first_token_time <= metrics.model_forward_time <= metrics.model_execute_time
     assert metrics.time_in_queue >= 0
     assert metrics.preprocess_time > 0
+
+
+def test_the_kv_cache_is_logged(tiny_folder, caplog):
+    from mmdeploy_llm import LLM
+
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        LLM(model=str(tiny_folder("qwen2")), num_gpu_blocks_override=12, block_size=8).close()
+    assert "total_block_num:12, block size 8, 96 cacheable tokens" in caplog.text
+
+
+def test_a_context_the_kv_cache_cannot_hold(tiny_folder):
+    from mmdeploy_llm import LLM
+
+    with pytest.raises(ConfigError, match="max_model_len = 2048, but the KV cache holds"):
+        LLM(model=str(tiny_folder("qwen2")), max_model_len=2048, kv_cache_memory=200_000)
+    with LLM(model=str(tiny_folder("qwen2")), kv_cache_memory=200_000) as llm:
+        assert llm.runtime.max_model_len < 2048
+
+
+def test_dummy_weights_need_no_files(tiny_folder, tmp_path):
+    import shutil
+
+    from mmdeploy_llm import LLM
+
+    folder = tmp_path / "bare"
+    shutil.copytree(tiny_folder("ernie4_5_vl_moe"), folder)
+    (folder / "model.safetensors").unlink()
+    with LLM(model=str(folder), load_format="dummy") as llm:
+        assert llm.generate("a", GREEDY, use_tqdm=False)[0].is_ok
+
+
+def test_an_output_as_plain_data(text_llm):
+    import json
+
+    (output,) = text_llm.generate("a", GREEDY, use_tqdm=False)
+    data = output.to_dict()
+    assert json.loads(json.dumps(data))["outputs"]["token_ids"] == tokens(output)
+
+
+def test_reasoning_is_capped(vl_llm):
+    params = SamplingParams(temperature=0, max_tokens=20, reasoning_max_tokens=4, ignore_eos=True)
+    messages = [{"role": "user", "content": "fox"}]
+    (output,) = vl_llm.chat(messages, params, use_tqdm=False)
+    end = vl_llm._intake._end_ids
+    assert tokens(output)[4 : 4 + len(end)] == list(end)
+    assert output.outputs.text

@@ -1,0 +1,126 @@
+"""EngineConfig as asked, RuntimeConfig as run."""
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+
+from mmdeploy_llm.config import EngineConfig, HostFacts, ModelLimits, resolve
+from mmdeploy_llm.errors import ConfigError
+
+MODEL = ModelLimits(dtype="bfloat16", max_position_embeddings=4096, hidden_size=64)
+CPU = HostFacts(has_cuda=False, num_cpus=2)
+CUDA = HostFacts(has_cuda=True, num_cpus=16)
+
+
+def run(host=CPU, model=MODEL, **options):
+    return resolve(EngineConfig(model="m", **options), model, host)
+
+
+def test_cpu_defaults():
+    runtime = run()
+    assert (runtime.device, runtime.dtype) == ("cpu", "bfloat16")
+    assert runtime.kv_cache_dtype == "bfloat16"
+        "cpu",
+        "bfloat16",
+        "bfloat16",
+    )
+    assert (runtime.max_model_len, runtime.block_size, runtime.max_num_seqs) == (4096, 64, 32)
+    assert (runtime.num_intake_threads, runtime.num_threads) == (2, 2)
+    assert runtime.limit_mm_per_prompt == {"image": 1, "video": 1}
+    assert runtime.max_logprobs == 20
+
+
+def test_cuda_is_taken_where_it_is():
+    runtime = run(CUDA)
+    assert (runtime.device, runtime.max_num_seqs, runtime.max_num_batched_tokens) == (
+        "cuda",
+        256,
+        8192,
+    )
+    assert run(CUDA, device="cpu").device == "cpu"
+
+
+def test_cuda_without_cuda():
+    with pytest.raises(ConfigError, match="torch finds no CUDA device"):
+        run(device="cuda:1")
+
+
+def test_unknown_device():
+    with pytest.raises(ConfigError, match="use cpu, cuda or cuda:N"):
+        run(device="tpu")
+
+
+@pytest.mark.parametrize("spelling", ["bf16", "bfloat16", torch.bfloat16])
+def test_dtypes_in_all_spellings(spelling):
+    assert EngineConfig(model="m", dtype=spelling).dtype == "bfloat16"
+
+
+def test_float16_checkpoints_run_in_bfloat16_on_cpu():
+    half = ModelLimits(dtype="float16", max_position_embeddings=64, hidden_size=8)
+    assert run(model=half).dtype == "bfloat16"
+    assert run(model=half, dtype="float16").dtype == "float16"
+    assert run(CUDA, model=half).dtype == "float16"
+
+
+def test_a_context_over_the_models_own():
+    with pytest.raises(ConfigError, match="8192 is over the 4096 positions"):
+        run(max_model_len=8192)
+
+
+def test_a_step_must_have_a_token_for_everybody():
+    with pytest.raises(ConfigError, match="max_num_batched_tokens = 16 is below max_num_seqs = 32"):
+        run(max_num_batched_tokens=16)
+
+
+def test_without_chunks_a_step_holds_a_whole_prompt():
+    assert run(enable_chunked_prefill=False).max_num_batched_tokens == 4096
+
+
+def test_media_limits_keep_the_other_kinds_default():
+    assert run(limit_mm_per_prompt={"image": 5}).limit_mm_per_prompt == {"image": 5, "video": 1}
+    with pytest.raises(ConfigError, match="'image' must be 0 or more"):
+        run(limit_mm_per_prompt={"image": -1})
+
+
+def test_encoder_cache_is_bounded_in_bytes():
+    assert run(encoder_cache_memory=64 * 2 * 10).encoder_cache_tokens == 10
+    assert run(encoder_cache_memory=64 * 4 * 10, dtype="float32").encoder_cache_tokens == 10
+
+
+def test_logprobs_can_be_switched_off():
+    assert run(enable_logprob=False).max_logprobs == 0
+
+
+def test_more_than_one_device_is_refused():
+    with pytest.raises(ConfigError, match="only 1 is supported"):
+        EngineConfig(model="m", tensor_parallel_size=2)
+
+
+def test_remote_code_cannot_be_switched_on():
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        EngineConfig(model="m", trust_remote_code=True)
+
+
+def test_plugins_from_a_comma_separated_text():
+    config = EngineConfig(model="m", plugins="ernie, image", blocked_plugins=["qwen"])
+    assert (config.plugins, config.blocked_plugins) == (("ernie", "image"), ("qwen",))
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(ConfigError, match="did you mean 'block_size'"):
+        EngineConfig.from_options("m", {"blok_size": 3})
+
+
+def test_serving_options_warn():
+    with pytest.warns(UserWarning, match="without a meaning offline: engine_worker_queue_port"):
+        config = EngineConfig.from_options("m", {"engine_worker_queue_port": 8, "seed": 3})
+    assert config.seed == 3
+
+
+def test_neither_config_can_be_changed():
+    config = EngineConfig(model="m")
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3
+    with pytest.raises(FrozenInstanceError):
+        run().seed = 3
