@@ -1,25 +1,26 @@
-"""The random choice of a token: min-p, top-k and top-p without sorting the vocabulary.
+"""The random choice of a token: min-p, top-k and top-p, mostly without sorting the vocabulary.
 
 For one row, with z = (logit - largest logit) / temperature:
 
     min_p   keeps z >= log(min_p), that is p >= largest p * min_p
     top_k   keeps z >= the k-th largest z
-    top_p   keeps z >= the z at which the mass of larger ones first reaches top_p of the kept mass
+    top_p   keeps z >= the z at which the mass of larger ones first reaches top_p of what is left
 
-Every rule keeps all values above a cut, so that equal logits are kept or dropped together and no
-result depends on the order in which a sort leaves them.
+Every rule keeps all values from a cut upwards, so that equal logits are kept or dropped together
+and no result depends on the order in which a sort leaves them. One uniform then picks a token by
+inverse CDF, in vocabulary order.
 
-Rows are first tried on their 64 largest logits; a row that may keep more goes on to a longer
-prefix, in the end to the whole vocabulary. The ladder of a row depends on that row alone, softmax
-works row by row, and masses are whole multiples of 2**-50, whose sums are exact in any order: the
-same row gives the same token in every batch.
+A row is first tried on its 64 largest logits and falls back to the whole vocabulary when a rule may
+keep more. Which way a row goes depends on that row alone, softmax works row by row, and masses are
+whole multiples of 2**-50, whose sums are exact in any order: the same row gives the same token in
+every batch.
 
 Shapes: R rows, V vocabulary, K prefix, B blocks, W width of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +31,9 @@ from torch import Tensor
 from .largest import largest
 
 UNITS = 2.0**50  # of probability; sums stay below 2**53, where float64 is exact
-PREFIX_SIZES = (64, 1024, 16384)
-OPEN_CHUNK = 4  # rows drawn at once from the whole vocabulary: bounds float64 temporaries
-OPEN_WIDTH = 64
+PREFIX_SIZE = 64
+CHUNK = 4  # rows whose whole vocabulary is looked at together: temporaries stay in the cache
+WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,109 +61,121 @@ class DrawParams:
 
 
 def draw(logits: Tensor, params: DrawParams) -> Tensor:
-    """A token id for each row of [R, V]; [R] int64. Rows that hold NaN give any id."""
-    tokens = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
-    is_open = (params.top_k == 0) & (params.top_p >= 1) & (params.min_p == 0)
-    for first in range(0, int(is_open.sum()), OPEN_CHUNK):
-        rows = np.flatnonzero(is_open)[first : first + OPEN_CHUNK]
-        tokens[rows] = _draw_open(take_rows(logits, rows), params.take(rows))
-    needs_rest = (params.top_k == 0) & (params.min_p == 0) & ~is_open
-    for group, is_whole in ((needs_rest, True), (~needs_rest & ~is_open, False)):
-        _climb(logits, params, np.flatnonzero(group), tokens, is_whole)
+    """A token id for each row of [R, V] floats; [R] int64. Rows that hold NaN give any id."""
+    num_rows, vocab_size = logits.shape
+    tokens = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
+    is_mixed = (params.top_k == 0) & (params.min_p == 0)  # before top_p nothing is dropped
+    # The k-th value and one below it must be in the prefix.
+    is_wide = (params.top_k >= PREFIX_SIZE) | (is_mixed & (params.top_p >= 1))
+    is_wide |= vocab_size <= PREFIX_SIZE
+    wide = [np.flatnonzero(is_wide)]
+    for group, is_top_p_alone in ((is_mixed, True), (~is_mixed, False)):
+        rows = np.flatnonzero(group & ~is_wide)
+        if len(rows):
+            found, is_closed = _draw_from_prefix(
+                take_rows(logits, rows), params.take(rows), is_top_p_alone
+            )
+            tokens[rows] = found
+            wide.append(rows[~is_closed.cpu().numpy()])
+    for rows in _chunks(np.concatenate(wide)):
+        tokens[rows] = _draw_from_all(take_rows(logits, rows), params.take(rows))
     return tokens
 
 
 def take_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """Some rows of [R, V]; without a copy when it is all of them, in order."""
+    """Some rows, rising, of [R, V]; without a copy when it is all of them."""
     if len(rows) == logits.shape[0]:
         return logits
     return logits[torch.from_numpy(rows).to(logits.device)]
 
 
-def _climb(
-    logits: Tensor,
-    params: DrawParams,
-    rows: NDArray[np.int64],
-    tokens: Tensor,
-    needs_rest: bool,
-) -> None:
-    """Draws for `rows` into `tokens`, on prefixes that grow until each row's is long enough."""
-    sizes = prefix_sizes(logits.shape[1])
-    # The k-th value and at least one below it must be in the prefix.
-    stages = np.searchsorted(np.array(sizes), np.minimum(params.top_k + 1, sizes[-1]))
-    for stage, size in enumerate(sizes):
-        now = rows[stages[rows] <= stage]
-        if not len(now):
-            continue
-        found, is_closed = _draw_from_prefix(
-            take_rows(logits, now), params.take(now), size, needs_rest
-        )
-        tokens[now] = found
-        open_rows = now[~is_closed.cpu().numpy()]
-        rows = np.concatenate([open_rows, rows[stages[rows] > stage]])
-
-
-def prefix_sizes(vocab_size: int) -> Sequence[int]:
-    """The lengths to try, the whole vocabulary last."""
-    return *(size for size in PREFIX_SIZES if size < vocab_size), vocab_size
+def _chunks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    rows = np.sort(rows)
+    for first in range(0, len(rows), CHUNK):
+        yield rows[first : first + CHUNK]
 
 
 def _draw_from_prefix(
-    logits: Tensor, params: DrawParams, size: int, needs_rest: bool
+    logits: Tensor, params: DrawParams, is_top_p_alone: bool
 ) -> tuple[Tensor, Tensor]:
-    """Token ids [R], and whether the prefix held everything that a rule may keep [R] bool.
+    """Token ids [R], and whether the prefix held all that the rules keep [R] bool.
 
-    needs_rest: only top_p is on, whose mass is measured against the whole vocabulary; otherwise an
-    earlier rule has dropped all that is outside the prefix.
+    is_top_p_alone: top_p speaks of the mass of the whole vocabulary; otherwise of what an earlier
+    rule left, all of it in the prefix.
     """
-    values, ids = largest(logits, size)  # [R, K]
-    temperature = _column(params.temperature, logits)
-    z = (values.float() - values[:, :1].float()) / temperature
-    kept = _kept_before_top_p(z, params)
-    if needs_rest:
-        whole = (logits.float() - values[:, :1].float()).div_(temperature).softmax(dim=1)
-        weights = (whole.gather(1, ids) * UNITS).floor().double()
+    values, ids = largest(logits, PREFIX_SIZE)  # [R, K]
+    z = (values.float() - values[:, :1].float()) / _column(params.temperature, values)
+    if is_top_p_alone:
+        kept = z > -torch.inf
+        weights = _weights(_prefix_probs(logits, values, ids, params))
         total = torch.full_like(weights[:, :1], UNITS)
+        kept &= _kept_by_top_p(z, weights, total, params)
+        is_closed = ~kept[:, -1]
     else:
-        weights = (z.softmax(dim=1) * UNITS).floor().double().masked_fill(~kept, 0.0)
-        total = weights.sum(dim=1, keepdim=True)
+        kept = _kept_before_top_p(z, params)
         is_closed = ~kept[:, -1]
-    kept &= _kept_by_top_p(z, weights, total, params)
-    if needs_rest:
-        is_closed = ~kept[:, -1]
-    if size == logits.shape[1]:
-        is_closed = torch.ones_like(is_closed)
-    return _pick(ids, weights.masked_fill(~kept, 0.0), params), is_closed
+        weights = _weights(z.softmax(dim=1)).masked_fill_(~kept, 0.0)
+        kept &= _kept_by_top_p(z, weights, weights.sum(dim=1, keepdim=True), params)
+    ids, order = ids.sort(dim=1)
+    place = _invert(weights.masked_fill_(~kept, 0.0).gather(1, order), params.uniforms)
+    return ids.gather(1, place)[:, 0], is_closed
+
+
+def _prefix_probs(logits: Tensor, values: Tensor, ids: Tensor, params: DrawParams) -> Tensor:
+    """Probabilities within the whole vocabulary of the tokens `ids` [R, K], as float32."""
+    probs = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
+    temperature = _column(params.temperature, logits)
+    for first in range(0, len(logits), CHUNK):
+        part = slice(first, first + CHUNK)
+        z = logits[part].float() - values[part, :1].float()
+        probs[part] = z.div_(temperature[part]).softmax(dim=1).gather(1, ids[part])
+    return probs
+
+
+def _draw_from_all(logits: Tensor, params: DrawParams) -> Tensor:
+    """Token ids [R], by any rules, with the sorted values of the whole vocabulary if need be."""
+    peaks = logits.amax(dim=1, keepdim=True).float()
+    z = (logits.float() - peaks).div_(_column(params.temperature, logits))
+    if (params.top_k > 0).any() or (params.top_p < 1).any() or (params.min_p > 0).any():
+        falling = _falling(z)
+        kept = _kept_before_top_p(falling, params)
+        weights = _weights(falling.softmax(dim=1)).masked_fill_(~kept, 0.0)
+        kept &= _kept_by_top_p(falling, weights, weights.sum(dim=1, keepdim=True), params)
+        last = (kept.sum(dim=1, keepdim=True) - 1).clamp_(min=0)
+        z = z.masked_fill_(z < falling.gather(1, last), -torch.inf)
+    return _invert_by_blocks(_weights(z.softmax(dim=1)), params.uniforms)
+
+
+def _falling(z: Tensor) -> Tensor:
+    """Each row sorted, largest first. On the host by numpy, whose sort is vectorised."""
+    if z.device.type != "cpu":
+        return z.sort(dim=1, descending=True).values
+    return torch.from_numpy(np.sort(z.numpy(), axis=1)).flip(1)
 
 
 def _kept_before_top_p(z: Tensor, params: DrawParams) -> Tensor:
-    """[R, K] bool: what min_p and top_k leave of the falling values z [R, K]; never a banned
-    token."""
+    """[R, K] bool: what min_p and top_k leave of falling values z [R, K]; never a banned token."""
     with np.errstate(divide="ignore"):
-        cut = _column(np.log(params.min_p).astype(np.float32), z)  # -inf when off
-    kept = (z > -torch.inf) & (z >= cut)
+        least = np.log(params.min_p).astype(np.float32)  # -inf when off
     size = z.shape[1]
-    top_k = np.where(params.top_k == 0, size, np.minimum(params.top_k, size))
-    last = _column(top_k - 1, z)
-    kept &= z >= z.gather(1, last)
+    last = np.where(params.top_k == 0, size, np.minimum(params.top_k, size)) - 1
+    kept = (z > -torch.inf) & (z >= _column(least, z))
+    kept &= z >= z.gather(1, _column(last, z))
     return kept
 
 
 def _kept_by_top_p(z: Tensor, weights: Tensor, total: Tensor, params: DrawParams) -> Tensor:
-    """[R, K] bool: the shortest prefix with top_p of the mass `total`, and what ties with its
-    end."""
+    """[R, K] bool: the shortest prefix with top_p of the mass `total` [R, 1], and what ties with
+    its end."""
     before = weights.cumsum(dim=1) - weights  # mass of what comes first; exact
-    wanted = _column(params.top_p, weights) * total
-    is_off = _column(params.top_p >= 1, weights)
-    count = (before < wanted).sum(dim=1, keepdim=True)
+    count = (before < _column(params.top_p, weights) * total).sum(dim=1, keepdim=True)
     cut = z.gather(1, (count - 1).clamp_(min=0))
-    return (z >= cut) | is_off
+    return (z >= cut) | _column(params.top_p >= 1, z)
 
 
-def _pick(ids: Tensor, weights: Tensor, params: DrawParams) -> Tensor:
-    """Inverse CDF in vocabulary order over weighted candidates, both [R, K]."""
-    ids, order = ids.sort(dim=1)
-    return ids.gather(1, _invert(weights.gather(1, order), params.uniforms))[:, 0]
+def _weights(probs: Tensor) -> Tensor:
+    """Probabilities in whole units, float64."""
+    return (probs * UNITS).floor_().double()
 
 
 def _invert(weights: Tensor, uniforms: NDArray[np.float64]) -> Tensor:
@@ -172,26 +185,18 @@ def _invert(weights: Tensor, uniforms: NDArray[np.float64]) -> Tensor:
     return torch.searchsorted(sums, target, right=True).clamp_(max=weights.shape[1] - 1)
 
 
-def _draw_open(logits: Tensor, params: DrawParams) -> Tensor:
-    """Token ids [R] with no rule on: inverse CDF over the whole vocabulary, first by blocks."""
-    num_rows, vocab_size = logits.shape
-    peaks = logits.amax(dim=1, keepdim=True).float()
-    z = (logits.float() - peaks).div_(_column(params.temperature, logits))
-    weights = z.softmax(dim=1).mul_(UNITS).floor_()
-    num_blocks = -(-vocab_size // OPEN_WIDTH)
-    padded = torch.zeros(
-        num_rows, num_blocks * OPEN_WIDTH, dtype=torch.float64, device=logits.device
-    )
-    padded[:, :vocab_size] = weights
-    blocks = padded.unflatten(1, (num_blocks, OPEN_WIDTH))  # [R, B, W]
-    sums = blocks.sum(dim=2).cumsum(dim=1)  # [R, B]
-    target = (_column(params.uniforms, logits) * sums[:, -1:]).floor()
-    block = torch.searchsorted(sums, target, right=True).clamp_(max=num_blocks - 1)
-    columns = block * OPEN_WIDTH + torch.arange(OPEN_WIDTH, device=logits.device)
-    inner = padded.gather(1, columns)
+def _invert_by_blocks(weights: Tensor, uniforms: NDArray[np.float64]) -> Tensor:
+    """[R]: as `_invert`, first among sums of blocks [R, B], then in one block."""
+    num_rows, vocab_size = weights.shape
+    weights = torch.nn.functional.pad(weights, (0, -vocab_size % WIDTH))
+    sums = weights.view(num_rows, -1, WIDTH).sum(dim=2).cumsum(dim=1)
+    target = (_column(uniforms, weights) * sums[:, -1:]).floor()
+    block = torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
+    columns = block * WIDTH + torch.arange(WIDTH, device=weights.device)  # [R, W]
+    inner = weights.gather(1, columns)
     start = sums.gather(1, block) - inner.sum(dim=1, keepdim=True)
     place = torch.searchsorted(start + inner.cumsum(dim=1), target, right=True)
-    return columns.gather(1, place.clamp_(max=OPEN_WIDTH - 1))[:, 0].clamp_(max=vocab_size - 1)
+    return (block[:, 0] * WIDTH + place[:, 0]).clamp_(max=vocab_size - 1)
 
 
 def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:

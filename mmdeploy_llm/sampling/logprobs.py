@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ from mmdeploy_llm.outputs import Logprob, TokenLogprobs
 
 from .largest import largest
 
-CHUNK = 32  # rows in float32 at once
+CHUNK = 8  # rows in float32 at once: temporaries stay small
 
 
 def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> tuple[TokenLogprobs, ...]:
     """For each row of [T, V] the entry of the token that follows, [T] on any device.
 
     The token comes first with its own rank, then the `k` most probable by rank; -1: all. Equal
-    logits are ranked by token id.
+    logits are ranked by token id. Rows do not influence each other.
     """
     ids = next_token_ids.to(logits.device)
     entries: list[TokenLogprobs] = []
@@ -32,27 +32,25 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> tuple[Tok
 
 def sampled_logprobs(
     logits: Tensor, token_ids: Tensor, num_logprobs: NDArray[np.int64]
-) -> Iterable[TokenLogprobs]:
+) -> tuple[TokenLogprobs, ...]:
     """As `prompt_logprobs`, with a number of candidates [T] of its own for each row."""
     entries: dict[int, TokenLogprobs] = {}
     for k in np.unique(num_logprobs).tolist():
-        rows = torch.from_numpy(np.flatnonzero(num_logprobs == k)).to(logits.device)
-        found = prompt_logprobs(logits[rows], token_ids.to(logits.device)[rows], k)
-        entries.update(zip(rows.tolist(), found, strict=True))
-    return [entries[row] for row in range(len(logits))]
+        rows = torch.from_numpy(np.flatnonzero(num_logprobs == k))
+        is_all = len(rows) == len(logits)
+        part = logits if is_all else logits[rows.to(logits.device)]
+        entries.update(zip(rows.tolist(), prompt_logprobs(part, token_ids[rows], k), strict=True))
+    return tuple(entries[row] for row in range(len(logits)))
 
 
 def _entries(logits: Tensor, token_ids: Tensor, k: int) -> Iterator[TokenLogprobs]:
     logprobs = logits.log_softmax(dim=1)
-    k = logits.shape[1] if k < 0 else min(k, logits.shape[1])
+    best = _best(logits, logits.shape[1] if k < 0 else min(k, logits.shape[1]))
     column = token_ids[:, None]
-    own = logits.gather(1, column)
-    is_earlier = torch.arange(logits.shape[1], device=logits.device) < column
-    ranks = 1 + (logits > own).sum(dim=1) + ((logits == own) & is_earlier).sum(dim=1)
-    best = _best(logits, k)
     values = logprobs.gather(1, torch.cat([column, best], dim=1)).tolist()
+    ranks = _ranks(logits, column).tolist()
     for token_id, rank, ids, row in zip(
-        token_ids.tolist(), ranks.tolist(), best.tolist(), values, strict=True
+        token_ids.tolist(), ranks, best.tolist(), values, strict=True
     ):
         entry = {token_id: Logprob(logprob=row[0], rank=rank)}
         for place, (candidate, value) in enumerate(zip(ids, row[1:], strict=True), start=1):
@@ -60,18 +58,26 @@ def _entries(logits: Tensor, token_ids: Tensor, k: int) -> Iterator[TokenLogprob
         yield entry
 
 
+def _ranks(logits: Tensor, column: Tensor) -> Tensor:
+    """[T]: 1 + how many are larger, or as large with a lower id, than the token of `column`."""
+    own = logits.gather(1, column)
+    num_larger = (logits > own).count_nonzero(dim=1)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return 1 + num_larger + ((logits == own) & (ids < column)).count_nonzero(dim=1)
+
+
 def _best(logits: Tensor, k: int) -> Tensor:
-    """The k largest of each row, [T, k], equal ones by rising id."""
+    """Ids of the k largest of each row, [T, k], equal ones by rising id."""
     num_rows, vocab_size = logits.shape
     if k == 0:
         return torch.empty(num_rows, 0, dtype=torch.int64, device=logits.device)
     if k == vocab_size:
         return logits.sort(dim=1, descending=True, stable=True).indices
-    values, _ = largest(logits, k)
-    # Which of the ids that tie at the end were named is open: look them all up.
-    rows, ids = (logits >= values[:, -1:]).nonzero(as_tuple=True)
-    order = logits[rows, ids].sort(descending=True, stable=True).indices
-    order = order[rows[order].sort(stable=True).indices]
-    starts = torch.searchsorted(rows, torch.arange(num_rows, device=logits.device))
-    picked = starts[:, None] + torch.arange(k, device=logits.device)
-    return ids[order][picked]
+    values, ids = largest(logits, k + 1)
+    is_cut_through_ties = values[:, -1] == values[:, -2]  # which ids were named is then open
+    ids, order = ids[:, :k].sort(dim=1)
+    order = values.gather(1, order).sort(dim=1, descending=True, stable=True).indices
+    ids = ids.gather(1, order)
+    for row in is_cut_through_ties.nonzero()[:, 0].tolist():
+        ids[row] = logits[row].sort(descending=True, stable=True).indices[:k]
+    return ids

@@ -68,7 +68,7 @@ class Sampler:
         grammars: GrammarBackend | None = None,
     ) -> None:
         self._vocab_size = vocab_size
-        self._device = device
+        self._work = torch.empty(0, vocab_size, device=device)
         self._state = SamplingState(max_num_slots, vocab_size, grammars)
 
     def add(self, slot: int, request: SlotRequest) -> None:
@@ -128,7 +128,8 @@ class Sampler:
         self, logits: Tensor, index: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:
         """Token ids of some rows, whose slots are `index`, and whether any token is allowed."""
-        work = logits[torch.from_numpy(rows).to(self._device)].float()
+        work = self._work_rows(len(rows))
+        work.copy_(take_rows(logits, rows))
         states = [self._state[slot] for slot in index.tolist()]
         adjust(work, states, self._state.holds_stops(index))
         token_ids, peaks = first_argmax(work)
@@ -137,6 +138,13 @@ class Sampler:
             params = self._state.draw_params(index[random])
             token_ids[random] = draw(take_rows(work, random), params)
         return token_ids, peaks > -torch.inf
+
+    def _work_rows(self, num_rows: int) -> Tensor:
+        """Float32 rows to change, kept between steps: fresh memory costs more than the rules."""
+        if len(self._work) < num_rows:
+            num_rows_now = max(num_rows, 2 * len(self._work))
+            self._work = self._work.new_empty(num_rows_now, self._vocab_size)
+        return self._work[:num_rows]
 
     def _logprobs(
         self,
