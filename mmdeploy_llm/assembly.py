@@ -116,12 +116,15 @@ def _read(config: EngineConfig) -> _Parts:
     grammars = None
     if config.guided_decoding_backend != "off":
         grammars = GrammarBackend(tokenizer.raw, vocab_size, eos_token_ids)
+    spec = plugins.model_for(checkpoint.config.architectures or ())
     name = config.reasoning_parser
+    if name == "auto":
+        name = spec.reasoning
     return _Parts(
         config=config,
         plugins=plugins,
         checkpoint=checkpoint,
-        spec=plugins.model_for(checkpoint.config.architectures or ()),
+        spec=spec,
         parser=plugins.reasoning_parser(name) if name else None,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids,

@@ -37,7 +37,6 @@ PLUGINS_VARIABLE = "MMDEPLOY_LLM_PLUGINS"
 BLOCKED_VARIABLE = "MMDEPLOY_LLM_BLOCKED_PLUGINS"
 OUR_DISTRIBUTION = "mmdeploy-llm"
 SOME_FAILED, USAGE, INTERRUPTED = 1, 2, 130
-AUTO = "auto"
 CHAT_IMAGES = 16  # pictures in one conversation, unless --engine says otherwise
 
 # "\b" keeps the lines below it as they are.
@@ -385,19 +384,8 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
     """The model, closed in the end."""
     from .llm import LLM
 
-    asked = {**options, **plugin_names()}
-    if asked.get("reasoning_parser") == AUTO:
-        asked["reasoning_parser"] = own_parser(model, asked)
-    with LLM(model=model, **asked) as llm:
+    with LLM(model=model, **options, **plugin_names()) as llm:
         yield llm
-
-
-def own_parser(model: str, options: Mapping[str, Any]) -> str | None:
-    """The name of the reasoning parser that the model's plugin recommends, None without one."""
-    from .intake.checkpoint import read_checkpoint, resolve_model
-
-    checkpoint = read_checkpoint(resolve_model(model, options.get("revision")))
-    return load_plugins().model_for(checkpoint.config.architectures or ()).reasoning
 
 
 def plugin_names() -> dict[str, Any]:

@@ -143,7 +143,7 @@ class EngineConfig(FrozenParams):
     max_media_bytes: int = Field(default=256 * 2**20, ge=1, description="of one encoded media item")
     max_image_pixels: int = Field(default=178_956_970, ge=1, description="of one image")
     reasoning_parser: str | None = Field(
-        default=None, description="name of the parser that splits off reasoning"
+        default=None, description="parser that splits off reasoning; auto: the model's own"
     )
     chat_template: str | None = Field(
         default=None, description="a Jinja template, or a file with one"

@@ -85,7 +85,6 @@ def made(monkeypatch):
     module = types.ModuleType("mmdeploy_llm.llm")
     module.LLM = lambda model, **options: FakeLLM(llms, model, **options)
     monkeypatch.setitem(sys.modules, "mmdeploy_llm.llm", module)
-    monkeypatch.setattr(cli, "own_parser", lambda model, options: f"parser-of-{model}")
     return llms
 
 
@@ -165,7 +164,7 @@ class TestCaption:
 
     @pytest.mark.parametrize(
         ("choice", "option"),
-        [("auto", {"reasoning_parser": "parser-of-shapes-vl"}), ("none", {})],
+        [("auto", {"reasoning_parser": "auto"}), ("none", {})],
     )
     def test_the_reasoning_parser_is_the_models_own_unless_asked(
         self, run, made, pictures, choice, option

@@ -21,10 +21,6 @@ def test_cpu_defaults():
     runtime = run()
     assert (runtime.device, runtime.dtype) == ("cpu", "bfloat16")
     assert runtime.kv_cache_dtype == "bfloat16"
-        "cpu",
-        "bfloat16",
-        "bfloat16",
-    )
     assert (runtime.max_model_len, runtime.block_size, runtime.max_num_seqs) == (4096, 64, 32)
     assert (runtime.num_intake_threads, runtime.num_threads) == (2, 2)
     assert runtime.limit_mm_per_prompt == {"image": 1, "video": 1}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import questions as asking
 from PIL import Image
-from scenes import COLOURS, KINDS, MAX_SHAPES, SIZES, Scene, draw_scene
+from scenes import COLOURS, KINDS, SIZES, Scene, draw_scene
 from tokenizers import Tokenizer
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import smart_resize
 
@@ -30,8 +30,6 @@ IGNORE = -100
 SHORT_ANSWER_WEIGHT = 2.0
 # What can be said of one image token, see cell_targets.
 CELL_CLASSES = (tuple(COLOURS), KINDS, SIZES)
-# One shape for so many scenes, then up to two for as many, and so on.
-EASY_SCENES = 3000
 
 OPEN, CLOSE = "<|IMAGE_START|>", "<|IMAGE_END|>"
 THINK_ON, THINK_OFF = "\nAssistant: <think>", "\nAssistant: <think></think>"
@@ -99,14 +97,11 @@ def cell_targets(scene: Scene, grid: tuple[int, int, int]) -> np.ndarray:
 class RowMaker:
     """Draws scenes, asks about them and writes rows; one generator of random numbers drives all."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, rng: np.random.Generator, first_scene: int = 0
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, rng: np.random.Generator) -> None:
         self.tokenizer = tokenizer
         self.rng = rng
         self.image_id = tokenizer.token_to_id("<|IMAGE_PLACEHOLDER|>")
         self.eos_id = tokenizer.token_to_id("</s>")
-        self.num_scenes = first_scene
         self._cache: dict[str, list[int]] = {}
 
     def make(self) -> Row:
@@ -123,7 +118,7 @@ class RowMaker:
     def one_image(self) -> Row:
         """The usual form: an image, then a caption, plain questions, and answers with thinking."""
         row, rng = Row(), self.rng
-        image, scene = self._scene()
+        image, scene = draw_scene(rng)
         start = self._text(row, self._opening() + "User: Picture 1:", 0)
         start = self._image(row, image, scene, start)
         self._branch(row, start, asking.ask_caption(rng, scene), think=False)
@@ -138,7 +133,7 @@ class RowMaker:
     def text_first(self) -> Row:
         """The question before the image: the image is read with the question in mind."""
         row, rng = Row(), self.rng
-        image, scene = self._scene()
+        image, scene = draw_scene(rng)
         question = asking.ask_caption(rng, scene) if rng.random() < 0.3 else asking.ask(rng, scene)
         start = self._text(row, f"{self._opening()}User: {question.prompt}Picture 1:", 0)
         start = self._image(row, image, scene, start)
@@ -150,7 +145,7 @@ class RowMaker:
         row, rng = Row(), self.rng
         start, scenes = self._text(row, self._opening() + "User: ", 0), []
         for number in (1, 2):
-            image, scene = self._scene()
+            image, scene = draw_scene(rng)
             start = self._text(row, f"Picture {number}:", start)
             start = self._image(row, image, scene, start)
             scenes.append(scene)
@@ -167,14 +162,6 @@ class RowMaker:
         for think in (False, True):
             self._branch(row, start, asking.ask_no_picture(self.rng), think=think)
         return row
-
-    def _scene(self) -> tuple[Image.Image, Scene]:
-        """A scene; the first ones are easy, which is how the model learns to look at all."""
-        limit = 1 + self.num_scenes // EASY_SCENES
-        self.num_scenes += 1
-        return draw_scene(
-            self.rng, num_shapes=int(self.rng.integers(1, min(limit, MAX_SHAPES) + 1))
-        )
 
     def _opening(self) -> str:
         opening = "<|begin_of_sentence|>"
@@ -290,15 +277,14 @@ def batches(
     batch_size: int,
     part: int = 0,
     group: int = 8,
-    first_scene: int = MAX_SHAPES * EASY_SCENES,
 ) -> Iterator[Batch]:
-    """Endless batches; each `part` of a seed draws scenes of its own, from `first_scene` on.
+    """Endless batches; each `part` of a seed draws scenes of its own.
 
     `group` batches at a time are sorted by length, so that little is padding. The order in which
     they come out is the same in all parts: processes that work in step get like lengths.
     """
     tokenizer = Tokenizer.from_str(tokenizer_json)
-    maker = RowMaker(tokenizer, np.random.default_rng((seed, part)), first_scene)
+    maker = RowMaker(tokenizer, np.random.default_rng((seed, part)))
     order = np.random.default_rng(seed)
     pad_id = tokenizer.token_to_id("<pad>")
     while True:

@@ -32,12 +32,15 @@ from model import make_config, make_model, save_folder
 from tokenizer import train_tokenizer
 from torch import Tensor, distributed, multiprocessing, nn
 from transformers import Ernie4_5_VLMoeForConditionalGeneration
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import load_balancing_loss_func
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 HELD_OUT_SEED = 1_000_003
 EMA_DECAY = 0.998
 BALANCE_WEIGHT = 0.005
+# Most image tokens show background only.
+BACKGROUND_WEIGHT = 0.2
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -51,6 +54,9 @@ def parse_arguments() -> argparse.Namespace:
         "--steps",
         type=int,
         help="length in steps instead: the result then does not depend on the machine's speed",
+    )
+    parser.add_argument(
+        "--look-steps", type=int, default=1200, help="first steps, without text (1200)"
     )
     parser.add_argument("--seed", type=int, default=0, help="weights and scenes (0)")
     parser.add_argument("--batch-size", type=int, default=32, help="rows in a step (32)")
@@ -91,15 +97,19 @@ class Prediction:
     balance: Tensor  # how unevenly the experts are used
 
 
+def see(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> BaseModelOutputWithPooling:
+    """The vision tower and the resampler; `pooler_output` has one [tokens, H] for each image."""
+    patches = normalise(torch.from_numpy(batch.patches))
+    grids = torch.from_numpy(batch.grids)
+    return model.model.get_image_features(patches, grids, return_dict=True)
+
+
 def predict(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> Prediction:
     """One forward pass through transformers' own class."""
     ids, branches = torch.from_numpy(batch.ids), torch.from_numpy(batch.branches)
     config = model.config
     media = (config.image_token_id, config.image_start_token_id, config.image_end_token_id)
-    grids = torch.from_numpy(batch.grids)
-    images = model.model.get_image_features(
-        normalise(torch.from_numpy(batch.patches)), grids, return_dict=True
-    )
+    images = see(model, batch)
     output = model.model(
         input_ids=ids,
         attention_mask=attention_mask(branches),
@@ -126,8 +136,9 @@ def predict(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> Pred
 class Guide(nn.Linear):
     """Reads colour, kind and size off single image tokens; used in training, then thrown away.
 
-    Without it the text model first learns to ignore the image, whose tokens are noise to it then,
-    and the resampler ends up with one constant output, from which it does not recover.
+    The first steps train the vision side on this alone. Else the text model learns to ignore the
+    image, whose tokens are noise to it at first: the resampler ends up with one constant output,
+    and does not recover within any time we have.
     """
 
     def __init__(self, model: Ernie4_5_VLMoeForConditionalGeneration) -> None:
@@ -138,8 +149,12 @@ class Guide(nn.Linear):
         """Mean cross-entropy over image tokens and attributes."""
         parts = self(image_tokens).float().split(self.sizes, dim=-1)
         targets = torch.from_numpy(cells).unbind(-1)
-        losses = [nn.functional.cross_entropy(*pair) for pair in zip(parts, targets, strict=True)]
-        return sum(losses[1:], start=losses[0])
+        losses = []
+        for part, target in zip(parts, targets, strict=True):
+            importance = torch.ones(part.shape[-1])
+            importance[0] = BACKGROUND_WEIGHT
+            losses.append(nn.functional.cross_entropy(part, target, importance))
+        return torch.stack(losses).sum()
 
 
 def loss_of(
@@ -223,8 +238,7 @@ class Run:
         # A resumed run draws scenes that the run before it has not seen.
         seed = options.seed + 100_000 * self.earlier_steps
         size = options.batch_size // options.processes
-        drawn = self.earlier_steps * size
-        self.feed = batches(tokenizer_json, seed, size, part=rank, first_scene=drawn)
+        self.feed = batches(tokenizer_json, seed, size, part=rank)
         if rank == 0:
             source = batches(tokenizer_json, HELD_OUT_SEED, 32)
             self.held_out = [next(source) for _ in range(8)]
@@ -239,7 +253,7 @@ class Run:
         step, progress, total = 0, 0.0, 0.0
         while progress < 1:
             for group in self.optimizer.param_groups:
-                group["lr"] = self.options.rate * rate_factor(step, progress)
+                group["lr"] = self.options.rate * rate_factor(self._steps_at_work(step), progress)
             total += self._step(step)
             step += 1
             elapsed = time.monotonic() - begin
@@ -257,10 +271,19 @@ class Run:
                 self._save(step)
                 saved_at = time.monotonic()
 
+    def _steps_at_work(self, step: int) -> int:
+        """Steps since the run, or the training of the text side, began: both need a warm-up."""
+        look = self.options.look_steps - self.earlier_steps
+        return step - look if step >= look > 0 else step
+
     def _step(self, step: int) -> float:
         batch = next(self.feed)
         with torch.autocast("cpu", torch.bfloat16, enabled=not self.options.float32):
-            loss = loss_of(self.model, batch, self.guide)
+            if step + self.earlier_steps < self.options.look_steps:
+                tokens = torch.cat(see(self.model, batch).pooler_output)
+                loss = self.guide.loss(tokens, batch.cells)
+            else:
+                loss = loss_of(self.model, batch, self.guide)
         loss.backward()
         self._share_gradients()
         nn.utils.clip_grad_norm_(self.trained, 1.0, foreach=True)
@@ -272,7 +295,7 @@ class Run:
     def _share_gradients(self) -> None:
         if self.options.processes == 1:
             return
-        gradients = [parameter.grad for parameter in self.trained]
+        gradients = [p.grad for p in self.trained if p.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         distributed.all_reduce(flat)
         flat /= self.options.processes

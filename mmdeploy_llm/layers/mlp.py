@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from .linear import Linear, MergedLinear
 
-# On CPUs, rows are taken so many at a time that the widest intermediate has this many values: it
-# stays in the cache, and malloc reuses the memory instead of asking the system for it again.
+# On CPUs, rows are taken so many at a time that an intermediate has this many values: it stays in
+# the cache, and malloc reuses the memory instead of asking the system for it again.
 MAX_VALUES = 4 * 2**20
-MIN_ROWS = 128
+# Up to so many rows one product for gate and up is faster; with more, two products are as fast, and
+# the activation then reads whole rows, which takes a third of the time.
+MAX_FUSED_ROWS = 64
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -35,21 +37,24 @@ class GatedMLP(nn.Module):
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj = MergedLinear(size, parts, bias=bias)
         self.down_proj = Linear(intermediate_size, size, bias=bias)
-        self.max_rows = max(MIN_ROWS, MAX_VALUES // (2 * intermediate_size))
+        self.max_rows = max(MAX_FUSED_ROWS, MAX_VALUES // intermediate_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""
-        if x.is_cuda or x.shape[0] <= self.max_rows:
-            return self._compute(x)
-        out = torch.empty_like(x)
-        for start in range(0, x.shape[0], self.max_rows):
-            rows = slice(start, start + self.max_rows)
-            out[rows] = self._compute(x[rows])
-        return out
+        if x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS:
+            out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
+            return out
+        num_parts = -(-x.shape[0] // self.max_rows)
+        parts = [self.down_proj(self._activate(part)) for part in x.chunk(num_parts)]
+        return parts[0] if num_parts == 1 else torch.cat(parts)
 
-    def _compute(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
-        return out
+    def _activate(self, x: Tensor) -> Tensor:
+        """silu(gate(x)) * up(x) in two products."""
+        weights = self.gate_up_proj.weight.chunk(2)
+        bias = self.gate_up_proj.bias
+        biases = (None, None) if bias is None else bias.chunk(2)
+        gate, up = (F.linear(x, *pair) for pair in zip(weights, biases, strict=True))
+        return F.silu(gate, inplace=True).mul_(up)
 
 
 class MLP(nn.Module):

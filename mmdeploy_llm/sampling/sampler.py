@@ -79,6 +79,7 @@ class Sampler:
         """Frees a slot; a free one stays free."""
         self._state.remove(slot)
 
+    @torch.inference_mode()
     def sample(
         self, logits: Tensor, slots: Sequence[int] | NDArray[np.int64] | Tensor
     ) -> SampleResult:

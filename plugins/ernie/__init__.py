@@ -13,13 +13,11 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="ernie4_5",
             architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
-            reasoning="ernie-x1",
         ),
         ModelSpec(
             name="ernie4_5_moe",
             architectures=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
-            reasoning="ernie-x1",
         ),
         ModelSpec(
             name="ernie4_5_vl_moe",

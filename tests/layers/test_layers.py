@@ -147,12 +147,12 @@ class TestMLP:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_rows_in_parts_equal_all_at_once(self, dtype):
         mlp = fill(GatedMLP(16, 24, bias=True), dtype=dtype)
-        x = randn(50, 16, dtype=dtype)
-        gate, up = mlp.gate_up_proj(x).chunk(2, -1)
-        expected = mlp.down_proj(F.silu(gate) * up)
-        torch.testing.assert_close(mlp(x), expected)
-        mlp.max_rows = 7
-        torch.testing.assert_close(mlp(x), expected)
+        for num_rows, max_rows in ((5, 99), (100, 100), (100, 30), (65, 64)):
+            x = randn(num_rows, 16, dtype=dtype)
+            gate, up = mlp.gate_up_proj(x).chunk(2, -1)
+            expected = mlp.down_proj(F.silu(gate) * up)
+            mlp.max_rows = max_rows
+            torch.testing.assert_close(mlp(x), expected)
 
     def test_quick_gelu(self):
         x = randn(5, 5)

@@ -494,3 +494,12 @@ def test_reasoning_is_capped(vl_llm):
     end = vl_llm._intake._end_ids
     assert tokens(output)[4 : 4 + len(end)] == list(end)
     assert output.outputs.text
+
+
+def test_the_models_own_reasoning_parser(tiny_folder):
+    from mmdeploy_llm import LLM
+
+    for family, reasoning in (("ernie4_5_vl_moe", ""), ("qwen2", None)):
+        with LLM(model=str(tiny_folder(family)), reasoning_parser="auto") as llm:
+            (output,) = llm.generate("fox</think>", GREEDY, use_tqdm=False)
+        assert output.outputs.reasoning_content == reasoning
