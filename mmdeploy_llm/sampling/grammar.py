@@ -4,6 +4,7 @@ first request asks for it."""
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +19,8 @@ from mmdeploy_llm.params import GuidedDecodingParams
 
 CACHE_SIZE = 64  # compiled grammars
 MAX_GRAMMAR_CHARACTERS = 100_000
+MAX_SCHEMA_DEPTH = 100  # xgrammar's time grows with the cube of it
+SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")  # how xgrammar's messages begin
 BITS = 32  # tokens in one word of a mask
 
 
@@ -123,8 +126,7 @@ class GrammarBackend:
 def _source(params: GuidedDecodingParams) -> tuple[str, str]:
     """Which constraint it is, by field name, and its text."""
     if params.json_schema is not None:
-        schema = params.json_schema
-        return "json", schema if isinstance(schema, str) else json.dumps(schema)
+        return "json", _schema_text(params.json_schema)
     if params.choice is not None:
         return "choice", _choice_grammar(params.choice)
     if params.regex is not None:
@@ -132,6 +134,30 @@ def _source(params: GuidedDecodingParams) -> tuple[str, str]:
     if params.grammar is not None:
         return "grammar", params.grammar
     return "json_object", ""
+
+
+def _schema_text(schema: dict[str, Any] | str) -> str:
+    try:
+        parsed = json.loads(schema) if isinstance(schema, str) else schema
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"guided_decoding.json is not JSON: {error}") from error
+    level, depth = [parsed], 0
+    while level:
+        depth += 1
+        level = [child for node in level for child in _children(node)]
+    if depth > MAX_SCHEMA_DEPTH:
+        raise RequestError(
+            f"guided_decoding.json is nested {depth} levels deep, {MAX_SCHEMA_DEPTH} are allowed; "
+            "make it flatter, with $defs and $ref"
+        )
+    return text
+
+
+def _children(node: Any) -> Collection[Any]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list | tuple) else ()
 
 
 def _choice_grammar(choices: Sequence[str]) -> str:
@@ -150,7 +176,8 @@ def _compile(compiler: Any, kind: str, text: str) -> Any:
     try:
         return compilers[kind]()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RequestError(f"guided_decoding.{kind} is not valid: {error}") from error
+        reason = SOURCE_PLACE.sub("", str(error))
+        raise RequestError(f"guided_decoding.{kind} is not valid: {reason}") from error
 
 
 def _xgrammar() -> ModuleType:
