@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,7 @@ class Driver:
         self._lock = threading.RLock()
         self._is_closed = False
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[JobOutput]:
+    def run(self, jobs: Iterable[Job]) -> Generator[JobOutput, None, None]:
         """Outputs in the order in which they come; a job's requests end with `finished` outputs.
 
         Jobs are taken from the iterable when there is room for them. Closing the iterator aborts

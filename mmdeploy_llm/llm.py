@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -190,8 +191,9 @@ class LLM:
             raise ValueError(f"on_error must be 'return' or 'raise', got {on_error!r}")
         todo = list(jobs)
         done: dict[tuple[int, int], RequestOutput] = {}
-        with _Progress(len(todo), use_tqdm) as progress:
-            for item in self._driver.run(todo):
+        # Closed here, so that an error leaves no request behind in the engine.
+        with closing(self._driver.run(todo)) as items, _Progress(len(todo), use_tqdm) as progress:
+            for item in items:
                 if on_error == "raise" and not item.output.is_ok:
                     raise _exception(item)
                 done[item.job.index, item.output.outputs.index] = item.output

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .linear import Linear, MergedLinear
+from .rows import row_parts
 
-# On CPUs, rows are taken so many at a time that an intermediate has this many values: it stays in
-# the cache, and malloc reuses the memory instead of asking the system for it again.
+# Values of an intermediate result, see rows.py.
 MAX_VALUES = 4 * 2**20
 # Up to so many rows one product for gate and up is faster; with more, two products are as fast, and
 # the activation then reads whole rows, which takes a third of the time.
@@ -37,16 +37,16 @@ class GatedMLP(nn.Module):
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj = MergedLinear(size, parts, bias=bias)
         self.down_proj = Linear(intermediate_size, size, bias=bias)
-        self.max_rows = max(MAX_FUSED_ROWS, MAX_VALUES // intermediate_size)
+        self.intermediate_size = intermediate_size
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""
         if x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS:
             out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
             return out
-        num_parts = -(-x.shape[0] // self.max_rows)
-        parts = [self.down_proj(self._activate(part)) for part in x.chunk(num_parts)]
-        return parts[0] if num_parts == 1 else torch.cat(parts)
+        rows = row_parts(x, self.intermediate_size, MAX_VALUES)
+        parts = [self.down_proj(self._activate(x[part])) for part in rows]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _activate(self, x: Tensor) -> Tensor:
         """silu(gate(x)) * up(x) in two products."""

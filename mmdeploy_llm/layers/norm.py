@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .linear import empty_parameter
+from .rows import row_parts
+
+# Values of a float32 temporary, see rows.py.
+MAX_VALUES = 2**18
 
 
 class RMSNorm(nn.Module):
@@ -25,7 +30,13 @@ class RMSNorm(nn.Module):
         """Same shape and dtype as `x`."""
         if x.is_cuda:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return rms_norm_reference(x, self.weight, self.eps)
+        rows = row_parts(x, x.shape[-1], MAX_VALUES)
+        if len(rows) == 1:
+            return _rms_norm(x, self.weight, self.eps)
+        out = torch.empty_like(x)
+        for part in rows:
+            out[part] = _rms_norm(x[part], self.weight, self.eps)
+        return out
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual). Writes into `residual`; without one, `x` starts it
@@ -34,7 +45,7 @@ class RMSNorm(nn.Module):
         return self(residual), residual
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The plain formula; `x` is left as it is."""
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()

@@ -11,12 +11,17 @@ Shapes: T tokens, N heads, D head size. Angles and rotation are computed in floa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from .rows import row_parts
+
+# Values of a float32 temporary, see rows.py.
+MAX_VALUES = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +59,11 @@ class HalfSplitRope:
 
     def rotate(self, x: Tensor) -> Tensor:
         """See Rope."""
-        wide = x.float()
-        turned = torch.roll(wide, wide.shape[-1] // 2, -1)
-        return turned.mul_(self._sin).addcmul_(wide, self._cos).to(x.dtype)
+        return _by_parts(x, self._turn)
+
+    def _turn(self, x: Tensor, part: slice) -> Tensor:
+        turned = torch.roll(x, x.shape[-1] // 2, -1)
+        return turned.mul_(self._sin[part]).addcmul_(x, self._cos[part])
 
 
 class InterleavedRope:
@@ -68,8 +75,22 @@ class InterleavedRope:
 
     def rotate(self, x: Tensor) -> Tensor:
         """See Rope."""
-        pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs.mul_(self._unit)).flatten(-2).to(x.dtype)
+        return _by_parts(x, self._turn)
+
+    def _turn(self, x: Tensor, part: slice) -> Tensor:
+        pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs.mul_(self._unit[part])).flatten(-2)
+
+
+def _by_parts(x: Tensor, turn: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """turn(rows of `x` in float32, which rows), in `x`'s dtype again."""
+    rows = row_parts(x, x.shape[1] * x.shape[2], MAX_VALUES)
+    if len(rows) == 1:
+        return turn(x.float(), rows[0]).to(x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for part in rows:
+        out[part] = turn(x[part].float(), part)
+    return out
 
 
 class Rotary(nn.Module):

@@ -15,8 +15,12 @@ from mmdeploy_llm.layers import (
     RotaryConfig,
     alternating_axes,
     quick_gelu,
+    rows,
     sectioned_axes,
 )
+from mmdeploy_llm.layers import mlp as mlp_module
+from mmdeploy_llm.layers import norm as norm_module
+from mmdeploy_llm.layers import rotary as rotary_module
 from mmdeploy_llm.layers.moe import Experts, ModalityMLP, MoEConfig, Router, split_modalities
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -143,16 +147,47 @@ class TestRotary:
         torch.testing.assert_close(rope.rotate(x.clone()).norm(), 2 * x.norm())
 
 
+class TestRowParts:
+    @pytest.mark.parametrize("num_rows", [0, 1, 64, 65, 128, 1000])
+    def test_parts_are_whole_tiles_that_cover_all_rows(self, num_rows):
+        parts = rows.row_parts(torch.zeros(num_rows, 3), 10, 1300)
+        covered = [row for part in parts for row in range(part.start, part.stop)]
+        assert covered == list(range(num_rows))
+        assert all(part.start % rows.TILE == 0 for part in parts)
+        assert all(part.stop - part.start <= 128 for part in parts)
+
+    def test_a_wide_row_still_gives_a_tile(self):
+        assert rows.row_parts(torch.zeros(70, 3), 10**9, 1) == [slice(0, 64), slice(64, 70)]
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_norm_and_rotary_by_parts_equal_the_whole(self, dtype, monkeypatch):
+        x = randn(200, 32, dtype=dtype)
+        norm = fill(RMSNorm(32, 1e-5), dtype=dtype)
+        ropes = [
+            fill(Rotary(RotaryConfig(head_dim=8, is_interleaved=flag)))(torch.arange(200))
+            for flag in (False, True)
+        ]
+
+        def compute():
+            return [norm(x), *(rope.rotate(x.view(200, 4, 8).clone()) for rope in ropes)]
+
+        whole = compute()
+        monkeypatch.setattr(norm_module, "MAX_VALUES", 1)
+        monkeypatch.setattr(rotary_module, "MAX_VALUES", 1)
+        for found, expected in zip(compute(), whole, strict=True):
+            assert torch.equal(found, expected)
+
+
 class TestMLP:
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_rows_in_parts_equal_all_at_once(self, dtype):
+    @pytest.mark.parametrize("num_rows", [5, 64, 65, 300])
+    @pytest.mark.parametrize("max_values", [1, 24 * 128, 2**20])
+    def test_any_cut_of_the_rows(self, dtype, num_rows, max_values, monkeypatch):
+        monkeypatch.setattr(mlp_module, "MAX_VALUES", max_values)
         mlp = fill(GatedMLP(16, 24, bias=True), dtype=dtype)
-        for num_rows, max_rows in ((5, 99), (100, 100), (100, 30), (65, 64)):
-            x = randn(num_rows, 16, dtype=dtype)
-            gate, up = mlp.gate_up_proj(x).chunk(2, -1)
-            expected = mlp.down_proj(F.silu(gate) * up)
-            mlp.max_rows = max_rows
-            torch.testing.assert_close(mlp(x), expected)
+        x = randn(num_rows, 16, dtype=dtype)
+        gate, up = mlp.gate_up_proj(x).chunk(2, -1)
+        torch.testing.assert_close(mlp(x), mlp.down_proj(F.silu(gate) * up))
 
     def test_quick_gelu(self):
         x = randn(5, 5)
