@@ -32,7 +32,7 @@ from .largest import largest
 
 UNITS = 2.0**50  # of probability; sums stay below 2**53, where float64 is exact
 PREFIX_SIZE = 64
-CHUNK = 4  # rows whose whole vocabulary is looked at together: temporaries stay in the cache
+CHUNK_SIZE = 2**20  # logits looked at together where it is all of a row: temporaries stay small
 WIDTH = 64
 
 
@@ -77,7 +77,9 @@ def draw(logits: Tensor, params: DrawParams) -> Tensor:
             )
             tokens[rows] = found
             wide.append(rows[~is_closed.cpu().numpy()])
-    for rows in _chunks(np.concatenate(wide)):
+    chosen = np.sort(np.concatenate(wide))
+    for part in _parts(len(chosen), vocab_size):
+        rows = chosen[part]
         tokens[rows] = _draw_from_all(take_rows(logits, rows), params.take(rows))
     return tokens
 
@@ -89,10 +91,9 @@ def take_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
     return logits[torch.from_numpy(rows).to(logits.device)]
 
 
-def _chunks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    rows = np.sort(rows)
-    for first in range(0, len(rows), CHUNK):
-        yield rows[first : first + CHUNK]
+def _parts(num_rows: int, vocab_size: int) -> Iterator[slice]:
+    step = max(1, CHUNK_SIZE // vocab_size)
+    return (slice(first, first + step) for first in range(0, num_rows, step))
 
 
 def _draw_from_prefix(
@@ -125,8 +126,7 @@ def _prefix_probs(logits: Tensor, values: Tensor, ids: Tensor, params: DrawParam
     """Probabilities within the whole vocabulary of the tokens `ids` [R, K], as float32."""
     probs = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
     temperature = _column(params.temperature, logits)
-    for first in range(0, len(logits), CHUNK):
-        part = slice(first, first + CHUNK)
+    for part in _parts(*logits.shape):
         z = logits[part].float() - values[part, :1].float()
         probs[part] = z.div_(temperature[part]).softmax(dim=1).gather(1, ids[part])
     return probs

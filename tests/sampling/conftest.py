@@ -1,0 +1,51 @@
+"""Requests and samplers for the tests of sampling."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.sampling import Sampler, SlotRequest
+
+RESOLVED = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "max_tokens": 1000,
+    "seed": 1,
+}
+REQUEST_FIELDS = set(SlotRequest.__dataclass_fields__) - {"params"}
+
+
+@pytest.fixture(scope="session")
+def make_request():
+    """A greedy request; keywords are fields of SlotRequest or of SamplingParams."""
+
+    def make(**fields):
+        own = {name: fields.pop(name) for name in REQUEST_FIELDS & set(fields)}
+        own.setdefault("prompt_token_ids", (1, 2, 3))
+        return SlotRequest(params=SamplingParams(**{**RESOLVED, **fields}), **own)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_sampler():
+    """A sampler with the given requests in slots 0, 1, ..."""
+
+    def make(requests, vocab_size, grammars=None, num_slots=None):
+        sampler = Sampler(
+            max_num_slots=num_slots or len(requests),
+            vocab_size=vocab_size,
+            device=torch.device("cpu"),
+            grammars=grammars,
+        )
+        for slot, request in enumerate(requests):
+            sampler.add(slot, request)
+        return sampler
+
+    return make
