@@ -1,0 +1,69 @@
+"""The bundled model does its job: held-out scenes, on files, through LLM; and transformers agrees."""
+
+import importlib
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+NUM_SCENES = 100
+LEAST = 0.9  # the full evaluation stands in the example's README; this is a reduced one
+EXAMPLE = Path(__file__).parents[2] / "examples" / "shapes_vl"
+
+
+@pytest.fixture(scope="module")
+def evaluate():
+    """examples/shapes_vl/evaluate.py; its siblings are top-level modules beside it."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        yield importlib.import_module("evaluate")
+    finally:
+        sys.path.remove(str(EXAMPLE))
+        for name in {"evaluate", "scenes", "questions"} - before:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def cases(evaluate, tmp_path_factory):
+    """A caption, a question and an answer with thinking for each scene."""
+    found = {}
+    for case in evaluate.draw_cases(tmp_path_factory.mktemp("scenes"), NUM_SCENES, seed=1):
+        sort = "thinking" if case.think else case.question.kind
+        sort = sort if sort in ("thinking", "caption") else "question"
+        # The scene's number picks its question, so that every kind of question comes up.
+        number = int(case.path.stem.removeprefix("scene-"))
+        found.setdefault((case.path, sort), []).append(case)
+        found[case.path, sort] = found[case.path, sort][: 1 + number % 7]
+    return {key: chosen[-1] for key, chosen in found.items()}
+
+
+def test_reduced_evaluation(evaluate, cases):
+    replies = evaluate.with_llm("shapes-vl")(list(cases.values()))
+    right, asked = Counter(), Counter()
+    for (_, sort), case, (answer, _) in zip(cases, cases.values(), replies, strict=True):
+        asked[sort] += 1
+        right[sort] += answer == case.question.answer
+    assert asked["caption"] == NUM_SCENES
+    shares = {sort: right[sort] / asked[sort] for sort in asked}
+    assert all(share >= LEAST for share in shares.values()), shares
+
+
+def test_transformers_gives_the_same_answers(evaluate, cases):
+    """The same folder in transformers' own class; in bf16 a rare near-tie may fall differently."""
+    some = list(cases.values())[:24]
+    ours = evaluate.with_llm("shapes-vl")(some)
+    theirs = evaluate.with_transformers(str(folder()))(some)
+    same = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    assert same >= len(some) - 1
+
+
+def test_it_fits_its_size():
+    assert (folder() / "model.safetensors").stat().st_size <= 8_000_000
+
+
+def folder():
+    from mmdeploy_llm.intake.checkpoint import resolve_model
+
+    return resolve_model("shapes-vl")
