@@ -32,7 +32,7 @@ from .largest import largest
 
 UNITS = 2.0**50  # of probability; sums stay below 2**53, where float64 is exact
 PREFIX_SIZE = 64
-CHUNK_SIZE = 2**20  # logits looked at together where it is all of a row: temporaries stay small
+CHUNK_SIZE = 2**19  # logits looked at together where it is all of a row: temporaries stay small
 WIDTH = 64
 
 

@@ -1,4 +1,4 @@
-"""The bundled model does its job: held-out scenes, on files, through LLM; and transformers agrees."""
+"""The bundled model does its job: held-out scenes, on files, through LLM; transformers agrees."""
 
 import importlib
 import sys
