@@ -1,0 +1,324 @@
+"""Guided decoding: what may be written, what is refused, and the missing dependency."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.params import GuidedDecodingParams
+from mmdeploy_llm.sampling import grammar as grammar_module
+from mmdeploy_llm.sampling.grammar import GrammarBackend, banned_mask
+
+EOS = 256
+VOCAB_SIZE = 300  # wider than the tokenizer's
+CPU = torch.device("cpu")
+
+needs_xgrammar = pytest.mark.skipif(
+    importlib.util.find_spec("xgrammar") is None,
+    reason="xgrammar is not installed (the extra 'guided')",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Bytes, an end of sequence and two merges."""
+    vocab = {one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab |= {"<eos>": EOS, "he": EOS + 1, "tr": EOS + 2}
+    model = Tokenizer(models.BPE(vocab=vocab, merges=[("h", "e"), ("t", "r")]))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
+
+
+@pytest.fixture
+def backend(tokenizer):
+    return GrammarBackend(tokenizer, VOCAB_SIZE, {EOS})
+
+
+def accepts(backend, tokenizer, params, text):
+    """Whether every token of the text, and then the end, is allowed."""
+    matcher = backend.matcher(params)
+    for token_id in [*tokenizer(text).input_ids, EOS]:
+        if banned_mask([matcher], VOCAB_SIZE, CPU)[0, token_id]:
+            return False
+        matcher.accept(token_id)
+    return True
+
+
+def generate(make_request, make_sampler, backend, guided, seed, num_steps=120, **fields):
+    """Token ids from random logits, up to the end of sequence."""
+    request = make_request(
+        guided_decoding=guided, temperature=1.0, seed=seed, eos_token_ids={EOS}, **fields
+    )
+    sampler = make_sampler([request], VOCAB_SIZE, backend)
+    generator = torch.Generator().manual_seed(seed)
+    token_ids = []
+    for _ in range(num_steps):
+        result = sampler.sample(torch.randn(1, VOCAB_SIZE, generator=generator), [0])
+        assert result.errors == {}
+        token_ids += result.token_ids
+        if token_ids[-1] == EOS:
+            break
+    return token_ids
+
+
+@needs_xgrammar
+class TestConstraints:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_regex(self, make_request, make_sampler, backend, tokenizer, seed):
+        guided = GuidedDecodingParams(regex=r"[a-f]{2,4}-(he|[0-9])+x")
+        token_ids = generate(
+            make_request, make_sampler, backend, guided, seed, logit_bias={tokenizer.vocab["x"]: 3}
+        )
+        assert token_ids[-1] == EOS
+        assert re.fullmatch(guided.regex, tokenizer.decode(token_ids[:-1]))
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_choice(self, make_request, make_sampler, backend, tokenizer, seed):
+        choices = ("true", "tree", "he", "é\n")
+        guided = GuidedDecodingParams(choice=choices)
+        token_ids = generate(make_request, make_sampler, backend, guided, seed)
+        assert token_ids[-1] == EOS
+        assert tokenizer.decode(token_ids[:-1]) in choices
+
+    def test_choices_of_odd_characters(self, backend, tokenizer):
+        choices = (
+            'say "no"',
+            "a\\b",
+            "a\nb\t",
+            "日本😀",
+            "\x01\x7f",
+            "[x]|(y)*",
+            "",
+            " ' ",
+            "\u2028",
+        )
+        guided = GuidedDecodingParams(choice=choices)
+        for choice in choices:
+            assert accepts(backend, tokenizer, guided, choice)
+        for other in ("say", "a\\", "a\nb", "[x]", "x", "[x]|(y)*x"):
+            assert not accepts(backend, tokenizer, guided, other)
+
+    @pytest.mark.parametrize("as_text", [False, True])
+    @pytest.mark.parametrize("seed", range(2))
+    def test_json_schema(self, make_request, make_sampler, backend, tokenizer, seed, as_text):
+        schema = {
+            "type": "object",
+            "properties": {
+                "ok": {"type": "boolean"},
+                "kind": {"enum": ["a", "b"]},
+                "n": {"type": "integer", "minimum": 0, "maximum": 99},
+            },
+            "required": ["ok", "kind", "n"],
+            "additionalProperties": False,
+        }
+        given = json.dumps(schema) if as_text else schema
+        guided = GuidedDecodingParams(json=given)
+        # Random logits like spaces as much as anything else.
+        no_spaces = {tokenizer.vocab[one]: -50.0 for one in ("Ġ", "Ċ", "ĉ", "č")}
+        token_ids = generate(
+            make_request, make_sampler, backend, guided, seed, logit_bias=no_spaces
+        )
+        found = json.loads(tokenizer.decode(token_ids[:-1]))
+        assert set(found) == set(schema["properties"])
+        assert type(found["ok"]) is bool
+        assert found["kind"] in ("a", "b")
+        assert 0 <= found["n"] <= 99
+
+    def test_json_object(self, backend, tokenizer):
+        guided = GuidedDecodingParams(json_object=True)
+        assert accepts(backend, tokenizer, guided, '{"a": [1, {"b": null}]}')
+        assert not accepts(backend, tokenizer, guided, "{a: 1}")
+
+    def test_ebnf(self, backend, tokenizer):
+        guided = GuidedDecodingParams(
+            grammar='root ::= greeting " " [a-z]+\ngreeting ::= "he" | "hi"'
+        )
+        assert accepts(backend, tokenizer, guided, "he you")
+        assert not accepts(backend, tokenizer, guided, "ho you")
+
+    def test_only_end_of_sequence_follows_the_end(
+        self, make_request, make_sampler, backend, tokenizer
+    ):
+        request = make_request(
+            guided_decoding=GuidedDecodingParams(choice=("he",)),
+            eos_token_ids={EOS},
+            ignore_eos=True,
+        )
+        sampler = make_sampler([request], VOCAB_SIZE, backend)
+        logits = torch.zeros(1, VOCAB_SIZE)
+        logits[0, tokenizer.vocab["h"]] = 9.0
+        found = [sampler.sample(logits, [0]).token_ids[0] for _ in range(5)]
+        assert found == [tokenizer.vocab["h"], tokenizer.vocab["e"], EOS, EOS, EOS]
+
+    def test_padding_of_the_vocabulary_is_banned(self, backend):
+        mask = banned_mask([backend.matcher(GuidedDecodingParams(regex=".*"))], VOCAB_SIZE, CPU)
+        assert mask.shape == (1, VOCAB_SIZE)
+        assert mask[0, EOS + 3 :].all()
+        assert not mask[0, 0]
+
+
+@needs_xgrammar
+class TestRows:
+    def test_rows_with_and_without_a_grammar(self, make_request, make_sampler, backend, tokenizer):
+        requests = [
+            make_request(),
+            make_request(guided_decoding=GuidedDecodingParams(choice=("a",))),
+            make_request(guided_decoding=GuidedDecodingParams(choice=("b",)), logit_bias={5: 99.0}),
+            make_request(repetition_penalty=1.1),
+        ]
+        logits = torch.zeros(4, VOCAB_SIZE)
+        logits[:, 77] = 9.0
+        result = make_sampler(requests, VOCAB_SIZE, backend).sample(logits, range(4))
+        assert result.token_ids == [77, tokenizer.vocab["a"], tokenizer.vocab["b"], 77]
+
+    def test_nothing_allowed_fails_that_row_alone(
+        self, make_request, make_sampler, backend, tokenizer
+    ):
+        guided = GuidedDecodingParams(choice=("ab",))
+        requests = [
+            make_request(guided_decoding=guided, bad_words_token_ids=((tokenizer.vocab["a"],),)),
+            make_request(guided_decoding=guided),
+        ]
+        result = make_sampler(requests, VOCAB_SIZE, backend).sample(
+            torch.zeros(2, VOCAB_SIZE), range(2)
+        )
+        assert list(result.errors) == [0]
+        assert result.token_ids[1] == tokenizer.vocab["a"]
+
+    def test_preempted_is_uninterrupted(self, make_request, make_sampler, backend):
+        guided = GuidedDecodingParams(regex="[a-z]{3}[0-9]{40}")
+        fields = {"guided_decoding": guided, "temperature": 1.0, "eos_token_ids": {EOS}}
+        sampler = make_sampler([make_request(**fields)], VOCAB_SIZE, backend)
+        steps = torch.randn(9, 1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+        whole = [sampler.sample(logits, [0]).token_ids[0] for logits in steps]
+        request = make_request(**fields, output_token_ids=whole[:5])
+        sampler = make_sampler([request], VOCAB_SIZE, backend)
+        assert [sampler.sample(logits, [0]).token_ids[0] for logits in steps[5:]] == whole[5:]
+
+    @pytest.mark.parametrize("num_before", [0, 1, 3, 5])
+    def test_it_waits_for_the_end_of_the_thinking(
+        self, make_request, make_sampler, backend, tokenizer, num_before
+    ):
+        vocab = tokenizer.vocab
+        whole = [vocab["q"], vocab["q"], vocab["<"], vocab[">"], vocab["a"], EOS]
+        request = make_request(
+            guided_decoding=GuidedDecodingParams(choice=("a",)),
+            reasoning_max_tokens=2,
+            reasoning_end_ids=(vocab["<"], vocab[">"]),
+            eos_token_ids={EOS},
+            output_token_ids=whole[:num_before],
+        )
+        sampler = make_sampler([request], VOCAB_SIZE, backend)
+        logits = torch.zeros(1, VOCAB_SIZE)
+        logits[0, vocab["q"]] = 9.0
+        found = [sampler.sample(logits, [0]).token_ids[0] for _ in whole[num_before:]]
+        assert found == whole[num_before:]
+
+
+@needs_xgrammar
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("fields", "reason"),
+        [
+            ({"regex": "["}, "Unclosed"),
+            ({"regex": "a\ud800"}, "surrogates"),
+            ({"json": "{"}, "guided_decoding.json is not JSON"),
+            ({"json": {"a": object()}}, "guided_decoding.json is not JSON"),
+            ({"json": {"type": "banana"}}, "banana"),
+            ({"json": {"$ref": "#/definitions/x"}}, "definitions"),
+            ({"grammar": "root = x"}, "guided_decoding.grammar is not valid: EBNF"),
+            ({"grammar": 'other ::= "a"'}, "root"),
+            ({"choice": ("x" * 100_001,)}, "100000 are allowed"),
+            ({"json": '{"items":' * 150 + "{}" + "}" * 150}, "nested 151 levels deep, 100 are"),
+            ({"json": "[" * 40_000}, "guided_decoding.json is not JSON"),
+        ],
+    )
+    def test_a_bad_constraint_is_the_requests_error(self, backend, fields, reason):
+        params = GuidedDecodingParams(**fields)
+        for call in (backend.validate, backend.matcher):
+            with pytest.raises(RequestError, match=reason) as caught:
+                call(params)
+            assert caught.value.code == 400
+            assert "/cpp/" not in str(caught.value)
+
+    def test_a_schema_of_allowed_depth_is_accepted(self, backend):
+        backend.validate(GuidedDecodingParams(json='{"items":' * 98 + "{}" + "}" * 98))
+
+    def test_a_model_without_end_of_sequence(self, tokenizer):
+        with pytest.raises(ConfigError, match="eos_token_id"):
+            GrammarBackend(tokenizer, VOCAB_SIZE, ()).validate(GuidedDecodingParams(regex="a"))
+
+    def test_a_tokenizer_of_an_unknown_kind(self):
+        backend = GrammarBackend(object(), VOCAB_SIZE, {EOS})
+        with pytest.raises(ConfigError, match="cannot read the tokenizer"):
+            backend.validate(GuidedDecodingParams(regex="a"))
+
+
+@needs_xgrammar
+class TestCache:
+    @pytest.fixture
+    def compiled(self, monkeypatch):
+        """Texts that were really compiled."""
+        texts, real = [], grammar_module._compile
+
+        def compile_and_note(compiler, kind, text):
+            texts.append(text)
+            return real(compiler, kind, text)
+
+        monkeypatch.setattr(grammar_module, "_compile", compile_and_note)
+        return texts
+
+    def test_equal_constraints_are_compiled_once(self, backend, compiled):
+        backend.validate(GuidedDecodingParams(regex="a+"))
+        backend.matcher(GuidedDecodingParams(regex="a+"))
+        backend.matcher(GuidedDecodingParams(regex="b+"))
+        assert compiled == ["a+", "b+"]
+
+    def test_a_regex_is_not_a_grammar(self, backend, compiled):
+        backend.validate(GuidedDecodingParams(regex='root ::= "a"'))
+        backend.validate(GuidedDecodingParams(grammar='root ::= "a"'))
+        assert len(compiled) == 2
+
+    def test_the_least_recently_used_goes(self, backend, compiled, monkeypatch):
+        monkeypatch.setattr(grammar_module, "CACHE_SIZE", 2)
+        for regex in ("a", "b", "a", "c", "a", "b"):
+            backend.validate(GuidedDecodingParams(regex=regex))
+        assert compiled == ["a", "b", "c", "b"]
+
+    def test_several_threads(self, backend):
+        failures = []
+
+        def work():
+            try:
+                for number in range(20):
+                    backend.matcher(GuidedDecodingParams(regex=f"a{{{number % 5 + 1}}}"))
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+def test_without_xgrammar_the_error_says_what_to_install(tokenizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    backend = GrammarBackend(tokenizer, VOCAB_SIZE, {EOS})
+    with pytest.raises(ConfigError, match=r"pip install mmdeploy_llm\[guided\]"):
+        backend.validate(GuidedDecodingParams(regex="a"))
+
+
+def test_xgrammar_is_not_imported_before_it_is_needed():
+    code = "import sys, mmdeploy_llm.sampling; sys.exit('xgrammar' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

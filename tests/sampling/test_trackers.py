@@ -1,0 +1,92 @@
+"""What is remembered of a sequence, against searches through the whole of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmdeploy_llm.sampling.trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
+
+few_tokens = st.lists(st.integers(0, 4), max_size=40)
+
+
+@given(few_tokens, few_tokens)
+def test_counts(prompt, output):
+    counts = TokenCounts(prompt, 5)
+    for token_id in output:
+        counts.append(token_id)
+    found = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+    assert found == {one: output.count(one) for one in {*prompt, *output}}
+
+
+def test_counts_grow_beyond_their_first_size():
+    counts = TokenCounts((), 1000)
+    for token_id in range(1000):
+        counts.append(token_id)
+        counts.append(token_id)
+    assert sorted(counts.ids.tolist()) == list(range(1000))
+    assert set(counts.counts.tolist()) == {2.0}
+
+
+@given(few_tokens, few_tokens, st.integers(1, 5))
+def test_ngrams(prompt, output, size):
+    ngrams = NGrams(size, prompt)
+    for token_id in output:
+        ngrams.append(token_id)
+    tokens = prompt + output
+    seen = {tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)}
+    tail = tokens[len(tokens) - size + 1 :] if size > 1 else []
+    expected = {one for one in range(5) if (*tail, one) in seen and len(tail) == size - 1}
+    assert set(ngrams.banned()) == expected
+
+
+@given(few_tokens, few_tokens, st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=4)))
+def test_bad_sequences(prompt, output, sequences):
+    sequences = [*map(tuple, sequences), (0, 1)]
+    tracker = BadSequences(sequences, prompt)
+    for token_id in output:
+        tracker.append(token_id)
+    text = "".join(map(str, prompt + output))
+    expected = {ids[-1] for ids in sequences if text.endswith("".join(map(str, ids[:-1])))}
+    assert tracker.banned() == expected
+
+
+def run(cap, choices):
+    """The output when the model would choose `choices`."""
+    output = []
+    for choice in choices:
+        token_id = choice if cap.forced is None else cap.forced
+        cap.append(token_id)
+        output.append(token_id)
+    return output
+
+
+class TestThinkingCap:
+    @pytest.mark.parametrize(
+        ("end_ids", "limit", "choices", "expected"),
+        [
+            ((9,), 3, [1, 1, 1, 2, 2], [1, 1, 1, 9, 2]),
+            ((8, 9), 2, [1, 1, 2, 2, 2], [1, 1, 8, 9, 2]),
+            ((9,), 3, [1, 9, 1, 1, 1], [1, 9, 1, 1, 1]),  # it ended by itself
+            ((8, 9), 3, [8, 9, 1, 1, 1], [8, 9, 1, 1, 1]),
+            ((9,), 3, [1, 1, 9, 2, 2], [1, 1, 9, 2, 2]),  # it ended with the last free token
+            ((8, 9), 3, [1, 1, 8, 2, 2], [1, 1, 8, 9, 2]),  # what it had begun is completed
+            ((8, 8, 9), 2, [8, 8, 1, 1, 1], [8, 8, 9, 1, 1]),
+            ((8, 7, 8, 9), 1, [8, 1, 1, 1, 1], [8, 7, 8, 9, 1]),
+            ((8, 9), 3, [9, 8, 1, 1, 1], [9, 8, 1, 8, 9]),
+        ],
+    )
+    def test_the_end_is_forced(self, end_ids, limit, choices, expected):
+        assert run(ThinkingCap(end_ids, limit), choices) == expected
+
+    @given(
+        st.lists(st.integers(0, 2), min_size=1, max_size=4),
+        st.integers(1, 6),
+        st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    )
+    def test_it_always_ends_in_time(self, end_ids, limit, choices):
+        cap = ThinkingCap(end_ids, limit)
+        output = run(cap, choices)
+        ends = [i for i in range(len(output)) if output[i : i + len(end_ids)] == end_ids]
+        assert cap.is_closed
+        assert ends[0] <= limit
+        assert output[ends[0] + len(end_ids) :] == choices[ends[0] + len(end_ids) :]
