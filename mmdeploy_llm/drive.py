@@ -19,6 +19,7 @@ from typing import Any
 
 from .engine import Engine
 from .errors import EngineError, MMDeployLLMError
+from .hooks.names import error_text
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 from .request import Request
 
@@ -146,7 +147,7 @@ class Driver:
 
 def _refused(job: Job, error: Exception) -> Iterator[JobOutput]:
     """The error outputs of a job that intake could not turn into requests."""
-    code, message = 500, f"{type(error).__name__}: {error}"
+    code, message = 500, error_text(error)
     if isinstance(error, MMDeployLLMError):
         code, message = error.code, str(error)
     else:

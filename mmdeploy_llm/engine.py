@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from .delivery.delivery import Delivery, record_of
 from .hooks import EngineInfo, PluginManager, StepStats
+from .hooks.names import error_text
 from .outputs import RequestOutput
 from .plan import RequestFailure, StepPlan, TokenUpdate
 from .request import Request
@@ -94,7 +95,7 @@ class Engine:
             result = self._runner.run(plan)
         except Exception as error:
             logger.exception("a step failed as a whole")
-            message = f"the engine failed in this step: {type(error).__name__}: {error}"
+            message = f"the engine failed in this step: {error_text(error)}"
             return self._scheduler.fail(plan, RequestFailure(code=500, message=message))
         return self._scheduler.commit(plan, result, time.time())
 

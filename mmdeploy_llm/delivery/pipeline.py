@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from mmdeploy_llm.errors import PluginContractError, PluginError
 from mmdeploy_llm.hooks.contracts import ReasoningParser, Segment
+from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure
 
@@ -116,7 +118,7 @@ class TextPipeline:
             parser.start(prompt)
             self._parser = parser
             return tuple(parser.markers)
-        except Exception as error:
+        except FAULTS as error:
             self._fail(parsers, error)
             return ()
 
@@ -126,7 +128,7 @@ class TextPipeline:
         try:
             for segment in settle():
                 self._collect(segment)
-        except Exception as error:
+        except FAULTS as error:
             self._fail(self._parsers, error)
 
     def _collect(self, segment: Segment) -> None:
@@ -137,11 +139,11 @@ class TextPipeline:
             )
         self._pieces[segment.kind].append(segment.text)
 
-    def _fail(self, parsers: ParserSource, error: Exception) -> None:
+    def _fail(self, parsers: ParserSource, error: BaseException) -> None:
         logger.warning("reasoning parser %s failed", parsers.name, exc_info=error)
         self._parser = None
         self.failure = RequestFailure(
             code=PluginError.code,
-            message=f"reasoning parser {parsers.name} failed: {type(error).__name__}: {error}; "
+            message=f"reasoning parser {parsers.name} failed: {error_text(error)}; "
             "the text is given undivided",
         )

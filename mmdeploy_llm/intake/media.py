@@ -18,6 +18,8 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
+from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
 from .cache import MediaCache
@@ -240,9 +242,9 @@ def _guarded(processor: MediaProcessor, call: Callable[[], Result]) -> Result:
         return call()
     except RequestError:
         raise
-    except Exception as error:  # the plugin boundary
+    except FAULTS as error:  # the plugin boundary
         raise MediaError(
-            f"{_owner(processor)} failed on the {processor.kind}: {type(error).__name__}: {error}"
+            f"{_owner(processor)} failed on the {processor.kind}: {error_text(error)}"
         ) from error
 
 

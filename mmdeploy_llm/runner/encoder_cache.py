@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.request import MediaInput
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class EncoderCache:
         try:
             self._encode([item])
         except Exception as error:
-            self._failures[item.key] = f"the {item.kind} could not be encoded: {error}"
+            self._failures[item.key] = f"the {item.kind} could not be encoded: {error_text(error)}"
             logger.warning("a media item could not be encoded", exc_info=True)
 
     def _encode(self, items: Sequence[MediaInput]) -> None:

@@ -15,6 +15,7 @@ from mmdeploy_llm.attention.base import AttentionBackend, KVCache
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
@@ -245,4 +246,4 @@ def _slot_request(new: NewRequest) -> SlotRequest:
 
 def _failure(what: str, error: Exception) -> RequestFailure:
     code = error.code if isinstance(error, MMDeployLLMError) else 500
-    return RequestFailure(code=code, message=f"{what}: {type(error).__name__}: {error}")
+    return RequestFailure(code=code, message=f"{what}: {error_text(error)}")

@@ -21,6 +21,15 @@ RESOLVED = {
 REQUEST_FIELDS = set(SlotRequest.__dataclass_fields__) - {"params"}
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For many small operations, which threads only slow down on a busy machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 @pytest.fixture(scope="session")
 def make_request():
     """A greedy request; keywords are fields of SlotRequest or of SamplingParams."""

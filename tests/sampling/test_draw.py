@@ -16,8 +16,10 @@ from transformers.generation.logits_process import (
 from mmdeploy_llm.sampling.draw import DrawParams, draw
 from mmdeploy_llm.sampling.reference import draw_one, kept_tokens, probabilities
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-VOCAB_SIZES = (2, 30, 64, 65, 500, 3000, 40_000)
+VOCAB_SIZES = (2, 30, 64, 65, 500, 3000, 10_000)
 
 rules = st.fixed_dictionaries(
     {
@@ -53,7 +55,7 @@ def small_k(rule, vocab_size):
     return {**rule, "top_k": rule["top_k"] if rule["top_k"] < vocab_size else 0}
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(rules, st.sampled_from(VOCAB_SIZES), st.integers(0, 2**31))
 def test_the_reference_keeps_what_transformers_keeps(rule, vocab_size, seed):
     logits = logits_of(1, vocab_size, seed)
@@ -68,7 +70,7 @@ def test_the_reference_keeps_what_transformers_keeps(rule, vocab_size, seed):
     assert torch.equal(kept, scores[0] > -torch.inf)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(rules, st.floats(0, 1, exclude_max=True)), min_size=1, max_size=6),
     st.sampled_from(VOCAB_SIZES),
@@ -93,23 +95,6 @@ def test_draws_are_the_references(rows, vocab_size, seed, spread, has_ties):
         assert below - 1e-5 <= uniform <= below + float(probs[token]) + 1e-5
         if min(uniform - below, below + float(probs[token]) - uniform) > 1e-5:
             assert token == draw_one(row, **rule, uniform=uniform)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(rules, st.floats(0, 1, exclude_max=True)), min_size=2, max_size=9),
-    st.sampled_from([*VOCAB_SIZES, 40_001]),
-    st.integers(0, 2**31),
-    st.booleans(),
-    st.sampled_from([torch.float32, torch.bfloat16]),
-)
-def test_a_row_alone_gives_the_same_token(rows, vocab_size, seed, has_ties, dtype):
-    logits = logits_of(len(rows), vocab_size, seed)
-    logits = (logits.round() if has_ties else logits).to(dtype)
-    rows = [{**small_k(rule, vocab_size), "uniform": uniform} for rule, uniform in rows]
-    together = draw(logits, params(rows)).tolist()
-    alone = [int(draw(logits[i : i + 1], params(rows[i : i + 1]))[0]) for i in range(len(rows))]
-    assert together == alone
 
 
 @pytest.mark.parametrize(

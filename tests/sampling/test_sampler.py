@@ -74,10 +74,10 @@ def test_slots_in_any_form_and_order(make_request, make_sampler, slots):
     assert result.token_ids == [9, 7]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(fields, min_size=2, max_size=7),
-    st.sampled_from([50, 64, 300, 20_000]),
+    st.sampled_from([50, 64, 300, 20_001]),
     st.sampled_from([torch.float32, torch.bfloat16]),
     st.integers(0, 2**31),
 )
