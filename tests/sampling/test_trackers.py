@@ -1,7 +1,7 @@
 """What is remembered of a sequence, against searches through the whole of it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmdeploy_llm.sampling.trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
@@ -9,6 +9,7 @@ from mmdeploy_llm.sampling.trackers import BadSequences, NGrams, ThinkingCap, To
 few_tokens = st.lists(st.integers(0, 4), max_size=40)
 
 
+@settings(deadline=None)
 @given(few_tokens, few_tokens)
 def test_counts(prompt, output):
     counts = TokenCounts(prompt, 5)
@@ -27,6 +28,7 @@ def test_counts_grow_beyond_their_first_size():
     assert set(counts.counts.tolist()) == {2.0}
 
 
+@settings(deadline=None)
 @given(few_tokens, few_tokens, st.integers(1, 5))
 def test_ngrams(prompt, output, size):
     ngrams = NGrams(size, prompt)
@@ -39,6 +41,7 @@ def test_ngrams(prompt, output, size):
     assert set(ngrams.banned()) == expected
 
 
+@settings(deadline=None)
 @given(few_tokens, few_tokens, st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=4)))
 def test_bad_sequences(prompt, output, sequences):
     sequences = [*map(tuple, sequences), (0, 1)]
@@ -78,6 +81,7 @@ class TestThinkingCap:
     def test_the_end_is_forced(self, end_ids, limit, choices, expected):
         assert run(ThinkingCap(end_ids, limit), choices) == expected
 
+    @settings(deadline=None)
     @given(
         st.lists(st.integers(0, 2), min_size=1, max_size=4),
         st.integers(1, 6),
