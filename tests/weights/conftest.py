@@ -69,3 +69,12 @@ def tensors():
 def checkpoint(tmp_path):
     """The folder tmp_path, with a config."""
     return Checkpoint(folder=tmp_path, config=SimpleNamespace(size=8))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """On tiny models, handing work to other threads takes longer than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
