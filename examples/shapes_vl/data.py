@@ -26,8 +26,6 @@ from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe im
 PATCH, MERGE = 14, 2
 MIN_PIXELS, MAX_PIXELS = 112 * 112, 168 * 168
 IGNORE = -100
-# Short answers are few tokens among many: without a weight the captions drown them.
-SHORT_ANSWER_WEIGHT = 2.0
 # What can be said of one image token, see cell_targets.
 CELL_CLASSES = (tuple(COLOURS), KINDS, SIZES)
 
@@ -94,11 +92,25 @@ def cell_targets(scene: Scene, grid: tuple[int, int, int]) -> np.ndarray:
     return targets.reshape(rows * cols, len(CELL_CLASSES))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """How much of a row goes to short answers.
+
+    They are few tokens among many: without a weight the captions and thoughts drown them.
+    """
+
+    questions: int = 3
+    answer_weight: float = 2.0
+
+
+DEFAULT_MIXTURE = Mixture()
+
+
 class RowMaker:
     """Draws scenes, asks about them and writes rows; one generator of random numbers drives all."""
 
-    def __init__(self, tokenizer: Tokenizer, rng: np.random.Generator) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, rng: np.random.Generator, mixture: Mixture) -> None:
+        self.tokenizer, self.mixture = tokenizer, mixture
         self.rng = rng
         self.image_id = tokenizer.token_to_id("<|IMAGE_PLACEHOLDER|>")
         self.eos_id = tokenizer.token_to_id("</s>")
@@ -122,7 +134,7 @@ class RowMaker:
         start = self._text(row, self._opening() + "User: Picture 1:", 0)
         start = self._image(row, image, scene, start)
         self._branch(row, start, asking.ask_caption(rng, scene), think=False)
-        for _ in range(3):
+        for _ in range(self.mixture.questions):
             question = asking.ask(rng, scene)
             later = asking.ask(rng, scene) if rng.random() < 0.08 else None
             self._branch(row, start, question, think=False, later=later)
@@ -238,7 +250,7 @@ class RowMaker:
         ids = ids + self._encode(question.answer)
         start = self._ids(row, ids, start, branch)
         row.labels[last:] = [*ids, self.eos_id]
-        weight = 1.0 if question.kind == "caption" else SHORT_ANSWER_WEIGHT
+        weight = 1.0 if question.kind == "caption" else self.mixture.answer_weight
         row.weights[last:] = [1.0] * thought_size + [weight] * (len(ids) + 1 - thought_size)
         return start
 
@@ -277,6 +289,7 @@ def batches(
     batch_size: int,
     part: int = 0,
     group: int = 8,
+    mixture: Mixture = DEFAULT_MIXTURE,
 ) -> Iterator[Batch]:
     """Endless batches; each `part` of a seed draws scenes of its own.
 
@@ -284,7 +297,7 @@ def batches(
     they come out is the same in all parts: processes that work in step get like lengths.
     """
     tokenizer = Tokenizer.from_str(tokenizer_json)
-    maker = RowMaker(tokenizer, np.random.default_rng((seed, part)))
+    maker = RowMaker(tokenizer, np.random.default_rng((seed, part)), mixture)
     order = np.random.default_rng(seed)
     pad_id = tokenizer.token_to_id("<pad>")
     while True:

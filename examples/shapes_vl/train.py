@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from data import CELL_CLASSES, IGNORE, Batch, batches
+from data import CELL_CLASSES, DEFAULT_MIXTURE, IGNORE, Batch, Mixture, batches
 from faster import check_shortcuts, keep_memory, use_shortcuts
 from model import make_config, make_model, save_folder
 from tokenizer import train_tokenizer
@@ -57,6 +57,18 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--look-steps", type=int, default=1200, help="first steps, without text (1200)"
+    )
+    parser.add_argument(
+        "--questions",
+        type=int,
+        default=DEFAULT_MIXTURE.questions,
+        help="short questions in a row, besides the caption and the answer with thinking (3)",
+    )
+    parser.add_argument(
+        "--answer-weight",
+        type=float,
+        default=DEFAULT_MIXTURE.answer_weight,
+        help="weight of a token of a short answer (2)",
     )
     parser.add_argument("--seed", type=int, default=0, help="weights and scenes (0)")
     parser.add_argument("--batch-size", type=int, default=32, help="rows in a step (32)")
@@ -238,7 +250,8 @@ class Run:
         # A resumed run draws scenes that the run before it has not seen.
         seed = options.seed + 100_000 * self.earlier_steps
         size = options.batch_size // options.processes
-        self.feed = batches(tokenizer_json, seed, size, part=rank)
+        mixture = Mixture(questions=options.questions, answer_weight=options.answer_weight)
+        self.feed = batches(tokenizer_json, seed, size, part=rank, mixture=mixture)
         if rank == 0:
             source = batches(tokenizer_json, HELD_OUT_SEED, 32)
             self.held_out = [next(source) for _ in range(8)]
