@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 NUM_SCENES = 100
-LEAST = 0.9  # the full evaluation stands in the example's README; this is a reduced one
+# What the bundled weights reach, less some room for chance; the example's README has the figures.
+LEAST = {"caption": 0.8, "question": 0.7, "thinking": 0.7}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shapes_vl"
 
 
@@ -47,7 +48,7 @@ def test_reduced_evaluation(evaluate, cases):
         right[sort] += answer == case.question.answer
     assert asked["caption"] == NUM_SCENES
     shares = {sort: right[sort] / asked[sort] for sort in asked}
-    assert all(share >= LEAST for share in shares.values()), shares
+    assert all(shares[sort] >= LEAST[sort] for sort in LEAST), shares
 
 
 def test_transformers_gives_the_same_answers(evaluate, cases):
