@@ -58,3 +58,13 @@ def test_rows_of_a_wider_tensor_are_read_in_place():
     assert not logits.is_contiguous()
     assert first_argmax(logits)[0].tolist() == logits.argmax(dim=1).tolist()
     assert torch.equal(largest(logits, 9)[0], logits.topk(9, dim=1).values)
+
+
+@pytest.mark.parametrize("vocab_size", [40_000, 65_537, 65_600])
+@pytest.mark.parametrize("size", [1, 64])
+def test_the_edges_of_a_row_are_looked_at(vocab_size, size):
+    logits = rows(vocab_size, 2)
+    logits[:, [0, -1]] = torch.tensor([98.0, 99.0])
+    values, ids = largest(logits, size)
+    assert ids[:, :2].tolist() == [[vocab_size - 1, 0][:size]] * 3
+    assert values[:, 0].tolist() == [99.0] * 3

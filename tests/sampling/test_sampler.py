@@ -271,3 +271,17 @@ def test_greedy_rows_are_not_copied(make_request, make_sampler, monkeypatch):
         monkeypatch.setattr(f"mmdeploy_llm.sampling.sampler.{name}", forbidden)
     logits = steps_of(1, 4, 1000, 7)[0]
     assert sampler.sample(logits, range(4)).token_ids == logits.argmax(dim=1).tolist()
+
+
+@pytest.mark.parametrize("own", [{}, RANDOM])
+def test_a_forced_token_needs_no_other_to_be_allowed(make_request, make_sampler, own):
+    request = make_request(
+        **own,
+        output_token_ids=(1, 1),
+        reasoning_max_tokens=2,
+        reasoning_end_ids=(20, 21),
+        bad_words_token_ids=tuple((token_id,) for token_id in range(50)),
+    )
+    results = run(make_sampler([request], 50), torch.zeros(3, 1, 50), [0])
+    assert [result.token_ids for result in results] == [[20], [21], [0]]
+    assert [result.errors for result in results] == [{}, {}, {0: NOTHING_ALLOWED}]
