@@ -23,7 +23,7 @@ from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe im
 )
 
 MAX_FILE_BYTES = 8_000_000
-MAX_POSITIONS = 4096
+MAX_POSITIONS = 32768
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast) -> Ernie4_5_VLMoeConfig:

@@ -90,7 +90,7 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         extra_special_tokens=NAMED_TOKENS,
         chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
         clean_up_tokenization_spaces=False,
-        model_max_length=4096,
+        model_max_length=32768,
     )
 
 
