@@ -3,9 +3,11 @@ blocks."""
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from mmdeploy_llm.attention.base import KVCache
@@ -57,15 +59,23 @@ def available_memory(device: torch.device, utilization: float) -> int:
 
 
 def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
-    """The cache, zeroed: rows behind a sequence's end must be finite for every backend."""
+    """The cache, zeroed: rows behind a sequence's end must be finite for every backend.
+
+    On the CPU its pages are zero pages of the system until they are written: a cache of gigabytes
+    costs nothing at start, and no memory that is not used.
+    """
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
 
-    def layers() -> tuple[torch.Tensor, ...]:
-        return tuple(
-            torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)
-        )
+    def layer() -> torch.Tensor:
+        if device.type != "cpu":
+            return torch.zeros(size, dtype=shape.dtype, device=device)
+        num_bytes = math.prod(size) * shape.dtype.itemsize
+        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(shape.dtype).view(size)
 
-    return KVCache(keys=layers(), values=layers())
+    return KVCache(
+        keys=tuple(layer() for _ in range(shape.num_layers)),
+        values=tuple(layer() for _ in range(shape.num_layers)),
+    )
 
 
 def _free_ram() -> int:
