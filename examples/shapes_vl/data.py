@@ -100,6 +100,7 @@ class Mixture:
     """
 
     questions: int = 3
+    thinking: float = 1.0
     answer_weight: float = 2.0
 
 
@@ -138,8 +139,9 @@ class RowMaker:
             question = asking.ask(rng, scene)
             later = asking.ask(rng, scene) if rng.random() < 0.08 else None
             self._branch(row, start, question, think=False, later=later)
-        thought = asking.ask_caption if rng.random() < 0.25 else asking.ask
-        self._branch(row, start, thought(rng, scene), think=True)
+        if rng.random() < self.mixture.thinking:
+            thought = asking.ask_caption if rng.random() < 0.25 else asking.ask
+            self._branch(row, start, thought(rng, scene), think=True)
         return row
 
     def text_first(self) -> Row:

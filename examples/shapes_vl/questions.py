@@ -61,7 +61,7 @@ def ask(rng: np.random.Generator, scene: Scene, kind: str | None = None) -> Ques
 
     Raises ValueError if the scene has no question of the kind that was asked for.
     """
-    kinds = [kind] if kind else rng.permutation(list(MAKERS)).tolist()
+    kinds = [kind] if kind else rng.permutation(LOTS).tolist()
     for name in kinds:
         made = MAKERS[name](rng, scene)
         if made is not None:
@@ -284,3 +284,8 @@ MAKERS: dict[str, Callable[[np.random.Generator, Scene], Made]] = {
     "relation": _relation,
     "exists": _exists,
 }
+
+# A random question is a draw from these lots. Questions that first have to find a shape by its
+# kind take longest to learn, so there is more than one lot for each.
+EXTRA_LOTS = {"colour": 1, "count_kind": 1, "where": 1, "exists": 1, "relation": 2}
+LOTS = tuple(name for name in MAKERS for _ in range(1 + EXTRA_LOTS.get(name, 0)))

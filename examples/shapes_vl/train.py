@@ -65,6 +65,12 @@ def parse_arguments() -> argparse.Namespace:
         help="short questions in a row, besides the caption and the answer with thinking (3)",
     )
     parser.add_argument(
+        "--thinking",
+        type=float,
+        default=DEFAULT_MIXTURE.thinking,
+        help="share of rows that have an answer with thinking (1)",
+    )
+    parser.add_argument(
         "--answer-weight",
         type=float,
         default=DEFAULT_MIXTURE.answer_weight,
@@ -250,7 +256,11 @@ class Run:
         # A resumed run draws scenes that the run before it has not seen.
         seed = options.seed + 100_000 * self.earlier_steps
         size = options.batch_size // options.processes
-        mixture = Mixture(questions=options.questions, answer_weight=options.answer_weight)
+        mixture = Mixture(
+            questions=options.questions,
+            thinking=options.thinking,
+            answer_weight=options.answer_weight,
+        )
         self.feed = batches(tokenizer_json, seed, size, part=rank, mixture=mixture)
         if rank == 0:
             source = batches(tokenizer_json, HELD_OUT_SEED, 32)

@@ -76,13 +76,18 @@ def test_in_chunks_smaller_than_an_image(reference, make_llm, make_picture):
 
 
 def test_with_preemption(reference, make_llm, make_picture):
+    """Each text four times, so that somebody always waits for the blocks that become free."""
     found = cases(reference, make_picture)
     longest = max(reference.inputs(*case)["input_ids"].shape[1] for case in found)
     num_blocks = -(-(longest + GREEDY.max_tokens) // 4) + 6
     llm, stats = make_llm(
-        reference.folder, block_size=4, num_gpu_blocks_override=num_blocks, max_num_seqs=6
+        reference.folder,
+        block_size=4,
+        num_gpu_blocks_override=num_blocks,
+        max_num_seqs=12,
+        enable_prefix_caching=False,
     )
-    assert tokens(run(llm, found)) == expected(reference, found)
+    assert tokens(run(llm, found * 4)) == expected(reference, found) * 4
     assert stats.steps[-1].num_preemptions > 0
 
 
