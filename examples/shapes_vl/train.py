@@ -31,7 +31,7 @@ from faster import check_shortcuts, keep_memory, use_shortcuts
 from model import make_config, make_model, save_folder
 from tokenizer import train_tokenizer
 from torch import Tensor, distributed, multiprocessing, nn
-from transformers import Ernie4_5_VLMoeForConditionalGeneration
+from transformers import Ernie4_5_VLMoeForConditionalGeneration, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import load_balancing_loss_func
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
@@ -242,7 +242,7 @@ class Run:
         torch.manual_seed(options.seed)
         torch.set_num_threads(1)
         self.options, self.rank = options, rank
-        self.tokenizer = train_tokenizer()
+        self.tokenizer = self._tokenizer()
         self.model = make_model(make_config(self.tokenizer))
         self.average = Average(self.model)
         self.guide = Guide(self.model)
@@ -269,6 +269,16 @@ class Run:
             self.judge = make_model(self.model.config)
             use_shortcuts(self.judge)
         use_shortcuts(self.model)
+
+    def _tokenizer(self) -> PreTrainedTokenizerFast:
+        """A resumed run keeps the tokenizer of its folder: a new one, trained on questions that
+        have changed since, would give the words other ids."""
+        if self.options.resume is None:
+            return train_tokenizer()
+        folder = self.options.resume.with_name(
+            self.options.resume.name.removesuffix(".training.pt")
+        )
+        return PreTrainedTokenizerFast.from_pretrained(folder)
 
     def work(self) -> None:
         """Steps until the time, or the number of steps, is used up."""
