@@ -59,7 +59,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(
         folder=folder,
         config=_config(folder),
-        preprocessor=_preprocessor(folder),
+        preprocessor=_preprocessor(folder, "image_processor", "preprocessor_config.json"),
+        video_preprocessor=_preprocessor(
+            folder, "video_processor", "video_preprocessor_config.json"
+        ),
         generation=read_json(folder / "generation_config.json"),
     )
 
@@ -88,10 +91,10 @@ def _config(folder: Path) -> Any:
         ) from error
 
 
-def _preprocessor(folder: Path) -> Mapping[str, Any]:
-    """The image processor's options; the newer processor_config.json wins, as in transformers."""
-    nested = read_json(folder / "processor_config.json").get("image_processor")
-    return nested if isinstance(nested, dict) else read_json(folder / "preprocessor_config.json")
+def _preprocessor(folder: Path, name: str, file_name: str) -> Mapping[str, Any]:
+    """A processor's options; the newer processor_config.json wins, as in transformers."""
+    nested = read_json(folder / "processor_config.json").get(name)
+    return nested if isinstance(nested, dict) else read_json(folder / file_name)
 
 
 def _from_hub(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:

@@ -59,7 +59,10 @@ class Slots:
         index = self._free.pop()
         self.token_ids[index, : len(request.token_ids)] = request.token_ids
         self.prompt_lens[index] = request.prompt_len
-        self.deltas[index] = 0 if positions is None else positions.max() + 1 - request.prompt_len
+        # As transformers' generate: on from the last token, also where a long video before it
+        # reaches further in time.
+        last = request.prompt_len - 1 if positions is None else positions[:, -1].max()
+        self.deltas[index] = last + 1 - request.prompt_len
         self._num_blocks[index] = 0
         info = SlotInfo(index=index, request=request, positions=positions)
         self._infos[request.request_id] = info

@@ -26,7 +26,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
                 "Ernie4_5_VL_MoeForConditionalGeneration",
             ),
             factory="mmdeploy_llm_plugins.ernie.vl:ErnieVLForConditionalGeneration",
-            media=("image",),
+            media=("image", "video"),
             reasoning="ernie-45-vl",
         ),
     )

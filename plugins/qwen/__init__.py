@@ -18,6 +18,6 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="qwen2_5_vl",
             architectures=("Qwen2_5_VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:QwenVLForConditionalGeneration",
-            media=("image",),
+            media=("image", "video"),
         ),
     )

@@ -8,6 +8,7 @@ H, W: image size; P: patch_size; M: merge_size; T: temporal_patch_size; N = H/P 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
@@ -98,19 +99,35 @@ def resize(image: Image.Image, height: int, width: int, options: ImageOptions) -
 def patchify(pixels: np.ndarray, table: np.ndarray, options: ImageOptions) -> np.ndarray:
     """Patch rows of uint8 [H, W, 3] as float32 [N, 3 * T * P * P], looked up in `table`.
 
-    Rows go by merged cell, then by patch in it: (H/PM, W/PM, M, M). A still image is its own T
-    frames.
+    A still image is its own T frames.
     """
-    rows = _patch_rows(pixels, options)
-    num_patches, area = len(rows), options.patch_size**2
+    height, width = pixels.shape[:2]
+    num_patches = height * width // options.patch_size**2
+    row_size = 3 * options.temporal_patch_size * options.patch_size**2
+    out = np.empty((num_patches, row_size), dtype=np.float32)
+    patchify_group([pixels], table, options, out=out)
+    return out
+
+
+def patchify_group(
+    frames: Sequence[np.ndarray], table: np.ndarray, options: ImageOptions, *, out: np.ndarray
+) -> None:
+    """Patch rows of T frames of uint8 [H, W, 3], or of one that counts T times, written into `out`,
+    float32 [N, 3 * T * P * P].
+
+    Rows go by merged cell, then by patch in it: (H/PM, W/PM, M, M).
+    """
+    area = options.patch_size**2
     channel = np.repeat(np.arange(3, dtype=np.uint16) * 256, area)  # where a channel's table begins
-    out = np.empty((num_patches, 3, options.temporal_patch_size, area), dtype=np.float32)
-    for start in range(0, num_patches, ROWS_AT_A_TIME):
-        chosen = slice(start, start + ROWS_AT_A_TIME)
-        # "clip" has nothing to clip; it spares numpy the second buffer that "raise" needs.
-        values = table.take(rows[chosen] + channel, mode="clip")
-        out[chosen] = values.reshape(-1, 3, 1, area)
-    return out.reshape(num_patches, -1)
+    split = out.reshape(-1, 3, options.temporal_patch_size, area)
+    for number, frame in enumerate(frames):
+        rows = _patch_rows(frame, options)
+        place = slice(None) if len(frames) == 1 else slice(number, number + 1)
+        for start in range(0, len(rows), ROWS_AT_A_TIME):
+            chosen = slice(start, start + ROWS_AT_A_TIME)
+            # "clip" has nothing to clip; it spares numpy the second buffer that "raise" needs.
+            values = table.take(rows[chosen] + channel, mode="clip")
+            split[chosen, :, place] = values.reshape(-1, 3, 1, area)
 
 
 def _patch_rows(pixels: np.ndarray, options: ImageOptions) -> np.ndarray:

@@ -1,12 +1,14 @@
 """Tiny random checkpoints of every family, and transformers' own models as the reference."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import mmdeploy_llm_processors.video
 import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,
 )
@@ -14,17 +16,26 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.hooks import hookimpl
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import MAX_PIXELS, MIN_PIXELS, write_tiny
 
-PLACEHOLDERS = {"ernie4_5_vl_moe": "<|IMAGE_PLACEHOLDER|>", "qwen2_5_vl": "<|image_pad|>"}
-MARKERS = {
+IMAGE_TOKENS = {"ernie4_5_vl_moe": "<|IMAGE_PLACEHOLDER|>", "qwen2_5_vl": "<|image_pad|>"}
+VIDEO_TOKENS = {"ernie4_5_vl_moe": "<|VIDEO_PLACEHOLDER|>", "qwen2_5_vl": "<|video_pad|>"}
+IMAGE_MARKERS = {
     "ernie4_5_vl_moe": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
+    "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
+}
+VIDEO_MARKERS = {
+    "ernie4_5_vl_moe": ("<|VIDEO_START|>", "<|VIDEO_END|>"),
     "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
 }
 PROCESSORS = {
     "ernie4_5_vl_moe": Ernie4_5_VLMoeImageProcessorPil,
     "qwen2_5_vl": Qwen2VLImageProcessorPil,
 }
+FONT = Path(mmdeploy_llm_processors.video.__file__).with_name("Roboto-Regular.ttf")
+RATE = 8  # frames per second of the clips
+# Of the tiny checkpoints' video_preprocessor_config.json.
+VIDEO_SIZE = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
 
 
 def picture(seed, width, height):
@@ -32,6 +43,39 @@ def picture(seed, width, height):
     rng = np.random.RandomState(seed)
     small = rng.randint(0, 255, (6, 6, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def filled(prompt, placeholder, counts):
+    """The prompt with each placeholder repeated."""
+    first, *rest = prompt.split(placeholder)
+    for count, text in zip(counts, rest, strict=True):
+        first += placeholder * count + text
+    return first
+
+
+def stamped(frame, seconds):
+    """ERNIE's time stamp: 10 % of the shorter side high, black on white, in the corner."""
+    frame = frame.copy()
+    size = int(min(frame.size) * 0.1)
+    text = f"time: 00:00:{seconds:05.2f}"
+    font = ImageFont.truetype(FONT, size)
+    outline = {"stroke_width": int(size * 0.1), "stroke_fill": (255, 255, 255)}
+    ImageDraw.Draw(frame).text((0, 0), text, font=font, fill=(0, 0, 0), **outline)
+    return frame
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A video as frames of one size, RATE a second, and the numbers of those that are used."""
+
+    frames: list
+    used: list
+    options: dict = field(default_factory=dict)
+
+    @property
+    def item(self):
+        """What the caller gives."""
+        return {"video": self.frames, "source_fps": RATE, **self.options}
 
 
 class Reference:
@@ -46,42 +90,85 @@ class Reference:
 
     @property
     def has_images(self):
-        return self.family in PLACEHOLDERS
+        return self.family in IMAGE_TOKENS
 
     def image_text(self):
         """What stands for one image in a prompt."""
-        start, end = MARKERS[self.family]
-        return f"{start}{PLACEHOLDERS[self.family]}{end}"
+        start, end = IMAGE_MARKERS[self.family]
+        return f"{start}{IMAGE_TOKENS[self.family]}{end}"
 
-    def inputs(self, prompt, images=()):
-        """The model's inputs for a prompt, made by transformers' tokenizer and image processor."""
+    def video_text(self):
+        """What stands for one video in a prompt."""
+        start, end = VIDEO_MARKERS[self.family]
+        return f"{start}{VIDEO_TOKENS[self.family]}{end}"
+
+    def inputs(self, prompt, images=(), videos=()):
+        """The model's inputs for a prompt, made by transformers' tokenizer and image processor.
+
+        transformers' video processors need torchvision; a video's frames go through the image
+        processor one by one, and its time stamps are drawn here.
+        """
         extra = {}
         if images:
             processor = PROCESSORS[self.family].from_pretrained(self.folder)
-            extra = dict(processor(list(images), return_tensors="pt"))
-            placeholder = PLACEHOLDERS[self.family]
-            first, *rest = prompt.split(placeholder)
-            for grid, text in zip(extra["image_grid_thw"], rest, strict=True):
-                first += placeholder * (int(grid.prod()) // 4) + text
-            prompt = first
+            extra |= dict(processor(list(images), return_tensors="pt"))
+            counts = [int(grid.prod()) // 4 for grid in extra["image_grid_thw"]]
+            prompt = filled(prompt, IMAGE_TOKENS[self.family], counts)
+        if videos:
+            made = [self.video_inputs(clip) for clip in videos]
+            extra["pixel_values_videos"] = torch.cat([pixels for pixels, _, _ in made])
+            extra["video_grid_thw"] = torch.tensor([grid for _, grid, _ in made])
+            frames_a_token = 8 if self.is_ernie else 4
+            counts = [int(np.prod(grid)) // frames_a_token for _, grid, _ in made]
+            prompt = filled(prompt, VIDEO_TOKENS[self.family], counts)
+            if not self.is_ernie:
+                extra["second_per_grid_ts"] = [seconds for _, _, seconds in made]
         ids = self.tokenizer(prompt, return_tensors="pt").input_ids
         if self.has_images:
             extra |= self._token_types(ids)
         return {"input_ids": ids, **extra}
 
+    @property
+    def is_ernie(self):
+        return self.family == "ernie4_5_vl_moe"
+
+    def video_inputs(self, clip):
+        """(pixels, grid, seconds between two steps in time) of the clip's used frames."""
+        frames = [clip.frames[index] for index in clip.used]
+        if self.is_ernie:
+            frames = [
+                stamped(frame, index / RATE) for frame, index in zip(frames, clip.used, strict=True)
+            ]
+        frames += frames[-1:] * (len(frames) % 2)
+        processor = PROCESSORS[self.family].from_pretrained(self.folder, size=VIDEO_SIZE)
+        made = processor(frames, return_tensors="pt")
+        _, rows, columns = made["image_grid_thw"][0].tolist()
+        pixels = made["pixel_values"].view(len(frames), rows * columns, -1)
+        if self.is_ernie:
+            return pixels.flatten(0, 1), (len(frames), rows, columns), None
+        # An image is its own second frame there: of each pair take one of either.
+        patches = pixels.view(len(frames), rows * columns, 3, 2, -1)
+        pairs = torch.stack([patches[0::2, :, :, 0], patches[1::2, :, :, 0]], dim=3)
+        seconds = 2 / (len(clip.used) / len(clip.frames) * RATE)
+        grid = (len(frames) // 2, rows, columns)
+        return pairs.flatten(2).flatten(0, 1), grid, seconds
+
     def _token_types(self, ids):
         config = self.model.config
-        types = {"mm_token_type_ids": (ids == config.image_token_id).int()}
-        if self.family == "ernie4_5_vl_moe":
-            names = ("image_token_id", "image_start_token_id", "image_end_token_id")
-            vision = torch.tensor([getattr(config, name) for name in names])
-            types["moe_mm_token_type_ids"] = torch.isin(ids, vision).int()
-        return types
+        types = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
+        found = {"mm_token_type_ids": types}
+        if self.is_ernie:
+            routed = torch.zeros_like(ids, dtype=torch.int)
+            for number, kind in ((1, "image"), (2, "video")):
+                for part in ("", "_start", "_end"):
+                    routed[ids == getattr(config, f"{kind}{part}_token_id")] = number
+            found["moe_mm_token_type_ids"] = routed
+        return found
 
     @torch.inference_mode()
-    def generate(self, prompt, images=(), max_tokens=12):
+    def generate(self, prompt, images=(), videos=(), max_tokens=12):
         """The new token ids, end of sequence included."""
-        inputs = self.inputs(prompt, images)
+        inputs = self.inputs(prompt, images, videos)
         out = self.model.generate(
             **inputs,
             attention_mask=torch.ones_like(inputs["input_ids"]),
@@ -141,7 +228,7 @@ def reference(request, reference_of):
     return reference_of(request.param)
 
 
-@pytest.fixture(params=sorted(PLACEHOLDERS))
+@pytest.fixture(params=sorted(IMAGE_TOKENS))
 def vl_reference(request, reference_of):
     return reference_of(request.param)
 
@@ -153,7 +240,11 @@ def make_llm():
     opened = []
 
     def make(folder, **options):
-        defaults = {"limit_mm_per_prompt": {"image": 4}, "block_size": 16, "use_warmup": False}
+        defaults = {
+            "limit_mm_per_prompt": {"image": 4, "video": 2},
+            "block_size": 16,
+            "use_warmup": False,
+        }
         llm = LLM(model=str(folder), **{**defaults, **options})
         stats = Stats()
         llm.plugins.register(stats, name="stats")
@@ -168,3 +259,14 @@ def make_llm():
 @pytest.fixture(scope="session")
 def make_picture():
     return picture
+
+
+@pytest.fixture(scope="session")
+def make_clip():
+    """Frames that differ from each other, `num` of them."""
+
+    def make(seed, num, width, height, used, **options):
+        frames = [picture(100 * seed + number, width, height) for number in range(num)]
+        return Clip(frames=frames, used=list(used), options=options)
+
+    return make

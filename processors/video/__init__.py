@@ -1,0 +1,23 @@
+"""Videos as model inputs, for ERNIE 4.5 VL and Qwen2.5-VL. Imports neither PyAV, Pillow nor torch
+by itself."""
+
+from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
+
+ERNIE = MediaProcessorSpec(
+    name="ernie-video",
+    kind="video",
+    factory="mmdeploy_llm_processors.video.processor:ErnieVideoProcessor",
+    models=("ernie4_5_vl_moe",),
+)
+QWEN = MediaProcessorSpec(
+    name="qwen-video",
+    kind="video",
+    factory="mmdeploy_llm_processors.video.processor:QwenVideoProcessor",
+    models=("qwen2_5_vl",),
+)
+
+
+@hookimpl
+def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
+    """One spec for each family."""
+    return (ERNIE, QWEN)

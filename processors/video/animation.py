@@ -1,0 +1,105 @@
+"""Animated GIF, WebP and PNG as videos, through Pillow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+from mmdeploy_llm_processors.image.modes import to_rgb
+from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin, WebPImagePlugin
+
+from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.hooks import MediaLimits
+
+from .timeline import Timeline, check_duration, check_size
+
+DEFAULT_LENGTH = 0.1  # seconds; browsers show frames of no or next to no length so long
+SHORTEST_LENGTH = 0.011
+MAX_ANIMATION_FRAMES = 20_000
+
+
+def sniff(head: bytes) -> str | None:
+    """The format that the first bytes announce; None for another."""
+    signatures = {
+        "GIF": head.startswith((b"GIF87a", b"GIF89a")),
+        "WEBP": head[:4] == b"RIFF" and head[8:12] == b"WEBP",
+        "PNG": head.startswith(b"\x89PNG\r\n\x1a\n"),
+    }
+    return next((name for name, fits in signatures.items() if fits), None)
+
+
+def _open(blob: bytes, name: str) -> ImageFile.ImageFile:
+    opened: ImageFile.ImageFile
+    if name == "GIF":
+        opened = GifImagePlugin.GifImageFile(io.BytesIO(blob))
+    elif name == "WEBP":
+        opened = WebPImagePlugin.WebPImageFile(io.BytesIO(blob))
+    else:
+        opened = PngImagePlugin.PngImageFile(io.BytesIO(blob))
+    return opened
+
+
+class Animation:
+    """An animated image. Raises MediaError and its children when it cannot be used."""
+
+    has_chosen_frames = False
+
+    def __init__(self, blob: bytes, name: str, limits: MediaLimits) -> None:
+        self._blob, self._name = blob, name
+        try:
+            opened = _open(blob, name)
+            check_size(*opened.size, limits)
+            lengths = _lengths(opened, name)
+        except (MediaError, MediaLimitError):
+            raise
+        except Exception as error:  # codecs raise anything for broken data
+            raise self._broken(error) from None
+        times, end = [], 0.0
+        for length in lengths:
+            times.append(end)
+            end += length
+        check_duration(end, limits)
+        self.timeline = Timeline(
+            width=opened.width,
+            height=opened.height,
+            times=times,
+            duration=end,
+            is_constant=max(lengths) - min(lengths) < 1e-6,
+        )
+        self.digest = blake2b(blob, digest_size=20).hexdigest()
+
+    def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        """See OpenVideo. Frames build on each other, so what follows a damaged one is as it was."""
+        opened = _open(self._blob, self._name)
+        latest: Image.Image | None = None
+        for index in indices:
+            try:
+                opened.seek(index)
+                latest = to_rgb(opened.copy())
+            except Exception as error:  # codecs raise anything for broken data
+                if latest is None:
+                    raise self._broken(error) from None
+            yield latest
+
+    def _broken(self, error: Exception) -> MediaError:
+        return MediaError(
+            f"the {self._name} animation is corrupt ({type(error).__name__} while reading it)"
+        )
+
+
+def _lengths(opened: ImageFile.ImageFile, name: str) -> list[float]:
+    """Seconds of each frame."""
+    count = int(getattr(opened, "n_frames", 1))
+    if count < 2 and name == "PNG":
+        raise UnsupportedMediaError("a PNG without animation is no video; give it as an image")
+    if count > MAX_ANIMATION_FRAMES:
+        raise MediaLimitError(
+            f"the animation has {count} frames, {MAX_ANIMATION_FRAMES} are allowed; cut it"
+        )
+    lengths = []
+    for index in range(count):
+        opened.seek(index)
+        seconds = float(opened.info.get("duration") or 0) / 1000
+        lengths.append(seconds if seconds >= SHORTEST_LENGTH else DEFAULT_LENGTH)
+    return lengths

@@ -1,0 +1,310 @@
+"""Videos in container files, through PyAV (FFmpeg).
+
+A first pass over the packets, which decodes nothing, gives the time of every frame and the key
+frames. Reading then goes forward, and jumps to a key frame wherever one lies between here and the
+next wanted frame: so no more is decoded than must be.
+
+The container's format is decided here, by its first bytes, and only formats that hold media
+themselves are opened: playlists, which name other files or URLs, are out of reach.
+"""
+
+from __future__ import annotations
+
+import bisect
+import io
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from hashlib import blake2b
+from itertools import pairwise
+
+import av
+from av.container import InputContainer
+from av.video.stream import VideoStream
+from PIL import Image
+
+from mmdeploy_llm.errors import (
+    MediaError,
+    MediaLimitError,
+    RequestError,
+    UnsupportedMediaError,
+)
+from mmdeploy_llm.hooks import MediaLimits
+
+from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size
+
+MAX_RATE = 240  # frames per second; more in a video of the longest allowed duration is refused
+# How far away a neighbour may be that stands for a frame that cannot be decoded: FastDeploy's rule.
+NEIGHBOURS, NEIGHBOURS_AT_ENDS = 10, 20
+# Frame lengths may differ by this share of their median and still count as equal: time stamps of
+# some containers have milliseconds only.
+RATE_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """What the first pass found. pts: of the frames in order of time, in units of time_base.
+    keys: those of the key frames, for jumps. is_numbered: the container does not give every frame
+    a time, so that frames are told apart by their number and pts are 0, 1, 2, ..."""
+
+    timeline: Timeline
+    pts: Sequence[int]
+    keys: Sequence[int]
+    is_numbered: bool
+
+
+class _SeekError(Exception):
+    """A jump did not lead to where it should."""
+
+
+def sniff(head: bytes) -> str | None:
+    """FFmpeg's name for the container that the first bytes announce; None for another."""
+    signatures = {
+        "mp4": head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"),
+        "matroska": head.startswith(b"\x1a\x45\xdf\xa3"),
+        "avi": head[:4] == b"RIFF" and head[8:12] == b"AVI ",
+        "flv": head.startswith(b"FLV"),
+        "asf": head.startswith(b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),
+        "ogg": head.startswith(b"OggS"),
+        "mpeg": head.startswith(b"\x00\x00\x01\xba"),
+        "mpegts": head[:1] == b"\x47" and head[188:189] == b"\x47",
+    }
+    return next((name for name, fits in signatures.items() if fits), None)
+
+
+class ContainerVideo:
+    """A video in encoded form. Raises MediaError and its children when it cannot be used."""
+
+    has_chosen_frames = False
+
+    def __init__(self, blob: bytes, name: str, limits: MediaLimits) -> None:
+        self._blob = blob
+        self._format = name
+        with self._opened() as (container, stream):
+            self._track = _survey(container, stream, limits)
+        self.timeline = self._track.timeline
+        self.digest = blake2b(blob, digest_size=20).hexdigest()
+
+    def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        """See OpenVideo."""
+        num_done = 0
+        try:
+            for frame in self._read(indices, self._track.keys):
+                yield frame
+                num_done += 1
+        except _SeekError:  # slowly then: from the beginning
+            yield from self._read(indices[num_done:], keys=())
+
+    def _read(self, indices: Sequence[int], keys: Sequence[int]) -> Iterator[Image.Image]:
+        with self._opened() as (container, stream):
+            reader = _Reader(container, stream, self._track, keys)
+            for index in indices:
+                yield reader.at(index)
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
+        """FFmpeg's own words are left out of errors: they can hold anything."""
+        try:
+            with av.open(
+                io.BytesIO(self._blob),
+                format=self._format,
+                metadata_errors="replace",
+                options={"protocol_whitelist": ""},
+            ) as container:
+                yield container, _video_stream(container)
+        except RequestError:
+            raise
+        except (av.error.FFmpegError, ValueError, ArithmeticError, EOFError) as error:
+            raise MediaError(
+                f"the {self._format} video is corrupt or truncated "
+                f"({type(error).__name__} while reading it)"
+            ) from None
+        except MemoryError:
+            raise MediaLimitError("there is no memory to decode the video; shrink it") from None
+
+
+def _video_stream(container: InputContainer) -> VideoStream:
+    """The first stream with moving pictures: cover art is none."""
+    for stream in container.streams.video:
+        if not stream.disposition & av.stream.Disposition.attached_pic:
+            if stream.codec_context is None:
+                raise UnsupportedMediaError("the video's codec is not known to this FFmpeg")
+            stream.thread_count = 1  # the intake has threads enough
+            return stream
+    kinds: list[str] = sorted({stream.type for stream in container.streams}) or ["nothing"]
+    raise UnsupportedMediaError(
+        f"the file has no video in it, only {', '.join(kinds)}; give a video, or take the item out"
+    )
+
+
+def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits) -> Track:
+    width, height = stream.codec_context.width, stream.codec_context.height
+    if width < 1 or height < 1:
+        raise MediaError("the video does not say how large its frames are; it may be truncated")
+    check_size(width, height, limits)
+    if container.duration:
+        check_duration(container.duration / av.time_base, limits)
+    packets = _packets(container, stream, int(limits.max_duration * MAX_RATE))
+    if not packets:
+        raise MediaError("the video holds no frame that can be read; it may be truncated")
+    is_numbered = any(pts is None for pts, _ in packets)
+    pts = sorted({pts for pts, _ in packets if pts is not None})
+    keys = sorted({pts for pts, is_key in packets if pts is not None and is_key})
+    seconds = float(stream.time_base or Fraction(1, 1000))
+    if is_numbered:
+        pts, keys, seconds = list(range(len(packets))), [], 1 / _rate(stream)
+    times = [(value - pts[0]) * seconds for value in pts]
+    # The last frame lasts as long as the others.
+    last = times[-1] / (len(times) - 1) if len(times) > 1 else 1 / _rate(stream)
+    check_duration(times[-1] + last, limits)
+    if _is_sideways(container, stream):
+        width, height = height, width
+    timeline = Timeline(
+        width=width,
+        height=height,
+        times=times,
+        duration=times[-1] + last,
+        is_constant=_is_constant(times),
+    )
+    return Track(timeline=timeline, pts=pts, keys=keys, is_numbered=is_numbered)
+
+
+def _packets(
+    container: InputContainer, stream: VideoStream, most: int
+) -> list[tuple[int | None, bool]]:
+    """(time, whether a key frame) of all packets, one a frame. A file that ends too early gives
+    those before its end."""
+    found: list[tuple[int | None, bool]] = []
+    try:
+        for packet in container.demux(stream):
+            if packet.size and not packet.is_discard:
+                found.append((packet.pts, packet.is_keyframe))
+            if len(found) > most:
+                raise MediaLimitError(f"the video has more than {most} frames; cut it")
+    except av.error.FFmpegError:
+        if not found:
+            raise
+    return found
+
+
+def _rate(stream: VideoStream) -> float:
+    """Frames per second that the container announces, if that can be."""
+    rate = float(stream.average_rate or stream.guessed_rate or 0)
+    return rate if 0 < rate <= MAX_RATE else UNKNOWN_RATE
+
+
+def _is_constant(times: Sequence[float]) -> bool:
+    if len(times) < 3:
+        return True
+    usual = statistics.median(after - before for before, after in pairwise(times))
+    slack = max(RATE_TOLERANCE * usual, 0.002)
+    # Frames may be a little early or late, but must not drift away from an even beat.
+    mean = times[-1] / (len(times) - 1)
+    return all(abs(time - index * mean) <= slack for index, time in enumerate(times))
+
+
+def _is_sideways(container: InputContainer, stream: VideoStream) -> bool:
+    """Whether frames are turned by a quarter; only a decoded frame tells."""
+    container.seek(0)
+    for packet in container.demux(stream):
+        for frame in _decoded(packet):
+            return frame.rotation % 180 == 90
+    return False
+
+
+def _decoded(packet: av.Packet) -> list[av.VideoFrame]:
+    """The frames that a packet completes; none of a damaged packet."""
+    try:
+        return list(packet.decode())
+    except (av.error.FFmpegError, ValueError):
+        return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    """A decoded frame and its place on the track."""
+
+    pts: int
+    frame: av.VideoFrame
+
+
+class _Reader:
+    """Gives frames in ascending order; jumps to key frames where one lies ahead."""
+
+    def __init__(
+        self, container: InputContainer, stream: VideoStream, track: Track, keys: Sequence[int]
+    ) -> None:
+        self._container, self._stream = container, stream
+        self._track, self._keys = track, keys
+        self._frames = self._decode()
+        self._earlier: _Frame | None = None  # the last frame before the wanted one
+        self._here: _Frame | None = None  # the frame at or behind it
+
+    def at(self, index: int) -> Image.Image:
+        """Frame `index`, or the nearest that can be decoded. Raises MediaError, _SeekError."""
+        wanted = self._track.pts[index]
+        has_jumped = self._jump(wanted)
+        while self._here is None or self._here.pts < wanted:
+            frame = next(self._frames, None)
+            if frame is None:
+                break
+            self._earlier, self._here = self._here, frame
+        if has_jumped and (
+            self._here is None or (self._earlier is None and self._here.pts > wanted)
+        ):
+            raise _SeekError
+        return _upright(self._nearest(index, wanted).frame)
+
+    def _jump(self, wanted: int) -> bool:
+        """Goes to the last key frame before `wanted`, if it lies ahead."""
+        before = bisect.bisect_right(self._keys, wanted) - 1
+        here = self._here.pts if self._here is not None else self._track.pts[0]
+        if before < 0 or self._keys[before] <= here:
+            return False
+        try:
+            self._container.seek(self._keys[before], stream=self._stream, backward=True)
+        except av.error.FFmpegError:
+            raise _SeekError from None
+        self._frames = self._decode()
+        self._earlier = self._here = None
+        return True
+
+    def _decode(self) -> Iterator[_Frame]:
+        number = 0
+        try:
+            for packet in self._container.demux(self._stream):
+                for frame in _decoded(packet):
+                    pts = number if self._track.is_numbered else frame.pts
+                    number += 1
+                    if pts is not None:
+                        yield _Frame(pts=pts, frame=frame)
+        except av.error.FFmpegError:  # the rest of the file cannot be read
+            return
+
+    def _nearest(self, index: int, wanted: int) -> _Frame:
+        near = [frame for frame in (self._earlier, self._here) if frame is not None]
+        pts = self._track.pts
+        at_end = min(index, len(pts) - 1 - index) < NEIGHBOURS_AT_ENDS
+        reach = NEIGHBOURS_AT_ENDS if at_end else NEIGHBOURS
+        if near:
+            best = min(near, key=lambda frame: abs(frame.pts - wanted))
+            if abs(bisect.bisect_left(pts, best.pts) - index) <= reach:
+                return best
+        raise MediaError(
+            f"frame {index} of the video cannot be decoded, nor any within {reach} frames of it; "
+            "the video is corrupt"
+        )
+
+
+def _upright(frame: av.VideoFrame) -> Image.Image:
+    """The frame as it is to be seen, in RGB."""
+    image = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    turns = {
+        90: Image.Transpose.ROTATE_90,
+        180: Image.Transpose.ROTATE_180,
+        270: Image.Transpose.ROTATE_270,
+    }
+    turn = turns.get(frame.rotation % 360)
+    return image.transpose(turn) if turn is not None else image

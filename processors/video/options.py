@@ -1,0 +1,148 @@
+"""VideoOptions: which frames of a video are used, and at what size.
+
+The family's defaults, overridden by the checkpoint's video_preprocessor_config.json, by the
+engine's mm_processor_kwargs (`video_*`) and by the item itself, in this order.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, MMDeployLLMError
+
+PREFIX = "video_"  # of a video's options among all in mm_processor_kwargs
+SAMPLE_MODES = ("leading", "middle", "rand")
+# Of transformers' files, under our names.
+ALIASES = {"num_frames": "target_frames", "target_fps": "fps"}
+# Only a family or an engine has these, not one item.
+ENGINE_ONLY = ("min_pixels", "max_pixels", "font")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoOptions:
+    """Resolved options.
+
+    fps: frames to take of each second; negative where target_frames says how many in all (-1: fps
+    decides). min_frames, max_frames: bounds of that. frames_sample: which frame of an interval.
+    min_pixels, max_pixels: area of a frame after resizing. draw_on_frames: write the time on each
+    frame. font: name of a font file in the checkpoint. source_fps: frames per second of a list of
+    frames or an array.
+    """
+
+    fps: float = 2.0
+    min_frames: int = 16
+    max_frames: int = 180
+    target_frames: int = -1
+    frames_sample: str = "leading"
+    min_pixels: int
+    max_pixels: int
+    draw_on_frames: bool = True
+    font: str = "Roboto-Regular.ttf"
+    source_fps: float = 24.0
+
+
+def engine_options(
+    default: VideoOptions, checkpoint: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> VideoOptions:
+    """The options of all videos of an engine.
+
+    checkpoint: the video processor's file; names it does not share with us are left alone. Raises
+    CheckpointError and ConfigError for wrong values, ConfigError for an unknown `video_*` name.
+    """
+    size = checkpoint.get("size") or {}
+    found = {
+        "min_pixels": size.get("shortest_edge"),
+        "max_pixels": size.get("longest_edge"),
+        **{ALIASES.get(name, name): value for name, value in checkpoint.items()},
+    }
+    known = {name: found[name] for name in NAMES if found.get(name) is not None}
+    options = replace(default, **_checked(known, CheckpointError, "the model's video options"))
+    given = {
+        ALIASES.get(name.removeprefix(PREFIX), name.removeprefix(PREFIX)): value
+        for name, value in kwargs.items()
+        if name.startswith(PREFIX)
+    }
+    _check_names(given, NAMES, ConfigError, "mm_processor_kwargs", PREFIX)
+    options = replace(options, **_checked(given, ConfigError, "mm_processor_kwargs", PREFIX))
+    if options.min_pixels > options.max_pixels:
+        raise ConfigError(
+            f"video_min_pixels = {options.min_pixels} is over video_max_pixels = "
+            f"{options.max_pixels}; change one of them in mm_processor_kwargs"
+        )
+    return options
+
+
+def item_options(options: VideoOptions, given: Mapping[str, Any]) -> VideoOptions:
+    """The options of one video. Raises MediaError for unknown names and wrong values."""
+    named = {ALIASES.get(name, name): value for name, value in given.items()}
+    allowed = tuple(name for name in NAMES if name not in ENGINE_ONLY)
+    _check_names(named, allowed, MediaError, "the video", "")
+    return replace(options, **_checked(named, MediaError, "the video"))
+
+
+def _check_names(
+    given: Mapping[str, Any],
+    allowed: tuple[str, ...],
+    error: type[MMDeployLLMError],
+    where: str,
+    prefix: str,
+) -> None:
+    for name in given:
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            known = ", ".join(prefix + other for other in sorted(allowed))
+            hint = f"did you mean {prefix + near[0]!r}?" if near else f"known: {known}"
+            raise error(f"{where} has no video option {prefix + name!r}; {hint}")
+
+
+def _checked(
+    values: Mapping[str, Any], error: type[MMDeployLLMError], where: str, prefix: str = ""
+) -> dict[str, Any]:
+    for name, value in values.items():
+        rule = RULES[name]
+        if not rule.holds(value):
+            raise error(f"{where}: {prefix}{name} must be {rule.text}, got {value!r}")
+    return dict(values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """What a value must be, as a test and in words."""
+
+    holds: Callable[[Any], bool]
+    text: str
+
+
+_COUNT = _Rule(holds=_is_count, text="a whole number above 0")
+RULES = {
+    "fps": _Rule(holds=_is_number, text="a number (negative: target_frames decides)"),
+    "min_frames": _COUNT,
+    "max_frames": _COUNT,
+    "target_frames": _Rule(
+        holds=lambda value: value == -1 or _is_count(value), text="a whole number above 0, or -1"
+    ),
+    "frames_sample": _Rule(
+        holds=lambda value: value in SAMPLE_MODES, text=f"one of {', '.join(SAMPLE_MODES)}"
+    ),
+    "min_pixels": _COUNT,
+    "max_pixels": _COUNT,
+    "draw_on_frames": _Rule(holds=lambda value: isinstance(value, bool), text="True or False"),
+    "font": _Rule(
+        holds=lambda value: isinstance(value, str) and bool(value), text="the name of a font file"
+    ),
+    "source_fps": _Rule(
+        holds=lambda value: _is_number(value) and 0 < value < 1e6, text="a number above 0"
+    ),
+}
+NAMES = tuple(field.name for field in fields(VideoOptions))

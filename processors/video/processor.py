@@ -1,0 +1,241 @@
+"""The video processors of ERNIE 4.5 VL and Qwen2.5-VL: frames in, patch rows and grid out.
+
+open --> choose frames --> read, stamp, resize, patchify one after the other
+
+Only the chosen frames are decoded, and only one group of them is held at a time.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from mmdeploy_llm_processors.image.options import ImageOptions
+from mmdeploy_llm_processors.image.patches import (
+    clamp_aspect,
+    fit_size,
+    normalise_table,
+    patchify_group,
+    resize,
+)
+from PIL import Image
+
+from mmdeploy_llm.errors import MediaLimitError
+from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
+
+from .opening import open_video
+from .options import VideoOptions, engine_options, item_options
+from .select import chosen_frames, ernie_frames, qwen_frames
+from .stamp import Stamp
+from .timeline import OpenVideo, Timeline, constant_timeline
+
+GROUP = 2  # frames that end up in one token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VideoItem:
+    """A video that was opened, and the limits it was opened with."""
+
+    video: OpenVideo
+    limits: MediaLimits
+
+    @property
+    def digest(self) -> str:
+        """Of its content."""
+        return self.video.digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What will be made of a video. height, width: of a frame after resizing."""
+
+    options: VideoOptions
+    timeline: Timeline
+    indices: Sequence[int]
+    height: int
+    width: int
+
+    @property
+    def num_frames(self) -> int:
+        """With the last one doubled where their number is odd."""
+        return len(self.indices) + len(self.indices) % GROUP
+
+
+class VideoProcessor(MediaProcessor):
+    """What both families share. Safe for use from several threads.
+
+    checkpoint: gives the options of its video processor's file and the vision tower's patch sizes.
+    options: the engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong
+    ones.
+    """
+
+    kind = "video"
+    default: ClassVar[VideoOptions]
+    frames_per_patch: ClassVar[int]
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        self.options = engine_options(self.default, checkpoint.video_preprocessor, options)
+        vision = getattr(checkpoint.config, "vision_config", None)
+        self._image_options = ImageOptions(
+            min_pixels=self.options.min_pixels,
+            max_pixels=self.options.max_pixels,
+            patch_size=getattr(vision, "patch_size", 14),
+            merge_size=getattr(vision, "spatial_merge_size", 2),
+            temporal_patch_size=self.frames_per_patch,
+        )
+        self._table = normalise_table(self._image_options)
+
+    def decode(self, source: Any, limits: MediaLimits) -> VideoItem:
+        """The opened video behind bytes, a list of frames, an array or a tensor. What is read of
+        a file is its header and the times of its frames."""
+        return VideoItem(video=open_video(source, limits), limits=limits)
+
+    def process(self, item: VideoItem, options: Mapping[str, Any]) -> MediaInput:
+        """`pixels` float32 [num_patches, patch_dim] and the grid of patches (time, rows, columns).
+
+        key: over the item's digest, the chosen frames and all resolved options. Qwen's also has
+        `second_per_grid`, the seconds between two steps in time, float32 [].
+        """
+        plan, patch = self._plan(item, options), self._image_options.patch_size
+        steps = plan.num_frames // self.frames_per_patch
+        rows, columns = plan.height // patch, plan.width // patch
+        patch_dim = 3 * self.frames_per_patch * patch * patch
+        out = np.empty((steps, rows * columns, patch_dim), dtype=np.float32)
+        frames = self._pixels(item.video, plan)
+        for step in range(steps):
+            group = list(islice(frames, self.frames_per_patch))
+            patchify_group(group, self._table, self._image_options, out=out[step])
+        pixels = torch.from_numpy(out).view(-1, patch_dim)
+        return MediaInput(
+            kind=self.kind,
+            tensors={"pixels": pixels, **self.extras(plan)},
+            num_tokens=self._num_tokens(plan),
+            key=self._key(item, plan),
+            grid_thw=(steps, rows, columns),
+        )
+
+    def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:
+        """Placeholder tokens of the video, without decoding a frame."""
+        return self._num_tokens(self._plan(item, options))
+
+    def sample(self, item: VideoItem, options: Mapping[str, Any], most: int) -> list[Image.Image]:
+        """At most `most` of the chosen frames, evenly spread: a strip for people to look at."""
+        indices = self._plan(item, options).indices
+        places = np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int)
+        return list(item.video.read([indices[place] for place in places.tolist()]))
+
+    @abstractmethod
+    def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
+        """The family's frames, ascending."""
+
+    def prepared(self, frame: Image.Image, index: int, plan: _Plan) -> Image.Image:
+        """The frame as it is resized."""
+        return frame
+
+    def extras(self, plan: _Plan) -> dict[str, torch.Tensor]:
+        """Tensors beside the pixels."""
+        return {}
+
+    def target_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of a frame after resizing."""
+        return fit_size(height, width, self._image_options)
+
+    def _plan(self, item: VideoItem, given: Mapping[str, Any]) -> _Plan:
+        options, video = item_options(self.options, given), item.video
+        timeline = video.timeline
+        if video.has_chosen_frames:
+            timeline = constant_timeline(
+                timeline.width, timeline.height, timeline.num_frames, options.source_fps
+            )
+        if video.has_chosen_frames and not set(given) - {"source_fps"}:
+            indices = chosen_frames(timeline, options)
+        else:
+            indices = self.choose(timeline, options, video.digest)
+        if len(indices) > item.limits.max_frames:
+            raise MediaLimitError(
+                f"{len(indices)} frames of the video would be used, {item.limits.max_frames} are "
+                "allowed; lower max_frames or fps"
+            )
+        height, width = self.target_size(timeline.height, timeline.width)
+        return _Plan(
+            options=options, timeline=timeline, indices=indices, height=height, width=width
+        )
+
+    def _pixels(self, video: OpenVideo, plan: _Plan) -> Iterator[np.ndarray]:
+        """The frames at their final size, uint8 [H, W, 3]; the last twice where they are odd."""
+        for frame, index in zip(video.read(plan.indices), plan.indices, strict=True):
+            ready = self.prepared(frame, index, plan)
+            pixels = resize(ready, plan.height, plan.width, self._image_options)
+            yield pixels
+        if len(plan.indices) % GROUP:
+            yield pixels
+
+    def _num_tokens(self, plan: _Plan) -> int:
+        factor = self._image_options.factor
+        return plan.num_frames // GROUP * (plan.height // factor) * (plan.width // factor)
+
+    def _key(self, item: VideoItem, plan: _Plan) -> str:
+        text = (
+            f"{type(self).__qualname__}\0{plan.options!r}\0{self._image_options!r}\0"
+            f"{list(plan.indices)!r}\0{item.digest}"
+        )
+        return blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+class ErnieVideoProcessor(VideoProcessor):
+    """ERNIE 4.5 VL: two frames a second, 16 to 180 in all, each with its time written on it."""
+
+    token = "<|VIDEO_PLACEHOLDER|>"
+    markers = ("<|video@placeholder|>", "<|VIDEO_PLACEHOLDER|>")
+    default = VideoOptions(min_pixels=299 * 28 * 28, max_pixels=1196 * 28 * 28)
+    frames_per_patch = 1
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        super().__init__(checkpoint, options)
+        self._stamp = Stamp(checkpoint.folder, self.options.font)
+
+    def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
+        """See select.ernie_frames."""
+        return ernie_frames(timeline, options, digest)
+
+    def prepared(self, frame: Image.Image, index: int, plan: _Plan) -> Image.Image:
+        """With its time, unless draw_on_frames is off."""
+        if not plan.options.draw_on_frames:
+            return frame
+        return self._stamp.draw(frame, plan.timeline.time_of(index))
+
+    def target_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) after resizing; an aspect over 200 is reduced to 200."""
+        height, width = clamp_aspect(height, width, self._image_options.factor)
+        return fit_size(height, width, self._image_options)
+
+
+class QwenVideoProcessor(VideoProcessor):
+    """Qwen2-VL and Qwen2.5-VL: two frames a second, 4 to 768 in all, two frames a patch."""
+
+    token = "<|video_pad|>"
+    markers = ("<|video_pad|>",)
+    default = replace(
+        ErnieVideoProcessor.default,
+        min_frames=4,
+        max_frames=768,
+        min_pixels=128 * 28 * 28,
+        max_pixels=768 * 28 * 28,
+        draw_on_frames=False,
+    )
+    frames_per_patch = GROUP
+
+    def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
+        """See select.qwen_frames."""
+        return qwen_frames(timeline, options, GROUP)
+
+    def extras(self, plan: _Plan) -> dict[str, torch.Tensor]:
+        """`second_per_grid`: transformers' second_per_grid_ts."""
+        rate = len(plan.indices) / plan.timeline.num_frames * plan.timeline.fps
+        return {"second_per_grid": torch.tensor(GROUP / rate)}

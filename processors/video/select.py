@@ -1,0 +1,139 @@
+"""Which frames of a video a model sees.
+
+ERNIE   the rules and errors of FastDeploy: `target_frames` frames, or `fps` frames a second within
+        min_frames .. max_frames
+Qwen    the rules of transformers' Qwen2-VL video processor: an even number of frames, evenly
+        spread
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from mmdeploy_llm.errors import MediaError
+
+from .options import VideoOptions
+from .timeline import Timeline
+
+
+def ernie_frames(timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
+    """Frame numbers, ascending. "rand" draws from the content's digest: the same video gives the
+    same frames. Raises MediaError for options that contradict each other."""
+    if options.min_frames > options.max_frames:
+        raise MediaError(
+            f"min_frames = {options.min_frames} must not be larger than max_frames = "
+            f"{options.max_frames}"
+        )
+    rng = np.random.default_rng(int(digest[:16], 16))
+    if options.target_frames > 0:
+        _check_target(options)
+        return _spread(timeline.num_frames, options.target_frames, options.frames_sample, rng)
+    if options.fps <= 0:
+        raise MediaError(
+            "Must provide either positive target_fps or positive target_frames: fps is "
+            f"{options.fps:g}, target_frames is {options.target_frames}"
+        )
+    wanted = int(timeline.duration * options.fps)
+    allowed = min(max(wanted, options.min_frames), options.max_frames)
+    if wanted != allowed:
+        return _spread(timeline.num_frames, allowed, options.frames_sample, rng)
+    return _by_rate(timeline, options, rng)
+
+
+def _check_target(options: VideoOptions) -> None:
+    if options.fps >= 0:
+        raise MediaError(
+            "fps must be negative if target_frames is given: fps is "
+            f"{options.fps:g}; give fps=-1 beside target_frames={options.target_frames}"
+        )
+    if options.target_frames < options.min_frames:
+        raise MediaError(
+            f"target_frames must be larger than min_frames: {options.target_frames} is below "
+            f"{options.min_frames}; lower min_frames"
+        )
+    if options.target_frames > options.max_frames:
+        raise MediaError(
+            f"target_frames must be smaller than max_frames: {options.target_frames} is over "
+            f"{options.max_frames}; raise max_frames"
+        )
+
+
+def _spread(total: int, count: int, mode: str, rng: np.random.Generator) -> list[int]:
+    """One frame of each of `count` equal intervals; all frames where there are fewer."""
+    cuts = np.linspace(0, total, min(count, total) + 1).astype(int).tolist()
+    intervals = [(first, last - 1) for first, last in pairwise(cuts)]
+    if mode == "leading":
+        return [first for first, _ in intervals]
+    if mode == "middle":
+        return [(first + last) // 2 for first, last in intervals]
+    return [int(rng.integers(first, last + 1)) for first, last in intervals]
+
+
+def _by_rate(timeline: Timeline, options: VideoOptions, rng: np.random.Generator) -> list[int]:
+    """The frames at every 1/fps seconds; "middle" and "rand" look half a step later."""
+    step = 1 / options.fps
+    seconds = np.arange(0, timeline.duration, step)
+    if options.frames_sample != "leading":
+        seconds = seconds + step / 2
+    if options.frames_sample == "rand":
+        seconds = seconds + (rng.random(len(seconds)) - 0.5) * step
+    indices = _nearest(timeline, seconds.tolist())
+    return sorted({index for index in indices if 0 <= index < timeline.num_frames})
+
+
+def _nearest(timeline: Timeline, seconds: Sequence[float]) -> list[int]:
+    """The frame nearest in time to each second; halves go to the even number."""
+    if timeline.is_constant:
+        rounded: list[int] = np.rint(np.array(seconds) * timeline.fps).astype(int).tolist()
+        return rounded
+    return [_nearest_of(timeline.times, second) for second in seconds]
+
+
+def _nearest_of(times: Sequence[float], second: float) -> int:
+    after = bisect.bisect_left(times, second)
+    if after in (0, len(times)):
+        return min(after, len(times) - 1)
+    return after - 1 if second - times[after - 1] <= times[after] - second else after
+
+
+def qwen_frames(timeline: Timeline, options: VideoOptions, group: int) -> list[int]:
+    """Frame numbers, ascending; a multiple of `group` wherever there are so many frames.
+
+    Source: transformers' Qwen2VLVideoProcessor.sample_frames. A video shorter than one group, on
+    which that rule divides by zero, gives all of its frames. Raises MediaError.
+    """
+    total = timeline.num_frames
+    if total < group:
+        return list(range(total))
+    if options.target_frames > 0:
+        count = round(options.target_frames / group) * group
+        if count > total:
+            raise MediaError(
+                f"target_frames = {options.target_frames}, but the video has {total} frames; lower "
+                "it or give fps instead"
+            )
+    elif options.fps > 0:
+        most = math.floor(min(options.max_frames, total) / group) * group
+        wanted = min(max(timeline.duration * options.fps, options.min_frames), most, total)
+        count = math.floor(wanted / group) * group
+    else:
+        raise MediaError(
+            "Must provide either positive fps or positive target_frames: fps is "
+            f"{options.fps:g}, target_frames is {options.target_frames}"
+        )
+    count = max(group, count)
+    # As written there: float steps of torch decide which frame is taken.
+    indices: list[int] = torch.arange(0, total, total / count).int().tolist()
+    return indices
+
+
+def chosen_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
+    """All frames of a list that the caller made, evenly thinned out where it is over max_frames."""
+    rng = np.random.default_rng(0)
+    return _spread(timeline.num_frames, options.max_frames, "leading", rng)

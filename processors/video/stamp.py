@@ -1,0 +1,55 @@
+"""ERNIE's time stamps: each frame says in its corner when it appears."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from mmdeploy_llm.errors import CheckpointError
+
+SHIPPED_FONT = Path(__file__).with_name("Roboto-Regular.ttf")  # Apache License 2.0, Google Inc.
+SIZE_FACTOR = 0.1  # of the shorter side of a frame; and of that the width of the outline
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
+
+
+def time_text(seconds: float) -> str:
+    """Such as "time: 00:01:02.50"."""
+    hours, rest = divmod(seconds, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"time: {int(hours):02d}:{int(minutes):02d}:{rest:05.2f}"
+
+
+class Stamp:
+    """Writes times onto frames. Source: FastDeploy and transformers' ERNIE 4.5 VL video processor.
+
+    folder: of the checkpoint, whose font is used if it has one of that name. Raises CheckpointError
+    for a font file that cannot be read.
+    """
+
+    def __init__(self, folder: Path, font: str) -> None:
+        own = folder / Path(font).name
+        self._path = own if own.is_file() else SHIPPED_FONT
+        try:
+            ImageFont.truetype(self._path, 10)
+        except OSError as error:
+            raise CheckpointError(
+                f"the model's font {self._path.name} cannot be read: {error}"
+            ) from None
+
+    def draw(self, frame: Image.Image, seconds: float) -> Image.Image:
+        """A copy of the frame with the time in its upper left corner, black with a white
+        outline."""
+        size = int(min(frame.size) * SIZE_FACTOR)
+        stamped = frame.copy()
+        if size < 1:
+            return stamped
+        ImageDraw.Draw(stamped).text(
+            (0, 0),
+            time_text(seconds),
+            font=ImageFont.truetype(self._path, size),
+            fill=BLACK,
+            stroke_width=int(size * SIZE_FACTOR),
+            stroke_fill=WHITE,
+        )
+        return stamped

@@ -1,0 +1,97 @@
+"""Prompts with videos, and with images and videos mixed, equal transformers' own model."""
+
+import pytest
+import torch
+
+from mmdeploy_llm import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+def video_cases(reference, make_clip, make_picture):
+    """(prompt, images, videos): one clip, odd and even counts, a long one whose time goes on past
+    the text behind it, two clips, and clips among images."""
+    video, image = reference.video_text(), reference.image_text()
+    short = make_clip(1, 4, 70, 90, range(4))
+    odd = make_clip(2, 5, 90, 60, range(5))
+    long = make_clip(3, 24, 60, 60, range(24))
+    pictures = [make_picture(7, 84, 60), make_picture(8, 112, 112)]
+    return [
+        (f"User: Video 1:{video}what moves? Assistant:", [], [short]),
+        (f"User: Video 1:{video}what moves? Assistant:", [], [odd]),
+        (f"User: {video} Assistant:", [], [long]),
+        (f"{video} and {video} which is longer?", [], [odd, long]),
+        (f"{image} {video} {image} what changed?", pictures, [short]),
+        (f"{video}{image}", pictures[:1], [long]),
+    ]
+
+
+def as_prompt(text, images, videos):
+    data = {"image": list(images), "video": [clip.item for clip in videos]}
+    return {"prompt": text, "multimodal_data": {kind: data[kind] for kind in data if data[kind]}}
+
+
+def run(llm, found, params=GREEDY):
+    outputs = llm.generate([as_prompt(*case) for case in found], params, use_tqdm=False)
+    assert [output.error_msg for output in outputs] == [None] * len(found)
+    return outputs
+
+
+def tokens(outputs):
+    return [list(output.outputs.token_ids) for output in outputs]
+
+
+@pytest.fixture
+def found(vl_reference, make_clip, make_picture):
+    return video_cases(vl_reference, make_clip, make_picture)
+
+
+@pytest.fixture
+def wanted(vl_reference, found):
+    return [vl_reference.generate(*case) for case in found]
+
+
+def test_token_ids_and_counts(vl_reference, make_llm, found):
+    llm, _ = make_llm(vl_reference.folder)
+    config = vl_reference.model.config
+    for case, output in zip(found, run(llm, found), strict=True):
+        ids = vl_reference.inputs(*case)["input_ids"][0].tolist()
+        assert list(output.prompt_token_ids) == ids
+        assert output.num_input_video_tokens == ids.count(config.video_token_id)
+        assert output.num_input_image_tokens == ids.count(config.image_token_id)
+
+
+def test_pixels(vl_reference, make_llm, found):
+    """Patch rows equal those of transformers' image processor on the same frames, bit for bit."""
+    llm, _ = make_llm(vl_reference.folder)
+    for case in found:
+        request, *_ = llm._intake.accept(as_prompt(*case), GREEDY)
+        want = vl_reference.inputs(*case)
+        got = [span.item for span in request.media if span.item.kind == "video"]
+        pixels = torch.cat([item.tensors["pixels"] for item in got])
+        assert torch.equal(pixels, want["pixel_values_videos"])
+        assert [list(item.grid_thw) for item in got] == want["video_grid_thw"].tolist()
+
+
+def test_alone(vl_reference, make_llm, found, wanted):
+    llm, _ = make_llm(vl_reference.folder)
+    assert [tokens(run(llm, [case]))[0] for case in found] == wanted
+
+
+def test_batched(vl_reference, make_llm, found, wanted):
+    llm, stats = make_llm(vl_reference.folder)
+    assert tokens(run(llm, found)) == wanted
+    assert max(step.num_scheduled_requests for step in stats.steps) > 1
+
+
+def test_in_chunks_smaller_than_a_video(vl_reference, make_llm, found, wanted):
+    llm, stats = make_llm(vl_reference.folder, max_num_batched_tokens=7, max_num_seqs=3)
+    assert tokens(run(llm, found)) == wanted
+    assert max(step.num_scheduled_tokens for step in stats.steps) <= 7
+
+
+def test_with_a_prefix_cache_hit(vl_reference, make_llm, found, wanted):
+    llm, _ = make_llm(vl_reference.folder, block_size=4)
+    cold, warm = run(llm, found), run(llm, found)
+    assert tokens(cold) == tokens(warm) == wanted
+    assert all(output.num_cached_tokens > 0 for output in warm)
