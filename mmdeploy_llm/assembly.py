@@ -290,7 +290,12 @@ def _media_limits(config: EngineConfig) -> MediaLimits:
     return MediaLimits(
         max_bytes=config.max_media_bytes,
         max_pixels=config.max_image_pixels,
+        fetch_timeout=config.media_fetch_timeout,
         allowed_root=root.resolve() if root is not None else None,
+        allow_urls=config.allow_media_urls or bool(config.allowed_media_domains),
+        allowed_domains=config.allowed_media_domains,
+        allow_private_addresses=config.allow_private_media_addresses,
+        allowed_schemes=config.allowed_media_schemes,
     )
 
 

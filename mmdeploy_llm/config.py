@@ -3,13 +3,14 @@ into the other, once."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from .errors import ConfigError
 from .params import FrozenParams
@@ -74,6 +75,9 @@ def _names(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
+OWN_RULES = frozenset({"http", "https", "file", "local", "data"})  # schemes with other options
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
 
 
@@ -142,6 +146,21 @@ class EngineConfig(FrozenParams):
     )
     max_media_bytes: int = Field(default=256 * 2**20, ge=1, description="of one encoded media item")
     max_image_pixels: int = Field(default=178_956_970, ge=1, description="of one image")
+    allow_media_urls: bool = Field(
+        default=False, description="fetch media from http(s) URLs of any public host"
+    )
+    allowed_media_domains: Names = Field(
+        default=(), description="fetch http(s) URLs of these hosts only; *.example.com: all below"
+    )
+    allow_private_media_addresses: bool = Field(
+        default=False, description="the allowed domains may be in private networks"
+    )
+    allowed_media_schemes: Names = Field(
+        default=(), description="fetch media from stores such as s3, gs, az, hf"
+    )
+    media_fetch_timeout: float = Field(
+        default=30.0, gt=0, le=86400, description="seconds to fetch one media item, retries too"
+    )
     reasoning_parser: str | None = Field(
         default=None, description="parser that splits off reasoning; auto: the model's own"
     )
@@ -191,6 +210,39 @@ class EngineConfig(FrozenParams):
             if limit < 0:
                 raise ValueError(f"the limit for {kind!r} must be 0 or more")
         return value
+
+    @field_validator("allowed_media_domains")
+    @classmethod
+    def _domains_are_host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        domains = tuple(name.lower().strip("[]").rstrip(".") for name in value)
+        for name in domains:
+            if not DOMAIN.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no host name; write example.com, *.example.com for all hosts "
+                    "below it, or an IP address: no scheme, port or path"
+                )
+        return domains
+
+    @field_validator("allowed_media_schemes")
+    @classmethod
+    def _schemes_are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        schemes = tuple(name.lower().removesuffix("://") for name in value)
+        for name in schemes:
+            if name in OWN_RULES or not SCHEME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} cannot be listed; give names of stores such as s3, gs, az (http and "
+                    "https have allowed_media_domains, files have allowed_media_root)"
+                )
+        return schemes
+
+    @model_validator(mode="after")
+    def _private_addresses_need_names(self) -> Self:
+        if self.allow_private_media_addresses and not self.allowed_media_domains:
+            raise ValueError(
+                "allow_private_media_addresses needs allowed_media_domains: name the hosts of the "
+                "private network"
+            )
+        return self
 
     @classmethod
     def from_options(cls, model: str, options: Mapping[str, Any]) -> EngineConfig:

@@ -98,6 +98,27 @@ def test_remote_code_cannot_be_switched_on():
         EngineConfig(model="m", trust_remote_code=True)
 
 
+def test_media_domains_and_schemes_are_names():
+    config = EngineConfig(
+        model="m",
+        allowed_media_domains="Example.COM., *.img.org, [::1]",
+        allowed_media_schemes=["S3", "gs://"],
+    )
+    assert config.allowed_media_domains == ("example.com", "*.img.org", "::1")
+    assert config.allowed_media_schemes == ("s3", "gs")
+    for wrong in ("https://a.org", "a.org/x", "a.org:80", "*", "*.*.org", "a*.org", "hößt", ""):
+        with pytest.raises(ConfigError, match="is no host name"):
+            EngineConfig(model="m", allowed_media_domains=(wrong,))
+    for wrong in ("https", "file", "data", "local", "s3://bucket", ""):
+        with pytest.raises(ConfigError, match="cannot be listed"):
+            EngineConfig(model="m", allowed_media_schemes=(wrong,))
+
+
+def test_private_media_addresses_need_named_hosts():
+    with pytest.raises(ConfigError, match="needs allowed_media_domains"):
+        EngineConfig(model="m", allow_media_urls=True, allow_private_media_addresses=True)
+
+
 def test_plugins_from_a_comma_separated_text():
     config = EngineConfig(model="m", plugins="ernie, image", blocked_plugins=["qwen"])
     assert (config.plugins, config.blocked_plugins) == (("ernie", "image"), ("qwen",))

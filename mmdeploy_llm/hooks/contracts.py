@@ -74,11 +74,13 @@ class MediaProcessorSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A model folder, read: config is transformers' config object, the mappings are the JSON
-    files ({} if absent)."""
+    files ({} if absent). preprocessor: the image processor's, video_preprocessor: the video
+    processor's."""
 
     folder: Path
     config: Any
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
+    video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -91,8 +93,11 @@ class Checkpoint:
 class MediaLimits:
     """What one media item may be. Checked from headers, before anything is decoded in full.
 
-    Sizes in bytes and pixels, times in seconds. allowed_root: local paths must lie below it
-    (None: any).
+    Sizes in bytes and pixels, times in seconds. fetch_timeout: for one item in all, retries
+    included. allowed_root: local paths must lie below it (None: any). allow_urls: http and https
+    URLs may be fetched, from allowed_domains (host names, "*.example.com" for all below one; ():
+    from any public host). allow_private_addresses: hosts in allowed_domains may have addresses of
+    private networks and of this machine. allowed_schemes: others that may be opened, such as "s3".
     """
 
     max_bytes: int = 256 * 2**20
@@ -102,6 +107,9 @@ class MediaLimits:
     fetch_timeout: float = 30.0
     allowed_root: Path | None = None
     allow_urls: bool = False
+    allowed_domains: tuple[str, ...] = ()
+    allow_private_addresses: bool = False
+    allowed_schemes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +203,6 @@ class Model(Protocol):
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """[3, num_tokens] int64 M-RoPE positions of a prompt; None when position i is simply i.
 
-        Tokens generated after the prompt continue at its largest position + 1, on all three axes.
+        Tokens generated after the prompt continue at its last token's position + 1, on all axes.
         """
         ...

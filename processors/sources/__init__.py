@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 
-from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef, hookimpl
 
 from .data_url import read_data_url
@@ -16,19 +15,14 @@ from .local import path_of_url, read_local
 def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
     """The bytes of a local file or a data: URL; None for URLs of other schemes.
 
-    Raises UnsupportedMediaError for http(s) while URLs are off, MediaLimitError for more than
-    `limits.max_bytes`, MediaError for a file that cannot or must not be read.
+    Raises MediaLimitError for more than `limits.max_bytes`, MediaError for a file that cannot or
+    must not be read.
     """
     scheme = _scheme(ref.uri)
     if scheme == "data":
         return read_data_url(ref, limits)
     if scheme == "file":
         return read_local(path_of_url(ref), ref.kind, limits)
-    if scheme in ("http", "https") and not limits.allow_urls:
-        raise UnsupportedMediaError(
-            f"URLs are off: the {ref.kind} is given by an {scheme} URL; download it and give its "
-            "path or bytes"
-        )
     return None if scheme else read_local(ref.uri, ref.kind, limits)
 
 

@@ -1,0 +1,126 @@
+"""Object stores and the like through fsspec, with the credentials that its file systems find."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.hooks import MediaLimits, MediaRef
+
+from .deadline import Deadline
+
+CHUNK_BYTES = 2**20
+MAX_SHOWN_NAME = 40  # characters of an object's name in a message
+
+# File systems of fsspec that lead elsewhere: to local files, to any URL, into other file systems.
+LEAD_ELSEWHERE = frozenset(
+    (
+        "asynclocal",
+        "asyncwrapper",
+        "blockcache",
+        "cached",
+        "dir",
+        "filecache",
+        "generic",
+        "git",
+        "http-sync",
+        "https-sync",
+        "libarchive",
+        "reference",
+        "simplecache",
+        "tar",
+        "zip",
+    )
+)
+
+
+def fetch_from_store(ref: MediaRef, scheme: str, limits: MediaLimits) -> bytes:
+    """The bytes of an object such as s3://bucket/photo.jpg.
+
+    Raises UnsupportedMediaError for a scheme that fsspec does not know or whose package is missing,
+    MediaLimitError for more than `max_bytes`, checked before reading and while it lasts,
+    MediaTimeoutError after `fetch_timeout`, MediaError for whatever else goes wrong.
+    """
+    if scheme in LEAD_ELSEWHERE:
+        raise UnsupportedMediaError(
+            f"{scheme}:// leads to files of any other kind and cannot be allowed by "
+            "allowed_media_schemes"
+        )
+    uri = f"{scheme}://{ref.uri.strip().partition('://')[2]}"
+    name = f"{ref.kind} {_shown(uri, scheme)}"
+    deadline = Deadline(limits.fetch_timeout, name)
+    stopped = threading.Event()
+    try:
+        return deadline.run(lambda: _read(uri, scheme, name, limits, stopped))
+    finally:
+        stopped.set()  # a reader that is left behind ends at its next chunk
+
+
+def _read(uri: str, scheme: str, name: str, limits: MediaLimits, stopped: threading.Event) -> bytes:
+    files = _file_system(scheme)
+    try:
+        # No chained URL (s3://...::file://...) is followed: the path is taken as it is.
+        path = files._strip_protocol(uri)
+        _check_info(files.info(path), name, limits)
+        with files.open(path, "rb") as file:
+            return _read_all(file, name, limits, stopped)
+    except MediaError:
+        raise
+    except FileNotFoundError:
+        raise MediaError(f"{name} does not exist") from None
+    except PermissionError:
+        raise MediaError(f"{name} cannot be read: access denied; check the credentials") from None
+    except Exception as error:  # each store has its own: the text may name folders and accounts
+        raise MediaError(f"{name} cannot be read: {type(error).__name__}") from error
+
+
+def _file_system(scheme: str) -> Any:
+    """The file system of a scheme. Raises UnsupportedMediaError that says what to install."""
+    try:
+        import fsspec
+    except ImportError:
+        raise UnsupportedMediaError(
+            f"{scheme}:// needs fsspec: pip install mmdeploy-llm[fsspec]"
+        ) from None
+    try:
+        return fsspec.filesystem(scheme)
+    except ImportError as error:  # its text says which package
+        raise UnsupportedMediaError(f"{scheme}:// needs a package: {error}") from None
+    except ValueError as error:
+        raise UnsupportedMediaError(f"fsspec cannot open {scheme}://: {error}") from None
+
+
+def _check_info(info: dict[str, Any], name: str, limits: MediaLimits) -> None:
+    if info.get("type") == "directory":
+        raise MediaError(f"{name} is a folder, not a file")
+    size = info.get("size")
+    if isinstance(size, int):
+        _check_bytes(size, name, limits)
+
+
+def _read_all(file: Any, name: str, limits: MediaLimits, stopped: threading.Event) -> bytes:
+    """Everything, in pieces: the size that was told may be wrong or missing."""
+    blob = bytearray()
+    while not stopped.is_set():
+        piece = file.read(min(CHUNK_BYTES, limits.max_bytes + 1 - len(blob)))
+        if not piece:
+            break
+        blob += piece
+        _check_bytes(len(blob), name, limits)
+    return bytes(blob)
+
+
+def _check_bytes(num_bytes: int, name: str, limits: MediaLimits) -> None:
+    if num_bytes > limits.max_bytes:
+        raise MediaLimitError(
+            f"{name} has {num_bytes} bytes or more, {limits.max_bytes} are allowed; "
+            "shrink it or raise max_media_bytes"
+        )
+
+
+def _shown(uri: str, scheme: str) -> str:
+    """Scheme and last part of the path, shortened."""
+    last = uri.partition("://")[2].partition("?")[0].rstrip("/").rpartition("/")[2]
+    last = last.rpartition("@")[2]
+    return f"{scheme}://.../{last if len(last) <= MAX_SHOWN_NAME else last[:37] + '...'}"
