@@ -100,6 +100,8 @@ def _lengths(opened: ImageFile.ImageFile, name: str) -> list[float]:
     lengths = []
     for index in range(count):
         opened.seek(index)
+        if name == "WEBP":  # which tells a frame's length only with its pixels
+            opened.load()
         seconds = float(opened.info.get("duration") or 0) / 1000
         lengths.append(seconds if seconds >= SHORTEST_LENGTH else DEFAULT_LENGTH)
     return lengths

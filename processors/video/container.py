@@ -215,9 +215,9 @@ def _is_sideways(container: InputContainer, stream: VideoStream) -> bool:
 
 
 def _decoded(packet: av.Packet) -> list[av.VideoFrame]:
-    """The frames that a packet completes; none of a damaged packet."""
+    """The sound frames that a packet completes."""
     try:
-        return list(packet.decode())
+        return [frame for frame in packet.decode() if not frame.is_corrupt]
     except (av.error.FFmpegError, ValueError):
         return []
 

@@ -1,0 +1,180 @@
+"""From videos to pixels, grids and token counts."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import mmdeploy_llm_processors.video
+import numpy as np
+import pytest
+import torch
+from mmdeploy_llm_processors.video.processor import ErnieVideoProcessor, QwenVideoProcessor
+from mmdeploy_llm_processors.video.stamp import Stamp, time_text
+from PIL import Image, ImageDraw, ImageFont
+
+from mmdeploy_llm.errors import CheckpointError, MediaError, MediaLimitError
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits
+
+LIMITS = MediaLimits()
+FAMILIES = {"ernie": ErnieVideoProcessor, "qwen": QwenVideoProcessor}
+SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_min_frames": 2}
+FONT = Path(mmdeploy_llm_processors.video.__file__).with_name("Roboto-Regular.ttf")
+
+
+@pytest.fixture
+def files(load_sibling):
+    return load_sibling("video_files")
+
+
+@pytest.fixture
+def make():
+    def processor(family="ernie", folder=Path("."), **options):
+        vision = SimpleNamespace(patch_size=14, spatial_merge_size=2)
+        checkpoint = Checkpoint(folder=folder, config=SimpleNamespace(vision_config=vision))
+        return FAMILIES[family](checkpoint, {**SMALL, **options})
+
+    return processor
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("num", [1, 2, 3, 8])
+def test_counts_and_grids(make, files, family, num):
+    processor = make(family, video_fps=10)
+    item = processor.decode(files.video(num, 10), LIMITS)
+    made = processor.process(item, {})
+    used = num if family == "ernie" or num == 1 else num // 2 * 2
+    frames = used + used % 2
+    steps, rows, columns = made.grid_thw
+    assert steps == (frames if family == "ernie" else frames // 2)
+    assert made.num_tokens == frames * rows * columns // 8
+    assert processor.count_tokens(item, {}) == made.num_tokens
+    assert made.tensors["pixels"].shape == (
+        steps * rows * columns,
+        588 if family == "ernie" else 1176,
+    )
+    assert made.tensors["pixels"].dtype == torch.float32
+
+
+def test_the_last_frame_is_doubled(make, files):
+    processor = make(video_fps=10, video_draw_on_frames=False)
+    made = processor.process(processor.decode(files.video(3, 10), LIMITS), {})
+    frames = made.tensors["pixels"].view(4, -1)
+    assert torch.equal(frames[2], frames[3])
+    assert not torch.equal(frames[1], frames[2])
+
+
+def test_default_sizes():
+    vision = SimpleNamespace(patch_size=14, spatial_merge_size=2)
+    checkpoint = Checkpoint(folder=Path("."), config=SimpleNamespace(vision_config=vision))
+    frames = [np.zeros((720, 1280, 3), np.uint8)] * 2
+    grids = {}
+    for family, factory in FAMILIES.items():
+        processor = factory(checkpoint, {})
+        grids[family] = processor.process(processor.decode(frames, LIMITS), {}).grid_thw
+    assert grids == {"ernie": (2, 52, 92), "qwen": (1, 40, 72)}
+
+
+def test_seconds_between_two_steps(make, files):
+    """Qwen's time axis goes by real seconds: 2 frames a token over the rate that was sampled."""
+    processor = make("qwen", video_fps=4)
+    made = processor.process(processor.decode(files.video(40, 10), LIMITS), {})
+    assert made.grid_thw[0] == 8
+    assert float(made.tensors["second_per_grid"]) == pytest.approx(0.5)
+
+
+def test_item_options(make, files):
+    processor = make()
+    item = processor.decode(files.video(40, 10), LIMITS)
+    few = processor.process(item, {"target_frames": 4, "fps": -1})
+    many = processor.process(item, {"fps": 5})
+    assert (few.grid_thw[0], many.grid_thw[0]) == (4, 20)
+    assert few.key != many.key
+
+
+def test_same_video_same_key(make, files):
+    processor, blob = make(), files.video(8, 10)
+    keys = {processor.process(processor.decode(blob, LIMITS), {}).key for _ in range(2)}
+    assert len(keys) == 1
+    assert processor.process(processor.decode(files.video(9, 10), LIMITS), {}).key not in keys
+
+
+def test_a_list_of_frames_is_used_whole(make, files):
+    processor = make()
+    frames = [files.frame_of(index, 50) for index in range(50)]
+    item = processor.decode(frames, LIMITS)
+    assert processor.process(item, {}).grid_thw[0] == 50
+    assert processor.process(item, {"source_fps": 10, "fps": 2}).grid_thw[0] == 10
+
+
+def test_a_long_list_is_thinned_out(make, files):
+    frames = [files.frame_of(index, 50) for index in range(50)]
+    processor = make(video_max_frames=10)
+    assert processor.process(processor.decode(frames, LIMITS), {}).grid_thw[0] == 10
+
+
+def test_frame_limit(make, files):
+    processor = make(video_fps=10)
+    item = processor.decode(files.video(40, 10), replace(LIMITS, max_frames=8))
+    with pytest.raises(MediaLimitError, match="40 frames of the video would be used, 8 are"):
+        processor.process(item, {})
+
+
+def test_wrong_item_option(make, files):
+    processor = make()
+    item = processor.decode(files.video(8, 10), LIMITS)
+    with pytest.raises(MediaError, match="no video option 'max_pixels'"):
+        processor.process(item, {"max_pixels": 100})
+
+
+def test_a_strip_for_people(make, files):
+    processor = make(video_fps=10)
+    item = processor.decode(files.video(40, 10), LIMITS)
+    strip = processor.sample(item, {}, 4)
+    assert [files.index_of(frame, 40) for frame in strip] == [0, 13, 26, 39]
+
+
+class TestStamps:
+    @pytest.mark.parametrize(
+        ("seconds", "text"),
+        [
+            (0, "time: 00:00:00.00"),
+            (2.5, "time: 00:00:02.50"),
+            (61.129, "time: 00:01:01.13"),
+            (3661.5, "time: 01:01:01.50"),
+        ],
+    )
+    def test_text(self, seconds, text):
+        assert time_text(seconds) == text
+
+    def test_pixels(self):
+        """A tenth of the shorter side high, in the upper left corner, black on a white outline."""
+        frame = Image.new("RGB", (400, 300), (90, 120, 30))
+        want = frame.copy()
+        ImageDraw.Draw(want).text(
+            (0, 0),
+            "time: 00:00:02.50",
+            font=ImageFont.truetype(FONT, 30),
+            fill=(0, 0, 0),
+            stroke_width=3,
+            stroke_fill=(255, 255, 255),
+        )
+        got = Stamp(Path("."), "Roboto-Regular.ttf").draw(frame, 2.5)
+        assert got.tobytes() == want.tobytes() != frame.tobytes()
+
+    def test_frames_carry_their_own_time(self, make, files):
+        """Equal frames differ by their stamps only; without them not at all."""
+        still = [np.full((112, 112, 3), 90, np.uint8)] * 2
+        for is_drawn in (True, False):
+            processor = make(video_draw_on_frames=is_drawn)
+            made = processor.process(processor.decode(still, LIMITS), {"source_fps": 2})
+            first, second = made.tensors["pixels"].view(2, -1)
+            assert torch.equal(first, second) == (not is_drawn)
+
+    def test_the_checkpoints_font_is_used(self, tmp_path, make):
+        (tmp_path / "Roboto-Regular.ttf").write_bytes(b"no font")
+        with pytest.raises(CheckpointError, match=r"font Roboto-Regular\.ttf cannot be read"):
+            make(folder=tmp_path)
+
+    def test_tiny_frames_have_no_room(self):
+        frame = Image.new("RGB", (400, 9))
+        assert Stamp(Path("."), "Roboto-Regular.ttf").draw(frame, 1).tobytes() == frame.tobytes()
