@@ -1,14 +1,23 @@
-"""Chat templates: where they come from, and rendering them in transformers' sandbox."""
+"""Chat templates: where they come from, and rendering them in a sandbox."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import isroutine
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import get_json_schema
+
 from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
+from mmdeploy_llm.hooks.names import error_text
 
 from .checkpoint import read_json
+from .sandbox import TemplateTimeError, run
+
+RENDER_SECONDS = 30.0
+END_MARK = "\ue8ff end of the message \ue8ff "  # stands where continue_final_message cuts
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 # What chat_template_kwargs may set of transformers' apply_chat_template besides template variables.
 PASSED_ON = frozenset({"add_generation_prompt", "continue_final_message", "documents", "tools"})
@@ -97,18 +106,85 @@ def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
+    *,
+    seconds: float = RENDER_SECONDS,
 ) -> str:
-    """The prompt that the template makes of the messages. Raises RequestError with its message."""
-    arguments = {"add_generation_prompt": not variables.get("continue_final_message"), **variables}
+    """The prompt that the template makes of the messages, as transformers' apply_chat_template.
+
+    Raises RequestError with the template's message, and when it runs longer than `seconds`.
+    """
+    values = dict(variables)
+    field = values.pop("continue_final_message", False)
+    defaults = {"add_generation_prompt": not field, "documents": None, "tools": None}
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            chat_template=template,
-            tokenize=False,
-            **arguments,
-        )
+        if field and values.get("add_generation_prompt"):
+            raise ValueError("continue_final_message and add_generation_prompt exclude each other")
+        chat = [_message(message) for message in messages]
+        if field:
+            chat[-1] = _marked(chat[-1], field if isinstance(field, str) else "content")
+        values["tools"] = _tools(values.get("tools"))
+        inputs = {**tokenizer.special_tokens_map, **defaults, **values, "messages": chat}
+        text = run(template, _plain(inputs), seconds)
+        return _until_mark(text) if field else text
+    except TemplateTimeError:
+        raise RequestError(
+            f"the chat template did not render these messages within {seconds:g} s; give another "
+            "chat_template"
+        ) from None
     except Exception as error:  # a template is a program; what it raises is about these messages
         raise RequestError(
-            f"the chat template cannot render these messages: {type(error).__name__}: {error}"
+            f"the chat template cannot render these messages: {error_text(error)}"
         ) from error
-    return str(text)
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without empty fields, its reasoning under both names that templates read."""
+    copied = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((copied[name] for name in REASONING_NAMES if name in copied), None)
+    if reasoning is None:
+        return copied
+    return {"thinking": reasoning, **copied, "reasoning_content": reasoning}
+
+
+def _marked(message: dict[str, Any], name: str) -> dict[str, Any]:
+    """The message with END_MARK after the text that the model is to continue."""
+    content = message.get(name)
+    if isinstance(content, str):
+        names = [each for each in REASONING_NAMES if name in REASONING_NAMES and each in message]
+        return message | dict.fromkeys((name, *names), content + END_MARK)
+    parts = list(content or ())
+    for index in reversed(range(len(parts))):
+        if "text" in parts[index]:
+            parts[index] = {**parts[index], "text": parts[index]["text"] + END_MARK}
+            return {**message, name: parts}
+    raise ValueError(f"continue_final_message: the last message has no text in {name!r}")
+
+
+def _until_mark(text: str) -> str:
+    """The text before END_MARK. A template that strips messages strips the space after the mark:
+    then it would have stripped the message's own."""
+    place = text.rindex(END_MARK.rstrip())
+    return text[:place] if text.startswith(END_MARK, place) else text[:place].rstrip()
+
+
+def _tools(tools: Any) -> Any:
+    """Functions among the tools as JSON schemas."""
+    if tools is None:
+        return None
+    return [get_json_schema(tool) if isroutine(tool) else tool for tool in tools]
+
+
+def _plain(value: Any) -> Any:
+    """A copy of plain types only: methods of other objects are none of a template's business."""
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return value if type(value) is kind else kind(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if callable(getattr(value, "model_dump", None)):
+        return _plain(value.model_dump())
+    return f"<{type(value).__name__}>"
