@@ -4,8 +4,10 @@ finish."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -13,9 +15,12 @@ from typing import Any, Literal, Self
 from tqdm import tqdm
 
 from .assembly import assemble
+from .batch.ids import Selection
+from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
+from .batch.report import report_batch
 from .config import EngineConfig
 from .drive import Driver, Job, JobOutput
-from .errors import EngineError, RequestError
+from .errors import ConfigError, EngineError, RequestError
 from .intake.intake import TokenCount
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
@@ -107,6 +112,64 @@ class LLM:
         jobs = self._jobs(prompts, itertools.repeat(_one_params(sampling_params)))
         return (item.output for item in self._driver.run(jobs))
 
+    def answer_each(
+        self, pairs: Iterable[tuple[Prompt, SamplingParams]]
+    ) -> Generator[JobOutput, None, None]:
+        """As generate_iter, with sampling parameters for each prompt; `job.index` of a result
+        counts the pairs from 0. Closing the generator aborts what is running."""
+        return self._driver.run(self._pair_jobs(pairs))
+
+    def run_batch(
+        self,
+        input: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+        output: str | os.PathLike[str],
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        retry_failed: bool = True,
+        max_failures: int | None = None,
+        shard: str | None = None,
+        limit: int | None = None,
+        prompt: str | None = None,
+        sampling_params: SamplingParams | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        report: str | os.PathLike[str] | None = None,
+        use_tqdm: bool = True,
+    ) -> BatchSummary:
+        """Answers a whole batch and appends each result to `output`, a line of JSON (see
+        batch/records.py), as soon as it is there.
+
+        input: a JSONL file, a Parquet file, a folder of images and videos (`prompt` is asked about
+        each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
+        "multimodal_data", "sampling_params", "chat_template_kwargs"}, read lazily. A file's media
+        paths are relative to its folder. sampling_params, chat_template_kwargs: what a line does
+        not say itself. resume: keep the output and do what is missing, and what failed unless
+        `retry_failed` is False. overwrite: replace it; else it must not exist. shard: "2/8", the
+        second of eight parts by line number; limit: the first lines only. max_failures: end when
+        so many items failed. report: write an HTML page there.
+
+        An item that is wrong is a line with its error. Raises ConfigError for a wrong call. Ctrl-C
+        raises KeyboardInterrupt after the output is closed; the same call with resume=True goes on.
+        """
+        if resume and overwrite:
+            raise ConfigError("resume and overwrite contradict each other; give one of them")
+        settings = BatchSettings(
+            mode="resume" if resume else "overwrite" if overwrite else "new",
+            sampling_params=_one_params(sampling_params),
+            chat_template_kwargs=dict(chat_template_kwargs or {}),
+            question=prompt,
+            selection=Selection.parse(shard, limit),
+            max_failures=max_failures,
+            is_failed_redone=retry_failed,
+            is_progress_shown=None if use_tqdm else False,
+        )
+        summary = run_batch(plan_batch(input, output, settings), lambda: nullcontext(self))
+        if summary.ending == "interrupted":
+            raise KeyboardInterrupt
+        if report is not None:
+            report_batch(summary, report, settings, model=self._config.model)
+        return summary
+
     def stream(
         self,
         prompts: Prompts | Conversation,
@@ -158,6 +221,11 @@ class LLM:
                 self._intake.accept, prompt, own, stream=stream, number=next(self._numbers)
             )
             yield Job(index=index, prompt=prompt, num_outputs=own.n, accept=accept)
+
+    def _pair_jobs(self, pairs: Iterable[tuple[Prompt, SamplingParams]]) -> Iterator[Job]:
+        for index, (prompt, own) in enumerate(pairs):
+            (job,) = self._jobs((prompt,), (own,))
+            yield replace(job, index=index)
 
     def _chat_jobs(
         self,

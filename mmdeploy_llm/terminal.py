@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .batch.records import CaptionRecord, seconds
+from .batch.records import Record, seconds
 from .errors import MMDeployLLMError
 from .hooks import PluginInfo
 from .messages import Prompt
@@ -20,7 +20,7 @@ from .outputs import RequestOutput
 from .params import SamplingParams
 
 if TYPE_CHECKING:
-    from .batch.captioning import CaptionJob, JobResult
+    from .batch.job import BatchSummary
 
 WIDTH_WITHOUT_TERMINAL = 100
 CHAT_HELP = "/image PATH adds a picture to your next message, /reset forgets, /quit ends"
@@ -51,12 +51,12 @@ def printable(text: str) -> str:
     )
 
 
-def caption_table(records: Sequence[CaptionRecord]) -> Table:
+def caption_table(records: Sequence[Record]) -> Table:
     """File, caption, tokens, seconds; failed images in red with their message.
 
     Files are named from the folder that holds them all.
     """
-    folders = [os.path.dirname(os.path.abspath(record.path)) for record in records]
+    folders = [os.path.dirname(os.path.abspath(record.path or "")) for record in records]
     top = os.path.commonpath(folders) if folders else ""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("file", no_wrap=True, overflow="ellipsis", max_width=36)
@@ -67,7 +67,7 @@ def caption_table(records: Sequence[CaptionRecord]) -> Table:
         fault = record.error
         words = record.text if fault is None else f"failed ({fault.code}): {fault.message}"
         table.add_row(
-            Text(printable(os.path.relpath(record.path, top))),
+            Text(printable(os.path.relpath(record.path or "", top))),
             Text(printable(words), style="red" if fault else ""),
             str(record.num_prompt_tokens + record.num_output_tokens) if fault is None else "",
             seconds(record.timings.total) if fault is None else "",
@@ -75,16 +75,21 @@ def caption_table(records: Sequence[CaptionRecord]) -> Table:
     return table
 
 
-def caption_summary(job: CaptionJob, result: JobResult) -> str:
-    """One line: how many, how fast."""
-    summary = result.summary
-    if not job.todo:
-        return f"nothing left to do: all {len(job.images)} images have their caption"
-    return (
-        f"{summary.num_images - summary.num_failed} captioned, {summary.num_failed} failed in "
-        f"{seconds(summary.elapsed)} ({summary.images_per_second:.1f} images/s, "
-        f"{summary.tokens_per_second:.0f} tokens/s)"
-    )
+def batch_summary(summary: BatchSummary, *, done: str) -> str:
+    """How many, how fast, and the failures by kind. done: what became of the good ones."""
+    run = summary.run
+    if not run.num_items and summary.ending == "done":
+        return f"nothing left to do: all {summary.num_before} items have their result"
+    speeds = [f"{run.tokens_per_second:.0f} tokens/s"]
+    if run.num_images:
+        speeds.insert(0, f"{run.images_per_second:.1f} images/s")
+    before = f", {summary.num_before} before" if summary.num_before else ""
+    lines = [
+        f"{run.num_done} {done}, {run.num_failed} failed in {seconds(run.elapsed)} "
+        f"({', '.join(speeds)}){before}"
+    ]
+    lines += [f"  {count} x {name}" for name, count in summary.failures.items()]
+    return "\n".join(lines)
 
 
 def plugin_table(plugins: Iterable[PluginInfo]) -> Table:

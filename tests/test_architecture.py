@@ -33,8 +33,8 @@ LAYERS = (
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
     ("assembly", "drive"),
-    ("llm", "aio"),
     ("batch",),
+    ("llm", "aio"),
     ("terminal",),
     ("cli",),
 )
@@ -48,7 +48,7 @@ FOLDERS = {  # folder -> package
     "processors": "mmdeploy_llm_processors",
 }
 PLUGIN_PACKAGES = {"mmdeploy_llm_plugins", "mmdeploy_llm_processors"}
-MAKES_PREVIEWS = ("cli", "mmdeploy_llm_processors")
+MAKES_PREVIEWS = ("batch", "mmdeploy_llm_processors")
 PLUGIN_API = {"hooks", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "weights.map"}
 TORCH_FREE = {"schedule", "delivery"} | {name for name in RANK if RANK[name] <= RANK["hooks"]}

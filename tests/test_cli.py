@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import types
+from collections import namedtuple
 
 import pytest
 import typer
@@ -18,6 +19,10 @@ from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 MAX_HELP_SECONDS = 0.5
 PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
+
+
+Job = namedtuple("Job", "index")
+JobOutput = namedtuple("JobOutput", "job output error")
 
 
 class FakeLLM:
@@ -39,14 +44,15 @@ class FakeLLM:
     def __exit__(self, *_):
         self.is_closed = True
 
-    def generate_iter(self, prompts, sampling_params=None):
-        self.params = sampling_params
-        for prompt in prompts:
+    def answer_each(self, pairs):
+        for index, (prompt, params) in enumerate(pairs):
+            self.params = params
             self.prompts.append(prompt)
-            path = prompt["messages"][0]["content"][0]["image"]
-            if "interrupt" in path:
+            said = prompt.get("prompt") or prompt["messages"][0]["content"][0]["image"]
+            if "interrupt" in said:
                 raise KeyboardInterrupt
-            yield output(prompt, path.rpartition("/")[2], is_ok="bad" not in path)
+            answer = output(prompt, said.rpartition("/")[2], is_ok="bad" not in said)
+            yield JobOutput(job=Job(index=index), output=answer, error=None)
 
     def stream(self, prompt, sampling_params=None):
         self.prompts.append(prompt)
@@ -229,6 +235,112 @@ class TestCaption:
         result = run("caption", "pics", "--table")
         assert "\x1b" not in result.stdout
         assert "\ufffd[31m" in result.stdout
+
+
+class TestBatch:
+    @pytest.fixture(autouse=True)
+    def _lines(self, tmp_path):
+        rows = [{"id": "a", "prompt": "one"}, {"prompt": "bad"}, {"prompt": "three", "odd": 1}]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "in.jsonl").write_text(text + "no json\n")
+
+    def test_every_line_has_its_record_and_failures_are_counted_by_kind(self, run, made, tmp_path):
+        result = run("batch", "in.jsonl", "--output", "out.jsonl")
+        assert result.exit_code == 1, result.output
+        records = {record["line"]: record for record in lines(tmp_path / "out.jsonl")}
+        assert {line: record["id"] for line, record in records.items()} == {
+            1: "a",
+            2: 2,
+            3: 3,
+            4: None,
+        }
+        assert records[1]["text"] == "one"
+        assert "1 done, 3 failed" in result.stdout
+        assert "3 x 400 RequestError" in result.stdout
+        assert not list(tmp_path.glob("*.html"))
+
+    def test_options_are_defaults_for_lines(self, run, made, tmp_path):
+        row = {"prompt": "one", "sampling_params": {"temperature": 0.5}}
+        (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+        words = ("--max-tokens", "7", "--temperature", "0", "--sampling", "top_k=3")
+        result = run("batch", "in.jsonl", "-o", "out.jsonl", *words, "--report", "page.html")
+        assert result.exit_code == 0, result.output
+        params = made[0].params
+        assert (params.max_tokens, params.temperature, params.top_k) == (7, 0.5, 3)
+        assert made[0].options["limit_mm_per_prompt"] == {"image": 16, "video": 4}
+        assert "one" in (tmp_path / "page.html").read_text()
+
+    def test_a_folder_is_asked_about_file_by_file(self, run, made, pictures, tmp_path):
+        result = run("batch", "pics", "-o", "out.jsonl", "--prompt", "Which?", "--thinking")
+        assert result.exit_code == 0, result.output
+        assert [record["id"] for record in lines(tmp_path / "out.jsonl")] == [
+            "pics/a.png",
+            "pics/b.png",
+        ]
+        assert made[0].prompts[0]["messages"][0]["content"][1]["text"] == "Which?"
+        assert made[0].prompts[0]["chat_template_kwargs"] == {"enable_thinking": True}
+
+    def test_shards_and_limit_choose_lines(self, run, made, tmp_path):
+        rows = "".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(1, 11))
+        (tmp_path / "in.jsonl").write_text(rows)
+        for shard in (1, 2, 3):
+            words = ("-o", f"out{shard}.jsonl", "--shard", f"{shard}/3", "--limit", "8")
+            assert run("batch", "in.jsonl", *words).exit_code == 0
+        texts = [[r["text"] for r in lines(tmp_path / f"out{n}.jsonl")] for n in (1, 2, 3)]
+        assert texts == [["p1", "p4", "p7"], ["p2", "p5", "p8"], ["p3", "p6"]]
+
+    def test_too_many_failures_stop_it_and_resume_goes_on(self, run, made, tmp_path):
+        rows = [{"prompt": text} for text in ("one", "bad", "bad", "four")]
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        stopped = run("batch", "in.jsonl", "-o", "out.jsonl", "--max-failures", "2")
+        assert stopped.exit_code == 3
+        assert "stopped by --max-failures with 1 left" in stopped.stderr
+        kept = run("batch", "in.jsonl", "-o", "out.jsonl", "--resume", "--no-retry-failed")
+        assert kept.exit_code == 1
+        assert [prompt["prompt"] for prompt in made[1].prompts] == ["four"]
+        again = run("batch", "in.jsonl", "-o", "out.jsonl", "--resume")
+        assert again.exit_code == 1
+        assert [prompt["prompt"] for prompt in made[2].prompts] == ["bad", "bad"]
+        assert sorted(record["line"] for record in lines(tmp_path / "out.jsonl")) == [1, 2, 3, 4]
+
+    def test_ctrl_c_says_how_to_go_on(self, run, made, tmp_path):
+        rows = [{"prompt": text} for text in ("one", "interrupt", "three")]
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        result = run("batch", "in.jsonl", "-o", "out.jsonl")
+        assert result.exit_code == 130
+        assert "stopped with 2 left; the same command with --resume" in result.stderr
+        assert [record["id"] for record in lines(tmp_path / "out.jsonl")] == [1]
+
+    def test_nothing_but_bad_lines_opens_no_model(self, run, made, tmp_path):
+        (tmp_path / "in.jsonl").write_text("no json\n[]\n")
+        assert run("batch", "in.jsonl", "-o", "out.jsonl").exit_code == 1
+        assert made == []
+        assert len(lines(tmp_path / "out.jsonl")) == 2
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["nowhere.jsonl"], "does not exist"),
+            (["in.jsonl", "--shard", "0/4"], "the first is 1/4"),
+            (["in.jsonl", "--shard", "half"], "such as 1/4"),
+            (["in.jsonl", "--prompt", "What?"], "lines have their own"),
+            (["in.jsonl", "--no-retry-failed"], "goes with --resume"),
+            (["in.jsonl", "--sampling", "temprature=1"], "did you mean 'temperature'"),
+            (["in.jsonl", "--sampling", "top_p"], "NAME=VALUE"),
+            (["in.jsonl", "--output", "in.jsonl"], "is the input"),
+        ],
+    )
+    def test_what_is_wrong_is_one_line_and_exit_code_2(self, run, made, words, message):
+        result = run("batch", "--output", "out.jsonl", *words)
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert result.stderr.startswith("error: ")
+        assert made == []
+
+    def test_help_says_what_lines_and_exit_codes_are(self, run):
+        text = run("batch", "--help").stdout
+        for words in ("multimodal_data", "error_class", "3 stopped by --max-failures", "--resume"):
+            assert words in text
 
 
 class TestGenerate:
@@ -420,7 +532,7 @@ def test_without_a_command_it_helps(run):
 
 
 def test_every_command_explains_itself(run):
-    for command in ("caption", "generate", "chat", "plugins", "version"):
+    for command in ("caption", "batch", "generate", "chat", "plugins", "version"):
         result = run(command, "--help")
         assert result.exit_code == 0
         assert "Usage:" in result.stdout

@@ -1,4 +1,5 @@
-"""Which image files a command means: files, folders and globs, in an order a person expects."""
+"""Which image and video files a command means: files, folders and globs, in an order a person
+expects."""
 
 from __future__ import annotations
 
@@ -10,19 +11,21 @@ from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError
 
+from .items import URL
+
 IMAGE_SUFFIXES = frozenset(
     {".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 )
-_URL = re.compile(r"(?:[a-z][a-z0-9+.-]+://|data:)", re.IGNORECASE)
+VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
 
 
-def find_images(paths: Iterable[str], *, is_recursive: bool = False) -> tuple[str, ...]:
-    """The image files meant by `paths`, each once: in the order of `paths`, sorted naturally
-    within a folder or glob (2.png before 10.png).
+def find_media(paths: Iterable[str], *, is_recursive: bool = False) -> tuple[str, ...]:
+    """The image and video files meant by `paths`, each once: in the order of `paths`, sorted
+    naturally within a folder or glob (2.png before 10.png).
 
-    A file is taken whatever its suffix. A folder gives its files with a suffix of IMAGE_SUFFIXES,
-    those of its subfolders too with `is_recursive`; hidden ones are left out. Raises ConfigError
-    when a path does not exist and when nothing is found at all.
+    A file is taken whatever its suffix. A folder gives its files with a suffix of IMAGE_SUFFIXES
+    or VIDEO_SUFFIXES, those of its subfolders too with `is_recursive`; hidden ones are left out.
+    Raises ConfigError when a path does not exist and when nothing is found at all.
     """
     wanted = tuple(paths)
     found = {
@@ -31,8 +34,9 @@ def find_images(paths: Iterable[str], *, is_recursive: bool = False) -> tuple[st
     if not found:
         hint = "" if is_recursive else "; --recursive looks into subfolders too"
         raise ConfigError(
-            f"no images in {', '.join(map(repr, wanted)) or 'an empty list of paths'}: looked for "
-            f"files that end in {' '.join(sorted(IMAGE_SUFFIXES))}{hint}"
+            f"no images or videos in {', '.join(map(repr, wanted)) or 'an empty list of paths'}: "
+            f"looked for files that end in {' '.join(sorted(IMAGE_SUFFIXES | VIDEO_SUFFIXES))}"
+            f"{hint}"
         )
     return tuple(found)
 
@@ -42,7 +46,7 @@ def _expand(path: str, is_recursive: bool) -> Iterator[str]:
         return _folder(path, is_recursive)
     if os.path.exists(path):
         return iter((path,))
-    if _URL.match(path):
+    if URL.match(path):
         raise ConfigError(f"{path[:80]!r} is a URL; give files, folders or globs on this machine")
     if not glob.has_magic(path):
         raise ConfigError(f"{path!r} does not exist; give files, folders or globs of images")
@@ -54,24 +58,30 @@ def _glob(pattern: str, is_recursive: bool) -> Iterator[str]:
     for name in sorted(glob.iglob(pattern, recursive=True), key=natural_key):
         if os.path.isdir(name):
             yield from _folder(name, is_recursive)
-        elif is_image_name(name):
+        elif is_media_name(name):
             yield name
 
 
 def _folder(folder: str, is_recursive: bool) -> Iterator[str]:
-    """The images of a folder, then those of its subfolders. Links to folders are not followed."""
+    """The images and videos of a folder, then those of its subfolders. Links to folders are not
+    followed."""
     for place, folders, names in os.walk(folder):
         yield from (
             os.path.join(place, name)
             for name in sorted(names, key=natural_key)
-            if is_image_name(name)
+            if is_media_name(name)
         )
         folders[:] = sorted(filter(_is_visible, folders), key=natural_key) if is_recursive else []
 
 
-def is_image_name(name: str) -> bool:
+def is_media_name(name: str) -> bool:
     """Whether a file of this name is taken from a folder or a glob."""
-    return _is_visible(name) and Path(name).suffix.lower() in IMAGE_SUFFIXES
+    return _is_visible(name) and Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
+
+
+def is_video_name(name: str) -> bool:
+    """Whether a file of this name is taken for a video."""
+    return Path(name).suffix.lower() in VIDEO_SUFFIXES
 
 
 def _is_visible(name: str) -> bool:

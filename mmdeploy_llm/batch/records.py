@@ -1,20 +1,40 @@
-"""CaptionRecord: what is known of one captioned image, one line of JSON each."""
+"""Record: what became of one item, one line of JSON each. `batch` and `caption` write the same.
+
+id             the item's own, else its line number; the path for files; null where a line's id
+               could not be used (unreadable, or taken by another line)
+line           its line in the input, from 1; absent for files
+path           the file, as given; only for files
+text           the answer; reasoning: what was thought before it, null without a reasoning parser
+finish_reason  "stop", "length", "error" or "abort"
+error_code     200 when good, 4xx the item's fault, 5xx ours; error_msg and error_class: null when
+               good; error: {"code", "message"} or null, the same once more
+num_*_tokens   num_prompt_tokens has those of images and videos in it
+timings        seconds: preprocess, queue, first_token, generate, total; null where not reached
+media          [{"kind", "name"}] of a line's media, with the path or URL where it has one
+prompt         the beginning of a line's question
+outputs        all samples, with n > 1 or log-probabilities; `text` and its like are the first's
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mmdeploy_llm.outputs import RequestMetrics, RequestOutput
+from mmdeploy_llm.errors import ABORTED, OK
+from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+
+from .items import BadItem, Item, Media
 
 NUM_DECIMALS = 4  # of seconds: tenths of a millisecond
+OPTIONAL = ("line", "path", "media", "prompt", "outputs")  # left out of the JSON when empty
+COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemError:
-    """Why an image has no caption. code: 4xx the item's fault, 5xx ours."""
+    """Why an item has no answer. code: 4xx the item's fault, 5xx ours."""
 
     code: int
     message: str
@@ -32,31 +52,50 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaptionRecord:
-    """One image and what became of it. path: as given on the command line, "/" normalised.
+class Record:
+    """One item and what became of it; the module says what the fields mean."""
 
-    reasoning: None without a reasoning parser. error: None when all went well.
-    """
-
-    path: str
+    id: str | int | None = None
+    line: int | None = None
+    path: str | None = None
     text: str = ""
     reasoning: str | None = None
     finish_reason: str | None = None
+    error_code: int = OK
+    error_msg: str | None = None
+    error_class: str | None = None
     num_image_tokens: int = 0
+    num_video_tokens: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     timings: Timings = Timings()
     error: ItemError | None = None
+    media: tuple[Media, ...] = ()
+    prompt: str | None = None
+    outputs: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_ok(self) -> bool:
-        """Whether the image has its caption."""
-        return self.error is None
+        """Whether the item has its answer."""
+        return self.error_code == OK
+
+    @property
+    def key(self) -> str:
+        """What the item is known by when a run goes on."""
+        return key_of(self.id, self.line)
+
+    @property
+    def failure(self) -> str:
+        """The kind of a failure: its code and class."""
+        return f"{self.error_code} {self.error_class or 'Error'}"
 
     def to_json(self) -> str:
         """One line of JSON, without the line break."""
         values = asdict(self)
+        for name in OPTIONAL:
+            if not values[name]:
+                del values[name]
         line = json.dumps(values, ensure_ascii=False)
         try:
             line.encode()
@@ -65,43 +104,141 @@ class CaptionRecord:
         return line
 
     @classmethod
-    def from_json(cls, line: str | bytes) -> CaptionRecord:
-        """The record that `to_json` wrote. Raises ValueError for anything else."""
+    def from_json(cls, line: str | bytes) -> Record:
+        """The record that `to_json` wrote, here or in version 0.1. Raises ValueError for anything
+        else."""
         values = json.loads(line)
-        if not isinstance(values, dict) or not isinstance(values.get("path"), str):
-            raise ValueError("it is no object with a path")
+        if not isinstance(values, dict):
+            raise ValueError("it is no object")
+        _check(values)
         try:
             return cls(**{**values, **_nested(values)})
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
 
 
+def key_of(item_id: str | int | None, line: int | None) -> str:
+    """The text that an id, or a line without one, is known by; 7 and "7" are one id."""
+    return f"\0line {line}" if item_id is None else str(item_id)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Raises ValueError unless the record can be told from others and counted."""
+    known = values.get("id", values.get("path"))
+    is_named = isinstance(known, (str, int)) and not isinstance(known, bool)
+    is_line = known is None and isinstance(values.get("line"), int)
+    if not (is_named or is_line):
+        raise ValueError("it is no object with an id, a path or a line")
+    for name in COUNTS:
+        if not isinstance(values.get(name, 0), int):
+            raise ValueError(f"its {name} is no number")
+
+
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts that are objects, and what version 0.1 did not write."""
     error = values.get("error")
-    return {
+    fault = None if error is None else ItemError(**error)
+    nested: dict[str, Any] = {
+        "id": values.get("id", values.get("path")),
         "timings": Timings(**(values.get("timings") or {})),
-        "error": None if error is None else ItemError(**error),
+        "error": fault,
+        "media": tuple(Media(**item) for item in values.get("media", ())),
+        "outputs": tuple(values.get("outputs", ())),
     }
+    if fault is not None:
+        nested["error_code"] = values.get("error_code", fault.code)
+        nested["error_msg"] = values.get("error_msg", fault.message)
+    return nested
 
 
-def record_of(path: str, output: RequestOutput) -> CaptionRecord:
-    """The record of a finished output."""
-    error = None
-    if not output.is_ok:
-        message = output.error_msg or "no message was given"
-        error = ItemError(code=output.error_code, message=message)
-    return CaptionRecord(
-        path=path,
-        text=output.outputs.text.strip(),
-        reasoning=_stripped(output.outputs.reasoning_content),
-        finish_reason=output.outputs.finish_reason,
-        num_image_tokens=output.num_input_image_tokens,
-        num_prompt_tokens=len(output.prompt_token_ids),
-        num_output_tokens=len(output.outputs.token_ids),
-        num_cached_tokens=output.num_cached_tokens,
-        timings=_timings(output.metrics),
-        error=error,
+def bad_record(item: BadItem) -> Record:
+    """The record of a line that could not be used."""
+    return Record(
+        id=item.id,
+        line=item.line,
+        finish_reason="error",
+        error_code=item.code,
+        error_msg=item.message,
+        error_class=item.kind,
+        error=ItemError(code=item.code, message=item.message),
     )
+
+
+def record_of(
+    item: Item, outputs: Sequence[RequestOutput], error: Exception | None = None
+) -> Record:
+    """The record of an item from its `n` finished outputs. error: the exception behind them.
+
+    With several samples, counts are sums, times those of the slowest, and the first that failed
+    makes the item failed.
+    """
+    ordered = sorted(outputs, key=lambda output: output.outputs.index)
+    first = ordered[0]
+    failed = next((output for output in ordered if not output.is_ok), None)
+    message = None if failed is None else failed.error_msg or "no message was given"
+    code = OK if failed is None else failed.error_code
+    slowest = max(ordered, key=lambda output: output.metrics.model_execute_time or 0)
+    return Record(
+        id=item.id,
+        line=None if item.path is not None else item.line,
+        path=item.path,
+        text=first.outputs.text.strip(),
+        reasoning=_stripped(first.outputs.reasoning_content),
+        finish_reason=(failed or first).outputs.finish_reason,
+        error_code=code,
+        error_msg=message,
+        error_class=None if failed is None else _class_of(code, error),
+        num_image_tokens=first.num_input_image_tokens,
+        num_video_tokens=first.num_input_video_tokens,
+        num_prompt_tokens=len(first.prompt_token_ids),
+        num_output_tokens=sum(len(output.outputs.token_ids) for output in ordered),
+        num_cached_tokens=first.num_cached_tokens,
+        timings=_timings(slowest.metrics),
+        error=None if message is None else ItemError(code=code, message=message),
+        media=() if item.path is not None else item.media,
+        prompt=item.question,
+        outputs=tuple(map(_sample, ordered)) if _is_worth_listing(ordered) else (),
+    )
+
+
+def _is_worth_listing(outputs: Sequence[RequestOutput]) -> bool:
+    first = outputs[0]
+    return len(outputs) > 1 or first.outputs.logprobs is not None or bool(first.prompt_logprobs)
+
+
+def _class_of(code: int, error: Exception | None) -> str:
+    if error is not None:
+        return type(error).__name__
+    return "Aborted" if code == ABORTED else "EngineError" if code >= 500 else "RequestError"
+
+
+def _sample(output: RequestOutput) -> dict[str, Any]:
+    """One of n samples, with its ids; log-probabilities where they were asked for."""
+    own = output.outputs
+    sample: dict[str, Any] = {
+        "index": own.index,
+        "text": own.text.strip(),
+        "reasoning": _stripped(own.reasoning_content),
+        "finish_reason": own.finish_reason,
+        "error_code": output.error_code,
+        "error_msg": output.error_msg,
+        "token_ids": list(own.token_ids),
+    }
+    if own.logprobs is not None:
+        sample["logprobs"] = _logprobs(own)
+    if output.prompt_logprobs is not None:
+        sample["prompt_logprobs"] = [_candidates(place) for place in output.prompt_logprobs]
+    return sample
+
+
+def _logprobs(own: CompletionOutput) -> list[Any]:
+    return [_candidates(place) for place in own.logprobs or ()]
+
+
+def _candidates(place: Mapping[int, Any] | None) -> list[dict[str, Any]] | None:
+    if place is None:
+        return None
+    return [{"token_id": token, **asdict(found)} for token, found in place.items()]
 
 
 def _stripped(text: str | None) -> str | None:

@@ -1,93 +1,270 @@
-"""An HTML report of a captioning run: one file that needs nothing else, no network either.
+"""An HTML report of a batch, for a browser without a network.
 
-Pictures are opened one after the other while the page is written, so memory does not grow with
-their number.
+Up to EMBEDDED_CARDS items it is one file that needs nothing else. A larger one is a page with its
+first items and, beside it, the folder NAME_files: the pictures, and the further items in files of
+CHUNK_CARDS that the page loads while it is being read. Works from file:// and from a server.
+
+Records and pictures are taken a few at a time while the files are written, so memory does not grow
+with their number.
 """
 
 from __future__ import annotations
 
-import base64
+import datetime
+import itertools
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
+from typing import Any
 
 import jinja2
+from tqdm import tqdm
 
-from .records import CaptionRecord, seconds
+from mmdeploy_llm.errors import ConfigError
 
-MakeThumbnail = Callable[[bytes], bytes | None]
-MAX_CARDS = 2000
-MAX_FILE_BYTES = 256 * 2**20  # a larger file gets no preview
+from .job import BatchSettings, BatchSummary
+from .output import RecordIndex, records_at
+from .pictures import (
+    EmbeddedPictures,
+    Picture,
+    Pictures,
+    PicturesInFiles,
+    printable,
+    url_of,
+)
+from .previews import MakePreviews, file_previews, media_of
+from .records import Record, seconds
+
+EMBEDDED_CARDS = 300  # of more, the pictures are files
+CHUNK_CARDS = 200
+MAX_CARDS = 20_000
+MAX_THREADS = 8  # that make pictures
+CARDS_AT_ONCE = 32  # whose pictures are in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportHead:
-    """What stands above the pictures. speeds and settings: label -> value, in words."""
+    """What stands above the items. unit, units: what one and several are called; done: what
+    happened to them. speeds and settings: label -> value, in words."""
 
     model: str
-    prompt: str
     created: str
     version: str
+    prompt: str | None = None
+    unit: str = "item"
+    done: str = "answered"
     speeds: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def units(self) -> str:
+        """More than one."""
+        return f"{self.unit}s"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
-    """One picture on the page. thumbnail: base64 JPEG, None when there is no preview."""
+class Card:
+    """One item on the page."""
 
-    record: CaptionRecord
-    thumbnail: str | None
-
-    @property
-    def name(self) -> str:
-        return _printable(os.path.basename(self.record.path))
+    record: Record
+    pictures: tuple[Picture, ...]
 
     @property
     def path(self) -> str:
-        return _printable(self.record.path)
+        """Its file, or its id."""
+        record = self.record
+        if record.path is not None:
+            return printable(record.path)
+        return f"line {record.line}" if record.id is None else printable(str(record.id))
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return os.path.basename(self.path) if self.record.path is not None else self.path
+
+    @property
+    def has_media(self) -> bool:
+        """Whether a picture could be there."""
+        return bool(media_of(self.record))
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Prompt tokens that are no media."""
+        record = self.record
+        return record.num_prompt_tokens - record.num_image_tokens - record.num_video_tokens
+
+    @property
+    def media_tokens(self) -> str:
+        """The media tokens by kind, with a plus behind each."""
+        counts = {"image": self.record.num_image_tokens, "video": self.record.num_video_tokens}
+        return "".join(f"{thousands(num)} {kind} + " for kind, num in counts.items() if num)
+
+    @property
+    def words(self) -> str:
+        """What a filter looks for, in lower case."""
+        record = self.record
+        fault = f"failed ({record.error_code}) {record.error_msg}" if record.error_msg else ""
+        others = (str(sample.get("text") or "") for sample in record.outputs[1:])
+        said = (record.text, *others, record.reasoning or "", record.prompt or "")
+        return printable(" ".join((self.path, fault, *said)).lower())
+
+
+def report_batch(
+    summary: BatchSummary,
+    path: str | os.PathLike[str],
+    settings: BatchSettings,
+    *,
+    model: str,
+    about: Mapping[str, Any] | None = None,
+    is_caption: bool = False,
+    make_previews: MakePreviews | None = None,
+) -> None:
+    """Writes the page of all the batch's items, those of earlier runs included. about: further
+    settings to name."""
+    run = summary.run
+    speeds = {
+        "images/s": f"{run.images_per_second:.1f}",
+        "tokens/s": f"{run.tokens_per_second:.0f}",
+    }
+    params = settings.sampling_params
+    given = {name: getattr(params, name) for name in params.model_fields_set}
+    asked = {**(about or {}), **given, **settings.chat_template_kwargs}
+    head = ReportHead(
+        model=model,
+        prompt=settings.question,
+        created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
+        version=metadata.version("mmdeploy-llm"),
+        unit="image" if is_caption else "item",
+        done="captioned" if is_caption else "answered",
+        speeds=speeds if run.num_items else {},
+        settings={name: str(value) for name, value in asked.items()},
+    )
+    offsets = summary.index.offsets(MAX_CARDS)
+    write_report(
+        Path(path),
+        records_at(summary.output, offsets),
+        head,
+        summary.index,
+        make_previews or file_previews(),
+        num_shown=len(offsets),
+        is_progress_shown=settings.is_progress_shown,
+    )
 
 
 def write_report(
     path: Path,
-    records: Sequence[CaptionRecord],
+    records: Iterable[Record],
     head: ReportHead,
-    make_thumbnail: MakeThumbnail,
+    index: RecordIndex,
+    make: MakePreviews,
     *,
-    max_cards: int = MAX_CARDS,
+    num_shown: int,
+    is_progress_shown: bool | None = None,
 ) -> None:
-    """Writes the page, in one move: a page is whole or not there.
+    """Writes the page, in one move: it is whole or not there.
 
-    Of more than `max_cards` records the failed ones and then the first ones are shown, in the
-    order of `records`; the totals are those of all.
+    records: `num_shown` of them, in the order of the page; `index` has the totals of all. make:
+    makes previews. Raises ConfigError when `path` is a folder.
     """
-    shown = _shown(records, max_cards)
+    if path.is_dir():
+        raise ConfigError(f"{str(path)!r} is a folder; name an HTML file for the report")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.with_name(f"{path.stem}_files")
+    is_large = num_shown > EMBEDDED_CARDS
+    files = PicturesInFiles(make, folder, url_of(folder))
+    pictures: Pictures = files if is_large else EmbeddedPictures(make)
+    hidden = None if is_progress_shown is None else not is_progress_shown
+    environment = _environment()
+    with (
+        ThreadPoolExecutor(_num_threads(), thread_name_prefix="previews") as pool,
+        tqdm(total=num_shown, desc="Report", dynamic_ncols=True, disable=hidden) as bar,
+    ):
+        cards = _counted(_cards(records, pictures, pool), bar.update)
+        first = list(itertools.islice(cards, CHUNK_CARDS)) if is_large else cards
+        chunks = _write_chunks(folder, cards, environment) if is_large else []
+        sources = [f"{url_of(folder)}/{name}" for name in chunks]
+        page = _page(environment, head, index, num_shown, first, sources)
+        _write_whole(path, page)
+    files.remove_others()
+    _remove_old_chunks(folder, set(chunks))
+
+
+def _page(
+    environment: jinja2.Environment,
+    head: ReportHead,
+    index: RecordIndex,
+    num_shown: int,
+    cards: Iterable[Card],
+    chunks: list[str],
+) -> Iterator[str]:
     values = {
         "head": head,
-        "num_images": len(records),
-        "num_failed": sum(not record.is_ok for record in records),
-        "num_shown": len(shown),
-        "num_output_tokens": sum(record.num_output_tokens for record in records),
-        "num_image_tokens": sum(record.num_image_tokens for record in records),
-        "cards": _cards(shown, make_thumbnail),
+        # A browser takes a page from a file and the files beside it for different sites.
+        "head_sources": " 'self' file:" if chunks else "",
+        "num_items": len(index),
+        "num_failed": index.num_failed,
+        "failures": dict(index.failures.most_common()),
+        "num_shown": num_shown,
+        "num_output_tokens": index.num_output_tokens,
+        "num_media_tokens": index.num_media_tokens,
+        "cards": cards,
+        "chunks": chunks,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    return environment.get_template("report.html").generate(values)
+
+
+def _write_chunks(
+    folder: Path, cards: Iterator[Card], environment: jinja2.Environment
+) -> list[str]:
+    """The further cards, as scripts that call the page; their names."""
+    names: list[str] = []
+    # mypy: macros are attributes of a module made at run time.
+    card_html: Any = environment.get_template("card.html").module
+    folder.mkdir(parents=True, exist_ok=True)
+    while chunk := list(itertools.islice(cards, CHUNK_CARDS)):
+        rows = [
+            ["" if card.record.is_ok else card.record.failure, card.words, _html(card_html, card)]
+            for card in chunk
+        ]
+        names.append(f"cards-{len(names) + 1:03d}.js")
+        text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+        _write_whole(folder / names[-1], [f"reportCards({text});\n"])
+    return names
+
+
+def _html(macros: Any, card: Card) -> str:
+    return str(macros.card_html(card)).strip()
+
+
+def _remove_old_chunks(folder: Path, names: set[str]) -> None:
+    for path in folder.glob("cards-*.js"):
+        if path.name not in names:
+            path.unlink(missing_ok=True)
+
+
+def _write_whole(path: Path, pieces: Iterable[str]) -> None:
     copy = path.with_name(path.name + ".partial")
     with copy.open("w", encoding="utf-8", errors="replace") as file:
-        file.writelines(_template().generate(values))
+        file.writelines(pieces)
     os.replace(copy, path)
 
 
-def _template() -> jinja2.Template:
+def _environment() -> jinja2.Environment:
+    folder = resources.files(__package__)
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["seconds"] = seconds
     environment.filters["thousands"] = thousands
-    source = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
-    return environment.from_string(source)
+    return environment
 
 
 def thousands(number: int) -> str:
@@ -95,30 +272,25 @@ def thousands(number: int) -> str:
     return f"{number:,}".replace(",", "\u202f")
 
 
-def _shown(records: Sequence[CaptionRecord], max_cards: int) -> Sequence[CaptionRecord]:
-    if len(records) <= max_cards:
-        return records
-    by_need = sorted(range(len(records)), key=lambda place: records[place].is_ok)
-    return [records[place] for place in sorted(by_need[:max_cards])]
+def _num_threads() -> int:
+    return min(MAX_THREADS, os.cpu_count() or 1)
 
 
-def _cards(records: Sequence[CaptionRecord], make: MakeThumbnail) -> Iterator[_Card]:
-    for record in records:
-        yield _Card(record=record, thumbnail=_preview(record.path, make))
+def _cards(
+    records: Iterable[Record], pictures: Pictures, pool: ThreadPoolExecutor
+) -> Iterator[Card]:
+    """Cards in the order of the records; the pictures of a few are made at the same time."""
+
+    def make(record: Record) -> Card:
+        found = (picture for media in media_of(record) for picture in pictures.of(media))
+        return Card(record=record, pictures=tuple(found))
+
+    source = iter(records)
+    while group := list(itertools.islice(source, CARDS_AT_ONCE)):
+        yield from pool.map(make, group)
 
 
-def _preview(path: str, make: MakeThumbnail) -> str | None:
-    """The picture at `path`, small; None when it cannot be read (any more)."""
-    try:
-        if os.path.getsize(path) > MAX_FILE_BYTES:
-            return None
-        blob = Path(path).read_bytes()
-    except OSError:
-        return None
-    small = make(blob)
-    return None if small is None else base64.b64encode(small).decode("ascii")
-
-
-def _printable(text: str) -> str:
-    """File names can hold bytes that are no text."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")
+def _counted(cards: Iterator[Card], count: Callable[[], Any]) -> Iterator[Card]:
+    for card in cards:
+        yield card
+        count()

@@ -1,15 +1,21 @@
-"""The loop of a captioning run: paths -> prompts -> LLM -> records, as they finish.
+"""The one loop of every batch: items -> prompts -> answers -> records, as they finish.
 
-Nothing here grows with the pictures: prompts hold paths, and only as many as the engine took.
+    source --> todo() --> Answerer.answer_each() --> records --> RecordWriter
+                 '-- lines that cannot be used ------^
+
+Nothing here grows with the batch but the ids that were met: prompts are made when the engine has
+room for them, and a record is gone once it is written.
 """
 
 from __future__ import annotations
 
-import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from tqdm import tqdm
 
@@ -17,51 +23,52 @@ from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.params import SamplingParams
 
-from .records import CaptionRecord, record_of
+from .ids import IdSet
+from .items import BadItem, Item
+from .output import RecordWriter
+from .records import Record, bad_record, key_of, record_of
+from .sources import Source
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.drive import JobOutput
+
+Ending = Literal["done", "max_failures", "interrupted"]
 
 
-class Captioner(Protocol):
-    """The part of LLM that a run uses."""
+class Answerer(Protocol):
+    """The part of LLM that a batch needs."""
 
-    def generate_iter(
-        self, prompts: Iterable[Prompt], sampling_params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
-        """As LLM.generate_iter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptionTask:
-    """What is asked about each image. chat_template_kwargs: such as {"enable_thinking": False}."""
-
-    prompt: str
-    sampling_params: SamplingParams
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-    def prompt_for(self, path: str) -> dict[str, Any]:
-        """The prompt for one image. The path is made absolute, so that no name reads as a URL."""
-        content = [
-            {"type": "image", "image": os.path.abspath(path)},
-            {"type": "text", "text": self.prompt},
-        ]
-        return {
-            "messages": [{"role": "user", "content": content}],
-            "chat_template_kwargs": dict(self.chat_template_kwargs),
-        }
+    def answer_each(
+        self, pairs: Iterable[tuple[Prompt, SamplingParams]]
+    ) -> Generator[JobOutput, None, None]:
+        """As LLM.answer_each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """What a run did. elapsed: seconds, loading of the model not included."""
+class RunCounts:
+    """What one run did. elapsed: seconds, loading of the model not included. failures: "400
+    MediaError" -> how many. num_images: images and videos of items that ended."""
 
-    num_images: int
-    num_failed: int
-    num_output_tokens: int
-    elapsed: float
-    is_interrupted: bool = False
+    num_done: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    num_images: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    elapsed: float = 0.0
+
+    @property
+    def num_failed(self) -> int:
+        """Items that ended with an error."""
+        return self.failures.total()
+
+    @property
+    def num_items(self) -> int:
+        """Items that ended, either way."""
+        return self.num_done + self.num_failed
 
     @property
     def images_per_second(self) -> float:
-        """Images that ended, failed ones included, by time."""
+        """Images and videos of the items that ended, by time."""
         return self.num_images / max(self.elapsed, 1e-9)
 
     @property
@@ -70,75 +77,139 @@ class RunSummary:
         return self.num_output_tokens / max(self.elapsed, 1e-9)
 
 
-def caption_images(
-    llm: Captioner,
-    paths: Sequence[str],
-    task: CaptionTask,
-    write: Callable[[CaptionRecord], None],
-    *,
-    is_progress_shown: bool | None = None,
-) -> RunSummary:
-    """Captions every path and hands each record to `write` as soon as it is there.
+def left_to_do(source: Source, done: IdSet) -> Iterator[Item | BadItem]:
+    """The items of the source that are not done. One whose id an earlier line has is a BadItem."""
+    met = IdSet()
+    for item in source:
+        if item.id is not None and not met.add(key_of(item.id, item.line)):
+            item = BadItem(
+                line=item.line,
+                message=f"the id {str(item.id)[:80]!r} is an earlier line's already; ids must "
+                "differ, and a line without one has its line number",
+            )
+        if key_of(item.id, item.line) not in done:
+            yield item
 
-    Records come in the order in which they finish. Ctrl-C ends the run; what was written stays.
-    is_progress_shown: a bar on stderr; None shows it on a terminal only.
+
+class BatchRun:
+    """One run over items. Used once; its own methods write it, under its lock, because an engine
+    may ask for prompts in another thread than the one that iterates its answers."""
+
+    def __init__(
+        self,
+        items: Iterable[Item | BadItem],
+        writer: RecordWriter,
+        *,
+        tally: Tally,
+        max_failures: int | None = None,
+    ) -> None:
+        self._items = items
+        self._writer = writer
+        self._tally = tally
+        self._max_failures = max_failures
+        self._in_flight: dict[int, tuple[Item, list[RequestOutput]]] = {}
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def run(self, llm: Answerer) -> Ending:
+        """Answers every item and writes each record as soon as it is there.
+
+        Ends early at `max_failures` and on Ctrl-C; what was written stays, and what is in flight
+        is dropped.
+        """
+        try:
+            with closing(llm.answer_each(self._pairs())) as answers:
+                for answer in answers:
+                    self._collect(answer)
+                    if self._is_over:
+                        return "max_failures"
+        except KeyboardInterrupt:
+            return "interrupted"
+        return "max_failures" if self._is_over else "done"
+
+    def _pairs(self) -> Iterator[tuple[Prompt, SamplingParams]]:
+        """Prompts, one when it is asked for; lines that cannot be used go to the output at once."""
+        number = 0
+        for item in self._items:
+            if isinstance(item, BadItem):
+                self._take(bad_record(item), item.line, num_media=0)
+            else:
+                self._in_flight[number] = (item, [])
+                number += 1
+                yield item.prompt, item.params
+            if self._is_over:
+                return
+
+    def _collect(self, answer: JobOutput) -> None:
+        """Notes an output; with the last of an item's `n` its record is written."""
+        number = answer.job.index
+        item, outputs = self._in_flight[number]
+        outputs.append(answer.output)
+        if len(outputs) == item.params.n:
+            del self._in_flight[number]
+            record = record_of(item, outputs, answer.error)
+            self._take(record, item.line, num_media=1 if item.path else len(item.media))
+
+    def _take(self, record: Record, line: int, num_media: int) -> None:
+        with self._lock:
+            self._writer.write(record, line)
+            self._tally.count(record, num_media)
+            most = self._max_failures
+            if most is not None and self._tally.num_failed >= most:
+                self._is_over = True
+
+
+class Tally:
+    """Counts of a run and its progress bar on stderr; written by BatchRun only.
+
+    is_shown: None shows the bar on a terminal only. num_before: items that earlier runs did.
     """
-    tally = _Tally(total=len(paths), is_shown=is_progress_shown)
-    asked: dict[int, tuple[Prompt, str]] = {}  # id of a prompt in the engine -> it, its path
-    is_interrupted = False
-    try:
-        for output in llm.generate_iter(_prompts(paths, task, asked), task.sampling_params):
-            _, path = asked.pop(id(output.prompt))
-            record = record_of(path, output)
-            write(record)
-            tally.count(record)
-    except KeyboardInterrupt:
-        is_interrupted = True
-    finally:
-        tally.close()
-    return tally.summary(is_interrupted)
 
-
-def _prompts(
-    paths: Iterable[str], task: CaptionTask, asked: dict[int, tuple[Prompt, str]]
-) -> Iterator[Prompt]:
-    """The prompts, one when it is asked for; notes in `asked` which path each belongs to."""
-    for path in paths:
-        prompt = task.prompt_for(path)
-        asked[id(prompt)] = (prompt, path)
-        yield prompt
-
-
-class _Tally:
-    """Counts of a run and its progress bar; written by caption_images only."""
-
-    def __init__(self, *, total: int, is_shown: bool | None) -> None:
+    def __init__(
+        self, *, unit: str, total: int | None, num_before: int = 0, is_shown: bool | None = None
+    ) -> None:
         self._begin = time.perf_counter()
+        self._num_done = 0
+        self._failures: Counter[str] = Counter()
         self._num_images = 0
-        self._num_failed = 0
-        self._num_tokens = 0
-        hidden = None if is_shown is None else not is_shown
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
         self._bar = tqdm(
-            total=total, desc="Captioning", unit="image", dynamic_ncols=True, disable=hidden
+            total=total,
+            initial=num_before,
+            desc="Batch",
+            unit=unit,
+            dynamic_ncols=True,
+            disable=None if is_shown is None else not is_shown,
         )
 
-    def count(self, record: CaptionRecord) -> None:
+    @property
+    def num_failed(self) -> int:
+        """Items that ended with an error so far."""
+        return self._failures.total()
+
+    def count(self, record: Record, num_media: int) -> None:
         """Takes one record into account."""
-        self._num_images += 1
-        self._num_failed += not record.is_ok
-        self._num_tokens += record.num_output_tokens
-        speed = self.summary(False).tokens_per_second
-        self._bar.set_postfix_str(f"{speed:.0f} tokens/s, {self._num_failed} failed", refresh=False)
+        if record.is_ok:
+            self._num_done += 1
+        else:
+            self._failures[record.failure] += 1
+        self._num_images += num_media
+        self._num_prompt_tokens += record.num_prompt_tokens
+        self._num_output_tokens += record.num_output_tokens
+        speed = self._num_output_tokens / max(time.perf_counter() - self._begin, 1e-9)
+        self._bar.set_postfix_str(f"{speed:.0f} tokens/s, {self.num_failed} failed", refresh=False)
         self._bar.update(1)
 
-    def summary(self, is_interrupted: bool) -> RunSummary:
+    def counts(self) -> RunCounts:
         """The counts so far."""
-        return RunSummary(
+        return RunCounts(
+            num_done=self._num_done,
+            failures=Counter(self._failures),
             num_images=self._num_images,
-            num_failed=self._num_failed,
-            num_output_tokens=self._num_tokens,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_output_tokens=self._num_output_tokens,
             elapsed=time.perf_counter() - self._begin,
-            is_interrupted=is_interrupted,
         )
 
     def close(self) -> None:

@@ -1,70 +1,104 @@
 """A stand-in for LLM that answers from file names, and small image files."""
 
 import io
+import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import pytest
 from PIL import Image
 
+from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Job:
+    """The part of a driver's job that a batch looks at."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """As drive.JobOutput."""
+
+    job: Job
+    output: RequestOutput
+    error: Exception | None = None
 
 
 class FakeLLM:
-    """Answers two prompts at a time, the later one first. A name with "bad" fails; one with "stop"
-    is where the user presses Ctrl-C. `num_taken` counts prompts taken from the iterable."""
+    """Answers two prompts at a time, the later one first. One with "bad" fails; "stop" is where
+    the user presses Ctrl-C. `num_taken` counts prompts taken from the iterable."""
 
     def __init__(self) -> None:
         self.num_taken = 0
         self.prompts: list[dict] = []
-        self.params = None
+        self.params: list[SamplingParams] = []
         self.is_closed = False
+        self.is_aborted = False
 
-    def generate_iter(
-        self, prompts: Iterable[dict], sampling_params=None
-    ) -> Iterator[RequestOutput]:
-        self.params = sampling_params
-        batch: list[dict] = []
-        for prompt in prompts:
-            self.num_taken += 1
-            self.prompts.append(prompt)
-            batch.append(prompt)
-            if len(batch) == 2:
-                yield from map(self._answer, reversed(batch))
-                batch = []
-        yield from map(self._answer, reversed(batch))
+    def answer_each(self, pairs: Iterable) -> Iterator[Answer]:
+        batch: list = []
+        try:
+            for index, (prompt, params) in enumerate(pairs):
+                self.num_taken += 1
+                self.prompts.append(prompt)
+                self.params.append(params)
+                batch.append((index, prompt, params))
+                if len(batch) == 2:
+                    yield from self._answers(batch)
+                    batch = []
+            yield from self._answers(batch)
+        except GeneratorExit:
+            self.is_aborted = True
+            raise
 
-    def _answer(self, prompt: dict) -> RequestOutput:
-        path = prompt["messages"][0]["content"][0]["image"]
-        if "stop" in path:
+    def _answers(self, batch: list) -> Iterator[Answer]:
+        for index, prompt, params in reversed(batch):
+            for sample in reversed(range(params.n)):
+                output = self.answer(prompt, sample)
+                error = None if output.is_ok else MediaError(output.error_msg)
+                yield Answer(job=Job(index=index), output=output, error=error)
+
+    def answer(self, prompt: dict, index: int = 0) -> RequestOutput:
+        said = prompt.get("prompt")
+        if said is None:
+            part = prompt["messages"][0]["content"][0]
+            said = part[part["type"]]
+        name = said.rpartition("/")[2]
+        if "stop" in name:
             raise KeyboardInterrupt
-        metrics = RequestMetrics(
-            arrival_time=1.0,
-            preprocess_time=0.01,
-            first_token_time=0.25,
-            model_execute_time=1.23456,
-        )
-        if "bad" in path.rpartition("/")[2]:
+        if "bad" in name:
             return RequestOutput(
                 request_id="r",
                 prompt=prompt,
-                outputs=CompletionOutput(finish_reason="error"),
+                outputs=CompletionOutput(index=index, finish_reason="error"),
                 finished=True,
                 metrics=RequestMetrics(arrival_time=1.0),
                 error_code=400,
-                error_msg=f"cannot read {path}",
+                error_msg=f"cannot read {said}",
             )
         return RequestOutput(
             request_id="r",
             prompt=prompt,
             prompt_token_ids=(1,) * 20,
             outputs=CompletionOutput(
+                index=index,
                 token_ids=(5, 6, 7),
-                text=f"\n a caption of {path.rpartition('/')[2]}",
+                text=f"\n a caption of {name}",
                 reasoning_content="I look.\n",
                 finish_reason="stop",
             ),
             finished=True,
-            metrics=metrics,
+            metrics=RequestMetrics(
+                arrival_time=1.0,
+                preprocess_time=0.01,
+                first_token_time=0.25,
+                model_execute_time=1.23456,
+            ),
             num_input_image_tokens=16,
             num_cached_tokens=4,
         )
@@ -98,3 +132,16 @@ def pictures(tmp_path, png):
     (folder / "bad.jpg").write_bytes(b"\xff\xd8\xff not a picture")
     (folder / "notes.txt").write_text("no picture")
     return folder
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    """Writes rows, or texts as they are, as the lines of a file."""
+
+    def write(*rows, name="in.jsonl"):
+        path = tmp_path / name
+        texts = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+        path.write_text("".join(text + "\n" for text in texts))
+        return path
+
+    return write

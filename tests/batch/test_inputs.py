@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdeploy_llm.batch.inputs import find_images, natural_key
+from mmdeploy_llm.batch.inputs import find_media, natural_key
 from mmdeploy_llm.errors import ConfigError
 
 
@@ -15,37 +15,37 @@ def names(found):
 
 
 def test_a_folder_gives_its_images_in_natural_order(pictures):
-    assert names(find_images([str(pictures)])) == ["1.png", "2.png", "10.png", "bad.jpg"]
+    assert names(find_media([str(pictures)])) == ["1.png", "2.png", "10.png", "bad.jpg"]
 
 
 def test_subfolders_only_when_asked(pictures):
-    found = find_images([str(pictures)], is_recursive=True)
+    found = find_media([str(pictures)], is_recursive=True)
     assert names(found) == ["1.png", "2.png", "10.png", "bad.jpg", "3.PNG"]
 
 
 def test_linked_folders_cannot_make_a_circle(pictures):
     (pictures / "sub" / "loop").symlink_to(pictures)
-    assert len(find_images([str(pictures)], is_recursive=True)) == 5
+    assert len(find_media([str(pictures)], is_recursive=True)) == 5
 
 
 def test_a_glob_takes_images_and_folders_it_matches(pictures):
-    assert names(find_images([f"{pictures}/*.png"])) == ["1.png", "2.png", "10.png"]
-    assert names(find_images([f"{pictures}/*"])) == ["1.png", "2.png", "10.png", "bad.jpg", "3.PNG"]
-    assert names(find_images([f"{pictures}/**/*.PNG"])) == ["3.PNG"]
+    assert names(find_media([f"{pictures}/*.png"])) == ["1.png", "2.png", "10.png"]
+    assert names(find_media([f"{pictures}/*"])) == ["1.png", "2.png", "10.png", "bad.jpg", "3.PNG"]
+    assert names(find_media([f"{pictures}/**/*.PNG"])) == ["3.PNG"]
 
 
 def test_a_named_file_is_taken_whatever_its_suffix(pictures):
-    assert names(find_images([f"{pictures}/notes.txt"])) == ["notes.txt"]
+    assert names(find_media([f"{pictures}/notes.txt"])) == ["notes.txt"]
 
 
 def test_a_file_with_glob_characters_in_its_name_is_that_file(tmp_path, png):
     (tmp_path / "a[1].png").write_bytes(png)
-    assert names(find_images([f"{tmp_path}/a[1].png"])) == ["a[1].png"]
+    assert names(find_media([f"{tmp_path}/a[1].png"])) == ["a[1].png"]
 
 
 def test_each_file_once_in_the_order_of_the_arguments(pictures, monkeypatch):
     monkeypatch.chdir(pictures)
-    assert find_images(["./2.png", "1.png", "2.png", "."]) == (
+    assert find_media(["./2.png", "1.png", "2.png", "."]) == (
         "2.png",
         "1.png",
         "10.png",
@@ -59,15 +59,15 @@ def test_each_file_once_in_the_order_of_the_arguments(pictures, monkeypatch):
         ("missing.png", "does not exist"),
         ("https://example.org/a.png", "URL"),
         ("data:image/png;base64,AAAA", "URL"),
-        ("*.gif", "no images"),
-        ("empty", "no images.*--recursive"),
+        ("*.gif", "no images or videos"),
+        ("empty", "no images or videos.*--recursive"),
     ],
 )
 def test_what_is_not_there_is_said(tmp_path, monkeypatch, path, words):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        find_images([path])
+        find_media([path])
 
 
 @given(st.lists(st.text(st.sampled_from("aB.7_-10²é"), max_size=8), max_size=6))

@@ -4,61 +4,116 @@ import json
 
 import pytest
 
-from mmdeploy_llm.batch.records import CaptionRecord, ItemError, Timings, record_of, seconds
+from mmdeploy_llm.batch.items import BadItem, Item, Media
+from mmdeploy_llm.batch.records import (
+    ItemError,
+    Record,
+    Timings,
+    bad_record,
+    key_of,
+    record_of,
+    seconds,
+)
+from mmdeploy_llm.errors import PromptTooLongError
+from mmdeploy_llm.params import SamplingParams
 
 
-def answer(fake_llm, path):
-    prompt = {"messages": [{"content": [{"image": path}]}]}
-    return record_of(path, next(fake_llm.generate_iter([prompt])))
+def item(prompt, n=1, **values):
+    params = SamplingParams(n=n)
+    return Item(line=3, id="i", prompt={"prompt": prompt}, params=params, **values)
+
+
+def answer(fake_llm, prompt, n=1, error=None, **values):
+    asked = item(prompt, n, **values)
+    outputs = [fake_llm.answer(asked.prompt, index) for index in reversed(range(n))]
+    return record_of(asked, outputs, error)
 
 
 def test_a_good_output(fake_llm):
-    record = answer(fake_llm, "/x/cat.png")
+    record = answer(fake_llm, "cat", media=(Media(kind="image", name="/x/cat.png"),))
     assert record.is_ok
-    assert (record.text, record.reasoning) == ("a caption of cat.png", "I look.")
+    assert (record.id, record.line, record.key) == ("i", 3, "i")
+    assert (record.text, record.reasoning) == ("a caption of cat", "I look.")
     assert (record.num_image_tokens, record.num_prompt_tokens) == (16, 20)
     assert (record.num_output_tokens, record.num_cached_tokens) == (3, 4)
     assert record.timings == Timings(preprocess=0.01, first_token=0.25, total=1.2346)
     assert record.finish_reason == "stop"
+    assert record.media == (Media(kind="image", name="/x/cat.png"),)
+    assert record.outputs == ()
 
 
-def test_a_failed_output(fake_llm):
-    record = answer(fake_llm, "/x/bad.png")
+def test_several_samples_are_listed_in_their_order(fake_llm):
+    record = answer(fake_llm, "cat", n=3)
+    assert [sample["index"] for sample in record.outputs] == [0, 1, 2]
+    assert record.num_output_tokens == 9
+    assert record.outputs[0]["token_ids"] == [5, 6, 7]
+
+
+def test_a_failed_output_has_its_code_and_class(fake_llm):
+    record = answer(fake_llm, "bad", error=PromptTooLongError("cannot read bad"))
     assert not record.is_ok
-    assert record.error == ItemError(code=400, message="cannot read /x/bad.png")
+    assert record.error == ItemError(code=400, message="cannot read bad")
+    assert (record.error_code, record.error_msg) == (400, "cannot read bad")
+    assert record.failure == "400 PromptTooLongError"
+    assert answer(fake_llm, "bad").failure == "400 RequestError"
     assert record.timings == Timings()
 
 
-@pytest.mark.parametrize("path", ["a.png", "ünï — 文.png", 'quote".png', "bytes\udcff.png"])
-def test_json_keeps_everything(fake_llm, path):
+def test_a_line_that_cannot_be_used_is_known_by_its_number():
+    record = bad_record(BadItem(line=7, message="no JSON"))
+    assert record.id is None
+    assert record.key == key_of(None, 7) != key_of(7, 7)
+    assert Record.from_json(record.to_json()) == record
+
+
+@pytest.mark.parametrize("name", ["a.png", "ünï — 文.png", 'quote".png', "bytes\udcff.png"])
+def test_json_keeps_everything(name):
     for record in (
-        CaptionRecord(path=path, text="two\nlines </script>", timings=Timings(total=1.5)),
-        CaptionRecord(path=path, error=ItemError(code=413, message="too large")),
+        Record(id=name, path=name, text="two\nlines </script>", timings=Timings(total=1.5)),
+        Record(id=7, line=7, error_code=413, error=ItemError(code=413, message="too large")),
+        Record(id=name, media=(Media(kind="video", name=name),), outputs=({"index": 0},)),
     ):
         line = record.to_json()
         assert "\n" not in line
-        assert CaptionRecord.from_json(line.encode()) == record
+        assert Record.from_json(line.encode()) == record
 
 
-def test_json_fields_are_those_of_the_readme():
-    assert list(json.loads(CaptionRecord(path="a").to_json())) == [
-        "path",
-        "text",
-        "reasoning",
-        "finish_reason",
-        "num_image_tokens",
-        "num_prompt_tokens",
-        "num_output_tokens",
-        "num_cached_tokens",
-        "timings",
-        "error",
-    ]
+def test_json_fields_of_a_caption_have_those_of_the_first_version():
+    fields = list(json.loads(Record(id="a", path="a").to_json()))
+    first = "path text reasoning finish_reason num_image_tokens num_prompt_tokens"
+    first += " num_output_tokens num_cached_tokens timings error"
+    assert [name for name in fields if name in first.split()] == first.split()
+    assert set(fields) - set(first.split()) == {
+        "id",
+        "error_code",
+        "error_msg",
+        "error_class",
+        "num_video_tokens",
+    }
 
 
-@pytest.mark.parametrize("line", ["", "[]", "{}", '{"path": 3}', '{"path": "a", "odd": 1}', "{"])
+def test_records_of_the_first_version_are_read():
+    old = '{"path": "a.png", "text": "", "error": {"code": 415, "message": "no image"}}'
+    record = Record.from_json(old)
+    assert (record.id, record.error_code, record.error_msg) == ("a.png", 415, "no image")
+    assert not record.is_ok
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "[]", "{}", "{", "3"),
+        '{"path": 3.5}',
+        '{"id": true}',
+        '{"id": "a", "odd": 1}',
+        '{"id": "a", "num_output_tokens": "many"}',
+        '{"id": "a", "timings": 3}',
+        '{"id": "a", "media": [1]}',
+    ],
+)
 def test_other_json_is_refused(line):
     with pytest.raises(ValueError):
-        CaptionRecord.from_json(line)
+        Record.from_json(line)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,25 @@
-"""The HTML page: complete, escaped, self-contained."""
+"""The HTML page: complete, escaped, in need of nothing else; large ones in several files."""
 
+import json
+import os
 import re
 from html.parser import HTMLParser
 
 import pytest
 
-from mmdeploy_llm.batch.records import CaptionRecord, ItemError, Timings
-from mmdeploy_llm.batch.report import ReportHead, write_report
+from mmdeploy_llm.batch.items import Media
+from mmdeploy_llm.batch.output import RecordIndex
+from mmdeploy_llm.batch.previews import file_previews
+from mmdeploy_llm.batch.records import ItemError, Record, Timings
+from mmdeploy_llm.batch.report import CHUNK_CARDS, EMBEDDED_CARDS, ReportHead, write_report
 
 HEAD = ReportHead(
     model="shapes-vl",
     prompt='What is <this> & "that"?',
     created="today",
     version="9.9",
+    unit="image",
+    done="captioned",
     speeds={"images/s": "4.2"},
     settings={"dtype": "auto"},
 )
@@ -44,22 +51,42 @@ class Page(HTMLParser):
         return [attrs for tag, attrs in self.tags if tag == name]
 
 
+def write(target, records, make=lambda media: (b"small",), num_shown=None):
+    index = RecordIndex()
+    for number, record in enumerate(records):
+        index.add(record, number, 0)
+    shown = records[: num_shown or len(records)]
+    write_report(target, iter(shown), HEAD, index, make, num_shown=len(shown))
+
+
 @pytest.fixture
 def page(tmp_path, png):
-    """Writes records as a page and reads it back."""
+    """Writes a few records as a page and reads it back."""
 
-    def write(*records, thumbnail=lambda blob: b"small", **options):
+    def make(*records, **options):
         (tmp_path / "a.png").write_bytes(png)
         target = tmp_path / "deep" / "page.html"
-        write_report(target, records, HEAD, thumbnail, **options)
+        write(target, records, **options)
         assert list(target.parent.iterdir()) == [target]
         return target.read_text()
 
-    return write
+    return make
 
 
 def good(path="a.png", **values):
-    return CaptionRecord(path=str(path), text="a cat", **values)
+    return Record(id=str(path), path=str(path), text="a cat", **values)
+
+
+def failed(path="gone.png", code=400, message="x"):
+    error = ItemError(code=code, message=message)
+    return Record(
+        id=path,
+        path=path,
+        error_code=code,
+        error_class="MediaError",
+        error_msg=message,
+        error=error,
+    )
 
 
 def test_a_picture_with_its_caption_reasoning_and_numbers(page, tmp_path):
@@ -85,21 +112,28 @@ def test_a_picture_with_its_caption_reasoning_and_numbers(page, tmp_path):
 
 
 def test_a_failure_is_marked_with_its_message(page, tmp_path):
-    broken = CaptionRecord(path="gone.png", error=ItemError(code=415, message="not <an> image"))
-    shown = Page(page(broken, good(tmp_path / "a.png")))
+    broken = failed(code=415, message="not <an> image")
+    shown = Page(page(broken, good(tmp_path / "a.png"), make=lambda media: ()))
     assert [card["class"] for card in shown.all("article")] == ["card failed", "card"]
+    assert shown.all("article")[0]["data-failure"] == "415 MediaError"
     assert shown.texts["fault"] == ["not <an> image"]
     assert "Failed (415)" in shown.texts["strong"]
     assert "no preview" in shown.texts["p"]
 
 
+def test_failures_can_be_chosen_by_kind(page):
+    shown = Page(page(failed("a"), failed("b"), failed("c", 413), good()))
+    assert [option["value"] for option in shown.all("option")] == [
+        "",
+        "400 MediaError",
+        "413 MediaError",
+    ]
+    assert "400 MediaError · 2" in shown.texts["option"]
+    assert not Page(page(good())).all("select")
+
+
 def test_head_and_totals(page, tmp_path):
-    shown = Page(
-        page(
-            good(num_output_tokens=1200),
-            CaptionRecord(path="b", error=ItemError(code=400, message="x")),
-        )
-    )
+    shown = Page(page(good(num_output_tokens=1200), failed("b")))
     totals = dict(zip(shown.texts["dt"], shown.texts["dd"], strict=True))
     assert totals == {
         "images": "2",
@@ -113,10 +147,34 @@ def test_head_and_totals(page, tmp_path):
     assert shown.texts["h1"] == ["2 images, captioned by shapes-vl"]
 
 
+def test_a_line_shows_its_question_samples_and_all_its_media(page):
+    record = Record(
+        id="q-7",
+        line=7,
+        text="one",
+        prompt="Which?",
+        media=(Media(kind="image", name="/a.png"), Media(kind="video", name="/b.mp4")),
+        outputs=({"text": "one"}, {"text": "two"}),
+    )
+    frames = {"image": (b"a",), "video": (b"b", b"c")}
+    shown = Page(page(record, make=lambda media: frames[media.kind]))
+    assert shown.texts["asked"] == ["Which?"]
+    assert shown.texts["caption"] + shown.texts["caption more"] == ["one", "two"]
+    assert [image["alt"] for image in shown.all("img")] == [
+        "a.png",
+        "b.mp4, frame 1",
+        "b.mp4, frame 2",
+    ]
+    assert shown.texts["name"] == ["q-7"]
+    strip = next(tag for tag in shown.all("div") if tag.get("class") == "picture strip")
+    assert strip["tabindex"] == "0"
+
+
 def test_nothing_a_model_or_a_file_name_says_becomes_markup(page):
     evil = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
     html = page(
-        CaptionRecord(path=evil, text=evil, reasoning=evil, error=ItemError(code=400, message=evil))
+        Record(id=evil, path=evil, text=evil, reasoning=evil, prompt=evil),
+        failed(evil, message=evil),
     )
     assert len(re.findall("<script>", html)) == 1
     assert 'onerror="' not in html
@@ -127,38 +185,110 @@ def test_the_page_needs_nothing_else(page, tmp_path):
     html = page(good(tmp_path / "a.png"))
     assert not re.search(r"https?://|@import|url\(", html)
     assert not Page(html).all("link")
-    assert "default-src 'none'" in Page(html).all("meta")[2]["content"]
-
-
-def test_a_picture_without_preview(page, tmp_path):
-    html = page(good(tmp_path / "a.png"), thumbnail=lambda blob: None)
-    assert "no preview" in html
-    assert not Page(html).all("img")
-
-
-def test_pictures_are_read_one_after_the_other(page, tmp_path, png):
-    """While a card is being written, no other picture is open: the page streams."""
-    sizes = []
-
-    def thumbnail(blob):
-        partial = tmp_path / "deep" / "page.html.partial"
-        sizes.append(partial.stat().st_size if partial.exists() else -1)
-        return b"x" * 20000
-
-    for number in range(6):
-        (tmp_path / f"{number}.png").write_bytes(png)
-    page(*(good(tmp_path / f"{number}.png") for number in range(6)), thumbnail=thumbnail)
-    assert sizes == sorted(sizes)
-    assert sizes[-1] - sizes[1] > 3 * 20000
-
-
-def test_of_very_many_failed_ones_come_first(page):
-    records = [good(f"{number}.png") for number in range(5)]
-    records.append(CaptionRecord(path="broken.png", error=ItemError(code=400, message="x")))
-    shown = Page(page(*records, max_cards=3))
-    assert shown.texts["name"] == ["0.png", "1.png", "broken.png"]
-    assert any("3 of 6 images are shown" in text for text in shown.texts["wrap"])
+    policy = Page(html).all("meta")[2]["content"]
+    assert "default-src 'none'" in policy
+    assert "file:" not in policy
 
 
 def test_a_name_that_is_no_text(page):
     assert "bytes\ufffd.png" in page(good("bytes\udcff.png"))
+
+
+def test_of_very_many_not_all_are_shown_and_that_is_said(page):
+    shown = Page(page(*(good(f"{number}.png") for number in range(5)), num_shown=3))
+    assert shown.texts["name"] == ["0.png", "1.png", "2.png"]
+    assert any("3 of 5 images are shown" in text for text in shown.texts["wrap"])
+
+
+@pytest.fixture
+def large(tmp_path, png):
+    """More records than one file holds, a picture for each of the first two."""
+    num = EMBEDDED_CARDS + 150
+    for name in ("0.png", "1.png"):
+        (tmp_path / name).write_bytes(png + name.encode())
+    records = [good(tmp_path / f"{number}.png") for number in range(num - 1)]
+    return [*records, failed(message="</script> evil")]
+
+
+def rows_of(folder):
+    """What the page is told by its further files, in their order."""
+    texts = [path.read_text() for path in sorted(folder.glob("cards-*.js"))]
+    return [row for text in texts for row in json.loads(text[len("reportCards(") : -len(");\n")])]
+
+
+def test_a_large_report_is_a_page_and_a_folder(large, tmp_path):
+    target = tmp_path / "my report.html"
+    made = []
+
+    def make(media):
+        made.append(media.name)
+        return (b"jpeg",)
+
+    write(target, large, make)
+    folder = tmp_path / "my report_files"
+    shown = Page(target.read_text())
+    assert len(shown.all("article")) == CHUNK_CARDS
+    rows = rows_of(folder)
+    assert len(rows) == len(large) - CHUNK_CARDS
+    failure, words, html = rows[-1]
+    assert failure == "400 MediaError"
+    assert words.startswith("gone.png failed (400)")
+    assert Page(html).all("article")[0]["class"] == "card failed"
+    assert sorted(made) == [str(tmp_path / "0.png"), str(tmp_path / "1.png")]
+    sources = [image["src"] for image in shown.all("img")]
+    assert len(sources) == 2
+    for source in sources:
+        assert (tmp_path / source.replace("%20", " ")).read_bytes() == b"jpeg"
+    assert target.stat().st_size < 400_000
+
+
+def test_pictures_of_an_earlier_report_are_used_again_and_old_ones_go(large, tmp_path):
+    target = tmp_path / "page.html"
+    folder = tmp_path / "page_files"
+    write(target, large, lambda media: (b"first",))
+    before = set(folder.glob("pictures/*/*.jpg"))
+    (tmp_path / "1.png").write_bytes(b"another picture")
+    made = []
+    write(target, large, lambda media: made.append(media.name) or (b"second",))
+    assert made == [str(tmp_path / "1.png")]
+    after = set(folder.glob("pictures/*/*.jpg"))
+    assert sorted(path.read_bytes() for path in after) == [b"first", b"second"]
+    assert len(before & after) == 1
+    write(target, large[:5])
+    assert not list(folder.glob("cards-*.js"))
+    assert not list(folder.glob("pictures/*/*.jpg"))
+
+
+def test_records_are_not_held(tmp_path):
+    """While records are written, only a few are taken ahead."""
+    alive = []
+
+    class Watched(Record):
+        def __del__(self):
+            alive.remove(id(self))
+
+    most = 0
+
+    def records():
+        nonlocal most
+        for number in range(2000):
+            record = Watched(id=number, text="x")
+            alive.append(id(record))
+            most = max(most, len(alive))
+            yield record
+
+    index = RecordIndex()
+    write_report(tmp_path / "page.html", records(), HEAD, index, lambda media: (), num_shown=2000)
+    assert most < 4 * CHUNK_CARDS  # the page's own, one being written, one being made
+    assert len(rows_of(tmp_path / "page_files")) == 2000 - CHUNK_CARDS
+
+
+def test_previews_are_of_files_that_can_be_read(tmp_path, png):
+    (tmp_path / "a.png").write_bytes(png)
+    make = file_previews(strip=lambda path: (path.encode(), b"two"))
+    assert make(Media(kind="image", name=str(tmp_path / "a.png")))[0].startswith(b"\xff\xd8")
+    for name in ("gone.png", "(bytes)", "https://x.org/a.png"):
+        assert make(Media(kind="image", name=os.path.join(tmp_path, name))) == ()
+    assert make(Media(kind="image", name="https://x.org/a.png")) == ()
+    assert make(Media(kind="video", name="/b.mp4")) == (b"/b.mp4", b"two")
+    assert file_previews()(Media(kind="video", name="/b.mp4")) == ()

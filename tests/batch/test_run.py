@@ -1,82 +1,253 @@
-"""The loop from paths to records."""
+"""Whole batches with a stand-in for the model: plan, loop, resume, summary."""
 
+import itertools
+import json
 import os
+import tracemalloc
 
-from mmdeploy_llm.batch.run import CaptionTask, caption_images
+import pytest
+
+from mmdeploy_llm.batch.ids import Selection
+from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.output import read_records
+from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.params import SamplingParams
 
-TASK = CaptionTask(
-    prompt="What is it?",
-    sampling_params=SamplingParams(temperature=0, max_tokens=7),
-    chat_template_kwargs={"enable_thinking": True},
-)
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out.jsonl"
 
 
-def run(llm, paths, **options):
-    records = []
-    summary = caption_images(llm, paths, TASK, records.append, **options)
-    return summary, records
+def no_model():
+    raise AssertionError("the model was opened")
 
 
-def test_every_path_gets_its_own_record(fake_llm):
-    paths = [f"{number}.png" for number in range(5)]
-    summary, records = run(fake_llm, paths)
-    assert sorted(record.path for record in records) == paths
-    assert all(record.text == f"a caption of {record.path}" for record in records)
-    assert [record.path for record in records] == ["1.png", "0.png", "3.png", "2.png", "4.png"]
-    assert (summary.num_images, summary.num_failed, summary.num_output_tokens) == (5, 0, 15)
-    assert not summary.is_interrupted
-    assert summary.images_per_second > 0
-    assert summary.tokens_per_second > summary.images_per_second
+def do(llm, given, out, open_llm=None, **settings):
+    job = plan_batch(given, out, BatchSettings(**settings))
+    return run_batch(job, open_llm or (lambda: llm))
 
 
-def test_one_bad_image_harms_no_other(fake_llm):
-    summary, records = run(fake_llm, ["a.png", "bad.png", "c.png"])
-    assert summary.num_failed == 1
-    assert [record.path for record in records if not record.is_ok] == ["bad.png"]
+def prompts(*texts):
+    return [{"prompt": text} for text in texts]
 
 
-def test_the_prompt_asks_for_one_image_through_the_template(fake_llm):
-    run(fake_llm, ["data:a.png"])
-    content = [
-        {"type": "image", "image": os.path.abspath("data:a.png")},
-        {"type": "text", "text": "What is it?"},
-    ]
-    assert fake_llm.prompts == [
-        {
-            "messages": [{"role": "user", "content": content}],
-            "chat_template_kwargs": {"enable_thinking": True},
-        }
-    ]
-    assert fake_llm.params is TASK.sampling_params
+def test_every_line_gets_its_own_record_as_it_finishes(fake_llm, jsonl, out):
+    summary = do(fake_llm, jsonl(*prompts("a", "b", "c", "d", "e")), out)
+    records = list(read_records(out))
+    assert [record.id for record in records] == [2, 1, 4, 3, 5]
+    assert {record.id: record.text for record in records}[4] == "a caption of d"
+    assert summary.ending == "done"
+    assert (summary.run.num_done, summary.run.num_failed) == (5, 0)
+    assert (summary.num_records, summary.num_left) == (5, 0)
+    assert summary.run.num_output_tokens == 15
+    assert summary.run.tokens_per_second > 0
+    assert fake_llm.is_closed
 
 
-def test_prompts_are_taken_only_when_the_engine_wants_them(fake_llm):
-    taken_at_first_record = []
-    caption_images(
-        fake_llm,
-        [f"{number}.png" for number in range(100)],
-        TASK,
-        lambda record: taken_at_first_record.append(fake_llm.num_taken),
+def test_bad_lines_are_records_and_harm_no_other(fake_llm, jsonl, out):
+    rows = [{"prompt": "a"}, "{", {"prompt": "bad"}, {"odd": 1}, "", {"prompt": "e"}]
+    summary = do(fake_llm, jsonl(*rows), out)
+    by_line = {record.line: record for record in read_records(out)}
+    assert sorted(by_line) == [1, 2, 3, 4, 6]
+    assert [line for line, record in by_line.items() if record.is_ok] != []
+    assert sorted(line for line, record in by_line.items() if record.is_ok) == [1, 6]
+    assert summary.failures == {"400 RequestError": 2, "400 MediaError": 1}
+    assert summary.run.num_failed == 3
+
+
+def test_doubled_ids_are_errors_that_take_no_id(fake_llm, jsonl, out):
+    rows = [{"id": "a", "prompt": "x"}, {"id": 3, "prompt": "y"}, {"prompt": "z"}]
+    rows += [{"id": "a", "prompt": "w"}]
+    for mode in ("new", "resume", "resume"):
+        do(fake_llm, jsonl(*rows), out, mode=mode)
+        records = list(read_records(out))
+        assert sorted(str(record.id) for record in records) == ["3", "None", "None", "a"]
+        assert {record.line for record in records if not record.is_ok} == {3, 4}
+
+
+def test_samples_of_a_line_are_one_record(fake_llm, jsonl, out):
+    rows = [{"prompt": "a", "sampling_params": {"n": 3}}, {"prompt": "b"}]
+    do(fake_llm, jsonl(*rows), out)
+    assert {record.id: len(record.outputs) for record in read_records(out)} == {1: 3, 2: 0}
+
+
+def test_each_line_goes_with_its_own_sampling_parameters(fake_llm, jsonl, out):
+    rows = [{"prompt": "a", "sampling_params": {"max_tokens": 3}}, {"prompt": "b"}]
+    do(fake_llm, jsonl(*rows), out, sampling_params=SamplingParams(max_tokens=8))
+    assert [params.max_tokens for params in fake_llm.params] == [3, 8]
+
+
+def test_a_folder_gives_a_question_about_each_file(fake_llm, pictures, out):
+    (pictures / "clip.mp4").write_bytes(b"")
+    settings = {"chat_template_kwargs": {"enable_thinking": True}}
+    summary = do(fake_llm, pictures, out, **settings)
+    assert summary.num_records == 6
+    assert summary.run.num_images == 6
+    asked = {
+        prompt["messages"][0]["content"][0]["type"]: prompt["messages"][0]["content"]
+        for prompt in fake_llm.prompts
+    }
+    assert asked["video"][0]["video"] == str(pictures / "clip.mp4")
+    assert asked["video"][1]["text"] == "Describe the video."
+    assert asked["image"][1]["text"] == "Describe the image."
+    assert fake_llm.prompts[0]["chat_template_kwargs"] == {"enable_thinking": True}
+
+
+def test_file_names_never_read_as_urls(fake_llm, tmp_path, monkeypatch, out, png):
+    (tmp_path / "data:a.png").write_bytes(png)
+    monkeypatch.chdir(tmp_path)
+    do(fake_llm, ".", out)
+    assert fake_llm.prompts[0]["messages"][0]["content"][0]["image"] == os.path.abspath(
+        "data:a.png"
     )
-    assert taken_at_first_record[0] == 2
 
 
-def test_interruption_keeps_what_is_done(fake_llm):
-    summary, records = run(fake_llm, ["a.png", "b.png", "c.png", "stop.png", "e.png"])
-    assert summary.is_interrupted
-    assert [record.path for record in records] == ["b.png", "a.png"]
-    assert summary.num_images == 2
+def test_resume_does_only_what_is_missing_or_failed(fake_llm, jsonl, out):
+    do(fake_llm, jsonl(*prompts("a", "bad", "c")), out)
+    again = jsonl(*prompts("a", "good now", "c", "d"))
+    summary = do(fake_llm, again, out, mode="resume")
+    assert [prompt["prompt"] for prompt in fake_llm.prompts[3:]] == ["good now", "d"]
+    assert sorted(record.id for record in read_records(out)) == [1, 2, 3, 4]
+    assert (summary.num_before, summary.num_records, summary.num_failed) == (2, 4, 0)
 
 
-def test_the_bar_is_shown_when_asked_and_counts(fake_llm, capsys):
-    run(fake_llm, ["a.png", "bad.png"], is_progress_shown=True)
+def test_failed_ones_stay_when_they_are_not_to_be_done_again(fake_llm, jsonl, out):
+    given = jsonl({"prompt": "a"}, {"prompt": "bad"}, "{", {"prompt": "d"})
+    do(fake_llm, given, out, max_failures=2)
+    summary = do(fake_llm, given, out, mode="resume", is_failed_redone=False)
+    assert summary.num_failed == 2
+    assert summary.num_records == 4
+    assert do(no_model, given, out, mode="resume", is_failed_redone=False).run.num_items == 0
+
+
+def test_nothing_left_to_do_opens_no_model_and_changes_nothing(fake_llm, jsonl, out):
+    given = jsonl(*prompts("a", "b"))
+    do(fake_llm, given, out)
+    before = out.read_bytes()
+    summary = do(None, given, out, no_model, mode="resume")
+    assert summary.run.num_items == 0
+    assert summary.num_records == 2
+    assert out.read_bytes() == before
+
+
+def test_an_empty_input_gives_an_empty_output(jsonl, out):
+    assert do(None, jsonl(), out, no_model).num_records == 0
+    assert out.read_bytes() == b""
+
+
+def test_a_model_that_cannot_be_opened_costs_no_old_output(jsonl, out):
+    out.write_text("precious\n")
+
+    def open_llm():
+        raise ConfigError("no such model")
+
+    with pytest.raises(ConfigError, match="no such model"):
+        do(None, jsonl(*prompts("a")), out, open_llm, mode="overwrite")
+    assert out.read_text() == "precious\n"
+
+
+def test_ctrl_c_keeps_what_is_done_and_aborts_the_rest(fake_llm, jsonl, out):
+    given = jsonl(*prompts("a", "b", "c", "stop", "e"))
+    summary = do(fake_llm, given, out)
+    assert summary.ending == "interrupted"
+    assert summary.num_left == 3
+    assert [record.id for record in read_records(out)] == [2, 1]
+
+
+def test_the_run_ends_at_max_failures(fake_llm, jsonl, out):
+    given = jsonl(*prompts("a", "bad", "c", "bad", "e", "f", "g"))
+    summary = do(fake_llm, given, out, max_failures=2)
+    assert summary.ending == "max_failures"
+    assert fake_llm.num_taken == 4
+    assert fake_llm.is_aborted
+    assert summary.num_left == 7 - len(list(read_records(out)))
+
+
+def test_bad_lines_alone_reach_max_failures_too(fake_llm, jsonl, out):
+    given = jsonl({"prompt": "a"}, *["{"] * 50, {"prompt": "b"})
+    summary = do(fake_llm, given, out, max_failures=10)
+    assert summary.ending == "max_failures"
+    assert summary.run.num_failed == 10
+
+
+def test_an_engine_that_fails_leaves_what_is_done(jsonl, out, fake_llm):
+    fake_llm.answer = lambda prompt, index=0: (_ for _ in ()).throw(EngineError("no memory"))
+    with pytest.raises(EngineError):
+        do(fake_llm, jsonl("{", *prompts("a", "b")), out)
+    assert len(list(read_records(out))) == 1
+
+
+def test_shards_do_everything_once(fake_llm, jsonl, tmp_path):
+    given = jsonl(*prompts(*(f"p{number}" for number in range(20))), "{")
+    lines = []
+    for shard in (1, 2, 3):
+        target = tmp_path / f"{shard}.jsonl"
+        do(fake_llm, given, target, selection=Selection(shard=shard, num_shards=3))
+        lines += [record.line for record in read_records(target)]
+    assert sorted(lines) == list(range(1, 22))
+
+
+def test_shards_into_one_file_keep_each_others_failures(fake_llm, jsonl, out):
+    given = jsonl(*prompts("bad", "bad", "c", "d"))
+    for shard in (1, 2):
+        part = Selection(shard=shard, num_shards=2)
+        summary = do(fake_llm, given, out, mode="resume", selection=part)
+        assert summary.num_records == 2
+    assert sorted(record.line for record in read_records(out)) == [1, 2, 3, 4]
+
+
+def test_prompts_are_taken_only_when_the_engine_wants_them(fake_llm, out):
+    def endless():
+        for number in itertools.count():
+            assert number < 7, "the input was read ahead of the engine"
+            yield {"prompt": "stop" if number == 5 else f"p{number}"}
+
+    assert do(fake_llm, endless(), out).ending == "interrupted"
+
+
+def test_memory_does_not_grow_with_the_batch(fake_llm, out):
+    fake_llm.prompts = fake_llm.params = type("Nothing", (), {"append": lambda *_: None})()
+    rows = ({"id": f"item-{number}", "prompt": "x" * 500} for number in range(20_000))
+    tracemalloc.start()
+    do(fake_llm, rows, out)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Ids and the index take 44 bytes for each item; the prompts alone would be 10 MB.
+    assert peak < 4_000_000
+    assert sum(1 for _ in read_records(out)) == 20_000
+
+
+def test_the_bar_is_shown_when_asked_and_counts(fake_llm, jsonl, out, capsys):
+    do(fake_llm, jsonl(*prompts("a", "bad")), out, is_progress_shown=True)
     shown = capsys.readouterr()
     assert "2/2" in shown.err
     assert "1 failed" in shown.err
     assert shown.out == ""
 
 
-def test_no_bar_in_a_log_file(fake_llm, capsys):
-    run(fake_llm, ["a.png"])
+def test_no_bar_in_a_log_file(fake_llm, jsonl, out, capsys):
+    do(fake_llm, jsonl(*prompts("a")), out)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("nowhere.jsonl", "does not exist"),
+        ("clip.mp4", "is no batch"),
+        ({"prompt": "x"}, "put it in"),
+    ],
+)
+def test_inputs_that_are_none(given, words, tmp_path, monkeypatch, out):
+    (tmp_path / "clip.mp4").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        plan_batch(given, out, BatchSettings())
+
+
+def test_the_input_is_never_the_output(jsonl):
+    given = jsonl({"prompt": "a"})
+    with pytest.raises(ConfigError, match="is the input"):
+        plan_batch(given, given, BatchSettings(mode="overwrite"))
+    assert json.loads(given.read_text()) == {"prompt": "a"}

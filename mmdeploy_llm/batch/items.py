@@ -1,0 +1,237 @@
+"""One line of a batch as an Item: checked, its media paths resolved, its sampling parameters whole.
+
+{"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
+ "sampling_params": {...}, "chat_template_kwargs": {...}}
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmdeploy_llm.errors import MMDeployLLMError, RequestError
+from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.params import SamplingParams
+
+CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
+MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
+PROMPT_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template_kwargs")
+KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
+MAX_QUESTION = 200  # characters of it that a record repeats
+URL = re.compile(r"(?:[a-z][a-z0-9+.-]+://|data:)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Media:
+    """A media item of a line. kind: "image" or "video". name: its path or URL; what it is in words
+    where it has neither."""
+
+    kind: str
+    name: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `name` is the absolute path of a file."""
+        return os.path.isabs(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One prompt of a batch. line: its place in the input, from 1. path: the file it is about,
+    when files are the input. question: the beginning of what is asked."""
+
+    line: int
+    id: str | int
+    prompt: Mapping[str, Any]
+    params: SamplingParams
+    path: str | None = None
+    media: tuple[Media, ...] = ()
+    question: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadItem:
+    """A line that cannot be used. id: None when it has none that can be read, or a taken one."""
+
+    line: int
+    message: str
+    id: str | int | None = None
+    code: int = RequestError.code
+    kind: str = RequestError.__name__
+
+
+class ItemReader:
+    """Makes items of the values of lines.
+
+    folder: relative media paths are relative to it; None leaves them as they are. defaults: what a
+    line's own sampling parameters do not say. template_kwargs: the same for chat_template_kwargs.
+    """
+
+    def __init__(
+        self,
+        folder: str | None,
+        defaults: SamplingParams,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._folder = None if folder is None else os.path.abspath(folder)
+        self._defaults = defaults
+        self._template_kwargs = dict(template_kwargs or {})
+
+    def read(self, line: int, values: Any) -> Item | BadItem:
+        """The item of a line, or what is wrong with it; never raises for its contents."""
+        item_id: str | int | None = None
+        try:
+            fields = _as_fields(values)
+            item_id = _id_of(fields, line)
+            _check_keys(fields)
+            media = _Media(self._folder)
+            prompt = self._prompt(fields, media)
+            return Item(
+                line=line,
+                id=item_id,
+                prompt=prompt,
+                params=self._params(fields.get("sampling_params")),
+                media=tuple(media.found),
+                question=_question(prompt),
+            )
+        except (MMDeployLLMError, RecursionError) as error:
+            message = str(error) or "it is nested too deeply"
+            return BadItem(line=line, id=item_id, message=message, kind=type(error).__name__)
+
+    def _prompt(self, fields: Mapping[str, Any], media: _Media) -> dict[str, Any]:
+        prompt = {name: fields[name] for name in PROMPT_KEYS if fields.get(name) is not None}
+        for name in MEDIA_KEYS:
+            if isinstance(prompt.get(name), Mapping):
+                prompt[name] = media.of_kinds(prompt[name])
+        if "messages" not in prompt:
+            return prompt
+        prompt["messages"] = media.of_messages(prompt["messages"])
+        own = prompt.get("chat_template_kwargs", {})
+        if not isinstance(own, Mapping):
+            raise RequestError(f"chat_template_kwargs must be an object, got {_name(own)}")
+        if kwargs := {**self._template_kwargs, **own}:
+            prompt["chat_template_kwargs"] = kwargs
+        return prompt
+
+    def _params(self, own: Any) -> SamplingParams:
+        if own is None:
+            return self._defaults
+        if isinstance(own, SamplingParams):
+            own = _given(own)
+        if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):
+            raise RequestError(f"sampling_params must be an object, got {_name(own)}")
+        return SamplingParams(**{**_given(self._defaults), **own})
+
+
+def _given(params: SamplingParams) -> dict[str, Any]:
+    return {name: getattr(params, name) for name in params.model_fields_set}
+
+
+def _as_fields(values: Any) -> Mapping[str, Any]:
+    if isinstance(values, Mapping):
+        return values
+    raise RequestError(
+        f"a line must be a JSON object with one of {', '.join(CONTENT_KEYS)}, got {_name(values)}"
+    )
+
+
+def _id_of(fields: Mapping[str, Any], line: int) -> str | int:
+    own = fields.get("id")
+    if own is None:
+        return line
+    if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
+        raise RequestError(f"id must be a text or a whole number, got {_name(own)}")
+    return own
+
+
+def _check_keys(fields: Mapping[str, Any]) -> None:
+    for name in fields:
+        if name not in KNOWN_KEYS:
+            near = difflib.get_close_matches(str(name), KNOWN_KEYS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(KNOWN_KEYS)}"
+            raise RequestError(f"the line has an unknown key {str(name)[:80]!r}; {hint}")
+
+
+class _Media:
+    """Resolves the media of a line and remembers them in `found`."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+        self.found: list[Media] = []
+
+    def of_kinds(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """{"image": ..., "video": ...}, resolved; anything else is left for the intake to judge."""
+        return {
+            kind: self._resolved(kind, value) if kind in MEDIA_KINDS else value
+            for kind, value in data.items()
+        }
+
+    def of_messages(self, messages: Any) -> Any:
+        """Messages with the media of their parts resolved."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            return messages
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Any) -> Any:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, (list, tuple)):
+            return message
+        return {**message, "content": [self._part(part) for part in content]}
+
+    def _part(self, part: Any) -> Any:
+        field = part.get("type") if isinstance(part, Mapping) else None
+        kind = str(field).removesuffix("_url")
+        if kind not in MEDIA_KINDS or field not in part:
+            return part
+        return {**part, field: self._resolved(kind, part[field])}
+
+    def _resolved(self, kind: str, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._resolved(kind, item) for item in value]
+        if isinstance(value, Mapping):  # options stand beside the media itself
+            inner = next((name for name in (kind, "url") if name in value), None)
+            return value if inner is None else {**value, inner: self._resolved(kind, value[inner])}
+        if isinstance(value, (str, os.PathLike)):
+            value = self._path(os.fspath(value))
+        self.found.append(Media(kind=kind, name=_media_name(value)))
+        return value
+
+    def _path(self, name: Any) -> Any:
+        is_relative = isinstance(name, str) and not URL.match(name) and not os.path.isabs(name)
+        return os.path.join(self._folder, name) if is_relative and self._folder else name
+
+
+def _media_name(value: Any) -> str:
+    if not isinstance(value, str):
+        return f"({_name(value)})"
+    if value[:5].lower() == "data:":
+        return "(data: URL)"
+    return value if URL.match(value) else os.path.abspath(value)
+
+
+def _question(prompt: Mapping[str, Any]) -> str | None:
+    """The beginning of the prompt, or of the last message that says something."""
+    text = prompt.get("prompt")
+    messages = prompt.get("messages")
+    if isinstance(messages, list):
+        text = next(filter(None, map(_said, reversed(messages))), None)
+    if not isinstance(text, str):
+        return None
+    return text if len(text) <= MAX_QUESTION else text[: MAX_QUESTION - 1] + "…"
+
+
+def _said(message: Any) -> str:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return " ".join(text for text in texts if isinstance(text, str))
+
+
+def _name(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__

@@ -1,0 +1,250 @@
+"""The JSONL output: grows by a line as each result comes, and can be taken up again.
+
+new        the file must not exist
+overwrite  an old one is replaced, when the first record could be written
+resume     its good lines stay; those of items that are done again, and a torn last line, go
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from mmdeploy_llm.errors import ConfigError
+
+from .ids import IdSet
+from .records import Record
+
+Mode = Literal["new", "overwrite", "resume"]
+PlaceOf = Callable[[Record], int | None]
+COPY_BYTES = 2**20
+
+
+class RecordIndex:
+    """Where the records of a job stand in its output, and their counts: 17 bytes for each.
+
+    Written by `scan`, then by RecordWriter.
+    """
+
+    def __init__(self) -> None:
+        self._places = array("q")
+        self._offsets = array("Q")
+        self._failed = bytearray()
+        self.failures: Counter[str] = Counter()
+        self.num_output_tokens = 0
+        self.num_media_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def num_failed(self) -> int:
+        """Records of failed items."""
+        return self.failures.total()
+
+    def add(self, record: Record, place: int, offset: int) -> None:
+        """Notes a record that stands at `offset` and belongs at `place` among all."""
+        self._places.append(place)
+        self._offsets.append(offset)
+        self._failed.append(not record.is_ok)
+        if not record.is_ok:
+            self.failures[record.failure] += 1
+        self.num_output_tokens += record.num_output_tokens
+        self.num_media_tokens += record.num_image_tokens + record.num_video_tokens
+
+    def offsets(self, most: int | None = None) -> list[int]:
+        """Offsets in the order of places. Of more than `most`, the failed and then the first."""
+        order = sorted(range(len(self)), key=self._places.__getitem__)
+        if most is not None and len(order) > most:
+            order.sort(key=lambda number: not self._failed[number])
+            order = sorted(order[:most], key=self._places.__getitem__)
+        return [self._offsets[number] for number in order]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What an output holds when a run begins. done: keys of the items that are not done again.
+    drops: the parts, from and to, that go; size: the file's, end: where its last whole line ends.
+    """
+
+    done: IdSet = field(default_factory=IdSet)
+    index: RecordIndex = field(default_factory=RecordIndex)
+    drops: tuple[tuple[int, int], ...] = ()
+    size: int = 0
+    end: int = 0
+
+
+def check_target(path: Path, mode: Mode) -> None:
+    """Raises ConfigError when `path` cannot be written in this mode; changes nothing."""
+    if path.is_dir():
+        raise ConfigError(f"{str(path)!r} is a folder; name a file to write")
+    if mode == "new" and path.exists():
+        raise ConfigError(
+            f"{str(path)!r} exists already; --resume does what is left, --overwrite starts again, "
+            "--output writes elsewhere (resume=True, overwrite=True or another output in Python)"
+        )
+
+
+def scan(path: Path, place_of: PlaceOf, *, is_failed_redone: bool = True) -> Kept:
+    """Reads an output once, from begin to end, in little memory; changes nothing.
+
+    A last line without its end is torn by an interruption and goes. So do failures that are done
+    again: those of items with a place. Raises ConfigError for a line that is no record.
+    """
+    done, index = IdSet(), RecordIndex()
+    drops: list[tuple[int, int]] = []
+    begin = num_dropped = 0
+    for number, line in enumerate(_whole_lines(path), 1):
+        record = _parsed(line, path, number)
+        place = place_of(record)
+        is_left = not record.is_ok and is_failed_redone
+        # A second line of an item, however it came there, goes too.
+        if (is_left and place is not None) or (not is_left and not done.add(record.key)):
+            drops.append((begin, begin + len(line)))
+            num_dropped += len(line)
+        elif place is not None:
+            index.add(record, place, begin - num_dropped)
+        begin += len(line)
+    size = path.stat().st_size if path.exists() else 0
+    return Kept(done=done, index=index, drops=tuple(drops), size=size, end=begin)
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a file, nothing when there is none; a torn last line is left out. Raises
+    ConfigError for a line that is no record."""
+    for number, line in enumerate(_whole_lines(path), 1):
+        yield _parsed(line, path, number)
+
+
+def records_at(path: Path, offsets: list[int]) -> Iterator[Record]:
+    """The records whose lines begin at these offsets, in their order."""
+    with path.open("rb") as file:
+        for offset in offsets:
+            file.seek(offset)
+            yield Record.from_json(file.readline())
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            yield line
+
+
+def _parsed(line: bytes, path: Path, number: int) -> Record:
+    try:
+        return Record.from_json(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"line {number} of {str(path)!r} is no record of a batch ({error}); name another "
+            "file with --output, or --overwrite this one"
+        ) from None
+
+
+class RecordWriter:
+    """Writes records, each in one call to the system: what was written survives the end of the
+    process, and only a last line can be torn.
+
+    kept: what `scan` found, for mode "resume". Holds a lock on the file: a second run that writes
+    to it raises ConfigError. Used by one thread at a time.
+    """
+
+    def __init__(self, path: Path, mode: Mode, kept: Kept | None = None) -> None:
+        check_target(path, mode)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._kept = kept or Kept()
+        self.index = self._kept.index
+        self._file = _open_locked(path, "xb" if mode == "new" else "ab")
+        try:
+            self._offset = self._begin(path, mode)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, record: Record, place: int | None) -> None:
+        """Appends one line. place: where the record belongs among all of the job."""
+        line = memoryview(record.to_json().encode() + b"\n")
+        begin = self._offset
+        while line:
+            num_written = self._file.write(line) or 0
+            self._offset += num_written
+            line = line[num_written:]
+        if place is not None:
+            self.index.add(record, place, begin)
+
+    def close(self) -> None:
+        """Ends writing."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _begin(self, path: Path, mode: Mode) -> int:
+        """Makes the file what it is to be grown from; its size then."""
+        kept = self._kept
+        if mode != "resume":
+            self._file.truncate(0)
+            return 0
+        if os.fstat(self._file.fileno()).st_size != kept.size:
+            raise ConfigError(f"another run wrote to {str(path)!r} meanwhile; start this one again")
+        if not kept.drops:
+            self._file.truncate(kept.end)
+            return kept.end
+        copy = _copied(path, kept)
+        self._file.close()
+        self._file = copy
+        return copy.tell()
+
+
+def _open_locked(path: Path, mode: Literal["xb", "ab", "wb"]) -> FileIO:
+    """The file, unbuffered, and this process's alone until it is closed."""
+    file = path.open(mode, buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(
+            f"another run is writing to {str(path)!r}; let it end, or give another --output"
+        ) from None
+    return file
+
+
+def _copied(path: Path, kept: Kept) -> FileIO:
+    """Replaces the file, in one move, by what stays of it; open for more."""
+    partial = path.with_name(path.name + ".partial")
+    copy = _open_locked(partial, "wb")
+    ends = [end for _, end in kept.drops]
+    begins = [begin for begin, _ in kept.drops]
+    with path.open("rb") as old:
+        for begin, end in zip([0, *ends], [*begins, kept.end], strict=True):
+            old.seek(begin)
+            _copy(old.read, copy, end - begin)
+    os.replace(partial, path)
+    return copy
+
+
+def _copy(read: Callable[[int], bytes], copy: FileIO, num_bytes: int) -> None:
+    while num_bytes > 0:
+        piece = memoryview(read(min(num_bytes, COPY_BYTES)))
+        num_bytes -= len(piece)
+        while piece:
+            piece = piece[copy.write(piece) or 0 :]

@@ -1,0 +1,288 @@
+"""The commands that work through files: caption and batch. One machinery, two ways to say what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmdeploy_llm.errors import ConfigError
+
+from .options import (
+    INTERRUPTED,
+    MANY_MEDIA,
+    SOME_FAILED,
+    STOPPED,
+    Device,
+    DType,
+    Engine,
+    HasTable,
+    Limit,
+    MaxFailures,
+    MaxTokens,
+    Model,
+    NoReport,
+    NumSeqs,
+    NumThreads,
+    Output,
+    Overwrite,
+    Parser,
+    Recursive,
+    Resume,
+    RetryFailed,
+    Shard,
+    Temperature,
+    Thinking,
+    engine_options,
+    named_value,
+    open_llm,
+    output_mode,
+    sampling_params,
+    template_kwargs,
+)
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.batch.job import BatchJob, BatchSettings, BatchSummary
+
+# "\b" keeps the lines below it as they are.
+EXIT_CODES = """\b
+Exit codes: 0 all good, 1 some failed, 2 a wrong call or model,
+3 stopped by --max-failures, 130 stopped with Ctrl-C."""
+
+CAPTION_EPILOG = f"""\b
+Examples:
+  mmdeploy-llm caption photos/ extra.png
+  mmdeploy-llm caption photos/ -r -p "Write one sentence for a blind reader."
+  mmdeploy-llm caption photos/ --resume     what an earlier run has left
+  mmdeploy-llm caption photos/ --model baidu/ERNIE-4.5-VL-28B-A3B-PT
+  mmdeploy-llm caption photos/ --engine max_model_len=8192
+
+{EXIT_CODES}"""
+
+BATCH_EPILOG = f"""\b
+A line of the input is one JSON object:
+  {{"id": "a", "prompt": "What is in <image>?",
+   "multimodal_data": {{"image": ["a.jpg"], "video": ["b.mp4"]}},
+   "sampling_params": {{"max_tokens": 50}}}}
+or, through the model's chat template,
+  {{"messages": [{{"role": "user", "content": [
+     {{"type": "image", "image": "a.jpg"}}, {{"type": "text", "text": "What?"}}]}}],
+   "chat_template_kwargs": {{"enable_thinking": false}}}}
+or with "prompt_token_ids". Paths are relative to the input's folder. Without
+an id a line has its number, from 1. A Parquet file has these keys as columns.
+
+\b
+A line of the output, in the order in which items finish:
+  id, line, path       which item; path only for files of a folder
+  text, reasoning      the answer, and what was thought before it
+  finish_reason        stop, length, error or abort
+  error_code, error_msg, error_class, error     200 and null when good
+  num_image_tokens, num_video_tokens, num_prompt_tokens, num_output_tokens,
+  num_cached_tokens, timings (seconds)
+  media, prompt        the input's media, the beginning of its question
+  outputs              every sample, with n > 1 or logprobs
+A line that cannot be used is a line with its error, and harms no other.
+
+\b
+Examples:
+  mmdeploy-llm batch prompts.jsonl --output answers.jsonl --report answers.html
+  mmdeploy-llm batch prompts.parquet -o answers.jsonl --shard 2/8
+  mmdeploy-llm batch media/ -o answers.jsonl --prompt "What is happening?"
+  mmdeploy-llm batch prompts.jsonl -o answers.jsonl --resume
+
+\b
+--resume after any end, kill -9 too: what is done is skipped, only what was
+being worked on is done again.
+
+{EXIT_CODES}"""
+
+Paths = Annotated[list[str], typer.Argument(help="Images, videos, folders of these, globs.")]
+Input = Annotated[
+    Path,
+    typer.Argument(help="JSONL file, Parquet file, or folder of images and videos.", metavar="IN"),
+]
+Question = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        "-p",
+        help='What to ask about each file.  [default: "Describe the image." or "... video."]',
+    ),
+]
+PageBeside = Annotated[
+    Path | None, typer.Option("--report", help="HTML page.  [default: --output, but .html]")
+]
+Page = Annotated[Path | None, typer.Option("--report", help="Write an HTML page there.")]
+LineTemperature = Annotated[
+    float | None, typer.Option(min=0.0, help="0: always the most probable token.")
+]
+Sampling = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Any other sampling parameter; may be repeated."),
+]
+
+
+def caption(
+    ctx: typer.Context,
+    paths: Paths,
+    model: Model = "shapes-vl",
+    prompt: Question = None,
+    output: Output = Path("captions.jsonl"),
+    report: PageBeside = None,
+    no_report: NoReport = False,
+    table: HasTable = False,
+    recursive: Recursive = False,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    retry_failed: RetryFailed = True,
+    max_failures: MaxFailures = None,
+    shard: Shard = None,
+    limit: Limit = None,
+    thinking: Thinking = None,
+    max_tokens: MaxTokens = 1024,
+    temperature: Temperature = 0.0,
+    reasoning_parser: Parser = "auto",
+    dtype: DType = "auto",
+    device: Device = "auto",
+    max_num_seqs: NumSeqs = None,
+    num_threads: NumThreads = None,
+    engine: Engine = None,
+) -> None:
+    """Caption images and videos, with an HTML report.
+
+    Every caption is written to a JSONL file as soon as it is there; what is wrong with an image
+    is said in its line and harms no other."""
+    from mmdeploy_llm.batch.job import plan_source
+    from mmdeploy_llm.batch.sources import open_files
+
+    sampling = {"max_tokens": max_tokens, "temperature": temperature}
+    settings = batch_settings(ctx.params, sampling)
+    source = open_files(
+        paths,
+        settings.sampling_params,
+        settings.selection,
+        is_recursive=recursive,
+        question=prompt,
+        template_kwargs=settings.chat_template_kwargs,
+    )
+    job = plan_source(source, output, settings)
+    options = engine_options(ctx, engine, **engine_choices(ctx.params))
+    page = None if no_report else report or output.with_suffix(".html")
+    run_and_tell(job, model, options, page, is_caption=True, is_table_shown=table)
+
+
+def batch(
+    ctx: typer.Context,
+    input: Input,
+    output: Output,
+    model: Model = "shapes-vl",
+    prompt: Question = None,
+    report: Page = None,
+    overwrite: Overwrite = False,
+    resume: Resume = False,
+    retry_failed: RetryFailed = True,
+    max_failures: MaxFailures = None,
+    shard: Shard = None,
+    limit: Limit = None,
+    thinking: Thinking = None,
+    max_tokens: MaxTokens = 1024,
+    temperature: LineTemperature = None,
+    sampling: Sampling = None,
+    reasoning_parser: Parser = "auto",
+    dtype: DType = "auto",
+    device: Device = "auto",
+    max_num_seqs: NumSeqs = None,
+    num_threads: NumThreads = None,
+    engine: Engine = None,
+) -> None:
+    """Answer a whole file of prompts, or a question about every file of a folder.
+
+    Results are appended to the output as they finish. Sampling options are for what a line does
+    not say itself."""
+    from mmdeploy_llm.batch.job import plan_batch
+
+    more = dict(named_value("--sampling", text, "top_p=0.9") for text in sampling or [])
+    given = {"max_tokens": max_tokens, "temperature": temperature, **more}
+    settings = batch_settings(ctx.params, given)
+    job = plan_batch(input, output, settings)
+    choices = engine_choices(ctx.params)
+    options = engine_options(ctx, engine, **choices, limit_mm_per_prompt=MANY_MEDIA)
+    run_and_tell(job, model, options, report)
+
+
+def batch_settings(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> BatchSettings:
+    """The settings that a command's options, by name, and its sampling parameters say. Raises
+    ConfigError for options that contradict each other."""
+    from mmdeploy_llm.batch.ids import Selection
+    from mmdeploy_llm.batch.job import BatchSettings
+
+    if not (options["retry_failed"] or options["resume"]):
+        raise ConfigError("--no-retry-failed goes with --resume; a new run has nothing to retry")
+    given = {name: value for name, value in sampling.items() if value is not None}
+    return BatchSettings(
+        mode=output_mode(options["overwrite"], options["resume"]),
+        sampling_params=sampling_params(**given),
+        chat_template_kwargs=template_kwargs(options["thinking"]),
+        question=options["prompt"],
+        selection=Selection.parse(options["shard"], options["limit"]),
+        max_failures=options["max_failures"],
+        is_failed_redone=options["retry_failed"],
+    )
+
+
+def engine_choices(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The command's options that are options of LLM() too."""
+    names = ("dtype", "device", "max_num_seqs", "num_threads", "reasoning_parser")
+    return {name: options[name] for name in names}
+
+
+def run_and_tell(
+    job: BatchJob,
+    model: str,
+    options: Mapping[str, Any],
+    page: Path | None,
+    *,
+    is_caption: bool = False,
+    is_table_shown: bool = False,
+) -> None:
+    """Runs a job, writes its report and says how it went; ends the program with its exit code."""
+    from mmdeploy_llm.batch.job import run_batch
+    from mmdeploy_llm.batch.output import records_at
+    from mmdeploy_llm.batch.report import report_batch
+    from mmdeploy_llm.terminal import batch_summary, caption_table, make_console
+
+    try:
+        summary = run_batch(job, lambda: open_llm(model, options))
+    except Exception:
+        if job.output.exists():
+            typer.echo("what was written stays; the same command with --resume goes on", err=True)
+        raise
+    if page is not None and summary.num_records:
+        report_batch(summary, page, job.settings, model=model, about=options, is_caption=is_caption)
+    if is_table_shown:
+        records = list(records_at(summary.output, summary.index.offsets()))
+        make_console().print(caption_table(records))
+        typer.echo()
+    typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
+    what = "captions:" if is_caption else "results: "
+    typer.echo(f"{what} {job.output}" + (f"\nreport:   {page}" if page else ""))
+    end_with_exit_code(summary)
+
+
+def end_with_exit_code(summary: BatchSummary) -> None:
+    """Says how to go on, and ends the program unless all is good."""
+    left = "some" if summary.num_left is None else str(summary.num_left)
+    if summary.ending == "interrupted":
+        typer.echo(f"stopped with {left} left; the same command with --resume does them", err=True)
+        raise typer.Exit(INTERRUPTED)
+    if summary.ending == "max_failures":
+        typer.echo(
+            f"stopped by --max-failures with {left} left; the same command with --resume goes on",
+            err=True,
+        )
+        raise typer.Exit(STOPPED)
+    if summary.num_failed:
+        typer.echo(f"{summary.num_failed} failed: their lines say why, --resume tries them again")
+        raise typer.Exit(SOME_FAILED)

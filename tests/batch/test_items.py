@@ -1,0 +1,119 @@
+"""Lines become items: checked, with resolved paths and whole sampling parameters."""
+
+import os
+
+import pytest
+
+from mmdeploy_llm.batch.items import BadItem, Item, ItemReader, Media
+from mmdeploy_llm.params import SamplingParams
+
+DEFAULTS = SamplingParams(max_tokens=9, temperature=0)
+PARTS = [
+    {"type": "image", "image": "a.jpg"},
+    {"type": "image_url", "image_url": {"url": "sub/b.jpg", "detail": "low"}},
+    {"type": "video", "video": {"video": "c.mp4", "fps": 2, "frames_sample": "leading"}},
+    {"type": "text", "text": "What?"},
+]
+
+
+def read(values, folder="/data", **options):
+    return ItemReader(folder, DEFAULTS, **options).read(5, values)
+
+
+def test_a_line_without_id_has_its_number():
+    item = read({"prompt": "hi"})
+    assert item == Item(line=5, id=5, prompt={"prompt": "hi"}, params=DEFAULTS, question="hi")
+
+
+def test_media_paths_are_relative_to_the_folder():
+    data = {"image": ["a.jpg", "/b.jpg", "https://x.org/c.jpg", "data:image/png;base64,AA"]}
+    values = {"prompt": "hi", "multimodal_data": data}
+    item = read(values)
+    assert item.prompt["multimodal_data"]["image"] == ["/data/a.jpg", *data["image"][1:]]
+    assert [media.name for media in item.media] == [
+        "/data/a.jpg",
+        "/b.jpg",
+        "https://x.org/c.jpg",
+        "(data: URL)",
+    ]
+    assert values["multimodal_data"]["image"][0] == "a.jpg"
+
+
+def test_media_in_messages_are_resolved_and_options_left_alone():
+    item = read({"messages": [{"role": "user", "content": PARTS}]})
+    content = item.prompt["messages"][0]["content"]
+    assert content[0]["image"] == "/data/a.jpg"
+    assert content[1]["image_url"] == {"url": "/data/sub/b.jpg", "detail": "low"}
+    assert content[2]["video"] == {"video": "/data/c.mp4", "fps": 2, "frames_sample": "leading"}
+    assert item.media == (
+        Media(kind="image", name="/data/a.jpg"),
+        Media(kind="image", name="/data/sub/b.jpg"),
+        Media(kind="video", name="/data/c.mp4"),
+    )
+    assert item.question == "What?"
+
+
+def test_objects_of_an_iterable_pass_as_they_are():
+    blob = b"bytes"
+    item = read({"prompt": "hi", "multi_modal_data": {"image": [blob, "a.jpg"]}}, folder=None)
+    assert item.prompt["multi_modal_data"]["image"] == [blob, "a.jpg"]
+    assert item.media[0].name == "(bytes)"
+    assert item.media[1].name == os.path.abspath("a.jpg")
+
+
+def test_sampling_parameters_fill_what_a_line_does_not_say():
+    params = read({"prompt": "hi", "sampling_params": {"temperature": 0.5, "n": 2}}).params
+    assert (params.temperature, params.max_tokens, params.n) == (0.5, 9, 2)
+    own = SamplingParams(guided_decoding={"json": "{}"})
+    params = read({"prompt": "hi", "sampling_params": own}).params
+    assert params.guided_decoding is own.guided_decoding
+    assert params.max_tokens == 9
+
+
+def test_template_variables_fill_up_too_and_only_for_messages():
+    values = {"messages": [{"role": "user", "content": "hi"}]}
+    kwargs = {"template_kwargs": {"enable_thinking": True}}
+    assert read(values, **kwargs).prompt["chat_template_kwargs"] == {"enable_thinking": True}
+    values["chat_template_kwargs"] = {"enable_thinking": False}
+    assert read(values, **kwargs).prompt["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "chat_template_kwargs" not in read({"prompt": "hi"}, **kwargs).prompt
+
+
+@pytest.mark.parametrize(
+    ("values", "item_id", "words"),
+    [
+        ([1], None, "must be a JSON object"),
+        ({"id": True, "prompt": "x"}, None, "id must be a text"),
+        ({"id": 1.5, "prompt": "x"}, None, "id must be a text"),
+        ({"id": "", "prompt": "x"}, None, "id must be a text"),
+        ({"id": "a", "promt": "x"}, "a", "did you mean 'prompt'"),
+        ({"id": "a", "multimodal": {}}, "a", "did you mean"),
+        ({"id": "a", "zzz": 1}, "a", "known: id, prompt"),
+        ({"id": "a", "prompt": "x", "sampling_params": 3}, "a", "must be an object"),
+        ({"id": "a", "prompt": "x", "sampling_params": {"top_q": 1}}, "a", "'top_p'"),
+        ({"id": "a", "prompt": "x", "sampling_params": {"temperature": "hot"}}, "a", "hot"),
+        ({"id": "a", "messages": [], "chat_template_kwargs": 1}, "a", "must be an object"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_said(values, item_id, words):
+    bad = read(values)
+    assert isinstance(bad, BadItem)
+    assert (bad.line, bad.id) == (5, item_id)
+    assert words in bad.message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"messages": "text"},
+        {"messages": [3, {"content": [None, {"type": "image"}, {"type": ["image"]}]}]},
+        {"prompt": 3, "multimodal_data": "x"},
+        {"prompt": "x", "multimodal_data": {"audio": ["a"], "image": [[{"url": None}], None]}},
+    ],
+)
+def test_odd_shapes_are_left_for_the_intake_to_refuse(values):
+    assert isinstance(read(values), Item)
+
+
+def test_a_long_question_is_cut():
+    assert read({"prompt": "x" * 500}).question == "x" * 199 + "…"

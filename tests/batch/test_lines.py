@@ -1,0 +1,61 @@
+"""JSONL files of any quality: every line becomes a row or says what is wrong."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmdeploy_llm.batch.items import BadItem
+from mmdeploy_llm.batch.lines import Row, count_lines, read_jsonl
+
+
+def read(tmp_path, blob, **options):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(blob)
+    return list(read_jsonl(path, **options)), count_lines(path)
+
+
+def test_good_and_bad_lines_keep_their_numbers(tmp_path):
+    blob = b'\xef\xbb\xbf{"a": 1}\r\n\n{bad\n"\xff"\n[2]'
+    rows, num_lines = read(tmp_path, blob)
+    assert num_lines == 5
+    assert rows[0] == Row(line=1, values={"a": 1})
+    assert rows[-1] == Row(line=5, values=[2])
+    bad = rows[1:-1]
+    assert [row.line for row in bad] == [3, 4]
+    assert "no JSON" in bad[0].message
+    assert "no UTF-8" in bad[1].message
+
+
+def test_a_line_that_is_too_long_is_passed_over_and_not_held(tmp_path):
+    blob = b'{"a": 1}\n' + b"x" * 5_000_000 + b"\n[2]\n"
+    rows, _ = read(tmp_path, blob, max_line_bytes=1000)
+    assert rows[0].values == {"a": 1}
+    assert isinstance(rows[1], BadItem)
+    assert (rows[1].line, rows[1].code) == (2, 413)
+    assert rows[2] == Row(line=3, values=[2])
+
+
+@pytest.mark.parametrize("num_over", [-1, 0, 1])
+def test_the_limit_is_exact(tmp_path, num_over):
+    line = json.dumps("x" * (98 + num_over)).encode()
+    rows, _ = read(tmp_path, line + b"\n[1]\n", max_line_bytes=100)
+    assert isinstance(rows[0], BadItem) == (num_over > 0)
+    assert rows[1].line == 2
+
+
+def test_deep_nesting_is_no_end(tmp_path):
+    rows, _ = read(tmp_path, b"[" * 200_000 + b"\n[1]\n")
+    assert isinstance(rows[0], BadItem)
+    assert rows[1].values == [1]
+
+
+@given(st.lists(st.binary(max_size=30), max_size=8))
+def test_any_bytes_give_every_line_that_is_not_blank(tmp_path_factory, pieces):
+    blob = b"\n".join(pieces)
+    rows, num_lines = read(tmp_path_factory.mktemp("lines"), blob)
+    lines = blob.split(b"\n")
+    wanted = [number for number, line in enumerate(lines, 1) if line.strip()]
+    assert [row.line for row in rows] == wanted
+    assert num_lines == (len(lines) if lines[-1] else len(lines) - 1)
