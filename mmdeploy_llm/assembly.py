@@ -296,6 +296,11 @@ def _media_limits(config: EngineConfig) -> MediaLimits:
         allowed_domains=config.allowed_media_domains,
         allow_private_addresses=config.allow_private_media_addresses,
         allowed_schemes=config.allowed_media_schemes,
+        max_duration=config.max_video_seconds,
+        max_frames=config.max_video_frames,
+        isolation=config.media_isolation,
+        decode_timeout=config.media_timeout,
+        decode_memory=config.media_process_memory,
     )
 
 

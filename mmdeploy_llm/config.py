@@ -161,6 +161,19 @@ class EngineConfig(FrozenParams):
     media_fetch_timeout: float = Field(
         default=30.0, gt=0, le=86400, description="seconds to fetch one media item, retries too"
     )
+    max_video_seconds: float = Field(default=4 * 3600.0, gt=0, description="length of one video")
+    max_video_frames: int = Field(default=4096, ge=1, description="frames used of one video")
+    media_isolation: Literal["auto", "thread", "process"] = Field(
+        default="auto",
+        description="decode media in threads, or in processes that can be killed; "
+        "auto: processes for video, threads for images",
+    )
+    media_timeout: float = Field(
+        default=60.0, gt=0, le=86400, description="seconds a process may take to decode one item"
+    )
+    media_process_memory: int = Field(
+        default=4 * 2**30, ge=2**28, description="bytes a process that decodes may use"
+    )
     reasoning_parser: str | None = Field(
         default=None, description="parser that splits off reasoning; auto: the model's own"
     )

@@ -98,6 +98,8 @@ class MediaLimits:
     URLs may be fetched, from allowed_domains (host names, "*.example.com" for all below one; ():
     from any public host). allow_private_addresses: hosts in allowed_domains may have addresses of
     private networks and of this machine. allowed_schemes: others that may be opened, such as "s3".
+    isolation: whether a processor decodes in the intake's threads or in processes that can be
+    killed, after decode_timeout, and may use decode_memory; "auto" leaves it to the processor.
     """
 
     max_bytes: int = 256 * 2**20
@@ -110,6 +112,9 @@ class MediaLimits:
     allowed_domains: tuple[str, ...] = ()
     allow_private_addresses: bool = False
     allowed_schemes: tuple[str, ...] = ()
+    isolation: Literal["auto", "thread", "process"] = "auto"
+    decode_timeout: float = 60.0
+    decode_memory: int = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +182,9 @@ class MediaProcessor(ABC):
     @abstractmethod
     def count_tokens(self, item: Any, options: Mapping[str, Any]) -> int:
         """`process(item, options).num_tokens`, without the work."""
+
+    def close(self) -> None:  # noqa: B027 - optional to override
+        """The engine is closed: let go of processes and files."""
 
 
 class Model(Protocol):

@@ -135,6 +135,10 @@ class Intake:
         )
         return self._accept(messages, parts, params, stream, priority, number)
 
+    def close(self) -> None:
+        """Lets go of what media processors hold."""
+        self.media.close()
+
     def count_tokens(self, prompt: Any) -> TokenCount:
         """The tokens that `accept` would give the prompt, from media headers where possible.
 

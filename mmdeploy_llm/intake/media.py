@@ -93,6 +93,11 @@ class MediaLoader:
         """As `load`, without pixels: `tensors` and `key` are empty, `num_tokens` is right."""
         return self._each(items, self._count)
 
+    def close(self) -> None:
+        """Tells the processors that no more media come."""
+        for processor in self._processors.values():
+            processor.close()
+
     def _each(
         self, items: Sequence[MediaItem], work: Callable[[MediaItem], MediaInput]
     ) -> list[MediaInput]:

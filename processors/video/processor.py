@@ -24,6 +24,7 @@ from mmdeploy_llm_processors.image.patches import (
     patchify_group,
     resize,
 )
+from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaLimitError
@@ -90,11 +91,18 @@ class VideoProcessor(MediaProcessor):
             temporal_patch_size=self.frames_per_patch,
         )
         self._table = normalise_table(self._image_options)
+        self._workers = Workers()
+
+    def close(self) -> None:
+        """Ends the processes that decode."""
+        self._workers.close()
 
     def decode(self, source: Any, limits: MediaLimits) -> VideoItem:
         """The opened video behind bytes, a list of frames, an array or a tensor. What is read of
-        a file is its header and the times of its frames."""
-        return VideoItem(video=open_video(source, limits), limits=limits)
+        a file is its header and the times of its frames. Files are opened in processes of their
+        own unless `limits.isolation` is "thread"."""
+        workers = None if limits.isolation == "thread" else self._workers
+        return VideoItem(video=open_video(source, limits, workers), limits=limits)
 
     def process(self, item: VideoItem, options: Mapping[str, Any]) -> MediaInput:
         """`pixels` float32 [num_patches, patch_dim] and the grid of patches (time, rows, columns).

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 from PIL import Image
 
@@ -28,6 +28,15 @@ class Timeline:
     times: Sequence[float]
     duration: float
     is_constant: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, for `from_json`."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Timeline:
+        """What `to_json` gave."""
+        return cls(**values)
 
     @property
     def num_frames(self) -> int:

@@ -12,7 +12,7 @@ from mmdeploy_llm_processors.video.processor import ErnieVideoProcessor, QwenVid
 from mmdeploy_llm_processors.video.stamp import Stamp, time_text
 from PIL import Image, ImageDraw, ImageFont
 
-from mmdeploy_llm.errors import CheckpointError, MediaError, MediaLimitError
+from mmdeploy_llm.errors import CheckpointError, MediaError, MediaLimitError, MediaTimeoutError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 
 LIMITS = MediaLimits()
@@ -178,3 +178,38 @@ class TestStamps:
     def test_tiny_frames_have_no_room(self):
         frame = Image.new("RGB", (400, 9))
         assert Stamp(Path("."), "Roboto-Regular.ttf").draw(frame, 1).tobytes() == frame.tobytes()
+
+
+class TestIsolation:
+    """The same pixels from a process of its own, and the same errors."""
+
+    def test_same_pixels(self, make, files):
+        processor, blob = make(video_fps=10), files.video(12, 10)
+        made = [
+            processor.process(processor.decode(blob, replace(LIMITS, isolation=mode)), {})
+            for mode in ("process", "thread", "auto")
+        ]
+        assert len({item.key for item in made}) == 1
+        assert all(
+            torch.equal(item.tensors["pixels"], made[0].tensors["pixels"]) for item in made[1:]
+        )
+        processor.close()
+
+    def test_same_errors(self, make, files):
+        processor = make()
+        for blob in (b"\0" * 400, files.video(8)[:400], files.sound()):
+            found = []
+            for mode in ("process", "thread"):
+                with pytest.raises(MediaError) as caught:
+                    processor.decode(blob, replace(LIMITS, isolation=mode))
+                found.append((caught.type, str(caught.value)))
+            assert found[0] == found[1]
+        processor.close()
+
+    def test_a_deadline(self, make, files):
+        processor = make(video_fps=10)
+        processor.decode(files.video(4, 10), LIMITS)  # the process runs
+        with pytest.raises(MediaTimeoutError, match="media_timeout"):
+            processor.decode(files.video(200, 10), replace(LIMITS, decode_timeout=1e-4))
+        assert processor.decode(files.video(4, 10), LIMITS).video.timeline.num_frames == 4
+        processor.close()

@@ -1,0 +1,54 @@
+"""Messages between a process and its workers: a JSON object and raw bytes behind it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+HEADER = struct.Struct("!IQ")  # bytes of JSON, bytes behind it
+MAX_JSON = 64 * 2**20  # times of a video's frames are the longest
+
+
+class PeerGoneError(Exception):
+    """The other side has closed the connection."""
+
+
+def send(peer: socket.socket, facts: Mapping[str, Any], payload: Any = b"") -> None:
+    """Sends one message. payload: bytes, or any C-contiguous buffer."""
+    text = json.dumps(facts).encode()
+    view = memoryview(payload).cast("B") if len(payload) else b""
+    try:
+        peer.sendall(HEADER.pack(len(text), len(view)) + text)
+        if len(view):
+            peer.sendall(view)
+    except (BrokenPipeError, ConnectionResetError):
+        raise PeerGoneError from None
+
+
+def receive(peer: socket.socket, max_payload: int) -> tuple[dict[str, Any], bytearray]:
+    """The next message. Raises PeerGoneError, TimeoutError, and ValueError for one that is too
+    large or malformed."""
+    num_json, num_payload = HEADER.unpack(_exactly(peer, HEADER.size))
+    if num_json > MAX_JSON or num_payload > max_payload:
+        raise ValueError("a message is larger than allowed")
+    facts = json.loads(bytes(_exactly(peer, num_json)))
+    if not isinstance(facts, dict):
+        raise ValueError("a message is no JSON object")
+    return facts, _exactly(peer, num_payload)
+
+
+def _exactly(peer: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    view, done = memoryview(data), 0
+    while done < count:
+        try:
+            got = peer.recv_into(view[done:])
+        except ConnectionResetError:
+            raise PeerGoneError from None
+        if not got:
+            raise PeerGoneError
+        done += got
+    return data

@@ -1,0 +1,62 @@
+"""The worker process: python -m mmdeploy_llm_processors.isolation.worker FD
+
+Reads calls from the socket FD, answers them one by one, ends when the other side is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import resource
+import socket
+import sys
+from typing import Any
+
+from mmdeploy_llm.errors import MediaLimitError, RequestError
+
+from .wire import PeerGoneError, receive, send
+
+
+def main() -> None:
+    """Serves until the parent is gone."""
+    peer = socket.socket(fileno=int(sys.argv[1]))
+    with contextlib.suppress(PeerGoneError, KeyboardInterrupt):
+        while True:
+            call, blob = receive(peer, max_payload=2**62)
+            _answer(peer, call, bytes(blob))
+
+
+def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
+    """Runs one call; whatever goes wrong is told, not raised."""
+    try:
+        _limit_memory(call["max_memory"])
+        module, _, name = call["function"].partition(":")
+        function = getattr(importlib.import_module(module), name)
+        for facts, array in function(blob, **call["args"]):
+            shape = list(array.shape) if array is not None else None
+            send(peer, {"facts": facts, "shape": shape}, array if array is not None else b"")
+        send(peer, {"done": True})
+    except PeerGoneError:
+        raise
+    except RequestError as error:
+        send(peer, {"error": type(error).__name__, "message": str(error)})
+    except MemoryError:
+        limit = call["max_memory"] // 2**20
+        message = f"decoding it takes more than the {limit} MiB that a worker may use; shrink it"
+        send(peer, {"error": MediaLimitError.__name__, "message": message})
+    except Exception as error:  # codecs raise anything; their words can hold paths and addresses
+        message = f"it cannot be decoded ({type(error).__name__} while reading it)"
+        send(peer, {"error": "MediaError", "message": message})
+
+
+def _limit_memory(max_memory: int) -> None:
+    """Address space of this process; a codec that wants more gets none."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = max_memory if hard == resource.RLIM_INFINITY else min(max_memory, hard)
+    # Some systems do not have this limit; then the deadline is what is left.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+if __name__ == "__main__":
+    main()
