@@ -14,6 +14,7 @@ from .errors import ConfigError
 
 MAX_SEED = 922337203685477580
 MAX_N = 1024
+MAX_WORDS = 1024  # stop texts, bad words: each is looked for at every token
 
 
 def _as_tuple(value: Any) -> Any:
@@ -30,7 +31,7 @@ def _as_words(value: Any) -> Any:
     return words
 
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
+Words = Annotated[tuple[str, ...], BeforeValidator(_as_words), Field(max_length=MAX_WORDS)]
 TokenIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)]
 
 

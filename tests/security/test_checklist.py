@@ -1,0 +1,517 @@
+"""The sixteen points that an engine for media from strangers is measured against, one test or more
+for each, named after it. Details stand in the tests of each part; here is the whole path."""
+
+import ast
+import functools
+import json
+import socket
+import struct
+import time
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mmdeploy_llm.config import EngineConfig, HostFacts, ModelLimits, resolve
+from mmdeploy_llm.errors import (
+    CheckpointError,
+    ConfigError,
+    MediaError,
+    MediaLimitError,
+    MMDeployLLMError,
+    RequestError,
+    UnsupportedMediaError,
+)
+from mmdeploy_llm.hooks import MediaLimits, PluginManager
+from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.intake.tokenizer import load_tokenizer
+from mmdeploy_llm.params import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+HERE = {"allow_urls": True, "allowed_domains": ("127.0.0.1",), "allow_private_addresses": True}
+PLACE = "<|image_pad|>"
+SHIPPED = ("mmdeploy_llm", "plugins", "processors")
+
+
+@functools.cache
+def trees():
+    """(name, syntax tree) of every shipped file."""
+    paths = [path for folder in SHIPPED for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_bytes())) for path in paths]
+
+
+def png(width, height, body=b""):
+    """A PNG that claims a size and has next to no pixels."""
+
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header)
+    return start + chunk(b"IDAT", zlib.compress(body)) + chunk(b"IEND", b"")
+
+
+# 1 no network by default; allowlist; every redirect and resolved address checked; one URL parser
+
+
+def test_01_no_network_by_default(real, generate, chat, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    intake = real()
+    for ask in (generate, chat):
+        for url in ("http://example.com/x.png", "https://127.0.0.1/x.png", "s3://bucket/x.png"):
+            with pytest.raises(UnsupportedMediaError, match=r"allow(ed)?_media_"):
+                ask(intake, url)
+
+
+def test_01_options_turn_urls_on(serve, real, generate, chat, picture):
+    server = serve({"/a/photo.png": picture(seed=1), "/b.png": picture(seed=2)})
+    intake = real(**HERE)
+    request = generate(intake, f"{server.url}/a/photo.png", f"{server.url}/b.png?size=1")
+    assert len({span.item.key for span in request.media}) == 2
+    assert chat(intake, f"{server.url}/b.png").media[0].item.key == request.media[1].item.key
+    config = EngineConfig(model="m", allowed_media_domains=("*.example.com",))
+    assert (config.allow_media_urls, config.allow_private_media_addresses) == (False, False)
+    assert EngineConfig(model="m").allowed_media_domains == ()
+
+
+def test_01_hosts_redirects_and_addresses_are_checked(serve, real, generate, chat, picture):
+    server = serve({"/x": "http://169.254.169.254/x", "/y": "http://localhost/y", "/z": picture()})
+    for ask in (generate, chat):
+        for path in ("/x", "/y"):
+            with pytest.raises(MediaError, match="allowed_media_domains"):
+                ask(real(**HERE), server.url + path)
+        with pytest.raises(MediaError, match="not a public one"):
+            ask(real(allow_urls=True), server.url + "/z")
+    assert "/z" not in server.paths
+
+
+def test_01_one_url_parser():
+    """What fetches URLs knows urllib's parser in one file, and no other."""
+    users = {
+        name
+        for name, tree in trees()
+        if name.startswith("processors/remote/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and "urllib" in str(node.module)
+    }
+    assert users == {"processors/remote/url.py"}
+
+
+# 2 local paths confined to a root, symlinks resolved
+
+
+def test_02_local_paths_are_confined(real, generate, chat, picture, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "in.png").write_bytes(picture())
+    (tmp_path / "out.png").write_bytes(picture())
+    (root / "link.png").symlink_to(tmp_path / "out.png")
+    intake = real(allowed_root=root.resolve())
+    assert generate(intake, root / "in.png").media
+    paths = (tmp_path / "out.png", root / "../out.png", root / "link.png")
+    for path in paths:
+        for ask, name in ((generate, str(path)), (chat, path.as_uri()), (chat, f"file://{path}")):
+            with pytest.raises(MediaError, match="allowed_media_root") as caught:
+                ask(intake, name)
+            assert str(tmp_path) not in str(caught.value)
+
+
+# 3 sizes from headers before decoding, counts before anything
+
+
+def test_03_limits_are_checked_before_decoding(real, generate):
+    start = time.monotonic()
+    with pytest.raises(MediaLimitError, match="178956970"):
+        generate(real(), png(60_000, 60_000))
+    with pytest.raises(MediaLimitError, match="bytes"):
+        generate(real(max_bytes=100), png(8, 8, b"x" * 10_000) + b"x" * 100)
+    assert time.monotonic() - start < 5
+
+
+def test_03_counts_are_checked_before_anything_is_opened(real, generate, serve):
+    server = serve({})
+    with pytest.raises(MediaLimitError, match="Too many image items"):
+        generate(real(**HERE), *[f"{server.url}/{i}.png" for i in range(21)])
+    assert server.paths == []
+
+
+def test_03_video_limits(manager):
+    videos = pytest.importorskip("mmdeploy_llm_processors.video.frames")
+    frames = [np_frame() for _ in range(3)]
+    with pytest.raises(MediaLimitError, match="3 frames, 2 are allowed"):
+        videos.FrameList(frames, MediaLimits(max_frames=2))
+    timeline = pytest.importorskip("mmdeploy_llm_processors.video.timeline")
+    with pytest.raises(MediaLimitError, match="36000 seconds"):
+        timeline.check_duration(36_000.0, MediaLimits())
+
+
+def np_frame():
+    import numpy as np
+
+    return np.zeros((28, 28, 3), dtype=np.uint8)
+
+
+# 4 format allowlist; orientation, transparency and animation normalised
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n",
+        b"%PDF-1.4\n",
+        b"8BPS\0\1" + b"\0" * 40,
+        b"SIMPLE  =                    T" + b" " * 2850,
+        b"\xd7\xcd\xc6\x9a" + b"\0" * 40,
+        b"\x89HDF\r\n\x1a\n" + b"\0" * 40,
+        b"P6 8 8 255\n" + b"\0" * 192,
+        b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0" * 40,
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    ],
+    ids=["EPS", "PDF", "PSD", "FITS", "WMF", "HDF5", "PPM", "JPEG 2000", "SVG"],
+)
+def test_04_only_listed_image_formats(blob, real, generate):
+    with pytest.raises(UnsupportedMediaError):
+        generate(real(), blob)
+
+
+def test_04_pillow_opens_nothing_by_its_own_choice():
+    """Image.open would try every format that Pillow has."""
+    calls = [
+        f"{name}:{node.lineno}"
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Image.open", "PIL.Image.open")
+    ]
+    assert calls == []
+
+
+# 5 decoding in a worker that can be killed
+
+
+def test_05_decoding_can_be_killed():
+    if "media_isolation" not in EngineConfig.model_fields:
+        pytest.skip("media_isolation is not built yet")
+    pytest.skip("media_isolation is not tested here yet: a hanging decoder, memory, SIGKILL")
+
+
+# 6 identity of an item
+
+
+def test_06_identity_covers_content_shape_type_and_options(real, generate):
+    import numpy as np
+
+    intake = real()
+    flat = np.arange(56 * 112 * 3, dtype=np.uint8)
+    images = [flat.reshape(56, 112, 3), flat.reshape(112, 56, 3), flat.reshape(56, 112, 3) ^ 1]
+    keys = [generate(intake, image).media[0].item.key for image in images]
+    assert len(set(keys)) == 3
+    assert generate(intake, images[0].copy()).media[0].item.key == keys[0]
+
+
+def test_06_callers_cannot_name_the_key(real):
+    part = {"type": "image_url", "image_url": {"url": "data:,x"}, "uuid": "chosen"}
+    with pytest.raises(RequestError) as caught:
+        real().accept_chat([{"role": "user", "content": [part]}], SamplingParams())
+    assert "chosen" not in str(caught.value)
+
+
+# 7 placeholder text typed by a user
+
+
+def test_07_placeholder_text_is_escaped_or_an_error(real, chat, picture):
+    with pytest.raises(RequestError):
+        real().accept(f"look {PLACE}", SamplingParams())
+    part = {"type": "image", "image": picture()}
+    text = {"type": "text", "text": f"{PLACE} <|image@placeholder|> what is it?"}
+    (request,) = real().accept_chat([{"role": "user", "content": [text, part]}], SamplingParams())
+    assert len(request.media) == 1
+
+
+# 8 features against placeholders before the model runs
+
+
+def test_08_features_and_placeholders_agree(real, generate, picture):
+    request = generate(real(), picture(), picture(112, 56))
+    place = max(set(request.prompt_token_ids), key=request.prompt_token_ids.count)
+    spans = [span.item.num_tokens for span in request.media]
+    assert request.prompt_token_ids.count(place) == sum(spans)
+    for images, count in ((2, 1), (1, 2)):
+        prompt = {"prompt": PLACE * count, "multimodal_data": {"image": [picture()] * images}}
+        with pytest.raises(RequestError):
+            real().accept(prompt, SamplingParams())
+
+
+# 9 no pickle on any path
+
+UNSAFE_MODULES = {"cPickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+UNSAFE_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "eval", "exec", "np.fromfile"}
+# They pickle what passes between processes.
+UNSAFE_NAMES = {"ProcessPoolExecutor", "BaseManager", "SyncManager", "SharedMemoryManager"}
+PICKLING = {"Queue", "SimpleQueue", "JoinableQueue", "Pool", "Manager", "Pipe"}
+
+
+def unsafe(tree):
+    """Lines that deserialise, or could, what another wrote."""
+    found, uses_processes = [], "multiprocessing" in imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = getattr(node, "module", None)
+            names = {alias.name for alias in node.names}
+            roots = {str(name).partition(".")[0] for name in {module, *names} if name}
+            bad = roots & (UNSAFE_MODULES | UNSAFE_NAMES)
+            found += [(node.lineno, name) for name in bad]
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in UNSAFE_CALLS or any(key.arg == "allow_pickle" for key in node.keywords):
+            found.append((node.lineno, name))
+        last = name.rpartition(".")[2]
+        if uses_processes and (last in PICKLING or (last == "recv" and not node.args)):
+            found.append((node.lineno, name))
+    return found
+
+
+def imported(tree):
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names.add(str(node.module).partition(".")[0])
+    return names
+
+
+def test_09_no_pickle():
+    assert [(name, *line) for name, tree in trees() for line in unsafe(tree)] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from dill import loads",
+        "torch.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "import multiprocessing\nconnection.recv()",
+        "from multiprocessing import Queue\nQueue()",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "eval(text)",
+    ],
+)
+def test_09_the_scan_for_pickle_finds_it(code):
+    assert unsafe(ast.parse(code))
+
+
+def test_09_pickled_weights_are_refused(tmp_path):
+    from mmdeploy_llm.weights.find import find_weights
+
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(CheckpointError, match="pickle files"):
+        find_weights(tmp_path)
+
+
+# 10 no code from checkpoints
+
+
+def test_10_remote_code_is_never_run(tmp_path):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\n")
+    auto_map = {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Config", "evil.Config"]}
+    nested = {"model_type": "evil", "auto_map": auto_map}
+    for config in (nested, {"model_type": "qwen2_5_vl", "vision_config": nested, **nested}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(nested))
+        with pytest.raises(CheckpointError):
+            read_checkpoint(tmp_path)
+        with pytest.raises(CheckpointError):
+            load_tokenizer(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_10_remote_code_cannot_be_switched_on():
+    with pytest.raises(ConfigError):
+        EngineConfig(model="m", trust_remote_code=True)
+    given = [
+        (name, ast.unparse(key.value))
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for key in node.keywords
+        if key.arg == "trust_remote_code"
+    ]
+    assert given
+    assert {value for _, value in given} == {"False"}
+
+
+# 11 chat templates sandboxed, with a time limit
+
+
+def test_11_templates_are_sandboxed_and_end(real):
+    intake, messages = real(), [{"role": "user", "content": "hi"}]
+    attack = "{{ cycler.__init__.__globals__.os.popen('id').read() }}"
+    with pytest.raises(RequestError, match="SecurityError"):
+        intake.accept_chat(messages, SamplingParams(), chat_template=attack)
+    from mmdeploy_llm.intake import template
+
+    assert template.RENDER_SECONDS == 30
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(RequestError, match=r"within 0\.2 s"):
+        template.render(SimpleNamespace(special_tokens_map={}), endless, messages, {}, seconds=0.2)
+
+
+# 12 bounded caches, n, stop texts, grammars
+
+
+def test_12_counts_in_params_are_bounded():
+    for wrong in ({"n": 1025}, {"stop": ["x"] * 1025}, {"bad_words": ["x"] * 1025}):
+        with pytest.raises(ConfigError):
+            SamplingParams(**wrong)
+
+
+def test_12_caches_are_bounded_in_bytes(make_intake, processor):
+    intake = make_intake(cache_bytes=250)  # each item has 100
+    for number in range(2, 12):
+        prompt = {"prompt": PLACE, "multimodal_data": {"image": str(number).encode()}}
+        intake.accept(prompt, SamplingParams())
+        assert intake.media.cache.num_bytes <= 250
+    model = ModelLimits(dtype="float32", max_position_embeddings=64, hidden_size=8)
+    config = EngineConfig(model="m", encoder_cache_memory=320)
+    runtime = resolve(config, model, HostFacts(has_cuda=False, num_cpus=1))
+    assert runtime.encoder_cache_tokens == 10
+
+
+# 13 messages without addresses or absolute paths
+
+
+def test_13_messages_hold_no_addresses_and_no_folders(real, generate, chat, tmp_path):
+    secret = tmp_path / "secret_folder"
+    secret.mkdir()
+    (secret / "bad.png").write_bytes(b"no image")
+    (secret / "cut.png").write_bytes(png(99, 99))
+    paths = [secret / name for name in ("bad.png", "cut.png", "gone.png", "..")]
+    sources = [*map(str, paths), object(), {"a": object()}, b"", b"GIF89a", memoryview(b"x"), 5]
+    for source in sources:
+        with pytest.raises(RequestError) as caught:
+            generate(real(), source)
+        assert "secret_folder" not in str(caught.value)
+        assert "0x" not in str(caught.value)
+    for path in paths:
+        with pytest.raises(RequestError) as caught:
+            chat(real(), path.as_uri())
+        assert "secret_folder" not in str(caught.value)
+
+
+# 14 the engine outlives every fault; order and length of results
+
+
+def test_14_every_fault_is_one_items_error(real, generate, picture):
+    """The intake's half of it; that the batch goes on stands in the tests of the whole engine."""
+    intake, good = real(), picture()
+    key = generate(intake, good).media[0].item.key
+    faults = [b"", good[:50], good[:-30] + b"\0" * 30, b"\xff\xd8\xff", png(1, 1), png(1, 100_000)]
+    for fault in [*faults, "gone.png", "data:,", 3.5, object()]:
+        with pytest.raises(MMDeployLLMError) as caught:
+            generate(intake, fault)
+        assert isinstance(caught.value, RequestError)
+        assert generate(intake, good).media[0].item.key == key
+
+
+# 15 plugins by name only; a broken one stops nothing
+
+
+def test_15_plugins_by_name_and_broken_ones():
+    class Broken:
+        pass
+
+    names = {plugin.name for plugin in PluginManager.load(("image", "sources")).plugins}
+    assert names == {"image", "sources"}
+    blocked = PluginManager.load(None, ("remote",))
+    assert "remote" not in {plugin.name for plugin in blocked.plugins if plugin.provides}
+    with pytest.raises(MMDeployLLMError, match="unknown_plugin"):
+        PluginManager.load(("unknown_plugin",))
+
+
+def test_15_a_fetcher_that_raises_costs_its_item_only(make_intake, picture, real_processor):
+    from mmdeploy_llm.hooks import hookimpl
+
+    class Broken:
+        @hookimpl
+        def fetch_media(self, ref, limits):
+            if "broken" in ref.uri:
+                raise KeyError("inside")
+
+    manager = PluginManager.load(("image", "sources"))
+    manager.register(Broken(), name="broken")
+    intake = make_intake(
+        processors={"image": real_processor}, fetch=manager.fetch_media, encoder_cache_tokens=4096
+    )
+    prompt = {"prompt": PLACE, "multimodal_data": {"image": "store://broken"}}
+    with pytest.raises(MediaError, match="'broken'"):
+        intake.accept(prompt, SamplingParams())
+    prompt["multimodal_data"] = {"image": picture()}
+    assert intake.accept(prompt, SamplingParams())
+
+
+# 16 every advisory class has a test named after it
+
+CLASSES = (
+    "ssrf",
+    "redirect",
+    "parser_disagreement",
+    "typed_placeholders",
+    "hash_ignores_shape",
+    "decompression_bomb",
+    "unbounded_frames",
+    "huge_n",
+    "redos",
+    "remote_code",
+    "address_leak",
+    "eps",
+    "count_limits",
+    "cache_growth",
+    "template",
+    "path_traversal",
+    "pickle",
+    "tiny_image",
+)
+
+
+def test_16_every_advisory_class_has_a_test():
+    tree = ast.parse((Path(__file__).parent / "test_advisories.py").read_text())
+    tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    missing = [each for each in CLASSES if not any(f"test_{each}" in name for name in tests)]
+    assert missing == []
+
+
+def test_limits_are_what_the_options_say():
+    """No option is left out on the way from the engine's options to the plugins."""
+    from mmdeploy_llm.assembly import _media_limits
+
+    config = EngineConfig(
+        model="m",
+        allowed_media_domains=("a.org",),
+        allow_private_media_addresses=True,
+        allowed_media_schemes=("s3",),
+        media_fetch_timeout=7,
+        max_media_bytes=11,
+    )
+    limits = _media_limits(config)
+    expected = replace(
+        limits,
+        allow_urls=True,
+        allowed_domains=("a.org",),
+        allow_private_addresses=True,
+        allowed_schemes=("s3",),
+        fetch_timeout=7,
+        max_bytes=11,
+    )
+    assert limits == expected
+    assert _media_limits(EngineConfig(model="m", allow_media_urls=True)).allow_urls
+    assert not _media_limits(EngineConfig(model="m")).allow_urls
