@@ -92,9 +92,10 @@ def test_cve_2026_5760_templates_are_sandboxed(attack, say):
 
 FEATURES = {
     "loops": "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ loop.last }} "
-    "{{ (loop.previtem or m).role }}{{ (loop.nextitem or m).role }}{{ m.role }}: {{ m.content }}\n{% else %}no"
-    "{% endfor %}{% for c in 'abc' if c != 'b' %}{% if loop.last %}{% break %}{% endif %}{{ c }}"
-    "{% endfor %}{% for x in [1, [2, [3]]] recursive %}{% if x is iterable %}{{ loop(x) }}"
+    "{{ (loop.previtem or m).role }}{{ (loop.nextitem or m).role }}{{ m.role }}: {{ m.content }}\n"
+    "{% else %}no{% endfor %}{% for c in 'abc' if c != 'b' %}{% if loop.last %}{% break %}"
+    "{% endif %}{{ c }}{% endfor %}"
+    "{% for x in [1, [2, [3]]] recursive %}{% if x is iterable %}{{ loop(x) }}"
     "{% else %}{{ x }}{% endif %}{% endfor %}{% for x in missing %}x{% else %}none{% endfor %}",
     "variables": "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token is defined }}{{ mood }}"
     "{{ tools }}{{ documents }}{{ tools is defined }}{{ add_generation_prompt }}",

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from mmdeploy_llm_processors.isolation import Workers
 
 from mmdeploy_llm.config import EngineConfig, HostFacts, ModelLimits, resolve
 from mmdeploy_llm.errors import (
@@ -20,6 +21,7 @@ from mmdeploy_llm.errors import (
     ConfigError,
     MediaError,
     MediaLimitError,
+    MediaTimeoutError,
     MMDeployLLMError,
     RequestError,
     UnsupportedMediaError,
@@ -196,10 +198,51 @@ def test_04_pillow_opens_nothing_by_its_own_choice():
 # 5 decoding in a worker that can be killed
 
 
-def test_05_decoding_can_be_killed():
-    if "media_isolation" not in EngineConfig.model_fields:
-        pytest.skip("media_isolation is not built yet")
-    pytest.skip("media_isolation is not tested here yet: a hanging decoder, memory, SIGKILL")
+HOSTILE = """
+import os, signal, time
+import numpy as np
+
+def hang(blob):
+    time.sleep(1000)
+    yield {}, None
+
+def devour(blob):
+    np.ones(3 << 30, np.uint8)
+    yield {}, None
+
+def crash(blob):
+    os.kill(os.getpid(), signal.SIGSEGV)
+    yield {}, None
+
+def answer(blob):
+    yield {"size": len(blob)}, None
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [("hang", MediaTimeoutError), ("devour", MediaLimitError), ("crash", MediaError)],
+)
+def test_05_decoding_can_be_killed(function, kind, tmp_path, monkeypatch):
+    """A codec that hangs, takes all memory or crashes costs its item; the next one is decoded."""
+    (tmp_path / "hostile_codec.py").write_text(HOSTILE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    workers, limits = Workers(), {"timeout": 20.0, "max_memory": 2**31}
+    try:
+        assert list(workers.stream("hostile_codec:answer", b"abc", {}, **limits))
+        short = limits | {"timeout": 1.0 if function == "hang" else 20.0}
+        with pytest.raises(kind):
+            list(workers.stream(f"hostile_codec:{function}", b"", {}, **short))
+        ((facts, _),) = workers.stream("hostile_codec:answer", b"abc", {}, **limits)
+        assert facts == {"size": 3}
+    finally:
+        workers.close()
+
+
+def test_05_video_is_isolated_unless_asked_otherwise():
+    assert EngineConfig(model="m").media_isolation == "auto"
+    assert EngineConfig(model="m").media_timeout > 0
+    assert EngineConfig(model="m").media_process_memory > 0
 
 
 # 6 identity of an item
