@@ -58,6 +58,9 @@ class PicturesInFiles:
         self._folder = folder / FOLDER
         self._url = f"{url}/{FOLDER}"
         self._names: set[str] = set()
+        self._found: dict[str, list[str]] = {}  # stem -> names of earlier pictures
+        for path in sorted(self._folder.glob("??/*.jpg")):
+            self._found.setdefault(path.stem.rpartition("-")[0], []).append(path.name)
 
     def of(self, media: Media) -> tuple[Picture, ...]:
         """Made when there is no file yet; put in place in one move."""
@@ -65,8 +68,7 @@ class PicturesInFiles:
         if stem is None:
             return ()
         place = self._folder / stem[:2]
-        found = sorted(path.name for path in place.glob(f"{stem}-*.jpg"))
-        names = found or [
+        names = self._found.get(stem) or [
             self._write(place, f"{stem}-{number:03d}.jpg", blob)
             for number, blob in enumerate(self._make(media))
         ]

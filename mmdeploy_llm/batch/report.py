@@ -187,7 +187,7 @@ def write_report(
         first = list(itertools.islice(cards, CHUNK_CARDS)) if is_large else cards
         chunks = _write_chunks(folder, cards, environment) if is_large else []
         sources = [f"{url_of(folder)}/{name}" for name in chunks]
-        page = _page(environment, head, index, num_shown, first, sources)
+        page = _page(environment, head, index, num_shown, first, sources, folder.name)
         _write_whole(path, page)
     files.remove_others()
     _remove_old_chunks(folder, set(chunks))
@@ -200,6 +200,7 @@ def _page(
     num_shown: int,
     cards: Iterable[Card],
     chunks: list[str],
+    folder: str,
 ) -> Iterator[str]:
     values = {
         "head": head,
@@ -213,6 +214,7 @@ def _page(
         "num_media_tokens": index.num_media_tokens,
         "cards": cards,
         "chunks": chunks,
+        "folder": folder,
     }
     return environment.get_template("report.html").generate(values)
 

@@ -19,6 +19,7 @@ from .parquet import ParquetRows
 from .records import Record
 
 IMAGE_QUESTION, VIDEO_QUESTION = "Describe the image.", "Describe the video."
+ONE_QUESTION = "a prompt for all goes with a folder; lines have their own"
 PARQUET_SUFFIXES = (".parquet", ".pq")
 MAX_COUNTED_BYTES = 2**30  # a larger file is not read once more to count its lines
 
@@ -128,6 +129,8 @@ def open_source(
     to the current one.
     """
     if not isinstance(given, (str, os.PathLike)):
+        if question is not None:
+            raise ConfigError(ONE_QUESTION)
         reader = ItemReader(None, params, template_kwargs)
         rows = (Row(line=line, values=values) for line, values in enumerate(given, 1))
         return LineSource(rows, reader, selection, _length(given))
@@ -142,7 +145,7 @@ def open_source(
             template_kwargs=template_kwargs,
         )
     if question is not None:
-        raise ConfigError("a prompt for all goes with a folder; lines have their own")
+        raise ConfigError(ONE_QUESTION)
     return _open_file(path, ItemReader(str(path.parent), params, template_kwargs), selection)
 
 

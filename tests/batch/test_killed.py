@@ -1,0 +1,137 @@
+"""Runs that end at any point, resumed until they are through: nothing missing, nothing doubled,
+nothing that was done done again."""
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
+from mmdeploy_llm.batch.output import read_records
+from mmdeploy_llm.testing.tiny import write_tiny
+
+NUM_ITEMS, NUM_KILLS, MAX_SECONDS = 150, 5, 300
+
+# Runs the batch in children of its own and kills each, with SIGKILL, once the output has grown by
+# so many lines and some milliseconds more have passed; the last may end. A line to stdout for
+# each: how many whole lines it left.
+PROGRAM = """
+import os, signal, sys, time
+import mmdeploy_llm, mmdeploy_llm.llm
+
+model, source, output, *kills = sys.argv[1:]
+
+def batch():
+    with mmdeploy_llm.LLM(model=model, num_threads=1, max_num_seqs=4, max_model_len=128,
+                          kv_cache_memory=2**24, use_warmup=False) as llm:
+        params = mmdeploy_llm.SamplingParams(max_tokens=4, temperature=0)
+        llm.run_batch(source, output, resume=True, sampling_params=params, use_tqdm=False)
+
+def lines():
+    return open(output, "rb").read().count(b"\\n") if os.path.exists(output) else 0
+
+for kill in [*kills, None]:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            batch()
+            code = 0
+        finally:
+            os._exit(code)
+    if kill is not None:
+        num_lines, delay = kill.split("+")
+        wanted = lines() + int(num_lines)
+        while lines() < wanted and os.waitid(
+            os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            time.sleep(0.001)
+        time.sleep(float(delay) / 1000)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), lines(), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny("qwen2", tmp_path_factory.mktemp("tiny"), num_hidden_layers=1)
+
+
+def test_a_program_killed_at_random_points_loses_and_doubles_nothing(model, jsonl, tmp_path):
+    rows = [{"id": f"item-{number}", "prompt": f"The fox {number}"} for number in range(NUM_ITEMS)]
+    rows.insert(NUM_ITEMS // 2, "no json")
+    source, output = jsonl(*rows), tmp_path / "out.jsonl"
+    chance = random.Random(7)
+    kills = [f"{chance.randrange(25)}+{chance.randrange(30)}" for _ in range(NUM_KILLS)]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(model), str(source), str(output), *kills],
+        capture_output=True,
+        text=True,
+        timeout=MAX_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    codes, counts = zip(*(map(int, line.split()) for line in done.stdout.splitlines()), strict=True)
+    assert codes == (-9,) * NUM_KILLS + (0,), done.stderr
+    # Each run begins with what the one before left, but the failed line, which is done again.
+    assert all(after >= before - 1 for before, after in itertools.pairwise(counts))
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert sorted(record["line"] for record in records) == list(range(1, len(rows) + 1))
+    ids = [record["id"] for record in records if record["error"] is None]
+    assert sorted(ids) == sorted(row["id"] for row in rows if row != "no json")
+
+
+def test_an_output_cut_at_any_byte_is_completed(fake_llm, jsonl, tmp_path):
+    source = jsonl({"prompt": "a"}, "{", {"id": "ü", "prompt": "bad"}, {"prompt": "d"})
+    output = tmp_path / "out.jsonl"
+    run_batch(plan_batch(source, output, BatchSettings()), lambda: fake_llm)
+    whole = output.read_bytes()
+    for cut in range(0, len(whole) + 1, 7):
+        output.write_bytes(whole[:cut])
+        begin = whole[: whole.rfind(b"\n", 0, cut) + 1]
+        good = [line for line in begin.splitlines() if b'"error_code": 200' in line]
+        job = plan_batch(source, output, BatchSettings(mode="resume"))
+        run_batch(job, lambda: fake_llm)
+        assert sorted(record.line for record in read_records(output)) == [1, 2, 3, 4]
+        assert set(good) <= set(output.read_bytes().splitlines())
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import mmdeploy_llm.llm
+from mmdeploy_llm.cli import main
+
+output = sys.argv[sys.argv.index("-o") + 1]
+
+def press():
+    while not os.path.exists(output) or os.path.getsize(output) == 0:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=press, daemon=True).start()
+main()
+"""
+
+
+def test_ctrl_c_in_a_real_program_is_clean_and_the_rest_is_done_later(model, jsonl, tmp_path):
+    rows = [{"prompt": f"The fox {number}"} for number in range(60)]
+    source, output = jsonl(*rows), tmp_path / "out.jsonl"
+    words = ["batch", str(source), "-o", str(output), "--model", str(model), "--max-tokens", "8"]
+    words += ["--num-threads", "1", "--max-num-seqs", "2", "--temperature", "0"]
+    words += ["--engine", "kv_cache_memory=16777216", "--engine", "max_model_len=128"]
+    stopped = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *words],
+        capture_output=True,
+        text=True,
+        timeout=MAX_SECONDS,
+        check=False,
+    )
+    assert stopped.returncode == 130, stopped.stderr
+    assert "the same command with --resume" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    num_done = len(list(read_records(output)))
+    assert 0 < num_done < 60
+    assert f"stopped with {60 - num_done} left" in stopped.stderr
