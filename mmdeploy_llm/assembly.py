@@ -16,7 +16,14 @@ from typing import Any
 import torch
 
 from .attention import select as attention
-from .config import EngineConfig, HostFacts, ModelLimits, RuntimeConfig, resolve
+from .config import (
+    AttentionChoice,
+    EngineConfig,
+    HostFacts,
+    ModelLimits,
+    RuntimeConfig,
+    resolve,
+)
 from .delivery.delivery import Delivery
 from .engine import Engine
 from .errors import ConfigError
@@ -153,12 +160,21 @@ def _runtime(config: EngineConfig, checkpoint: Checkpoint) -> RuntimeConfig:
         max_position_embeddings=text.max_position_embeddings,
         hidden_size=text.hidden_size,
     )
-    host = HostFacts(has_cuda=torch.cuda.is_available(), num_cpus=len(os.sched_getaffinity(0)))
-    runtime = resolve(config, limits, host)
-    chosen = attention.select(
-        config.attention_backend, runtime.device, runtime.dtype, config.block_size
-    )
-    return replace(runtime, attention_backend=chosen.name, block_size=chosen.block_size)
+    host = HostFacts(has_cuda=torch.cuda.is_available(), num_cpus=_num_cpus())
+    return resolve(config, limits, host, _choose_attention)
+
+
+def _choose_attention(
+    name: str, device: str, dtype: str, block_size: int | None
+) -> AttentionChoice:
+    chosen = attention.select(name, device, dtype, block_size)
+    return AttentionChoice(backend=chosen.name, block_size=chosen.block_size)
+
+
+def _num_cpus() -> int:
+    """Cores this process may use; where the system does not tell, all of them."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _kv_cache_shape(runtime: RuntimeConfig, model: Model) -> KVCacheShape:
@@ -269,7 +285,6 @@ def _intake(parts: _Parts, runtime: RuntimeConfig) -> Intake:
         generation=parts.checkpoint.generation,
         chat_template=_chat_template(parts),
         reasoning_end_marker=_end_marker(parts),
-        has_atomic_media=parts.spec.atomic_media,
         validate_guided=parts.grammars.validate if parts.grammars else None,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -107,7 +107,7 @@ class EngineConfig(FrozenParams):
         default=1, ge=1, description="number of devices that share the model"
     )
     block_size: int | None = Field(
-        default=None, ge=1, description="tokens in a KV cache block; default 64"
+        default=None, ge=1, description="tokens in a KV cache block; default: the backend's"
     )
     max_num_seqs: int | None = Field(
         default=None, ge=1, description="requests that run at the same time"
@@ -317,7 +317,21 @@ class RuntimeConfig:
     attention_backend: str
 
 
-def resolve(config: EngineConfig, model: ModelLimits, host: HostFacts) -> RuntimeConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionChoice:
+    """An attention backend, and the KV cache block size it runs with."""
+
+    backend: str
+    block_size: int
+
+
+# (asked backend, device, dtype, asked block size) -> the choice; raises ConfigError.
+ChooseAttention = Callable[[str, str, str, int | None], AttentionChoice]
+
+
+def resolve(
+    config: EngineConfig, model: ModelLimits, host: HostFacts, choose_attention: ChooseAttention
+) -> RuntimeConfig:
     """Every open choice of `config`, made. Raises ConfigError where choices contradict the
     model or each other."""
     device = _device(config, host)
@@ -336,6 +350,7 @@ def resolve(config: EngineConfig, model: ModelLimits, host: HostFacts) -> Runtim
             "a step could not give every running request one token; raise the first "
             "or lower the second"
         )
+    attention = choose_attention(config.attention_backend, device, dtype, config.block_size)
     encoder_bytes = config.encoder_cache_memory or 2**30
     itemsize = 4 if dtype == "float32" else 2
     return RuntimeConfig(
@@ -343,7 +358,7 @@ def resolve(config: EngineConfig, model: ModelLimits, host: HostFacts) -> Runtim
         dtype=dtype,
         kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         max_model_len=max_model_len,
-        block_size=config.block_size or 64,
+        block_size=attention.block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=num_batched,
         gpu_memory_utilization=config.gpu_memory_utilization,
@@ -361,7 +376,7 @@ def resolve(config: EngineConfig, model: ModelLimits, host: HostFacts) -> Runtim
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
         seed=config.seed,
         use_warmup=config.use_warmup,
-        attention_backend=config.attention_backend,
+        attention_backend=attention.backend,
     )
 
 

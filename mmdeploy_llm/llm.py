@@ -200,6 +200,7 @@ class LLM:
     def close(self) -> None:
         """Ends the engine and its threads and drops the model; the object cannot be used again."""
         self._driver.close()
+        self._intake.close()
         self._engine.close()
 
     def __enter__(self) -> Self:

@@ -48,6 +48,13 @@ FOLDERS = {  # folder -> package
     "processors": "mmdeploy_llm_processors",
 }
 PLUGIN_PACKAGES = {"mmdeploy_llm_plugins", "mmdeploy_llm_processors"}
+# A video is a row of images: one plugin builds on the parts of another, one way.
+SHARED_BY_PLUGINS = {
+    "mmdeploy_llm_processors.video": (
+        "mmdeploy_llm_processors.image",
+        "mmdeploy_llm_processors.isolation",
+    )
+}
 MAKES_PREVIEWS = ("batch", "mmdeploy_llm_processors")
 PLUGIN_API = {"hooks", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "weights.map"}
@@ -207,7 +214,10 @@ def beyond_plugin_api(root: Path) -> list[str]:
             is_api = rest in PLUGIN_API or rest.startswith("layers.")
             if package == "mmdeploy_llm" and not is_api:
                 wrong.append(source.at(item.line, f"{item.module} is not in the plugin API"))
-            if package in PLUGIN_PACKAGES and not f"{item.module}.".startswith(f"{own}."):
+            allowed = (own, *SHARED_BY_PLUGINS.get(own, ()))
+            if package in PLUGIN_PACKAGES and not any(
+                f"{item.module}.".startswith(f"{name}.") for name in allowed
+            ):
                 wrong.append(source.at(item.line, f"{item.module} belongs to another plugin"))
     return wrong
 

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
-from mmdeploy_llm.config import EngineConfig, HostFacts, ModelLimits, resolve
+from mmdeploy_llm.config import AttentionChoice, EngineConfig, HostFacts, ModelLimits, resolve
 from mmdeploy_llm.errors import ConfigError
 
 MODEL = ModelLimits(dtype="bfloat16", max_position_embeddings=4096, hidden_size=64)
@@ -14,7 +14,11 @@ CUDA = HostFacts(has_cuda=True, num_cpus=16)
 
 
 def run(host=CPU, model=MODEL, **options):
-    return resolve(EngineConfig(model="m", **options), model, host)
+    return resolve(EngineConfig(model="m", **options), model, host, choose)
+
+
+def choose(name, device, dtype, block_size):
+    return AttentionChoice(backend=f"{name} on {device}", block_size=block_size or 64)
 
 
 def test_cpu_defaults():

@@ -34,11 +34,7 @@ class FlashAttention:
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> FlashContext:
         """Cumulative lengths of the step, shared by all layers."""
-        if cache.block_size % BLOCK_MULTIPLE:
-            raise ConfigError(
-                f"block_size = {cache.block_size} does not suit flash-attn 2; "
-                f"use a multiple of {BLOCK_MULTIPLE}"
-            )
+        assert cache.block_size % BLOCK_MULTIPLE == 0, "select sees to it"
         return FlashContext(self._varlen, layout, cache)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,11 +84,6 @@ class Delivery:
         """
         outputs = (self._deliver_one(update) for update in updates)
         return tuple(output for output in outputs if output is not None)
-
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """Drops the state of requests that will get no update any more."""
-        for request_id in request_ids:
-            self._progress.pop(request_id, None)
 
     def _deliver_one(self, update: TokenUpdate) -> RequestOutput | None:
         progress = self._progress.get(update.request.request_id)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmdeploy_llm.config import RuntimeConfig
-from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaLimitError, RequestError
-from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
+from mmdeploy_llm.hooks import MediaLimits, MediaProcessor
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.request import Request
@@ -54,7 +54,7 @@ class Intake:
     tokenizer, processors (by kind), fetch, config, limits: ready collaborators. vocab_size: ids
     the model knows. eos_token_ids: what ends a sequence. generation: generation_config.json.
     chat_template: what `accept_chat` renders with. reasoning_end_marker: the reasoning parser's
-    end_marker. has_atomic_media: a media item must fit into one step. validate_guided: raises
+    end_marker. validate_guided: raises
     RequestError for a bad constraint, None without grammars. new_request_id: unique ids.
     Raises CheckpointError when tokenizer, processors and generation_config do not go together.
     """
@@ -72,7 +72,6 @@ class Intake:
         generation: Mapping[str, Any],
         chat_template: str | None = None,
         reasoning_end_marker: str | None = None,
-        has_atomic_media: bool = False,
         validate_guided: ValidateGuided | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         cache_bytes: int = CACHE_BYTES,
@@ -98,7 +97,6 @@ class Intake:
         self._chat_template = chat_template
         self._end_marker = reasoning_end_marker
         self._end_ids = _marker_ids(reasoning_end_marker, tokenizer)
-        self._has_atomic_media = has_atomic_media
         self._new_request_id = new_request_id
         self._numbers = itertools.count()
 
@@ -171,7 +169,6 @@ class Intake:
         number = next(self._numbers) if number is None else number
         self._params.resolve(params, len(rendered.ids), number)  # too long even without its media
         media = self.media.load(rendered.items)
-        self._check_sizes(media)
         expanded = self._placeholders.expand(rendered.ids, media)
         request = Request(
             request_id="",
@@ -271,22 +268,6 @@ class Intake:
             raise RequestError(
                 f"the prompt has token id {wrong}, the vocabulary has 0 to {self._vocab_size - 1}"
             )
-
-    def _check_sizes(self, media: Sequence[MediaInput]) -> None:
-        """An item is encoded whole and kept whole, and an atomic one is computed in one step."""
-        limits = {
-            "the encoder cache holds (encoder_cache_memory)": self._config.encoder_cache_tokens
-        }
-        if self._has_atomic_media:
-            step = "one step computes (max_num_batched_tokens)"
-            limits[step] = self._config.max_num_batched_tokens
-        for item in media:
-            for what, limit in limits.items():
-                if item.num_tokens > limit:
-                    raise MediaLimitError(
-                        f"a media item ({item.kind}) has {item.num_tokens} tokens, but {what} at "
-                        f"most {limit}; raise the option or shrink the item"
-                    )
 
     def _reasoning_end_ids(self, params: SamplingParams, text: str) -> tuple[int, ...]:
         """What ends the thinking at reasoning_max_tokens; () when the prompt has closed it."""

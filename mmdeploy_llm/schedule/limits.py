@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmdeploy_llm.errors import ConfigError, MediaLimitError, PromptTooLongError, RequestError
+from mmdeploy_llm.errors import MediaLimitError, PromptTooLongError, RequestError
 from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.request import Request
 
@@ -15,7 +15,7 @@ class SchedulerConfig:
 
     max_num_batched_tokens: computed in one step, decode and prefill together. encoder_cache_tokens:
     encoder outputs held at the same time. atomic_media: the tokens of a media item must be computed
-    in one step. Raises ConfigError for limits under which some request could wait for ever.
+    in one step.
     """
 
     max_num_seqs: int
@@ -29,18 +29,9 @@ class SchedulerConfig:
     atomic_media: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens = {self.max_num_batched_tokens} is below max_num_seqs = "
-                f"{self.max_num_seqs}: a step could not give every running request one token; "
-                "raise the first or lower the second"
-            )
-        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            raise ConfigError(
-                f"max_num_batched_tokens = {self.max_num_batched_tokens} is below max_model_len = "
-                f"{self.max_model_len}: without chunked prefill a prompt is computed in one step; "
-                "raise the first or set enable_chunked_prefill=True"
-            )
+        # config.resolve sees to both; a step must reach every running request.
+        assert self.max_num_batched_tokens >= self.max_num_seqs
+        assert self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len
 
     @property
     def num_kv_tokens(self) -> int:

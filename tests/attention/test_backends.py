@@ -133,15 +133,6 @@ def test_flash_hands_the_right_arguments_to_the_kernel(monkeypatch, query_lens, 
     torch.testing.assert_close(out.double(), case.expected(), atol=1e-5, rtol=1e-5)
 
 
-def test_flash_refuses_small_blocks(monkeypatch):
-    module = types.ModuleType("flash_attn")
-    module.flash_attn_varlen_func = fake_varlen
-    monkeypatch.setitem(__import__("sys").modules, "flash_attn", module)
-    case = Case(9, [1], [3], block_size=64)
-    with pytest.raises(ConfigError, match="multiple of 256"):
-        FlashAttention().begin(case.layout, case.cache)
-
-
 class TestSelect:
     def test_cpu_takes_the_reference(self):
         chosen = selection.select("auto", "cpu", "bfloat16", None)

@@ -406,8 +406,6 @@ def test_state_is_dropped(generation: Any) -> None:
     assert set(delivery._progress) == {"r", "other"}
     delivery.deliver([made.update([0], "length")])
     assert set(delivery._progress) == {"other"}
-    delivery.forget(["other", "never seen"])
-    assert not delivery._progress
 
 
 def test_requests_of_one_step_stay_apart(generation: Any) -> None:

@@ -184,15 +184,6 @@ def test_kinds_without_a_processor(intake, make_intake):
     assert request.media == ()
 
 
-def test_items_above_the_sizes_of_the_engine(make_intake):
-    prompt = {"prompt": IMAGE, "multimodal_data": {"image": b"100"}}
-    assert make_intake().accept(prompt, PARAMS)
-    with pytest.raises(MediaLimitError, match=r"100 tokens.*max_num_batched_tokens.* 64"):
-        make_intake(has_atomic_media=True).accept(prompt, PARAMS)
-    with pytest.raises(MediaLimitError, match=r"100 tokens.*encoder_cache_memory.* 99"):
-        make_intake(encoder_cache_tokens=99).accept(prompt, PARAMS)
-
-
 def test_tokenizer_must_know_the_placeholder(make_intake, processor):
     processor.token = "<|picture|>"
     with pytest.raises(CheckpointError, match=r"no token '<\|picture\|>'"):

@@ -2,18 +2,7 @@
 
 import pytest
 
-from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.schedule.limits import refusal
-
-
-def test_every_running_request_needs_a_token(kit):
-    with pytest.raises(ConfigError, match=r"max_num_batched_tokens = 3 .* max_num_seqs = 4"):
-        kit.make_config(max_num_batched_tokens=3)
-
-
-def test_whole_prompts_need_a_step_as_long_as_the_context(kit):
-    with pytest.raises(ConfigError, match=r"max_num_batched_tokens = 63 .* max_model_len = 64"):
-        kit.make_config(max_num_batched_tokens=63, enable_chunked_prefill=False)
 
 
 @pytest.mark.parametrize(
