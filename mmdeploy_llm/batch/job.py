@@ -108,7 +108,7 @@ def plan_batch(
     if isinstance(given, Mapping):
         raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
     path = Path(output)
-    if isinstance(given, (str, os.PathLike)) and Path(given).absolute() == path.absolute():
+    if isinstance(given, (str, os.PathLike)) and Path(given).resolve() == path.resolve():
         raise ConfigError(f"{str(path)!r} is the input; write the output elsewhere")
     check_target(path, settings.mode)
     source = open_source(
@@ -152,7 +152,8 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. The model is opened only when an item needs it, and before the output is
     touched; with nothing left to do the output stays as it is."""
     num_before, index = len(job.kept.index), job.kept.index
-    if job.is_empty and job.settings.mode == "resume" and job.output.exists():
+    is_through = job.is_empty and job.settings.mode == "resume" and job.output.exists()
+    if is_through and not job.kept.drops:
         return _summary(job, "done", RunCounts(), num_before)
     with open_llm() if job.needs_model else _NoModel() as llm:
         mode = job.settings.mode

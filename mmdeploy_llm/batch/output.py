@@ -8,6 +8,7 @@ resume     its good lines stay; those of items that are done again, and a torn l
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from array import array
 from collections import Counter
@@ -22,6 +23,8 @@ from mmdeploy_llm.errors import ConfigError
 
 from .ids import IdSet
 from .records import Record
+
+logger = logging.getLogger(__name__)
 
 Mode = Literal["new", "overwrite", "resume"]
 PlaceOf = Callable[[Record], int | None]
@@ -225,6 +228,12 @@ def _open_locked(path: Path, mode: Literal["xb", "ab", "wb"]) -> FileIO:
         raise ConfigError(
             f"another run is writing to {str(path)!r}; let it end, or give another --output"
         ) from None
+    except OSError as error:  # some network file systems have no locks
+        logger.warning(
+            "%r cannot be locked (%s): see to it that no other run writes to it",
+            str(path),
+            error.strerror,
+        )
     return file
 
 

@@ -29,6 +29,7 @@ from .items import BadItem, Item, Media
 
 NUM_DECIMALS = 4  # of seconds: tenths of a millisecond
 OPTIONAL = ("line", "path", "media", "prompt", "outputs")  # left out of the JSON when empty
+LOWEST_LOGPROB = -1e30
 COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens")
 
 
@@ -238,7 +239,11 @@ def _logprobs(own: CompletionOutput) -> list[Any]:
 def _candidates(place: Mapping[int, Any] | None) -> list[dict[str, Any]] | None:
     if place is None:
         return None
-    return [{"token_id": token, **asdict(found)} for token, found in place.items()]
+    # A candidate of probability 0 has minus infinity, which JSON does not know.
+    return [
+        {**asdict(found), "token_id": token, "logprob": max(found.logprob, LOWEST_LOGPROB)}
+        for token, found in place.items()
+    ]
 
 
 def _stripped(text: str | None) -> str | None:

@@ -62,16 +62,18 @@ Examples:
 {EXIT_CODES}"""
 
 BATCH_EPILOG = f"""\b
-A line of the input is one JSON object:
-  {{"id": "a", "prompt": "What is in <image>?",
-   "multimodal_data": {{"image": ["a.jpg"], "video": ["b.mp4"]}},
+A line of the input is one JSON object, through the model's chat template:
+  {{"id": "a", "messages": [{{"role": "user", "content": [
+     {{"type": "image", "image": "a.jpg"}}, {{"type": "video", "video": "b.mp4"}},
+     {{"type": "text", "text": "What?"}}]}}],
+   "chat_template_kwargs": {{"enable_thinking": false}},
    "sampling_params": {{"max_tokens": 50}}}}
-or, through the model's chat template,
-  {{"messages": [{{"role": "user", "content": [
-     {{"type": "image", "image": "a.jpg"}}, {{"type": "text", "text": "What?"}}]}}],
-   "chat_template_kwargs": {{"enable_thinking": false}}}}
+or raw, with the model's own placeholders for media in the prompt:
+  {{"prompt": "...", "multimodal_data": {{"image": ["a.jpg"], "video": ["b.mp4"]}}}}
 or with "prompt_token_ids". Paths are relative to the input's folder. Without
 an id a line has its number, from 1. A Parquet file has these keys as columns.
+Up to 16 images and 4 videos in a line, unless said otherwise, such as
+--engine 'limit_mm_per_prompt={{"image": 100}}'.
 
 \b
 A line of the output, in the order in which items finish:
@@ -101,7 +103,9 @@ being worked on is done again.
 Paths = Annotated[list[str], typer.Argument(help="Images, videos, folders of these, globs.")]
 Input = Annotated[
     Path,
-    typer.Argument(help="JSONL file, Parquet file, or folder of images and videos.", metavar="IN"),
+    typer.Argument(
+        help="JSONL file, Parquet file, or folder of images and videos, with subfolders."
+    ),
 ]
 Question = Annotated[
     str | None,

@@ -1,5 +1,7 @@
 """The JSONL output: flushed by line, resumed after a torn one, never lost by mistake."""
 
+import errno
+
 import pytest
 
 from mmdeploy_llm.batch.output import (
@@ -135,6 +137,16 @@ def test_two_runs_never_write_to_one_file(written):
     ):
         RecordWriter(written, "overwrite")
     assert list(read_records(written)) == [GOOD]
+
+
+def test_a_file_system_without_locks_is_said_and_used(file, monkeypatch, caplog):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    write(file, "new", GOOD)
+    assert list(read_records(file)) == [GOOD]
+    assert "cannot be locked (No locks available)" in caplog.text
 
 
 def test_what_another_run_wrote_meanwhile_is_not_lost(written):

@@ -9,7 +9,7 @@ import pytest
 
 from mmdeploy_llm.batch.ids import Selection
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
-from mmdeploy_llm.batch.output import read_records
+from mmdeploy_llm.batch.output import read_records, records_at
 from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.params import SamplingParams
 
@@ -129,6 +129,16 @@ def test_nothing_left_to_do_opens_no_model_and_changes_nothing(fake_llm, jsonl, 
     assert summary.run.num_items == 0
     assert summary.num_records == 2
     assert out.read_bytes() == before
+
+
+def test_a_doubled_line_goes_even_when_nothing_is_left_to_do(fake_llm, jsonl, out):
+    given = jsonl(*prompts("a", "b"))
+    do(fake_llm, given, out)
+    out.write_bytes(out.read_bytes() * 2)
+    summary = do(None, given, out, no_model, mode="resume")
+    assert sorted(record.id for record in read_records(out)) == [1, 2]
+    found = records_at(out, summary.index.offsets())
+    assert [record.id for record in found] == [1, 2]
 
 
 def test_an_empty_input_gives_an_empty_output(jsonl, out):
