@@ -1,6 +1,5 @@
 """Shared by the processor tests: processors over a bare checkpoint, and images of random noise."""
 
-import importlib.util
 import io
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,16 +49,3 @@ def encode():
         return buffer.getvalue()
 
     return encoded
-
-
-@pytest.fixture(scope="session")
-def load_sibling():
-    """A module beside this file, by name: tests are no packages."""
-
-    def load(name):
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load

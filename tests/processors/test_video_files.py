@@ -29,8 +29,8 @@ FORMATS = [
 
 
 @pytest.fixture
-def files(load_sibling):
-    return load_sibling("video_files")
+def files(load_file):
+    return load_file("processors/video_files.py")
 
 
 def read(blob, indices, limits=LIMITS):

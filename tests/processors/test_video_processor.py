@@ -22,8 +22,8 @@ FONT = Path(mmdeploy_llm_processors.video.__file__).with_name("Roboto-Regular.tt
 
 
 @pytest.fixture
-def files(load_sibling):
-    return load_sibling("video_files")
+def files(load_file):
+    return load_file("processors/video_files.py")
 
 
 @pytest.fixture

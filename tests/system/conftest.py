@@ -1,6 +1,5 @@
 """Tiny random checkpoints of every family, and transformers' own models as the reference."""
 
-import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -271,17 +270,3 @@ def make_clip():
         return Clip(frames=frames, used=list(used), options=options)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def load_file():
-    """A module of the tests by its path below tests/: they are no packages."""
-
-    def load(name):
-        path = Path(__file__).parents[1] / name
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load

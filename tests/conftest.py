@@ -1,0 +1,20 @@
+"""Shared by all tests."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def load_file():
+    """A module of helpers by its path below tests/, which is no package."""
+
+    def load(name):
+        path = Path(__file__).parent / name
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,0 +1,141 @@
+"""Mutated media files: each gives model inputs or that item's error, in bounded time, whatever it
+holds. The slow run takes 10,000 files, the usual one 600."""
+
+import io
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from mmdeploy_llm_processors.image.processor import ErnieImageProcessor
+from mmdeploy_llm_processors.video.processor import ErnieVideoProcessor
+from PIL import Image
+
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits
+from mmdeploy_llm.intake.media import MediaLoader
+from mmdeploy_llm.messages import MediaItem
+
+FILES_AT_A_TIME = 20
+MAX_SECONDS = 20.0  # for one item; the machine may be busy
+LIMITS = MediaLimits(max_pixels=2_000_000, max_duration=60.0, decode_timeout=10.0)
+STILL = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF")
+MOVING = (("mp4", "libx264"), ("matroska", "libx264"), ("avi", "mpeg4"), ("mpegts", "libx264"))
+
+
+@pytest.fixture(scope="module")
+def originals(load_file):
+    """[(kind, bytes)]: small files of all formats."""
+    files = load_file("processors/video_files.py")
+    values = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    picture = Image.fromarray(values)
+    found = []
+    for name in STILL:
+        buffer = io.BytesIO()
+        picture.save(buffer, name)
+        found.append(("image", buffer.getvalue()))
+    found += [("video", files.animation(name, 3)) for name in ("GIF", "WEBP")]
+    for name, codec in MOVING:
+        blob = files.video(6, 10, name=name, codec=codec, size=(48, 32))
+        found.append(("video", blob))
+    return found
+
+
+@pytest.fixture(scope="module")
+def loader():
+    vision = SimpleNamespace(patch_size=14, spatial_merge_size=2)
+    checkpoint = Checkpoint(folder=Path("."), config=SimpleNamespace(vision_config=vision))
+    small = {"min_pixels": 56 * 56, "video_min_pixels": 56 * 56, "video_max_pixels": 112 * 112}
+    processors = {
+        "image": ErnieImageProcessor(checkpoint, small),
+        "video": ErnieVideoProcessor(checkpoint, small),
+    }
+    found = MediaLoader(
+        processors=processors,
+        fetch=lambda ref, limits: b"",
+        limits=LIMITS,
+        max_items={"image": FILES_AT_A_TIME, "video": FILES_AT_A_TIME},
+        cache_bytes=1,
+    )
+    yield found
+    found.close()
+
+
+# What is done to a file: (what, where as a share of its length, bytes).
+MUTATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(("overwrite", "insert", "cut", "repeat", "truncate")),
+        st.one_of(st.floats(0, 0.05), st.floats(0, 1)),
+        st.binary(min_size=1, max_size=12),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def mutated(blob, mutations):
+    blob = bytearray(blob)
+    for what, share, data in mutations:
+        place = int(share * len(blob))
+        if what == "overwrite":
+            blob[place : place + len(data)] = data
+        elif what == "insert":
+            blob[place:place] = data
+        elif what == "cut":
+            del blob[place : place + 16 * len(data)]
+        elif what == "repeat":
+            blob[place:place] = blob[place : place + 64 * len(data)]
+        else:
+            del blob[max(1, place) :]
+    return bytes(blob)
+
+
+def fuzz(loader, originals, num_files):
+    done = []
+
+    @seed(20_261_121)
+    @settings(
+        max_examples=-(-num_files // FILES_AT_A_TIME),
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(st.tuples(st.integers(0, 10**6), MUTATIONS), min_size=20, max_size=20))
+    def run(plans):
+        for number, mutations in plans:
+            kind, blob = originals[number % len(originals)]
+            item = MediaItem(kind=kind, source=mutated(blob, mutations), options={})
+            begin = time.monotonic()
+            try:
+                [made] = loader.load([item])
+                assert isinstance(made, MediaInput)
+                assert made.num_tokens > 0
+                done.append("good")
+            except MediaError as error:
+                done.append("bad" if str(error) else "without a word")
+            assert time.monotonic() - begin < MAX_SECONDS
+
+    run()
+    assert set(done) == {"good", "bad"}
+    return done
+
+
+def test_mutated_files(loader, originals):
+    done = fuzz(loader, originals, 600)
+    assert len(done) >= 600
+    assert min(done.count("good"), done.count("bad")) > 50
+
+
+@pytest.mark.slow
+def test_many_mutated_files(loader, originals):
+    assert len(fuzz(loader, originals, 10_000)) >= 10_000
+
+
+def test_the_originals_are_good(loader, originals):
+    for kind, blob in originals:
+        [made] = loader.load([MediaItem(kind=kind, source=blob, options={})])
+        assert made.num_tokens > 0
