@@ -40,6 +40,7 @@ from .hooks import (
 )
 from .intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
 from .intake.intake import Intake
+from .intake.media import MediaLoader
 from .intake.template import checkpoint_template, load_template
 from .intake.tokenizer import PromptTokenizer, load_tokenizer
 from .runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
@@ -107,6 +108,17 @@ def assemble(config: EngineConfig) -> Assembly:
     intake = _intake(parts, runtime)
     return Assembly(
         engine=engine, intake=intake, plugins=parts.plugins, model=model, runtime=runtime
+    )
+
+
+def open_media(config: EngineConfig) -> MediaLoader:
+    """What reads the media of a model, without the model's weights. Raises as `assemble`."""
+    parts = _read(config)
+    return MediaLoader(
+        processors=_processors(parts),
+        fetch=parts.plugins.fetch_media,
+        limits=_media_limits(config),
+        max_items=config.limit_mm_per_prompt or {},
     )
 
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 from .assembly import assemble
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
+from .batch.previews import VideoStrip, file_previews
 from .batch.report import report_batch
 from .config import EngineConfig
 from .drive import Driver, Job, JobOutput
@@ -167,7 +168,9 @@ class LLM:
         if summary.ending == "interrupted":
             raise KeyboardInterrupt
         if report is not None:
-            report_batch(summary, report, settings, model=self._config.model)
+            previews = file_previews(VideoStrip(lambda: self._intake.media))
+            model = self._config.model
+            report_batch(summary, report, settings, model=model, make_previews=previews)
         return summary
 
     def stream(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
+
+from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.messages import MediaItem, MediaRef
 
 from .inputs import is_video_name
 from .items import Media
@@ -15,6 +20,36 @@ MakePreviews = Callable[[Media], Sequence[bytes]]
 # JPEGs of the frames of the video at a path.
 MakeStrip = Callable[[str], Sequence[bytes]]
 MAX_FILE_BYTES = 256 * 2**20  # a larger image file gets no preview
+
+
+class HasPreviews(Protocol):
+    """What reads a model's media: intake's MediaLoader."""
+
+    def previews(self, item: MediaItem) -> Sequence[bytes]:
+        """As MediaLoader.previews."""
+
+
+class VideoStrip:
+    """The frames of a video file that the model got to see. Safe for use from several threads.
+
+    open_media: called once, when the first video comes.
+    """
+
+    def __init__(self, open_media: Callable[[], HasPreviews]) -> None:
+        self._open = open_media
+        self._lock = threading.Lock()
+        self._media: HasPreviews | None = None
+
+    def __call__(self, path: str) -> Sequence[bytes]:
+        """JPEGs; none of a video that cannot be read (any more)."""
+        with self._lock:
+            if self._media is None:
+                self._media = self._open()
+        source = MediaRef(kind="video", uri=path)
+        try:
+            return self._media.previews(MediaItem(kind="video", source=source, options={}))
+        except RequestError:
+            return ()
 
 
 def media_of(record: Record) -> tuple[Media, ...]:

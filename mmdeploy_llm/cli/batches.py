@@ -38,6 +38,7 @@ from .options import (
     engine_options,
     named_value,
     open_llm,
+    open_media,
     output_mode,
     sampling_params,
     template_kwargs,
@@ -254,6 +255,7 @@ def run_and_tell(
     """Runs a job, writes its report and says how it went; ends the program with its exit code."""
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.batch.output import records_at
+    from mmdeploy_llm.batch.previews import VideoStrip, file_previews
     from mmdeploy_llm.batch.report import report_batch
     from mmdeploy_llm.terminal import batch_summary, caption_table, make_console
 
@@ -264,7 +266,15 @@ def run_and_tell(
             typer.echo("what was written stays; the same command with --resume goes on", err=True)
         raise
     if page is not None and summary.num_records:
-        report_batch(summary, page, job.settings, model=model, about=options, is_caption=is_caption)
+        report_batch(
+            summary,
+            page,
+            job.settings,
+            model=model,
+            about=options,
+            is_caption=is_caption,
+            make_previews=file_previews(VideoStrip(lambda: open_media(model, options))),
+        )
     if is_table_shown:
         records = list(records_at(summary.output, summary.index.offsets()))
         make_console().print(caption_table(records))

@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.output import Mode
+    from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
     from mmdeploy_llm.params import SamplingParams
 
@@ -121,6 +122,14 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
 
     with LLM(model=model, **options) as llm:
         yield llm
+
+
+def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
+    """What reads the model's media, without its weights."""
+    from mmdeploy_llm import assembly
+    from mmdeploy_llm.config import EngineConfig
+
+    return assembly.open_media(EngineConfig.from_options(model, options))
 
 
 def print_error(message: str) -> None:

@@ -46,6 +46,15 @@ class CanPeek(Protocol):
         ...
 
 
+@runtime_checkable
+class CanPreview(Protocol):
+    """A processor that shows people what the model gets to see of a decoded item."""
+
+    def previews(self, item: Any, options: Mapping[str, Any]) -> Sequence[bytes]:
+        """Small JPEGs, in order."""
+        ...
+
+
 class MediaLoader:
     """From media as the caller gave them to MediaInputs. Safe for use from several threads.
 
@@ -92,6 +101,17 @@ class MediaLoader:
     def count(self, items: Sequence[MediaItem]) -> list[MediaInput]:
         """As `load`, without pixels: `tensors` and `key` are empty, `num_tokens` is right."""
         return self._each(items, self._count)
+
+    def previews(self, item: MediaItem) -> Sequence[bytes]:
+        """JPEGs of what the model gets to see of the item; none where its processor makes none.
+
+        Raises MediaError and its children.
+        """
+        processor = self._processors.get(item.kind)
+        if not isinstance(processor, CanPreview):
+            return ()
+        decoded = self._decode(processor, self._opened(item))
+        return _guarded(processor, lambda: processor.previews(decoded, item.options))
 
     def close(self) -> None:
         """Tells the processors that no more media come."""

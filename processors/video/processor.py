@@ -24,6 +24,7 @@ from mmdeploy_llm_processors.image.patches import (
     patchify_group,
     resize,
 )
+from mmdeploy_llm_processors.image.thumbnail import small_jpeg
 from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
@@ -37,6 +38,8 @@ from .stamp import Stamp
 from .timeline import OpenVideo, Timeline, constant_timeline
 
 GROUP = 2  # frames that end up in one token
+MAX_PREVIEWS = 8
+PREVIEW_SIZE = 200  # pixels of the longer side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,11 +135,16 @@ class VideoProcessor(MediaProcessor):
         """Placeholder tokens of the video, without decoding a frame."""
         return self._num_tokens(self._plan(item, options))
 
-    def sample(self, item: VideoItem, options: Mapping[str, Any], most: int) -> list[Image.Image]:
-        """At most `most` of the chosen frames, evenly spread: a strip for people to look at."""
-        indices = self._plan(item, options).indices
-        places = np.linspace(0, len(indices) - 1, min(most, len(indices))).round().astype(int)
-        return list(item.video.read([indices[place] for place in places.tolist()]))
+    def previews(self, item: VideoItem, options: Mapping[str, Any]) -> list[bytes]:
+        """JPEGs of the chosen frames as the model gets them: MAX_PREVIEWS at most, spread out."""
+        plan = self._plan(item, options)
+        count = min(MAX_PREVIEWS, len(plan.indices))
+        places = np.linspace(0, len(plan.indices) - 1, count).round().astype(int).tolist()
+        indices = [plan.indices[place] for place in places]
+        return [
+            small_jpeg(self.prepared(frame, index, plan), PREVIEW_SIZE)
+            for frame, index in zip(item.video.read(indices), indices, strict=True)
+        ]
 
     @abstractmethod
     def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:

@@ -1,5 +1,6 @@
 """From videos to pixels, grids and token counts."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,10 +128,13 @@ def test_wrong_item_option(make, files):
 
 
 def test_a_strip_for_people(make, files):
-    processor = make(video_fps=10)
+    """At most eight of the chosen frames, the first and the last among them."""
+    processor = make(video_fps=10, video_draw_on_frames=False)
     item = processor.decode(files.video(40, 10), LIMITS)
-    strip = processor.sample(item, {}, 4)
-    assert [files.index_of(frame, 40) for frame in strip] == [0, 13, 26, 39]
+    strip = [Image.open(io.BytesIO(blob)) for blob in processor.previews(item, {})]
+    assert [files.index_of(frame, 40) for frame in strip] == [0, 6, 11, 17, 22, 28, 33, 39]
+    few = processor.previews(item, {"target_frames": 3, "fps": -1})
+    assert len(few) == 3
 
 
 class TestStamps:
