@@ -2,7 +2,8 @@
 
 The scenes come from the generator of the bundled model, with a seed of their own. Formats, sizes
 and aspect ratios differ; one file is rotated by its EXIF tag, one has a palette, and the last is
-cut off in the middle, to show what a corrupt file does.
+cut off in the middle, to show what a corrupt file does. The clips beside them come from
+`python shapes_vl/clips.py 9000011=images/clip-1.mp4 9000003=images/clip-2.mp4`.
 """
 
 import io
