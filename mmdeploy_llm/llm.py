@@ -168,10 +168,16 @@ class LLM:
         if summary.ending == "interrupted":
             raise KeyboardInterrupt
         if report is not None:
-            previews = file_previews(VideoStrip(lambda: self._intake.media))
-            model = self._config.model
-            report_batch(summary, report, settings, model=model, make_previews=previews)
+            self._report(summary, report, settings)
         return summary
+
+    def _report(
+        self, summary: BatchSummary, path: str | os.PathLike[str], settings: BatchSettings
+    ) -> None:
+        """The page of a batch, with the frames of its videos."""
+        previews = file_previews(VideoStrip(lambda: self._intake.media))
+        model = self._config.model
+        report_batch(summary, path, settings, model=model, make_previews=previews)
 
     def stream(
         self,
