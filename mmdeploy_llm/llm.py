@@ -22,6 +22,7 @@ from .batch.report import report_batch
 from .config import EngineConfig
 from .drive import Driver, Job, JobOutput
 from .errors import ConfigError, EngineError, RequestError
+from .intake.cache import CacheStats
 from .intake.intake import TokenCount
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
@@ -205,6 +206,10 @@ class LLM:
     def count_tokens(self, prompt: Prompt) -> TokenCount:
         """Prompt and media tokens of a prompt, without generating. Raises RequestError."""
         return self._intake.count_tokens(prompt)
+
+    def cache_stats(self) -> Mapping[str, CacheStats]:
+        """Hits, misses and bytes of the caches of media: "processed" and, by URL, "fetched"."""
+        return self._intake.media.stats
 
     def close(self) -> None:
         """Ends the engine and its threads and drops the model; the object cannot be used again."""

@@ -1,52 +1,105 @@
-"""A cache of processed media, bounded in bytes; equal items that come at once are made once."""
+"""A cache that is bounded in bytes; equal items that come at once are made once."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from mmdeploy_llm.request import MediaInput
+Item = TypeVar("Item")
 
 
-class MediaCache:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    """num_hits: answers without work of their own. num_misses: items that were made."""
+
+    num_hits: int
+    num_misses: int
+    num_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept(Generic[Item]):
+    item: Item
+    num_bytes: int
+    made_at: float
+
+
+class ByteCache(Generic[Item]):
     """Least recently used items go first. Safe for use from several threads.
 
-    num_hits counts answers without work of their own, num_misses those that were made.
+    size_of: bytes of an item. max_age: seconds after which an item is made anew; None: never.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.num_bytes = 0
-        self.num_hits = 0
-        self.num_misses = 0
+    def __init__(
+        self,
+        max_bytes: int,
+        size_of: Callable[[Item], int],
+        max_age: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._size_of = size_of
+        self._max_age = max_age
+        self._clock = clock
+        self._num_bytes = self._num_hits = self._num_misses = 0
         self._lock = threading.Lock()
-        self._items: OrderedDict[str, MediaInput] = OrderedDict()
-        self._pending: dict[str, Future[MediaInput]] = {}
+        self._items: OrderedDict[str, _Kept[Item]] = OrderedDict()
+        self._pending: dict[str, Future[Item]] = {}
 
-    def get_or_make(self, key: str, make: Callable[[], MediaInput]) -> MediaInput:
+    @property
+    def stats(self) -> CacheStats:
+        """The counters as they stand."""
+        with self._lock:
+            return CacheStats(
+                num_hits=self._num_hits,
+                num_misses=self._num_misses,
+                num_bytes=self._num_bytes,
+                max_bytes=self._max_bytes,
+            )
+
+    def get_or_make(self, key: str, make: Callable[[], Item]) -> Item:
         """The item of `key`; `make` is called unless it is there or another thread makes it now.
 
         Raises what `make` raises, in every thread that waits for it; the next call tries again.
         """
         with self._lock:
-            found = self._items.get(key)
-            if found is not None:
+            kept = self._fresh(key)
+            if kept is not None:
                 self._items.move_to_end(key)
-                self.num_hits += 1
-                return found
+                self._num_hits += 1
+                return kept.item
             future = self._pending.get(key)
             is_ours = future is None
             if future is None:
                 future = self._pending[key] = Future()
-            self.num_hits += not is_ours
-            self.num_misses += is_ours
+            self._num_hits += not is_ours
+            self._num_misses += is_ours
         return self._make(key, future, make) if is_ours else future.result()
 
-    def _make(
-        self, key: str, future: Future[MediaInput], make: Callable[[], MediaInput]
-    ) -> MediaInput:
+    def clear(self) -> None:
+        """Forgets all items; the counters of hits and misses stay."""
+        with self._lock:
+            self._items.clear()
+            self._num_bytes = 0
+
+    def _fresh(self, key: str) -> _Kept[Item] | None:
+        """The kept item, unless it is too old, in which case it goes."""
+        kept = self._items.get(key)
+        if kept is None or self._max_age is None:
+            return kept
+        if self._clock() - kept.made_at <= self._max_age:
+            return kept
+        del self._items[key]
+        self._num_bytes -= kept.num_bytes
+        return None
+
+    def _make(self, key: str, future: Future[Item], make: Callable[[], Item]) -> Item:
         try:
             item = make()
         except BaseException as error:
@@ -60,17 +113,12 @@ class MediaCache:
         future.set_result(item)
         return item
 
-    def _keep(self, key: str, item: MediaInput) -> None:
-        size = num_bytes(item)
-        if size > self.max_bytes:
+    def _keep(self, key: str, item: Item) -> None:
+        size = self._size_of(item)
+        if size > self._max_bytes:
             return
-        self._items[key] = item
-        self.num_bytes += size
-        while self.num_bytes > self.max_bytes:
+        self._items[key] = _Kept(item=item, num_bytes=size, made_at=self._clock())
+        self._num_bytes += size
+        while self._num_bytes > self._max_bytes:
             _, oldest = self._items.popitem(last=False)
-            self.num_bytes -= num_bytes(oldest)
-
-
-def num_bytes(item: MediaInput) -> int:
-    """Bytes of an item's tensors."""
-    return sum(tensor.nbytes for tensor in item.tensors.values())
+            self._num_bytes -= oldest.num_bytes

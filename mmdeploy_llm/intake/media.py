@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -22,9 +23,12 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
-from .cache import MediaCache
+from .cache import ByteCache, CacheStats
 
 CACHE_BYTES = 256 * 2**20
+FETCHED_BYTES = 64 * 2**20
+FETCHED_AGE = 60.0  # seconds
+REMOTE = re.compile(r"\s*(?!file:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 Result = TypeVar("Result")
 Fetch = Callable[[MediaRef, MediaLimits], bytes]
@@ -76,7 +80,14 @@ class MediaLoader:
         self._limits = limits
         self._max_items = max_items
         self._file_lock = threading.Lock()
-        self.cache = MediaCache(cache_bytes)
+        self._processed: ByteCache[MediaInput] = ByteCache(cache_bytes, num_bytes)
+        # What is behind a URL may change; within one batch it counts as the same.
+        self._fetched: ByteCache[bytes] = ByteCache(FETCHED_BYTES, len, max_age=FETCHED_AGE)
+
+    @property
+    def stats(self) -> dict[str, CacheStats]:
+        """Of the media processed, and of those fetched by URL."""
+        return {"processed": self._processed.stats, "fetched": self._fetched.stats}
 
     def check(self, items: Sequence[MediaItem]) -> None:
         """Refuses kinds without a processor and too many items of a kind; opens nothing.
@@ -136,14 +147,14 @@ class MediaLoader:
         source, processor = self._opened(item), self._processors[item.kind]
         if isinstance(source, bytes):
             key = _key(item, "encoded", source)
-            return self.cache.get_or_make(
+            return self._processed.get_or_make(
                 key, lambda: self._process(processor, item, self._decode(processor, source))
             )
         decoded = self._decode(processor, source)
         if not isinstance(decoded, HasDigest):
             return self._process(processor, item, decoded)
         key = _key(item, "decoded", decoded.digest.encode())
-        return self.cache.get_or_make(key, lambda: self._process(processor, item, decoded))
+        return self._processed.get_or_make(key, lambda: self._process(processor, item, decoded))
 
     def _count(self, item: MediaItem) -> MediaInput:
         source, processor = self._opened(item), self._processors[item.kind]
@@ -166,11 +177,18 @@ class MediaLoader:
     def _opened(self, item: MediaItem) -> Any:
         """Bytes wherever the item is encoded or given by name, else the loaded object."""
         if isinstance(item.source, MediaRef):
-            return self._fetch(item.source, self._limits)
+            return self._named(item.source)
         if callable(getattr(item.source, "read", None)):
             with self._file_lock:  # the same file object may stand in several prompts
                 return _read(item.source, item.kind, self._limits.max_bytes)
         return item.source
+
+    def _named(self, ref: MediaRef) -> bytes:
+        """The bytes of a path or URL. Paths are read anew each time, which is quick and right."""
+        if not REMOTE.match(ref.uri):
+            return self._fetch(ref, self._limits)
+        key = f"{ref.kind}\0{ref.caller}\0{ref.uri}"
+        return self._fetched.get_or_make(key, lambda: self._fetch(ref, self._limits))
 
     def _no_processor(self, kind: str) -> str:
         if not self._processors:
@@ -182,6 +200,11 @@ class MediaLoader:
             f"no installed plugin processes {kind} for this model; "
             f"it takes {', '.join(sorted(self._processors))}"
         )
+
+
+def num_bytes(item: MediaInput) -> int:
+    """Bytes of an item's tensors."""
+    return sum(tensor.nbytes for tensor in item.tensors.values())
 
 
 def media_items(data: Any, caller: str = "generate") -> list[MediaItem]:

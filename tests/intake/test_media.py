@@ -14,8 +14,8 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
-from mmdeploy_llm.intake.cache import MediaCache
-from mmdeploy_llm.intake.media import MediaLoader, media_items
+from mmdeploy_llm.intake.cache import ByteCache
+from mmdeploy_llm.intake.media import MediaLoader, media_items, num_bytes
 from mmdeploy_llm.messages import MediaItem
 
 
@@ -128,7 +128,43 @@ def test_the_same_bytes_are_decoded_and_processed_once(make_loader, processor):
     loader = make_loader()
     assert counts(loader, b"3", b"3", "3", io.BytesIO(b"3"), b"4") == [3, 3, 3, 3, 4]
     assert processor.calls == [("decode", b"3"), ("process", 3), ("decode", b"4"), ("process", 4)]
-    assert (loader.cache.num_hits, loader.cache.num_misses) == (3, 2)
+    assert hits_and_misses(loader.stats["processed"]) == (3, 2)
+
+
+def hits_and_misses(stats):
+    return stats.num_hits, stats.num_misses
+
+
+def test_the_same_url_is_fetched_once(make_loader):
+    """A path is read each time: it is quick, and the file may be another one by now."""
+    fetched = []
+
+    def fetch(ref, limits):
+        fetched.append(ref.uri)
+        return b"3"
+
+    loader = make_loader(fetch=fetch)
+    url, path = "https://example.org/a.png", "a.png"
+    assert counts(loader, url, path, url, path, "file:///a.png", "file:///a.png") == [3] * 6
+    assert fetched == [url, path, path, "file:///a.png", "file:///a.png"]
+    assert hits_and_misses(loader.stats["fetched"]) == (1, 1)
+
+
+def test_items_grow_old():
+    now, made = [0.0], []
+    cache = ByteCache(1000, len, max_age=60.0, clock=lambda: now[0])
+
+    def make():
+        made.append(1)
+        return b"abc"
+
+    for moment in (0.0, 60.0, 61.0, 100.0):
+        now[0] = moment
+        assert cache.get_or_make("k", make) == b"abc"
+    assert len(made) == 2
+    assert cache.stats.num_bytes == 3
+    cache.clear()
+    assert cache.stats.num_bytes == 0
 
 
 def test_a_failure_is_not_remembered(make_loader, processor):
@@ -154,7 +190,12 @@ def test_loaded_objects_are_found_by_their_digest(make_loader, processor):
 
 
 def test_equal_items_at_once_are_made_once():
-    cache, calls, begun, go_on = MediaCache(1000), [], threading.Event(), threading.Event()
+    cache, calls, begun, go_on = (
+        ByteCache(1000, num_bytes),
+        [],
+        threading.Event(),
+        threading.Event(),
+    )
 
     def make():
         calls.append(1)
@@ -176,13 +217,13 @@ def test_equal_items_at_once_are_made_once():
         thread.join()
     assert len(calls) == 1
     assert len({id(result) for result in results}) == 1
-    assert (cache.num_hits, cache.num_misses) == (4, 1)
+    assert hits_and_misses(cache.stats) == (4, 1)
 
 
 def test_pysec_2026_4361_the_cache_is_bounded_in_bytes(make_loader, processor):
     loader = make_loader(cache_bytes=250)  # two items of 100 bytes
     counts(loader, b"1", b"2", b"1", b"3")  # 2 is the oldest when 3 comes
-    assert loader.cache.num_bytes == 200
+    assert loader.stats["processed"].num_bytes == 200
     processor.calls.clear()
     counts(loader, b"1", b"3")
     assert processor.calls == []
@@ -190,7 +231,7 @@ def test_pysec_2026_4361_the_cache_is_bounded_in_bytes(make_loader, processor):
     assert processor.calls == [("decode", b"2"), ("process", 2)]
     processor.nbytes = 251
     counts(loader, b"9")
-    assert loader.cache.num_bytes == 200  # what is larger than the cache is not kept
+    assert loader.stats["processed"].num_bytes == 200  # what is larger than the cache is not kept
 
 
 def test_counting_peeks_where_the_processor_can(make_loader, processor):

@@ -216,7 +216,7 @@ def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
     monkeypatch.setattr(pool.subprocess, "Popen", watched)
     prompts = [video_prompt(files.video(8 + number, 10)) for number in range(6)]
     want = [tokens(output) for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
-    llm._intake.media.cache._items.clear()
+    llm._intake.media._processed.clear()
     is_over = threading.Event()
 
     def kill():
