@@ -1,4 +1,4 @@
-"""numpy arrays and torch tensors to RGB images."""
+"""numpy arrays and torch tensors to RGB images, and back."""
 
 from __future__ import annotations
 
@@ -19,6 +19,23 @@ ACCEPTED = (
     "[H, W, 1|3|4] or [1|3|4, H, W] with uint8, uint16, bool or floats in 0..1"
 )
 ROUNDING = 1e-3  # how far floats may leave 0..1: resampled images overshoot a little
+STRIP_BYTES = 256 * 2**10
+
+
+def to_array(image: Image.Image) -> np.ndarray:
+    """The RGB image as a new uint8 [H, W, 3].
+
+    Strip by strip: Pillow's own way holds all pixels three times, and mapping so much fresh memory
+    costs several times as much as copying.
+    """
+    values = np.empty((image.height, image.width, 3), dtype=np.uint8)
+    rows = min(image.height, max(1, STRIP_BYTES // (3 * image.width)))
+    strip = Image.new("RGB", (image.width, rows))
+    for start in range(0, image.height, rows):
+        strip.paste(image, (0, -start))
+        part = values[start : start + rows]
+        part[...] = np.asarray(strip)[: len(part)]
+    return values
 
 
 def array_size(source: Any) -> tuple[int, int]:

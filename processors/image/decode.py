@@ -34,12 +34,18 @@ from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, Unsup
 from mmdeploy_llm.hooks import MediaLimits
 
 from .arrays import array_size, array_to_rgb
+from .draft import shrink_on_load
 from .modes import to_rgb
 from .orientation import SIDEWAYS, live_orientation, stored_orientation, upright
 
 
 class QuietJpeg(JpegImagePlugin.JpegImageFile):
-    """Leaves EXIF data unread, which Pillow looks through for a resolution, with warnings."""
+    """Leaves EXIF data unread, which Pillow looks through for a resolution, with warnings.
+
+    The file is decoded in one call, without Python's lock, where Pillow makes one for each 64 KiB.
+    """
+
+    decodermaxblock = 2**31 - 1
 
     def getexif(self) -> Image.Exif:
         """Nothing."""
@@ -47,6 +53,8 @@ class QuietJpeg(JpegImagePlugin.JpegImageFile):
 
 
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
+# (height, width) of an upright image -> the least (height, width) that is enough.
+Wanted = Callable[[int, int], tuple[int, int]]
 
 
 def _openers() -> Mapping[str, Opener]:
@@ -82,15 +90,18 @@ class DecodedImage:
 
     digest: of the encoded bytes where there are such, else of the RGB pixels and their shape, so
     that equal content has an equal digest within one of these two forms.
+    draft_of: (width, height) in full of an image decoded at draft quality, which `image` may be
+    below; None for one decoded exactly.
     """
 
     image: Image.Image
     digest: str
+    draft_of: tuple[int, int] | None = None
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height)."""
-        return self.image.size
+        """(width, height) of the image in full."""
+        return self.draft_of or self.image.size
 
 
 class ImageDecoder:
@@ -100,19 +111,17 @@ class ImageDecoder:
         # An opened Pillow image loads its pixels on first use; two threads must not do so at once.
         self._locks = tuple(threading.Lock() for _ in range(NUM_LOCKS))
 
-    def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
+    def decode(
+        self, source: Any, limits: MediaLimits, wanted: Wanted | None = None
+    ) -> DecodedImage:
         """The image behind bytes, a PIL image, a numpy array or a torch tensor; none is changed.
 
-        Raises MediaError for what cannot be read, MediaLimitError for what is over a limit, before
-        it is decoded, and UnsupportedMediaError for another form or format.
+        wanted: has the bytes of a JPEG decoded at draft quality, no smaller than it says; None:
+        exactly. Raises MediaError for what cannot be read, MediaLimitError for what is over a
+        limit, before it is decoded, and UnsupportedMediaError for another form or format.
         """
         if isinstance(source, (bytes, bytearray, memoryview)):
-            blob = bytes(source)
-            opened = _open(blob, limits)
-            with _reading(opened):
-                opened.load()
-                image = upright(to_rgb(opened), _orientation(opened))
-            return DecodedImage(image=image, digest=_digest(b"encoded", blob))
+            return _decoded(bytes(source), limits, wanted)
         if isinstance(source, Image.Image):
             _check_pixels(source.size, limits)
             image = self._caller_image(source)
@@ -160,6 +169,19 @@ def sniff(head: bytes) -> str | None:
         "AVIF": head[4:12] in (b"ftypavif", b"ftypavis"),
     }
     return next((name for name, fits in signatures.items() if fits), None)
+
+
+def _decoded(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> DecodedImage:
+    opened, draft_of = _open(blob, limits), None
+    if wanted is not None and isinstance(opened, QuietJpeg):
+        orientation = _orientation(opened)
+        draft_of = width, height = _turned(opened.size, orientation)
+        least = wanted(height, width)[::-1]
+        shrink_on_load(opened, _turned(least, orientation))
+    with _reading(opened):
+        opened.load()
+        image = upright(to_rgb(opened), _orientation(opened))
+    return DecodedImage(image=image, digest=_digest(b"encoded", blob), draft_of=draft_of)
 
 
 def _open(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:

@@ -20,10 +20,12 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 ALIASES = {
     "image_min_pixels": "min_pixels",
     "image_max_pixels": "max_pixels",
+    "image_fast_decode": "fast_decode",
     "spatial_conv_size": "merge_size",
 }
 # Known, without an effect here: every image is decoded to RGB; the temporal size is about videos.
 WITHOUT_EFFECT = frozenset({"do_convert_rgb", "temporal_conv_size"})
+USERS_ONLY = frozenset({"fast_decode"})  # a checkpoint's file does not decide about these
 VIDEO_PREFIX = "video_"  # options of a video processor, which checks them
 
 
@@ -33,7 +35,8 @@ class ImageOptions:
     patches.
 
     resample: Pillow's number of the filter. A patch row holds channel x temporal_patch_size x patch
-    x patch.
+    x patch. fast_decode: JPEG files (bytes, paths, URLs) are decoded at draft quality; sizes and
+    token counts stay, pixel values differ a little from the exact ones.
     """
 
     min_pixels: int
@@ -48,6 +51,7 @@ class ImageOptions:
     do_normalize: bool = True
     image_mean: tuple[float, float, float] = CLIP_MEAN
     image_std: tuple[float, float, float] = CLIP_STD
+    fast_decode: bool = False
 
     @property
     def factor(self) -> int:
@@ -69,7 +73,8 @@ def resolve_options(
     Raises CheckpointError for a wrong value in the file and ConfigError for the user's: an unknown
     name, a wrong value, or patches of another shape than the vision tower reads.
     """
-    found = {name: preprocessor[name] for name in _NAMES if preprocessor.get(name) is not None}
+    names = [name for name in _NAMES if name not in USERS_ONLY]
+    found = {name: preprocessor[name] for name in names if preprocessor.get(name) is not None}
     if not reads_pixel_bounds:
         found = {name: value for name, value in found.items() if not name.endswith("_pixels")}
     from_file = _checked({**_area(preprocessor.get("size")), **found}, CheckpointError, "file")
@@ -79,6 +84,11 @@ def resolve_options(
         raise ConfigError(
             f"min_pixels = {options.min_pixels} is over max_pixels = {options.max_pixels}; "
             "change one of them in mm_processor_kwargs"
+        )
+    if options.fast_decode and not options.do_resize:
+        raise ConfigError(
+            "fast_decode decodes towards the size after resizing, but do_resize is off; remove one "
+            "of the two"
         )
     _check_shape(options, vision_config)
     return options
@@ -200,6 +210,7 @@ _RULES = {
     "rescale_factor": _Rule(holds=_is_number, text="a number"),
     "do_normalize": _FLAG,
     "image_mean": _Rule(holds=_is_channels, text="a number or three"),
+    "fast_decode": _FLAG,
     "image_std": _Rule(holds=_is_deviation, text="a number or three, none of them 0"),
 }
 _NAMES = tuple(field.name for field in fields(ImageOptions))

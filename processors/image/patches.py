@@ -8,17 +8,17 @@ H, W: image size; P: patch_size; M: merge_size; T: temporal_patch_size; N = H/P 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 
+from .arrays import to_array
 from .options import ImageOptions
 
 MAX_ASPECT = 200
-ROWS_AT_A_TIME = 256  # keeps the index and the result of one lookup in the cache
 
 
 def fit_size(height: int, width: int, options: ImageOptions) -> tuple[int, int]:
@@ -73,10 +73,11 @@ def _unresized(height: int, width: int, factor: int) -> tuple[int, int]:
 
 
 def normalise_table(options: ImageOptions) -> np.ndarray:
-    """What each 8-bit value of each channel becomes, float32 [3 * 256].
+    """What 8-bit values become, by channel: float32 [3 * 65536, 2] for every two values in a row,
+    or [3 * 256, 1] where patches have no even number of pixels.
 
     With 256 possible inputs a table is exact: rescaled in float64, rounded to float32, normalised
-    in float32, in transformers' order.
+    in float32, in transformers' order. Two values at a time take half as many look-ups.
     """
     values = np.arange(256, dtype=np.float64)
     if options.do_rescale:
@@ -86,18 +87,22 @@ def normalise_table(options: ImageOptions) -> np.ndarray:
         mean = np.array(options.image_mean, dtype=np.float32)[:, None]
         std = np.array(options.image_std, dtype=np.float32)[:, None]
         table = (table - mean) / std
-    return np.ascontiguousarray(table).reshape(-1)
+    if options.patch_size % 2:
+        return np.ascontiguousarray(table).reshape(-1, 1)
+    pairs = np.arange(256**2, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
+    return np.ascontiguousarray(table[:, pairs]).reshape(-1, 2)
 
 
 def resize(image: Image.Image, height: int, width: int, options: ImageOptions) -> np.ndarray:
     """The RGB image at its target size, uint8 [H, W, 3]."""
     if options.do_resize:
         image = image.resize((width, height), resample=Image.Resampling(options.resample))
-    return np.asarray(image)
+    return to_array(image)
 
 
 def patchify(pixels: np.ndarray, table: np.ndarray, options: ImageOptions) -> np.ndarray:
-    """Patch rows of uint8 [H, W, 3] as float32 [N, 3 * T * P * P], looked up in `table`.
+    """Patch rows of uint8 [H, W, 3] as float32 [N, 3 * T * P * P], looked up in `table` of
+    `normalise_table`.
 
     A still image is its own T frames.
     """
@@ -117,27 +122,28 @@ def patchify_group(
 
     Rows go by merged cell, then by patch in it: (H/PM, W/PM, M, M).
     """
-    area = options.patch_size**2
-    channel = np.repeat(np.arange(3, dtype=np.uint16) * 256, area)  # where a channel's table begins
-    split = out.reshape(-1, 3, options.temporal_patch_size, area)
+    num_values = table.shape[1]  # of an entry, which is moved as one element
+    index, element = (np.uint8, np.float32) if num_values == 1 else (np.uint16, np.complex64)
+    entries, area = table.view(element).reshape(-1), options.patch_size**2 // num_values
+    first = np.repeat(np.arange(3) * 256**num_values, area)  # where a channel's entries begin
+    split = out.view(element).reshape(-1, 3, options.temporal_patch_size, area)
     for number, frame in enumerate(frames):
-        rows = _patch_rows(frame, options)
         place = slice(None) if len(frames) == 1 else slice(number, number + 1)
-        for start in range(0, len(rows), ROWS_AT_A_TIME):
-            chosen = slice(start, start + ROWS_AT_A_TIME)
+        start = 0
+        for rows in _patch_rows(frame, options):
             # "clip" has nothing to clip; it spares numpy the second buffer that "raise" needs.
-            values = table.take(rows[chosen] + channel, mode="clip")
-            split[chosen, :, place] = values.reshape(-1, 3, 1, area)
+            values = entries.take(rows.view(index) + first, mode="clip")
+            split[start : start + len(rows), :, place] = values.reshape(-1, 3, 1, area)
+            start += len(rows)
 
 
-def _patch_rows(pixels: np.ndarray, options: ImageOptions) -> np.ndarray:
-    """uint8 [H, W, 3] as uint8 [N, 3 * P * P] in patch order."""
+def _patch_rows(pixels: np.ndarray, options: ImageOptions) -> Iterator[np.ndarray]:
+    """uint8 [H, W, 3] as uint8 [n, 3 * P * P] in patch order, one row of merged cells after the
+    other: what is held of one stays in the cache."""
     patch, merge = options.patch_size, options.merge_size
     height, width = pixels.shape[:2]
-    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    # One line of a patch is moved as a single P-byte element, far quicker than byte by byte.
-    lines = planes.view(f"V{patch}").reshape(
-        3, height // (patch * merge), merge, patch, width // (patch * merge), merge
+    cells = pixels.reshape(
+        height // options.factor, merge, patch, width // options.factor, merge, patch, 3
     )
-    ordered = np.ascontiguousarray(lines.transpose(1, 4, 2, 5, 0, 3))
-    return ordered.view(np.uint8).reshape(-1, 3 * patch * patch)
+    for row in cells:  # [M, P, W/PM, M, P, 3]
+        yield row.transpose(2, 0, 3, 5, 1, 4).reshape(-1, 3 * patch * patch)

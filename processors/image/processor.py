@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
 
 from .decode import DecodedImage, ImageDecoder, ImageHeader
+from .draft import resize_draft
 from .options import ImageOptions, resolve_options
 from .patches import clamp_aspect, fit_size, normalise_table, patchify, resize
 
@@ -44,8 +45,13 @@ class ImageProcessor(MediaProcessor):
         self._table = normalise_table(self.options)
 
     def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
-        """The upright RGB image behind bytes, a PIL image, a numpy array or a torch tensor."""
-        return self._decoder.decode(source, limits)
+        """The upright RGB image behind bytes, a PIL image, a numpy array or a torch tensor.
+
+        With fast_decode, the bytes of a JPEG are decoded at draft quality, no smaller than the
+        target size. Raises as ImageDecoder.decode, and MediaError for too long an image then.
+        """
+        wanted = self.target_size if self.options.fast_decode else None
+        return self._decoder.decode(source, limits, wanted)
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
         """As much of `decode` as `count_tokens` needs: the size, without decoding pixels."""
@@ -57,7 +63,10 @@ class ImageProcessor(MediaProcessor):
         key: over the item's digest and all resolved options.
         """
         height, width = self._target(item, options)
-        pixels = resize(item.image, height, width, self.options)
+        if item.draft_of is None:
+            pixels = resize(item.image, height, width, self.options)
+        else:
+            pixels = resize_draft(item.image, height, width, self.options.resample)
         patches = torch.from_numpy(patchify(pixels, self._table, self.options))
         patch = self.options.patch_size
         return MediaInput(

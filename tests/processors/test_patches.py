@@ -63,6 +63,7 @@ def test_cve_2026_22773_tiny_and_extreme_sizes_equal_transformers(
         {"image_mean": 0.5, "image_std": 0.25},
         {"rescale_factor": 1 / 127.5},
         {"patch_size": 16, "merge_size": 1},
+        {"patch_size": 7},
         {"temporal_patch_size": 3},
     ],
     ids=str,
