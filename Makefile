@@ -14,7 +14,7 @@ DEMO := demo-output
 .PHONY: help demo test lint types clean
 
 help:
-	@echo "make demo    caption the pictures in examples/images; writes $(DEMO)/captions.html"
+	@echo "make demo    caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
 	@echo "make test    run the tests (CPU, offline)"
 	@echo "make lint    ruff: check and format"
 	@echo "make types   mypy"

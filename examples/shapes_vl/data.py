@@ -13,23 +13,42 @@ No torch here, so that the process that makes the data stays small.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import clips
 import numpy as np
 import questions as asking
+from mmdeploy_llm_processors.video.options import VideoOptions
+from mmdeploy_llm_processors.video.select import ernie_frames
+from mmdeploy_llm_processors.video.stamp import Stamp
+from mmdeploy_llm_processors.video.timeline import constant_timeline
 from PIL import Image
-from scenes import COLOURS, KINDS, SIZES, Scene, draw_scene
+from scenes import COLOURS, KINDS, MAX_SHAPES, ROWS, SIZES, Scene, Shape, draw_scene
 from tokenizers import Tokenizer
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import smart_resize
 
 PATCH, MERGE = 14, 2
 MIN_PIXELS, MAX_PIXELS = 112 * 112, 168 * 168
 IGNORE = -100
-# What can be said of one image token, see cell_targets.
+# What can be said of one image token, see cell_targets; and of a shape that a text names.
 CELL_CLASSES = (tuple(COLOURS), KINDS, SIZES)
+PLACES = 8
+MENTION_CLASSES = (MAX_SHAPES + 1, len(COLOURS), len(KINDS), len(SIZES), len(ROWS), PLACES)
+_SIZE, _COLOUR, _KIND = ("|".join(words) for words in (SIZES, COLOURS, KINDS))
+MENTION = re.compile(
+    rf"\b(?:({_SIZE}) )?(?:(?:({_COLOUR}) )?({_KIND})(?:e?s)?|({_COLOUR})(?: shapes?| one)?)\b"
+)
 
 OPEN, CLOSE = "<|IMAGE_START|>", "<|IMAGE_END|>"
+OPEN_VIDEO, CLOSE_VIDEO = "<|VIDEO_START|>", "<|VIDEO_END|>"
+PAIR = 2  # frames in a token
+# Written to the model's video_preprocessor_config.json.
+VIDEO = VideoOptions(
+    fps=2.0, min_frames=4, max_frames=8, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS
+)
 THINK_ON, THINK_OFF = "\nAssistant: <think>", "\nAssistant: <think></think>"
 
 
@@ -45,6 +64,7 @@ class Row:
     patches: list[np.ndarray] = field(default_factory=list)
     grids: list[tuple[int, int, int]] = field(default_factory=list)
     cells: list[np.ndarray] = field(default_factory=list)
+    mentions: list[tuple[int, ...]] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
 
 
@@ -58,8 +78,9 @@ class Batch:
     labels: np.ndarray  # int64 [B, S], IGNORE where nothing is asked
     weights: np.ndarray  # float32 [B, S]
     patches: np.ndarray  # uint8 [sum of patches, 3 * PATCH * PATCH]
-    grids: np.ndarray  # int64 [images, 3]
-    cells: np.ndarray  # int64 [image tokens, 3], see cell_targets
+    grids: np.ndarray  # int64 [images and clips, 3]
+    cells: np.ndarray  # int64 [image tokens, 5], see cell_targets
+    mentions: np.ndarray  # int64 [mentions, 2 + 6]: row, position, see mention_targets
     kinds: list[list[str]]  # per row, the kind of question of branch 1, 2, ...
 
 
@@ -75,10 +96,14 @@ def preprocess(image: Image.Image) -> tuple[np.ndarray, tuple[int, int, int]]:
     return patches, (1, rows, cols)
 
 
-def cell_targets(scene: Scene, grid: tuple[int, int, int]) -> np.ndarray:
-    """What each image token shows: int64 [tokens, 3], colour, kind and size; 0 is background."""
+def cell_targets(scene: Scene, grid: tuple[int, int, int], with_places: bool = True) -> np.ndarray:
+    """What each image token shows: int64 [tokens, 5].
+
+    Colour, kind and size (0 is background); row and place of the shape (IGNORE for background).
+    """
     rows, cols = grid[1] // MERGE, grid[2] // MERGE
-    targets = np.zeros((rows, cols, len(CELL_CLASSES)), np.int64)
+    targets = np.zeros((rows, cols, len(CELL_CLASSES) + 2), np.int64)
+    targets[..., -2:] = IGNORE
     ys, xs = np.mgrid[0:rows, 0:cols] + 0.5
     for shape in scene.shapes:
         x, y = shape.x / scene.width * cols, shape.y / scene.height * rows
@@ -87,9 +112,44 @@ def cell_targets(scene: Scene, grid: tuple[int, int, int]) -> np.ndarray:
         inside[min(int(y), rows - 1), min(int(x), cols - 1)] = True
         words = (shape.colour, shape.kind, shape.size)
         targets[inside] = [
-            1 + names.index(word) for names, word in zip(CELL_CLASSES, words, strict=True)
+            *(1 + names.index(word) for names, word in zip(CELL_CLASSES, words, strict=True)),
+            *(place_of(scene, shape) if with_places else (IGNORE, IGNORE)),
         ]
-    return targets.reshape(rows * cols, len(CELL_CLASSES))
+    return targets.reshape(rows * cols, -1)
+
+
+def clip_cells(clip: clips.Clip, shapes: list[Shape], grid: tuple[int, int, int]) -> np.ndarray:
+    """As cell_targets, for one pair of frames: the shape wherever it is in one of them."""
+    parts = [
+        cell_targets(Scene(width=clip.width, height=clip.height, shapes=(shape,)), grid, False)
+        for shape in shapes
+    ]
+    return np.where(parts[0][:, :1] > 0, parts[0], parts[-1])
+
+
+def place_of(scene: Scene, shape: Shape) -> tuple[int, int]:
+    """The row, and where from left (0) to right (PLACES - 1), of a shape."""
+    return ROWS.index(shape.row), min(PLACES - 1, int(PLACES * shape.x / scene.width))
+
+
+def mention_targets(scene: Scene, words: tuple[str | None, ...]) -> tuple[int, ...]:
+    """What a text that names `words` (size, colour, kind) tells of the scene.
+
+    How many shapes fit; of the only one colour, kind, size, row and place, else IGNORE.
+    """
+    fits = [
+        shape
+        for shape in scene.shapes
+        if all(
+            word in (None, given)
+            for word, given in zip(words, (shape.size, shape.colour, shape.kind), strict=True)
+        )
+    ]
+    if len(fits) != 1:
+        return (len(fits), *[IGNORE] * (len(MENTION_CLASSES) - 1))
+    words_of = (fits[0].colour, fits[0].kind, fits[0].size)
+    named = [names.index(word) for names, word in zip(CELL_CLASSES, words_of, strict=True)]
+    return (1, *named, *place_of(scene, fits[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +159,21 @@ class Mixture:
     They are few tokens among many: without a weight the captions and thoughts drown them.
     """
 
-    questions: int = 3
-    thinking: float = 1.0
+    questions: int = 5
+    thinking: float = 0.7
+    clips: float = 0.15  # share of rows with a clip instead of an image
     answer_weight: float = 2.0
 
 
 DEFAULT_MIXTURE = Mixture()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A text as tokens, and the shapes it names: (last token, (size, colour, kind))."""
+
+    ids: list[int]
+    mentions: list[tuple[int, tuple[str | None, ...]]]
 
 
 class RowMaker:
@@ -114,11 +183,15 @@ class RowMaker:
         self.tokenizer, self.mixture = tokenizer, mixture
         self.rng = rng
         self.image_id = tokenizer.token_to_id("<|IMAGE_PLACEHOLDER|>")
+        self.video_id = tokenizer.token_to_id("<|VIDEO_PLACEHOLDER|>")
+        self.stamp = Stamp(Path(__file__).parent, VIDEO.font)
         self.eos_id = tokenizer.token_to_id("</s>")
-        self._cache: dict[str, list[int]] = {}
+        self._cache: dict[str, Encoded] = {}
 
     def make(self) -> Row:
-        """One random row of one of the four forms."""
+        """One random row of one of the five forms."""
+        if self.rng.random() < self.mixture.clips:
+            return self.clip()
         draw = self.rng.random()
         if draw < 0.80:
             return self.one_image()
@@ -134,14 +207,14 @@ class RowMaker:
         image, scene = draw_scene(rng)
         start = self._text(row, self._opening() + "User: Picture 1:", 0)
         start = self._image(row, image, scene, start)
-        self._branch(row, start, asking.ask_caption(rng, scene), think=False)
+        self._branch(row, start, asking.ask_caption(rng, scene), scene, think=False)
         for _ in range(self.mixture.questions):
             question = asking.ask(rng, scene)
             later = asking.ask(rng, scene) if rng.random() < 0.08 else None
-            self._branch(row, start, question, think=False, later=later)
+            self._branch(row, start, question, scene, think=False, later=later)
         if rng.random() < self.mixture.thinking:
             thought = asking.ask_caption if rng.random() < 0.25 else asking.ask
-            self._branch(row, start, thought(rng, scene), think=True)
+            self._branch(row, start, thought(rng, scene), scene, think=True)
         return row
 
     def text_first(self) -> Row:
@@ -151,7 +224,7 @@ class RowMaker:
         question = asking.ask_caption(rng, scene) if rng.random() < 0.3 else asking.ask(rng, scene)
         start = self._text(row, f"{self._opening()}User: {question.prompt}Picture 1:", 0)
         start = self._image(row, image, scene, start)
-        self._branch(row, start, question, think=bool(rng.random() < 0.4), prompt="")
+        self._branch(row, start, question, scene, think=bool(rng.random() < 0.4), prompt="")
         return row
 
     def two_images(self) -> Row:
@@ -165,8 +238,22 @@ class RowMaker:
             scenes.append(scene)
         for think in (False, False, False, True):
             number = int(rng.integers(1, 3))
-            question = asking.ask_about_picture(rng, scenes[number - 1], number)
-            self._branch(row, start, question, think=think)
+            scene = scenes[number - 1]
+            question = asking.ask_about_picture(rng, scene, number)
+            self._branch(row, start, question, scene, think=think)
+        return row
+
+    def clip(self) -> Row:
+        """A clip, its caption, questions, and one of these with thinking."""
+        row, rng = Row(), self.rng
+        clip = clips.plan_clip(rng)
+        start = self._text(row, self._opening() + "User: Video 1:", 0)
+        start = self._video(row, clip, start)
+        self._branch(row, start, clips.ask_caption(rng, clip), None, think=False)
+        for _ in range(2):
+            self._branch(row, start, clips.ask(rng, clip), None, think=False)
+        thought = clips.ask_caption if rng.random() < 0.5 else clips.ask
+        self._branch(row, start, thought(rng, clip), None, think=True)
         return row
 
     def no_image(self) -> Row:
@@ -174,7 +261,7 @@ class RowMaker:
         row = Row()
         start = self._text(row, self._opening() + "User: ", 0)
         for think in (False, True):
-            self._branch(row, start, asking.ask_no_picture(self.rng), think=think)
+            self._branch(row, start, asking.ask_no_picture(self.rng), None, think=think)
         return row
 
     def _opening(self) -> str:
@@ -183,16 +270,31 @@ class RowMaker:
             opening += asking.pick(self.rng, asking.SYSTEM_PROMPTS) + "\n"
         return opening
 
-    def _encode(self, text: str) -> list[int]:
-        ids = self._cache.get(text)
-        if ids is None:
-            ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+    def _encode(self, text: str) -> Encoded:
+        found = self._cache.get(text)
+        if found is None:
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
+            ends = [end for _, end in encoding.offsets]
+            mentions = [
+                (ends.index(match.end()), (match[1], match[2] or match[4], match[3]))
+                for match in MENTION.finditer(text)
+                if match.end() in ends
+            ]
+            found = Encoded(ids=encoding.ids, mentions=mentions)
             if len(self._cache) < 50_000:
-                self._cache[text] = ids
-        return ids
+                self._cache[text] = found
+        return found
 
-    def _text(self, row: Row, text: str, start: int, branch: int = 0) -> int:
-        return self._ids(row, self._encode(text), start, branch)
+    def _text(
+        self, row: Row, text: str, start: int, branch: int = 0, scene: Scene | None = None
+    ) -> int:
+        encoded = self._encode(text)
+        if scene is not None:
+            row.mentions += [
+                (len(row.ids) + index, *mention_targets(scene, words))
+                for index, words in encoded.mentions
+            ]
+        return self._ids(row, encoded.ids, start, branch)
 
     def _ids(self, row: Row, ids: list[int], start: int, branch: int) -> int:
         """Append text tokens from position `start` on; return the position after them."""
@@ -218,11 +320,41 @@ class RowMaker:
         row.cells.append(cell_targets(scene, grid))
         return self._text(row, CLOSE, start + max(height, width))
 
+    def _video(self, row: Row, clip: clips.Clip, start: int) -> int:
+        """Append the frames of a clip that the video processor would choose, stamped as it does."""
+        timeline = constant_timeline(clip.width, clip.height, clip.num_frames, clips.RATE)
+        chosen = ernie_frames(timeline, VIDEO, "0" * 16)
+        chosen += chosen[-1:] * (len(chosen) % PAIR)
+        painter = clips.ClipPainter(self.rng, clip)
+        frames = clips.degraded(self.rng, [painter.frame(index) for index in chosen])
+        made = [
+            preprocess(self.stamp.draw(frame, timeline.time_of(index)))
+            for frame, index in zip(frames, chosen, strict=True)
+        ]
+        _, rows, cols = made[0][1]
+        start = self._text(row, OPEN_VIDEO, start)
+        height, width, steps = rows // MERGE, cols // MERGE, len(chosen) // PAIR
+        count = steps * height * width
+        self._ids(row, [self.video_id] * count, start, 0)
+        row.positions[-count:] = [
+            (start + step, start + y, start + x)
+            for step in range(steps)
+            for y in range(height)
+            for x in range(width)
+        ]
+        row.patches += [patches for patches, _ in made]
+        row.grids.append((len(chosen), rows, cols))
+        for step in range(steps):
+            pair = [clip.at(index) for index in chosen[PAIR * step : PAIR * (step + 1)]]
+            row.cells.append(clip_cells(clip, pair, (1, rows, cols)))
+        return self._text(row, CLOSE_VIDEO, start + max(height, width))
+
     def _branch(
         self,
         row: Row,
         start: int,
         question: asking.Question,
+        scene: Scene | None,
         *,
         think: bool,
         later: asking.Question | None = None,
@@ -231,9 +363,10 @@ class RowMaker:
         """Append a question with its answer, and perhaps a second turn, as a branch of its own."""
         number = len(row.kinds) + 1
         asked = question.prompt if prompt is None else prompt
-        start = self._turn(row, start, number, asked, question, think=think)
+        start = self._turn(row, start, number, asked, question, scene, think=think)
         if later is not None:
-            self._turn(row, start, number, f"<|end_of_sentence|>\nUser: {later.prompt}", later)
+            asked = f"<|end_of_sentence|>\nUser: {later.prompt}"
+            self._turn(row, start, number, asked, later, scene)
         row.kinds.append(f"{question.kind}+think" if think else question.kind)
 
     def _turn(
@@ -243,17 +376,19 @@ class RowMaker:
         branch: int,
         asked: str,
         question: asking.Question,
+        scene: Scene | None,
         think: bool = False,
     ) -> int:
-        start = self._text(row, asked + (THINK_ON if think else THINK_OFF), start, branch)
+        asked += THINK_ON if think else THINK_OFF
+        start = self._text(row, asked, start, branch, scene)
         last = len(row.ids) - 1
-        ids = self._encode(f"{question.thought}</think>") if think else []
-        thought_size = len(ids)
-        ids = ids + self._encode(question.answer)
-        start = self._ids(row, ids, start, branch)
-        row.labels[last:] = [*ids, self.eos_id]
+        if think:
+            start = self._text(row, f"{question.thought}</think>", start, branch, scene)
+        said = len(row.ids)
+        start = self._text(row, question.answer, start, branch, scene)
+        row.labels[last:] = [*row.ids[last + 1 :], self.eos_id]
         weight = 1.0 if question.kind == "caption" else self.mixture.answer_weight
-        row.weights[last:] = [1.0] * thought_size + [weight] * (len(ids) + 1 - thought_size)
+        row.weights[last:] = [1.0] * (said - last - 1) + [weight] * (len(row.ids) + 1 - said)
         return start
 
 
@@ -280,6 +415,10 @@ def collate(rows: list[Row], pad_id: int) -> Batch:
         weights=weights,
         patches=np.concatenate([patch for row in rows for patch in row.patches]),
         cells=np.concatenate([cells for row in rows for cells in row.cells]),
+        mentions=np.array(
+            [(index, *mention) for index, row in enumerate(rows) for mention in row.mentions],
+            np.int64,
+        ).reshape(-1, 2 + len(MENTION_CLASSES)),
         grids=np.array([grid for row in rows for grid in row.grids], np.int64),
         kinds=[row.kinds for row in rows],
     )

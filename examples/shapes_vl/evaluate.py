@@ -5,7 +5,7 @@
     python evaluate.py --engine transformers               the same files, transformers' generate()
 
 Right means equal, character for character. Each scene is asked for a caption, for one answer to
-each kind of question it allows, and for two answers with thinking.
+each kind of question it allows, and for two answers with thinking; each clip for its caption.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import clips
 import numpy as np
 import questions as asking
 from PIL import Image
@@ -36,10 +37,13 @@ class Case:
     question: asking.Question
     think: bool
     text_first: bool = False
+    media: str = "image"
 
     @property
     def row(self) -> str:
         """The row of the table in which this case counts."""
+        if self.media == "video":
+            return self.question.kind
         if self.think:
             return "thinking: answer"
         return self.question.kind if self.question.kind == "caption" else f"q: {self.question.kind}"
@@ -47,7 +51,7 @@ class Case:
     def messages(self) -> list[dict[str, object]]:
         """The conversation that is sent."""
         parts: list[dict[str, str]] = [
-            {"type": "image", "image": str(self.path)},
+            {"type": self.media, self.media: str(self.path)},
             {"type": "text", "text": self.question.prompt},
         ]
         return [{"role": "user", "content": parts[::-1] if self.text_first else parts}]
@@ -66,6 +70,18 @@ def draw_cases(folder: Path, num_scenes: int, seed: int) -> Iterator[Case]:
         path = folder / f"scene-{index:05d}.{asking.pick(rng, SUFFIXES)}"
         image.save(path, quality=90)
         yield from _cases(rng, path, scene)
+
+
+def draw_clip_cases(folder: Path, num_clips: int, seed: int) -> Iterator[Case]:
+    """Draw clips into MP4 files and ask for a caption of each."""
+    rng = np.random.default_rng(FIRST_SEED + seed)
+    for index in range(num_clips):
+        clip = clips.plan_clip(rng)
+        path = folder / f"clip-{index:05d}.mp4"
+        clips.write_clip(clips.ClipPainter(rng, clip), path)
+        yield Case(
+            path=path, question=clips.ask_caption(rng, clip), think=index % 4 == 3, media="video"
+        )
 
 
 def _cases(rng: np.random.Generator, path: Path, scene: Scene) -> Iterator[Case]:
@@ -150,7 +166,9 @@ def table(cases: list[Case], replies: list[Reply]) -> str:
     asked: Counter[str] = Counter()
     for case, (answer, reasoning) in zip(cases, replies, strict=True):
         hits = {case.row: answer == case.question.answer}
-        if case.think:
+        if case.media == "video":
+            pass
+        elif case.think:
             hits["thinking: inventory"] = reasoning == case.question.thought
         elif case.question.kind != "caption":
             hits["questions, all"] = hits[case.row]
@@ -172,12 +190,15 @@ def main() -> None:
     parser.add_argument("--model", default="shapes-vl", help="folder or bundled name (shapes-vl)")
     parser.add_argument("--engine", choices=("llm", "transformers"), default="llm")
     parser.add_argument("--scenes", type=int, default=500, help="held-out scenes to draw (500)")
+    parser.add_argument("--clips", type=int, default=200, help="held-out clips to draw (200)")
     parser.add_argument("--seed", type=int, default=0, help="which scenes (0)")
     parser.add_argument("--errors", type=int, default=0, help="print this many wrong answers")
     options = parser.parse_args()
     engine = {"llm": with_llm, "transformers": with_transformers}[options.engine](options.model)
     with tempfile.TemporaryDirectory() as folder:
         cases = list(draw_cases(Path(folder), options.scenes, options.seed))
+        if options.engine == "llm":  # transformers reads no videos without torchvision
+            cases += draw_clip_cases(Path(folder), options.clips, options.seed)
         replies = engine(cases)
     print(table(cases, replies))
     wrong = [

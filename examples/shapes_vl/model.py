@@ -8,10 +8,11 @@ text model     4 layers, 192 wide, 6 heads (2 for keys and values); the first is
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
-from data import MAX_PIXELS, MERGE, MIN_PIXELS, PATCH
+from data import MAX_PIXELS, MERGE, MIN_PIXELS, PATCH, VIDEO
 from transformers import (
     Ernie4_5_VLMoeConfig,
     Ernie4_5_VLMoeForConditionalGeneration,
@@ -107,6 +108,18 @@ def save_folder(
     tokenizer.save_pretrained(folder)
     size = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
     Ernie4_5_VLMoeImageProcessorPil(size=size).save_pretrained(folder)
+    # By hand: transformers' own class for videos cannot be made without torchvision.
+    video = {
+        "video_processor_type": "Ernie4_5_VLMoeVideoProcessor",
+        "size": size,
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "temporal_patch_size": 2,
+        **{name: getattr(VIDEO, name) for name in ("fps", "min_frames", "max_frames")},
+        "draw_on_frames": VIDEO.draw_on_frames,
+        "font": VIDEO.font,
+    }
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video, indent=2) + "\n")
     written = (folder / "model.safetensors").stat().st_size
     if written >= MAX_FILE_BYTES:
         raise ValueError(f"model.safetensors has {written} bytes, allowed are {MAX_FILE_BYTES - 1}")

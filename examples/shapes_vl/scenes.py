@@ -187,20 +187,20 @@ def _apart(one: Shape, other: Shape, scale: float) -> bool:
 
 
 def _render(rng: np.random.Generator, scene: Scene) -> Image.Image:
-    image = Image.fromarray(_background(rng, scene.width, scene.height))
+    image = Image.fromarray(background(rng, scene.width, scene.height))
     for shape in scene.shapes:
-        colour = _jitter(rng, COLOURS[shape.colour], 12)
+        colour = jitter(rng, COLOURS[shape.colour], 12)
         turn = math.radians(rng.uniform(-1, 1) * TURN.get(shape.kind, 0))
         if rng.random() < 0.25:
             edge = tuple(int(channel * 0.55) for channel in colour)
-            _paint(image, shape, edge, turn, 1.0)
-            _paint(image, shape, colour, turn, 0.86)
+            paint(image, shape, edge, turn, 1.0)
+            paint(image, shape, colour, turn, 0.86)
         else:
-            _paint(image, shape, colour, turn, 1.0)
+            paint(image, shape, colour, turn, 1.0)
     return image
 
 
-def _jitter(
+def jitter(
     rng: np.random.Generator, colour: tuple[int, int, int], amount: int
 ) -> tuple[int, int, int]:
     shifted = np.asarray(colour) + rng.integers(-amount, amount + 1, 3)
@@ -208,7 +208,7 @@ def _jitter(
     return red, green, blue
 
 
-def _paint(
+def paint(
     image: Image.Image, shape: Shape, colour: tuple[int, ...], turn: float, factor: float
 ) -> None:
     """Draw one shape, antialiased: a mask SUPERSAMPLE times as large, averaged down."""
@@ -272,7 +272,7 @@ OUTLINES: dict[str, np.ndarray] = {
 }
 
 
-def _background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
+def background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
     """Greys with a slight tint, plain or patterned: uint8 [height, width, 3]."""
     first = rng.uniform(25, 245) + rng.uniform(-9, 9, 3)
     style = pick(rng, ("plain", "plain", "gradient", "stripes", "checks", "texture"))
@@ -322,9 +322,9 @@ def _degrade(rng: np.random.Generator, image: Image.Image) -> Image.Image:
         image = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
     draw = rng.random()
     if draw < 0.7:
-        return _round_trip(image, "JPEG", int(rng.integers(40, 96)))
+        return round_trip(image, "JPEG", int(rng.integers(40, 96)))
     if draw < 0.75:
-        return _round_trip(image, "WEBP", int(rng.integers(50, 96)))
+        return round_trip(image, "WEBP", int(rng.integers(50, 96)))
     return image
 
 
@@ -334,7 +334,7 @@ def _noise() -> np.ndarray:
     return np.random.default_rng(0).standard_normal(NOISE_SIZE, dtype=np.float32)
 
 
-def _round_trip(image: Image.Image, kind: str, quality: int) -> Image.Image:
+def round_trip(image: Image.Image, kind: str, quality: int) -> Image.Image:
     buffer = io.BytesIO()
     image.save(buffer, kind, quality=quality)
     return Image.open(io.BytesIO(buffer.getvalue())).convert("RGB")

@@ -1,6 +1,6 @@
 """Train shapes-vl, a small real vision-language model, on scenes drawn while it learns.
 
-    python train.py --out my-shapes-vl                     90 minutes, the shipped recipe
+    python train.py --out my-shapes-vl                     90 minutes
     python train.py --out try --minutes 10                 a quick look: captions mostly right
     python train.py --out exact --steps 4000               the same weights on every run
     python train.py --out more --resume my-shapes-vl.training.pt      go on with a finished run
@@ -26,9 +26,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from data import CELL_CLASSES, DEFAULT_MIXTURE, IGNORE, Batch, Mixture, batches
+from data import DEFAULT_MIXTURE, IGNORE, MERGE, PAIR, Batch, Mixture, batches
 from faster import check_shortcuts, keep_memory, use_shortcuts
+from guide import Guide
 from model import make_config, make_model, save_folder
+from optimizer import make_optimizers
 from tokenizer import train_tokenizer
 from torch import Tensor, distributed, multiprocessing, nn
 from transformers import Ernie4_5_VLMoeForConditionalGeneration, PreTrainedTokenizerFast
@@ -39,8 +41,6 @@ from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 HELD_OUT_SEED = 1_000_003
 EMA_DECAY = 0.998
 BALANCE_WEIGHT = 0.005
-# Most image tokens show background only.
-BACKGROUND_WEIGHT = 0.2
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -56,19 +56,25 @@ def parse_arguments() -> argparse.Namespace:
         help="length in steps instead: the result then does not depend on the machine's speed",
     )
     parser.add_argument(
-        "--look-steps", type=int, default=1200, help="first steps, without text (1200)"
+        "--look-steps", type=int, default=400, help="first steps, without text (400)"
     )
     parser.add_argument(
         "--questions",
         type=int,
         default=DEFAULT_MIXTURE.questions,
-        help="short questions in a row, besides the caption and the answer with thinking (3)",
+        help="short questions in a row, besides the caption and the answer with thinking (5)",
     )
     parser.add_argument(
         "--thinking",
         type=float,
         default=DEFAULT_MIXTURE.thinking,
-        help="share of rows that have an answer with thinking (1)",
+        help="share of rows that have an answer with thinking (0.7)",
+    )
+    parser.add_argument(
+        "--clips",
+        type=float,
+        default=DEFAULT_MIXTURE.clips,
+        help="share of rows with a clip instead of an image (0.15)",
     )
     parser.add_argument(
         "--answer-weight",
@@ -78,7 +84,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="weights and scenes (0)")
     parser.add_argument("--batch-size", type=int, default=32, help="rows in a step (32)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (1e-3)")
+    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate (3e-3)")
     parser.add_argument("--processes", type=int, default=2, help="processes at work (2)")
     parser.add_argument("--save-every", type=float, default=8, help="minutes between saves (8)")
     parser.add_argument("--resume", type=Path, help="a .training.pt file to go on from")
@@ -112,29 +118,48 @@ class Prediction:
     logits: Tensor  # [N, vocabulary], at the labelled positions
     labels: Tensor  # [N]
     image_tokens: Tensor  # [image tokens, H], as they enter the text model
+    halfway: Tensor  # [B, S, H], hidden states after half of the text model's layers
+    is_image: Tensor  # bool [B, S]
     balance: Tensor  # how unevenly the experts are used
 
 
-def see(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> BaseModelOutputWithPooling:
-    """The vision tower and the resampler; `pooler_output` has one [tokens, H] for each image."""
+def see(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> list[Tensor]:
+    """The vision tower and the resampler: one [tokens, H] for each image or clip, in order."""
     patches = normalise(torch.from_numpy(batch.patches))
     grids = torch.from_numpy(batch.grids)
-    return model.model.get_image_features(patches, grids, return_dict=True)
+    features = model.model.vision_tower(patches, grids).last_hidden_state
+    counts = batch.grids.prod(-1) // MERGE**2 // np.where(batch.grids[:, 0] > 1, PAIR, 1)
+    return list(model.model.resampler_model(features, grids).split(counts.tolist()))
 
 
 def predict(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> Prediction:
     """One forward pass through transformers' own class."""
     ids, branches = torch.from_numpy(batch.ids), torch.from_numpy(batch.branches)
     config = model.config
-    media = (config.image_token_id, config.image_start_token_id, config.image_end_token_id)
-    images = see(model, batch)
+    media = [
+        getattr(config, f"{kind}{part}_token_id")
+        for kind in ("image", "video")
+        for part in ("", "_start", "_end")
+    ]
+    seen = see(model, batch)
+    is_clip = batch.grids[:, 0] > 1
+    kinds = {
+        "image": [tokens for tokens, clip in zip(seen, is_clip, strict=True) if not clip],
+        "video": [tokens for tokens, clip in zip(seen, is_clip, strict=True) if clip],
+    }
+    outputs = {
+        kind: BaseModelOutputWithPooling(pooler_output=tokens)
+        for kind, tokens in kinds.items()
+        if tokens
+    }
     output = model.model(
         input_ids=ids,
         attention_mask=attention_mask(branches),
         position_ids=torch.from_numpy(batch.positions),
         moe_mm_token_type_ids=torch.isin(ids, torch.tensor(media)).int(),
-        mm_encoder_outputs={"image": images},
+        mm_encoder_outputs=outputs,
         output_router_logits=True,
+        output_hidden_states=True,
         use_cache=False,
     )
     text = config.text_config
@@ -146,33 +171,11 @@ def predict(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> Pred
     return Prediction(
         logits=model.lm_head(output.last_hidden_state[chosen]),
         labels=labels[chosen],
-        image_tokens=torch.cat(images.pooler_output),
+        image_tokens=torch.cat(seen),
+        halfway=output.hidden_states[text.num_hidden_layers // 2],
+        is_image=(ids == config.image_token_id) | (ids == config.video_token_id),
         balance=balance,
     )
-
-
-class Guide(nn.Linear):
-    """Reads colour, kind and size off single image tokens; used in training, then thrown away.
-
-    The first steps train the vision side on this alone. Else the text model learns to ignore the
-    image, whose tokens are noise to it at first: the resampler ends up with one constant output,
-    and does not recover within any time we have.
-    """
-
-    def __init__(self, model: Ernie4_5_VLMoeForConditionalGeneration) -> None:
-        self.sizes = [1 + len(names) for names in CELL_CLASSES]
-        super().__init__(model.config.text_config.hidden_size, sum(self.sizes))
-
-    def loss(self, image_tokens: Tensor, cells: np.ndarray) -> Tensor:
-        """Mean cross-entropy over image tokens and attributes."""
-        parts = self(image_tokens).float().split(self.sizes, dim=-1)
-        targets = torch.from_numpy(cells).unbind(-1)
-        losses = []
-        for part, target in zip(parts, targets, strict=True):
-            importance = torch.ones(part.shape[-1])
-            importance[0] = BACKGROUND_WEIGHT
-            losses.append(nn.functional.cross_entropy(part, target, importance))
-        return torch.stack(losses).sum()
 
 
 def loss_of(
@@ -183,7 +186,10 @@ def loss_of(
     weights = torch.from_numpy(batch.weights[batch.labels != IGNORE])
     losses = nn.functional.cross_entropy(said.logits.float(), said.labels, reduction="none")
     loss = (losses * weights).sum() / weights.sum() + BALANCE_WEIGHT * said.balance
-    return loss + (guide.loss(said.image_tokens, batch.cells) if guide else 0)
+    if guide is None:
+        return loss
+    embeddings = model.get_input_embeddings().weight
+    return loss + guide.seeing(said.image_tokens, embeddings, batch) + guide.reading(said, batch)
 
 
 @torch.no_grad()
@@ -204,15 +210,6 @@ def accuracy(
                 counts[kind][0] += (row, number) not in missed
                 counts[kind][1] += 1
     return {kind: (right, asked) for kind, (right, asked) in sorted(counts.items())}
-
-
-def make_optimizer(model: nn.Module, rate: float) -> torch.optim.AdamW:
-    """AdamW; no decay for norms, biases and embeddings."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    plain = [p for name, p in trained.items() if p.ndim < 2 or "embed" in name]
-    decayed = [p for name, p in trained.items() if not (p.ndim < 2 or "embed" in name)]
-    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), foreach=True)
 
 
 def rate_factor(step: int, progress: float) -> float:
@@ -245,9 +242,9 @@ class Run:
         self.tokenizer = self._tokenizer()
         self.model = make_model(make_config(self.tokenizer))
         self.average = Average(self.model)
-        self.guide = Guide(self.model)
+        self.guide = Guide(self.model, self.tokenizer)
         learners = nn.ModuleList([self.model, self.guide])
-        self.optimizer = make_optimizer(learners, options.rate)
+        self.optimizers = make_optimizers(learners, options.rate)
         self.trained = [p for p in learners.parameters() if p.requires_grad]
         self.seen = self.earlier_steps = 0
         if options.resume:
@@ -259,6 +256,7 @@ class Run:
         mixture = Mixture(
             questions=options.questions,
             thinking=options.thinking,
+            clips=options.clips,
             answer_weight=options.answer_weight,
         )
         self.feed = batches(tokenizer_json, seed, size, part=rank, mixture=mixture)
@@ -285,8 +283,9 @@ class Run:
         begin = saved_at = time.monotonic()
         step, progress, total = 0, 0.0, 0.0
         while progress < 1:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.options.rate * rate_factor(self._steps_at_work(step), progress)
+            rate = self.options.rate * rate_factor(self._steps_at_work(step), progress)
+            for optimizer in self.optimizers:
+                optimizer.param_groups[0]["lr"] = rate
             total += self._step(step)
             step += 1
             elapsed = time.monotonic() - begin
@@ -313,15 +312,17 @@ class Run:
         batch = next(self.feed)
         with torch.autocast("cpu", torch.bfloat16, enabled=not self.options.float32):
             if step + self.earlier_steps < self.options.look_steps:
-                tokens = torch.cat(see(self.model, batch).pooler_output)
-                loss = self.guide.loss(tokens, batch.cells)
+                tokens = torch.cat(see(self.model, batch))
+                embeddings = self.model.get_input_embeddings().weight
+                loss = self.guide.seeing(tokens, embeddings, batch)
             else:
                 loss = loss_of(self.model, batch, self.guide)
         loss.backward()
         self._share_gradients()
         nn.utils.clip_grad_norm_(self.trained, 1.0, foreach=True)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.average.update(step + self.earlier_steps)
         return loss.item()
 
@@ -351,7 +352,8 @@ class Run:
         for name, tensor in state["average"].items():
             self.average.weights[name].copy_(tensor)
         self.guide.load_state_dict(state["guide"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
         self.earlier_steps = state["steps"]
 
     def _save(self, step: int) -> None:
@@ -363,7 +365,7 @@ class Run:
             "model": self.model.state_dict(),
             "average": self.average.weights,
             "guide": self.guide.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "steps": step + self.earlier_steps,
         }
         torch.save(state, out.with_name(f"{out.name}.training.pt"))

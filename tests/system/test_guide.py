@@ -84,17 +84,14 @@ def example_generate(model):
         yield llm, prompt, generated_text, output
 
 
-def example_generate_with_images(model, tokenizer_folder, url, requests):
+def example_generate_with_media(model, tokenizer_folder, parts, requests):
     from PIL import Image
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     messages = [
         {
             "role": "user",
-            "content": [
-                {"type": "image_url", "image_url": {"url": url}},
-                {"type": "text", "text": "图中的文物属于哪个年代"},
-            ],
+            "content": [*parts, {"type": "text", "text": "图中的文物属于哪个年代"}],
         }
     ]
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -109,6 +106,10 @@ def example_generate_with_images(model, tokenizer_folder, url, requests):
                 image_bytes = requests.get(url).content
                 img = Image.open(io.BytesIO(image_bytes))
                 images.append(img)
+            elif part["type"] == "video_url":
+                url = part["video_url"]["url"]
+                video_bytes = requests.get(url).content
+                videos.append({"video": video_bytes, "max_frames": 30})
     sampling_params = SamplingParams(temperature=0.1, max_tokens=6400)
     llm = LLM(
         model=model,
@@ -155,13 +156,36 @@ def test_generate(text_model):
     check(example_generate(text_model), 1)
 
 
-def test_generate_with_images(png):
+@pytest.fixture(scope="module")
+def mp4(load_file):
+    return load_file("processors/video_files.py").video(20, 10)
+
+
+@pytest.mark.parametrize("kinds", [("image",), ("video",), ("image", "video")])
+def test_generate_with_media(png, mp4, kinds):
     from mmdeploy_llm.intake.checkpoint import resolve_model
 
-    requests = types.SimpleNamespace(get=lambda url: types.SimpleNamespace(content=png))
+    contents = {"image": png, "video": mp4}
+    requests = types.SimpleNamespace(get=lambda url: types.SimpleNamespace(content=contents[url]))
+    parts = [{"type": f"{kind}_url", f"{kind}_url": {"url": kind}} for kind in kinds]
     folder = resolve_model(VL_MODEL, None)
-    url = "https://example.invalid/example2.jpg"
-    example = example_generate_with_images(VL_MODEL, folder, url, requests)
-    ((_, _, _, reasoning, output),) = check(example, 1)
+    ((_, _, _, reasoning, output),) = check(
+        example_generate_with_media(VL_MODEL, folder, parts, requests), 1
+    )
     assert reasoning
-    assert output.num_input_image_tokens > 0
+    assert (output.num_input_image_tokens > 0) == ("image" in kinds)
+    assert (output.num_input_video_tokens > 0) == ("video" in kinds)
+
+
+def test_frame_options_on_a_chat_part(mp4):
+    """What the guide gives in a dict, a video_url part may say too."""
+    url = "data:video/mp4;base64," + base64.b64encode(mp4).decode()
+    found = {}
+    with LLM(model=VL_MODEL) as llm:
+        for most in (4, 8):
+            part = {"type": "video_url", "video_url": {"url": url}, "max_frames": most, "fps": 10}
+            text = {"type": "text", "text": "Describe the video."}
+            [output] = llm.chat([{"role": "user", "content": [part, text]}], use_tqdm=False)
+            assert output.is_ok, output.error_msg
+            found[most] = output.num_input_video_tokens
+    assert found[8] == 2 * found[4]

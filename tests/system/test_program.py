@@ -34,7 +34,7 @@ def test_every_picture_has_a_caption_but_the_corrupt_one(demo):
     assert set(records) == {path.name for path in PICTURES.iterdir()}
     assert [name for name, line in records.items() if line["error"]] == [CORRUPT]
     assert records[CORRUPT]["error"]["code"] == 400
-    assert "10 captioned, 1 failed" in result.stdout
+    assert "12 captioned, 1 failed" in result.stdout
 
 
 def test_captions_come_with_reasoning_counts_and_times(demo):
@@ -46,15 +46,23 @@ def test_captions_come_with_reasoning_counts_and_times(demo):
         assert line["reasoning"]
         assert "think>" not in line["text"] + line["reasoning"]
         assert line["finish_reason"] == "stop"
-        assert 0 < line["num_image_tokens"] < line["num_prompt_tokens"]
+        kind = "video" if name.endswith(".mp4") else "image"
+        assert 0 < line[f"num_{kind}_tokens"] < line["num_prompt_tokens"]
         assert line["num_output_tokens"] > 5
         assert 0 < line["timings"]["generate"] <= line["timings"]["total"]
 
 
+def test_the_clips_are_understood(demo):
+    _, records, _ = demo
+    assert records["clip-1.mp4"]["text"] == "A large red diamond moves up."
+    assert records["clip-2.mp4"]["text"] == "A large cyan diamond moves right."
+
+
 def test_the_page_shows_every_picture(demo):
     _, _, page = demo
-    assert page.count("<article") == 11
-    assert page.count("data:image/jpeg;base64,") == 10
+    assert page.count("<article") == 13
+    # A picture for each image, four to eight frames for each clip.
+    assert 10 + 2 * 4 <= page.count("data:image/jpeg;base64,") <= 10 + 2 * 8
     assert page.count('class="card failed"') == 1
 
 

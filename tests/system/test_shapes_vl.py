@@ -9,7 +9,8 @@ import pytest
 
 NUM_SCENES = 100
 # What the bundled weights reach, less some room for chance; the example's README has the figures.
-LEAST = {"caption": 0.8, "question": 0.7, "thinking": 0.7}
+LEAST = {"caption": 0.9, "question": 0.9, "thinking": 0.9}
+NUM_CLIPS = 60
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shapes_vl"
 
 
@@ -22,7 +23,7 @@ def evaluate():
         yield importlib.import_module("evaluate")
     finally:
         sys.path.remove(str(EXAMPLE))
-        for name in {"evaluate", "scenes", "questions"} - before:
+        for name in {"evaluate", "scenes", "questions", "clips"} - before:
             sys.modules.pop(name, None)
 
 
@@ -49,6 +50,15 @@ def test_reduced_evaluation(evaluate, cases):
     assert asked["caption"] == NUM_SCENES
     shares = {sort: right[sort] / asked[sort] for sort in asked}
     assert all(shares[sort] >= LEAST[sort] for sort in LEAST), shares
+
+
+def test_clips_from_mp4_files(evaluate, tmp_path):
+    cases = list(evaluate.draw_clip_cases(tmp_path, NUM_CLIPS, seed=1))
+    replies = evaluate.with_llm("shapes-vl")(cases)
+    right = sum(
+        answer == case.question.answer for case, (answer, _) in zip(cases, replies, strict=True)
+    )
+    assert right >= 0.9 * NUM_CLIPS, right
 
 
 def test_transformers_gives_the_same_answers(evaluate, cases):
