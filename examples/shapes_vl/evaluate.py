@@ -129,6 +129,9 @@ def with_transformers(model: str) -> Engine:
     import torch
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
+    from mmdeploy_llm.intake.checkpoint import resolve_model
+
+    model = str(resolve_model(model))
     tokenizer = AutoTokenizer.from_pretrained(model)
     processor = AutoImageProcessor.from_pretrained(model)
     network = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.bfloat16).eval()

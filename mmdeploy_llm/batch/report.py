@@ -138,7 +138,7 @@ def report_batch(
         prompt=settings.question,
         created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
         version=metadata.version("mmdeploy-llm"),
-        unit="image" if is_caption else "item",
+        unit="file" if is_caption else "item",
         done="captioned" if is_caption else "answered",
         speeds=speeds if run.num_items else {},
         settings={name: str(value) for name, value in asked.items()},

@@ -254,7 +254,7 @@ def test_cache_growth_pysec_2026_4361(make_intake):
     for number in range(2, 30):
         source = {"prompt": PLACE, "multimodal_data": {"image": str(number).encode()}}
         intake.accept(source, SamplingParams())
-    assert intake.media.cache.num_bytes <= 300
+    assert intake.media.stats["processed"].num_bytes <= 300
 
 
 def test_template_from_request_cve_2026_5760_pysec_2026_2013(real):

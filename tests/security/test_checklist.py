@@ -423,7 +423,7 @@ def test_12_caches_are_bounded_in_bytes(make_intake, processor):
     for number in range(2, 12):
         prompt = {"prompt": PLACE, "multimodal_data": {"image": str(number).encode()}}
         intake.accept(prompt, SamplingParams())
-        assert intake.media.cache.num_bytes <= 250
+        assert intake.media.stats["processed"].num_bytes <= 250
     model = ModelLimits(dtype="float32", max_position_embeddings=64, hidden_size=8)
     config = EngineConfig(model="m", encoder_cache_memory=320)
     runtime = resolve(config, model, HostFacts(has_cuda=False, num_cpus=1))
