@@ -53,7 +53,8 @@ SHARED_BY_PLUGINS = {
     "mmdeploy_llm_processors.video": (
         "mmdeploy_llm_processors.image",
         "mmdeploy_llm_processors.isolation",
-    )
+    ),
+    "mmdeploy_llm_processors.image": ("mmdeploy_llm_processors.isolation",),
 }
 MAKES_PREVIEWS = ("batch", "mmdeploy_llm_processors")
 PLUGIN_API = {"hooks", "messages", "forward", "request", "errors", "layers"}

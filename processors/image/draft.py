@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile
+from PIL import Image
 from torch.nn.functional import interpolate
 
 from .arrays import to_array
@@ -20,12 +20,6 @@ from .arrays import to_array
 TORCH_FILTERS = MappingProxyType(
     {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
 )
-
-
-def shrink_on_load(opened: ImageFile.ImageFile, size: tuple[int, int]) -> None:
-    """Makes a JPEG that is not loaded yet load at the smallest of 1/1, 1/2, 1/4 and 1/8 that is not
-    below `size`, (width, height) before turning, in either direction."""
-    opened.draft(None, size)
 
 
 def resize_draft(image: Image.Image, height: int, width: int, resample: int) -> np.ndarray:

@@ -44,6 +44,10 @@ class ImageProcessor(MediaProcessor):
         self._decoder = ImageDecoder()
         self._table = normalise_table(self.options)
 
+    def close(self) -> None:
+        """Ends the processes that decode."""
+        self._decoder.close()
+
     def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
         """The upright RGB image behind bytes, a PIL image, a numpy array or a torch tensor.
 

@@ -408,3 +408,43 @@ def test_orientation_forms_other_than_plain_exif(encode):
     changed = Image.new("RGB", (20, 10))
     changed.getexif()[0x0112] = 6
     assert decoded(changed).size == (10, 20)
+
+
+class TestIsolation:
+    """A file decoded in a process of its own gives the same pixels and the same errors."""
+
+    @pytest.fixture
+    def decoder(self):
+        found = ImageDecoder()
+        yield found
+        found.close()
+
+    @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
+    def test_same_image(self, decoder, noise, encode, limits, format):
+        blob = encode(noise(40, 30), format)
+        apart = replace(limits, isolation="process")
+        ours, theirs = decoder.decode(blob, limits), decoder.decode(blob, apart)
+        assert ours.image.tobytes() == theirs.image.tobytes()
+        assert (ours.size, ours.digest) == (theirs.size, theirs.digest)
+        assert decoder.peek(blob, apart) == decoder.peek(blob, limits)
+
+    def test_same_draft(self, decoder, noise, encode, limits):
+        blob = encode(noise(640, 480), "JPEG")
+        apart = replace(limits, isolation="process")
+        made = [
+            decoder.decode(blob, chosen, lambda height, width: (100, 130))
+            for chosen in (limits, apart)
+        ]
+        assert made[0].image.size == made[1].image.size == (160, 120)
+        assert made[0].draft_of == made[1].draft_of == (640, 480)
+        assert made[0].image.tobytes() == made[1].image.tobytes()
+
+    def test_same_errors(self, decoder, noise, encode, limits):
+        tight = replace(limits, max_pixels=1000)
+        for blob, chosen in ((b"", limits), (b"no image", limits), (encode(noise(40, 30)), tight)):
+            found = []
+            for isolation in ("thread", "process"):
+                with pytest.raises(MediaError) as caught:
+                    decoder.decode(blob, replace(chosen, isolation=isolation))
+                found.append((caught.type, str(caught.value)))
+            assert found[0] == found[1]

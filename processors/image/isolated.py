@@ -1,0 +1,70 @@
+"""Image files decoded in a worker process: what the worker does, and what asks it to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from mmdeploy_llm_processors.isolation import Workers
+from PIL import Image
+
+from mmdeploy_llm.hooks import MediaLimits
+
+from .files import DecodedImage, ImageHeader, Wanted, decode_file, digest_of, peek_file
+
+# In the worker. Answers are (JSON, uint8 array or None).
+
+
+def peek(blob: bytes, limits: Mapping[str, int]) -> Iterator[tuple[dict[str, Any], None]]:
+    """The size, (width, height)."""
+    yield {"size": peek_file(blob, MediaLimits(**limits)).size}, None
+
+
+def decode(
+    blob: bytes, limits: Mapping[str, int], least: Sequence[int] | None
+) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """The pixels [height, width, 3]. least: (height, width) that is enough, for a draft."""
+    wanted = None if least is None else lambda height, width: (least[0], least[1])
+    made = decode_file(blob, MediaLimits(**limits), wanted)
+    yield {"draft_of": made.draft_of}, np.asarray(made.image)
+
+
+# In the intake's threads.
+
+
+def peek_apart(blob: bytes, limits: MediaLimits, workers: Workers) -> ImageHeader:
+    """As files.peek_file, in a worker."""
+    [(facts, _)] = _call(workers, "peek", blob, limits)
+    width, height = facts["size"]
+    return ImageHeader(size=(width, height))
+
+
+def decode_apart(
+    blob: bytes, limits: MediaLimits, wanted: Wanted | None, workers: Workers
+) -> DecodedImage:
+    """As files.decode_file, in a worker."""
+    least = None
+    if wanted is not None:
+        width, height = peek_apart(blob, limits, workers).size
+        least = wanted(height, width)
+    [(facts, pixels)] = _call(workers, "decode", blob, limits, least=least)
+    draft_of = facts["draft_of"]
+    return DecodedImage(
+        image=Image.fromarray(pixels),
+        digest=digest_of(b"encoded", blob),
+        draft_of=None if draft_of is None else (draft_of[0], draft_of[1]),
+    )
+
+
+def _call(
+    workers: Workers, name: str, blob: bytes, limits: MediaLimits, **args: Any
+) -> Iterator[tuple[Any, Any]]:
+    bounds = {"max_bytes": limits.max_bytes, "max_pixels": limits.max_pixels}
+    return workers.stream(
+        f"{__name__}:{name}",
+        blob,
+        {"limits": bounds, **args},
+        timeout=limits.decode_timeout,
+        max_memory=limits.decode_memory,
+    )
