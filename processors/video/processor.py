@@ -122,6 +122,8 @@ class VideoProcessor(MediaProcessor):
         for step in range(steps):
             group = list(islice(frames, self.frames_per_patch))
             patchify_group(group, self._table, self._image_options, out=out[step])
+        # To its end: the process that decodes is then free for the next video.
+        assert next(frames, None) is None
         pixels = torch.from_numpy(out).view(-1, patch_dim)
         return MediaInput(
             kind=self.kind,

@@ -9,6 +9,7 @@ import mmdeploy_llm_processors.video
 import numpy as np
 import pytest
 import torch
+from mmdeploy_llm_processors.isolation import pool
 from mmdeploy_llm_processors.video.processor import ErnieVideoProcessor, QwenVideoProcessor
 from mmdeploy_llm_processors.video.stamp import Stamp, time_text
 from PIL import Image, ImageDraw, ImageFont
@@ -197,6 +198,22 @@ class TestIsolation:
         assert all(
             torch.equal(item.tensors["pixels"], made[0].tensors["pixels"]) for item in made[1:]
         )
+        processor.close()
+
+    def test_the_process_is_used_again(self, make, files, monkeypatch):
+        started, start = [], pool.subprocess.Popen
+
+        def watched(*args, **kwargs):
+            started.append(start(*args, **kwargs))
+            return started[-1]
+
+        monkeypatch.setattr(pool.subprocess, "Popen", watched)
+        processor = make(video_fps=10)
+        for num in (3, 4, 5):
+            item = processor.decode(files.video(num, 10), LIMITS)
+            processor.process(item, {})
+            processor.previews(item, {})
+        assert len(started) == 1
         processor.close()
 
     def test_same_errors(self, make, files):
