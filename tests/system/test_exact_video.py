@@ -1,5 +1,9 @@
 """Prompts with videos, and with images and videos mixed, equal transformers' own model."""
 
+import base64
+import io
+
+import numpy as np
 import pytest
 import torch
 
@@ -95,3 +99,76 @@ def test_with_a_prefix_cache_hit(vl_reference, make_llm, found, wanted):
     cold, warm = run(llm, found), run(llm, found)
     assert tokens(cold) == tokens(warm) == wanted
     assert all(output.num_cached_tokens > 0 for output in warm)
+
+
+@pytest.fixture(scope="module")
+def blob(load_file):
+    return load_file("processors/video_files.py").video(8, 10)
+
+
+class TestForms:
+    """A video in every form, in generate and in chat."""
+
+    @pytest.fixture
+    def ask(self, vl_reference, make_llm):
+        llm, _ = make_llm(vl_reference.folder)
+
+        def ask(source):
+            """Its tokens from generate and from chat, which must have the same video tokens."""
+            prompt = f"User: {vl_reference.video_text()} what moves? Assistant:"
+            generate = {"prompt": prompt, "multimodal_data": {"video": [source]}}
+            part = {"type": "video", "video": source}
+            if isinstance(source, dict):
+                part = {"type": "video", **source}
+            text = {"type": "text", "text": "what moves?"}
+            [one] = llm.generate([generate], GREEDY, use_tqdm=False)
+            [other] = llm.chat([{"role": "user", "content": [part, text]}], GREEDY, use_tqdm=False)
+            assert (one.error_msg, other.error_msg) == (None, None)
+            assert one.num_input_video_tokens == other.num_input_video_tokens > 0
+            return tokens([one, other])
+
+        return ask
+
+    def test_files(self, ask, blob, tmp_path):
+        path = tmp_path / "a clip.mp4"
+        path.write_bytes(blob)
+        data_url = "data:video/mp4;base64," + base64.b64encode(blob).decode()
+        want = ask(blob)
+        with path.open("rb") as file:
+            for source in (
+                str(path),
+                path,
+                path.as_uri(),
+                data_url,
+                bytearray(blob),
+                io.BytesIO(blob),
+                file,
+                {"video": blob},
+            ):
+                assert ask(source) == want
+
+    def test_frames(self, ask, make_clip):
+        frames = make_clip(5, 4, 60, 84, range(4)).frames
+        array = np.stack([np.asarray(frame) for frame in frames])
+        want = ask(frames)
+        for source in (
+            tuple(frames),
+            array,
+            list(array),
+            torch.from_numpy(array),
+            torch.from_numpy(array).permute(0, 3, 1, 2),
+            {"video": frames},
+        ):
+            assert ask(source) == want
+
+    def test_a_url_part(self, vl_reference, make_llm, blob):
+        """OpenAI's form, with options beside it."""
+        llm, _ = make_llm(vl_reference.folder)
+        url = "data:video/mp4;base64," + base64.b64encode(blob).decode()
+        text, found = {"type": "text", "text": "what moves?"}, []
+        for options in ({"fps": 5, "min_frames": 2}, {"fps": 10}):
+            part = {"type": "video_url", "video_url": {"url": url}, **options}
+            [output] = llm.chat([{"role": "user", "content": [part, text]}], GREEDY, use_tqdm=False)
+            assert output.error_msg is None
+            found.append(output.num_input_video_tokens)
+        assert found[1] == 2 * found[0]
