@@ -6,6 +6,7 @@ EngineConfig --> plugins --> checkpoint --> RuntimeConfig --> model --> KV cache
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable
@@ -53,6 +54,7 @@ from .weights.load import build_model
 logger = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 16
+CPU_IDLE_SHARE = 8  # one block of so many, at most, keeps content that no request uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,7 @@ def assemble(config: EngineConfig) -> Assembly:
     """Everything from a config. Raises ConfigError, ModelError and PluginError."""
     parts = _read(config)
     runtime = _runtime(config, parts.checkpoint)
+    _bound_kernel_cache()
     if runtime.num_threads != torch.get_num_threads():
         torch.set_num_threads(runtime.num_threads)
     model: Model = build_model(
@@ -99,7 +102,7 @@ def assemble(config: EngineConfig) -> Assembly:
     runtime = _fitted(config, runtime, num_blocks)
     _log_cache(num_blocks, shape)
     engine = Engine(
-        scheduler=_scheduler(parts, runtime, num_blocks),
+        scheduler=_scheduler(parts, runtime, shape, num_blocks),
         runner=_runner(parts, runtime, model, shape, num_blocks),
         delivery=_delivery(parts),
         plugins=parts.plugins,
@@ -233,7 +236,28 @@ def _log_cache(num_blocks: int, shape: KVCacheShape) -> None:
     )
 
 
-def _scheduler(parts: _Parts, runtime: RuntimeConfig, num_blocks: int) -> Scheduler:
+def _max_idle_blocks(runtime: RuntimeConfig, shape: KVCacheShape, num_blocks: int) -> int | None:
+    """On CUDA the whole KV cache is taken anyway. On CPU untouched memory costs nothing, and a long
+    batch of different prompts would fill it all with beginnings that never come again."""
+    if runtime.prefix_cache_memory_bytes is not None:
+        return max(1, runtime.prefix_cache_memory_bytes // shape.bytes_per_block)
+    if runtime.device != "cpu":
+        return None
+    context = -(-runtime.max_model_len // runtime.block_size)
+    return max(1, min(num_blocks // CPU_IDLE_SHARE, context))
+
+
+def _bound_kernel_cache() -> None:
+    """torch keeps the last 1,024 linear kernels of each thread, one for each number of rows, a
+    megabyte or so each: hundreds of megabytes after a thousand steps of different sizes. The
+    variable is read when the first linear layer runs; what the user has set stays."""
+    if os.name == "posix":
+        ctypes.CDLL(None).setenv(b"LRU_CACHE_CAPACITY", b"64", 0)
+
+
+def _scheduler(
+    parts: _Parts, runtime: RuntimeConfig, shape: KVCacheShape, num_blocks: int
+) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
             max_num_seqs=runtime.max_num_seqs,
@@ -242,6 +266,7 @@ def _scheduler(parts: _Parts, runtime: RuntimeConfig, num_blocks: int) -> Schedu
             num_blocks=num_blocks,
             block_size=runtime.block_size,
             enable_prefix_caching=runtime.enable_prefix_caching,
+            max_idle_blocks=_max_idle_blocks(runtime, shape, num_blocks),
             enable_chunked_prefill=runtime.enable_chunked_prefill,
             encoder_cache_tokens=runtime.encoder_cache_tokens,
             atomic_media=parts.spec.atomic_media,

@@ -126,6 +126,12 @@ class EngineConfig(FrozenParams):
     enable_prefix_caching: bool = Field(
         default=True, description="share the blocks of equal prompt beginnings"
     )
+    prefix_cache_memory: int | None = Field(
+        default=None,
+        ge=1,
+        description="bytes of the KV cache for beginnings that no request uses now; "
+        "default: one longest request on CPU, an eighth of it at most; all of it on CUDA",
+    )
     enable_chunked_prefill: bool = Field(
         default=True, description="compute long prompts over several steps"
     )
@@ -306,6 +312,7 @@ class RuntimeConfig:
     kv_cache_memory_bytes: int | None  # None: measured when the model is loaded
     num_blocks_override: int | None
     enable_prefix_caching: bool
+    prefix_cache_memory_bytes: int | None  # None: the device's default
     enable_chunked_prefill: bool
     limit_mm_per_prompt: Mapping[str, int]
     encoder_cache_tokens: int
@@ -351,7 +358,7 @@ def resolve(
             "or lower the second"
         )
     attention = choose_attention(config.attention_backend, device, dtype, config.block_size)
-    encoder_bytes = config.encoder_cache_memory or 2**30
+    encoder_bytes = config.encoder_cache_memory or (2**30 if is_cuda else 2**28)
     itemsize = 4 if dtype == "float32" else 2
     return RuntimeConfig(
         device=device,
@@ -365,6 +372,7 @@ def resolve(
         kv_cache_memory_bytes=config.kv_cache_memory,
         num_blocks_override=config.num_gpu_blocks_override,
         enable_prefix_caching=config.enable_prefix_caching,
+        prefix_cache_memory_bytes=config.prefix_cache_memory,
         enable_chunked_prefill=config.enable_chunked_prefill,
         limit_mm_per_prompt={
             **dict.fromkeys(("image", "video"), MEDIA_LIMIT_DEFAULT),

@@ -24,13 +24,23 @@ class BlockPool:
                                          match + allocate: USED again <-----------+
 
     A block in use belongs to one request or, when it has a key, to all requests that begin with the
-    same content. Idle blocks count as free. Every operation costs O(1) for each block it touches.
+    same content. Idle blocks count as free; of more than `max_idle_blocks` (None: any number) the
+    oldest become empty, and empty ones are used again last in, first out: memory that was never
+    touched stays so. Every operation costs O(1) for each block it touches.
     """
 
-    def __init__(self, *, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        max_idle_blocks: int | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
+        self._max_idle = max_idle_blocks
         self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers are used first
         self._idle: OrderedDict[int, None] = OrderedDict()  # by release: the first is evicted first
         self._num_users = [0] * num_blocks
@@ -96,14 +106,18 @@ class BlockPool:
                     self._idle[block] = None
                 else:
                     self._empty.append(block)
+        while self._max_idle is not None and len(self._idle) > self._max_idle:
+            self._empty.append(self._evict())
 
     def _take(self) -> int:
-        if self._empty:
-            block = self._empty.pop()
-        else:
-            block, _ = self._idle.popitem(last=False)
-            del self._block_of[self._key_of.pop(block)]
+        block = self._empty.pop() if self._empty else self._evict()
         self._num_users[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        """The block that was idle longest, without its content."""
+        block, _ = self._idle.popitem(last=False)
+        del self._block_of[self._key_of.pop(block)]
         return block
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
@@ -121,5 +135,6 @@ class BlockPool:
         assert len(set(free)) == len(free) == self.num_blocks - len(users), "lost or doubled blocks"
         assert not set(free) & set(users), "blocks both free and in use"
         assert all(block in self._key_of for block in self._idle), "idle block without a key"
+        assert self._max_idle is None or len(self._idle) <= self._max_idle, "too many idle blocks"
         assert not any(block in self._key_of for block in self._empty), "empty block with a key"
         assert {key: block for block, key in self._key_of.items()} == self._block_of, "keys differ"

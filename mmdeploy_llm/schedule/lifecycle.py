@@ -37,6 +37,7 @@ class Lifecycle:
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
+            max_idle_blocks=config.max_idle_blocks,
         )
         # Without chunks a prompt needs all its media in one step: only the cache limits it then.
         is_chunked = config.enable_chunked_prefill

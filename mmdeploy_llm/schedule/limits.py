@@ -13,9 +13,9 @@ from mmdeploy_llm.request import Request
 class SchedulerConfig:
     """The scheduler's limits; sizes in tokens, num_blocks in KV cache blocks of block_size tokens.
 
-    max_num_batched_tokens: computed in one step, decode and prefill together. encoder_cache_tokens:
-    encoder outputs held at the same time. atomic_media: the tokens of a media item must be computed
-    in one step.
+    max_num_batched_tokens: computed in one step, decode and prefill together. max_idle_blocks: how
+    many may keep content which no request uses (None: all). encoder_cache_tokens: encoder outputs
+    held at the same time. atomic_media: the tokens of a media item must be computed in one step.
     """
 
     max_num_seqs: int
@@ -24,6 +24,7 @@ class SchedulerConfig:
     num_blocks: int
     block_size: int
     enable_prefix_caching: bool = True
+    max_idle_blocks: int | None = None
     enable_chunked_prefill: bool = True
     encoder_cache_tokens: int = 1
     atomic_media: bool = False

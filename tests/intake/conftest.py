@@ -131,6 +131,7 @@ def config():
         kv_cache_memory_bytes=None,
         num_blocks_override=None,
         enable_prefix_caching=True,
+        prefix_cache_memory_bytes=None,
         enable_chunked_prefill=True,
         limit_mm_per_prompt={"image": 4, "video": 1},
         encoder_cache_tokens=1000,

@@ -6,9 +6,12 @@ from mmdeploy_llm.schedule.blocks import BlockPool
 from mmdeploy_llm.schedule.prefix import PrefixKeys
 
 
-def make_pool(num_blocks=8, enable_prefix_caching=True):
+def make_pool(num_blocks=8, enable_prefix_caching=True, max_idle_blocks=None):
     return BlockPool(
-        num_blocks=num_blocks, block_size=4, enable_prefix_caching=enable_prefix_caching
+        num_blocks=num_blocks,
+        block_size=4,
+        enable_prefix_caching=enable_prefix_caching,
+        max_idle_blocks=max_idle_blocks,
     )
 
 
@@ -146,6 +149,22 @@ def test_blocks_without_content_are_used_before_any_eviction(kit):
     pool.free(store(pool, request))
     pool.allocate(2)
     assert len(pool.match(keys_of(request), 9)) == 2
+
+
+def test_few_idle_blocks_are_kept_and_touched_ones_are_used_first(kit):
+    """A long row of different requests uses the same few blocks again and again."""
+    pool = make_pool(num_blocks=100, max_idle_blocks=3)
+    seen = set()
+    for number in range(50):
+        table = store(pool, kit.make_request(str(number), range(100 * number, 100 * number + 8)))
+        seen.update(table)
+        pool.free(table)
+        pool.check_integrity([])
+    assert len(seen) <= 3 + 2
+    last = kit.make_request("again", [*range(4900, 4908), 1])
+    assert len(pool.match(keys_of(last), 9)) == 2
+    first = kit.make_request("first", [*range(8), 1])
+    assert pool.match(keys_of(first), 9) == []
 
 
 def test_use_makes_a_block_young_again(kit):

@@ -8,6 +8,7 @@ import pytest
 SCENES = {
     "roomy": {"num_blocks": 200, "max_num_batched_tokens": 64, "max_num_seqs": 8},
     "tiny pool": {"num_blocks": 17, "max_num_seqs": 6},
+    "few idle blocks": {"num_blocks": 17, "max_idle_blocks": 3},
     "tiny pool, no prefix cache": {"num_blocks": 17, "enable_prefix_caching": False},
     "tiny encoder cache": {"encoder_cache_tokens": 9, "num_blocks": 40},
     "one token blocks": {"block_size": 1, "num_blocks": 64},
