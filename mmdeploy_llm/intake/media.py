@@ -25,7 +25,7 @@ from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
 from .cache import ByteCache, CacheStats
 
-CACHE_BYTES = 96 * 2**20
+CACHE_BYTES = 64 * 2**20
 FETCHED_BYTES = 64 * 2**20
 FETCHED_AGE = 60.0  # seconds
 REMOTE = re.compile(r"\s*(?!file:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
