@@ -503,3 +503,18 @@ def test_the_models_own_reasoning_parser(tiny_folder):
         with LLM(model=str(tiny_folder(family)), reasoning_parser="auto") as llm:
             (output,) = llm.generate("fox</think>", GREEDY, use_tqdm=False)
         assert output.outputs.reasoning_content == reasoning
+
+
+def test_prefix_cache_memory_bounds_what_is_kept(tiny_folder):
+    """One byte keeps one block, the least there is; by default a whole prompt is kept."""
+    from mmdeploy_llm import LLM
+
+    prompt, found = "The quick brown fox jumps over the lazy dog, twice.", []
+    for options in ({}, {"prefix_cache_memory": 1}):
+        with LLM(model=str(tiny_folder("qwen2")), block_size=4, **options) as llm:
+            for _ in range(2):
+                [output] = llm.generate([prompt], GREEDY, use_tqdm=False)
+            found.append(output.num_cached_tokens)
+            assert len(output.prompt_token_ids) > 12
+    assert found[0] > 8
+    assert found[1] <= 4
