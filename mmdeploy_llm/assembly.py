@@ -176,14 +176,7 @@ def _runtime(config: EngineConfig, checkpoint: Checkpoint) -> RuntimeConfig:
         hidden_size=text.hidden_size,
     )
     host = HostFacts(has_cuda=torch.cuda.is_available(), num_cpus=_num_cpus())
-    return resolve(config, limits, host, _choose_attention)
-
-
-def _choose_attention(
-    name: str, device: str, dtype: str, block_size: int | None
-) -> AttentionChoice:
-    chosen = attention.select(name, device, dtype, block_size)
-    return AttentionChoice(backend=chosen.name, block_size=chosen.block_size)
+    return resolve(config, limits, host, attention.select)
 
 
 def _num_cpus() -> int:
@@ -278,7 +271,7 @@ def _runner(
     parts: _Parts, runtime: RuntimeConfig, model: Model, shape: KVCacheShape, num_blocks: int
 ) -> Runner:
     device = torch.device(runtime.device)
-    chosen = attention.Selection(name=runtime.attention_backend, block_size=runtime.block_size)
+    chosen = AttentionChoice(name=runtime.attention_backend, block_size=runtime.block_size)
     runner = Runner(
         model=model,
         backend=attention.create(chosen),

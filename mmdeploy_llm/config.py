@@ -326,9 +326,9 @@ class RuntimeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionChoice:
-    """An attention backend, and the KV cache block size it runs with."""
+    """An attention backend by name, and the KV cache block size it runs with."""
 
-    backend: str
+    name: str
     block_size: int
 
 
@@ -384,7 +384,7 @@ def resolve(
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
         seed=config.seed,
         use_warmup=config.use_warmup,
-        attention_backend=attention.backend,
+        attention_backend=attention.name,
     )
 
 

@@ -7,7 +7,6 @@ import itertools
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -231,16 +230,16 @@ class LLM:
     def _jobs(
         self, prompts: Iterable[Any], params: Iterable[SamplingParams], stream: bool = False
     ) -> Iterator[Job]:
-        for index, (prompt, own) in enumerate(zip(prompts, params, strict=False)):
+        return self._pair_jobs(zip(prompts, params, strict=False), stream)
+
+    def _pair_jobs(
+        self, pairs: Iterable[tuple[Any, SamplingParams]], stream: bool = False
+    ) -> Iterator[Job]:
+        for index, (prompt, own) in enumerate(pairs):
             accept = partial(
                 self._intake.accept, prompt, own, stream=stream, number=next(self._numbers)
             )
             yield Job(index=index, prompt=prompt, num_outputs=own.n, accept=accept)
-
-    def _pair_jobs(self, pairs: Iterable[tuple[Prompt, SamplingParams]]) -> Iterator[Job]:
-        for index, (prompt, own) in enumerate(pairs):
-            (job,) = self._jobs((prompt,), (own,))
-            yield replace(job, index=index)
 
     def _chat_jobs(
         self,

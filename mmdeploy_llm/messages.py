@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 Prompts = Prompt | Iterable[Prompt]
 
 MEDIA_KINDS = ("image", "video")
+SCHEME = re.compile(r"(data|file):|([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,13 @@ class MediaRef:
     kind: str
     uri: str
     caller: str = "generate"
+
+    @property
+    def scheme(self) -> str:
+        """The URL scheme in lower case, "" for a path: only `data:`, `file:` and `x://` make a
+        URL."""
+        match = SCHEME.match(self.uri.lstrip()[:64])
+        return (match[1] or match[2]).lower() if match else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

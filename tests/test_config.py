@@ -18,7 +18,7 @@ def run(host=CPU, model=MODEL, **options):
 
 
 def choose(name, device, dtype, block_size):
-    return AttentionChoice(backend=f"{name} on {device}", block_size=block_size or 64)
+    return AttentionChoice(name=f"{name} on {device}", block_size=block_size or 64)
 
 
 def test_cpu_defaults():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 
+from mmdeploy_llm.config import AttentionChoice
 from mmdeploy_llm.errors import ConfigError
 
 from .base import AttentionBackend
@@ -15,15 +15,7 @@ BACKENDS = ("flash-attn", "reference")
 DEFAULT_BLOCK_SIZE = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """A backend's name and the KV cache block size it runs with."""
-
-    name: str
-    block_size: int
-
-
-def select(name: str, device: str, dtype: str, block_size: int | None) -> Selection:
+def select(name: str, device: str, dtype: str, block_size: int | None) -> AttentionChoice:
     """The backend for `device` and `dtype`; block_size None lets it choose. Raises ConfigError."""
     if name == "auto":
         name = "flash-attn" if _can_flash(device, dtype) else "reference"
@@ -32,13 +24,13 @@ def select(name: str, device: str, dtype: str, block_size: int | None) -> Select
             f"attention_backend = {name!r} is not known; use auto, {', '.join(BACKENDS)}"
         )
     if name == "flash-attn":
-        return Selection(name=name, block_size=_flash_block_size(device, dtype, block_size))
-    return Selection(name=name, block_size=block_size or DEFAULT_BLOCK_SIZE)
+        return AttentionChoice(name=name, block_size=_flash_block_size(device, dtype, block_size))
+    return AttentionChoice(name=name, block_size=block_size or DEFAULT_BLOCK_SIZE)
 
 
-def create(selection: Selection) -> AttentionBackend:
-    """The selected backend. Raises ConfigError when what it needs is not installed."""
-    return FlashAttention() if selection.name == "flash-attn" else ReferenceAttention()
+def create(choice: AttentionChoice) -> AttentionBackend:
+    """The backend that was chosen. Raises ConfigError when what it needs is not installed."""
+    return FlashAttention() if choice.name == "flash-attn" else ReferenceAttention()
 
 
 def _can_flash(device: str, dtype: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -28,7 +27,6 @@ from .cache import ByteCache, CacheStats
 CACHE_BYTES = 64 * 2**20
 FETCHED_BYTES = 64 * 2**20
 FETCHED_AGE = 60.0  # seconds
-REMOTE = re.compile(r"\s*(?!file:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 Result = TypeVar("Result")
 Fetch = Callable[[MediaRef, MediaLimits], bytes]
@@ -185,7 +183,7 @@ class MediaLoader:
 
     def _named(self, ref: MediaRef) -> bytes:
         """The bytes of a path or URL. Paths are read anew each time, which is quick and right."""
-        if not REMOTE.match(ref.uri):
+        if ref.scheme in ("", "data", "file"):
             return self._fetch(ref, self._limits)
         key = f"{ref.kind}\0{ref.caller}\0{ref.uri}"
         return self._fetched.get_or_make(key, lambda: self._fetch(ref, self._limits))

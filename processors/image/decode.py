@@ -37,10 +37,13 @@ NUM_LOCKS = 64
 
 class ImageDecoder:
     """Opens and decodes images, from several threads at once; files in processes of their own
-    where `limits.isolation` is "process"."""
+    where `limits.isolation` is "process".
 
-    def __init__(self) -> None:
-        self._workers = Workers()
+    workers: these processes, None: of its own.
+    """
+
+    def __init__(self, workers: Workers | None = None) -> None:
+        self._workers = workers or Workers()
         # An opened Pillow image loads its pixels on first use; two threads must not do so at once.
         self._locks = tuple(threading.Lock() for _ in range(NUM_LOCKS))
 

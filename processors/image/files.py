@@ -135,13 +135,7 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> Deco
 
 def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
     """The image with its header read and its size within the limits; no pixel is decoded."""
-    if not blob:
-        raise MediaError("the image is empty (0 bytes)")
-    if len(blob) > limits.max_bytes:
-        raise MediaLimitError(
-            f"the image has {len(blob)} bytes, {limits.max_bytes} are allowed; shrink it or raise "
-            "max_media_bytes"
-        )
+    check_bytes(blob, "image", limits)
     name = sniff(blob[:16])
     if name is None or name not in OPENERS:
         found = f"{name} is" if name else "its first bytes are"
@@ -155,6 +149,17 @@ def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
         raise _unreadable(name, error) from None
     check_pixels(image.size, limits)
     return image
+
+
+def check_bytes(blob: bytes, kind: str, limits: MediaLimits) -> None:
+    """Refuses nothing at all, and too much."""
+    if not blob:
+        raise MediaError(f"the {kind} is empty (0 bytes)")
+    if len(blob) > limits.max_bytes:
+        raise MediaLimitError(
+            f"the {kind} has {len(blob)} bytes, {limits.max_bytes} are allowed; shrink it or raise "
+            "max_media_bytes"
+        )
 
 
 def file_orientation(opened: ImageFile.ImageFile) -> int:

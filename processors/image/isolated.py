@@ -16,13 +16,13 @@ from .files import DecodedImage, ImageHeader, Wanted, decode_file, digest_of, pe
 # In the worker. Answers are (JSON, uint8 array or None).
 
 
-def peek(blob: bytes, limits: Mapping[str, int]) -> Iterator[tuple[dict[str, Any], None]]:
+def peek(blob: bytes, limits: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], None]]:
     """The size, (width, height)."""
     yield {"size": peek_file(blob, MediaLimits(**limits)).size}, None
 
 
 def decode(
-    blob: bytes, limits: Mapping[str, int], least: Sequence[int] | None
+    blob: bytes, limits: Mapping[str, Any], least: Sequence[int] | None
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """The pixels [height, width, 3]. least: (height, width) that is enough, for a draft."""
     wanted = None if least is None else lambda height, width: (least[0], least[1])
@@ -35,7 +35,7 @@ def decode(
 
 def peek_apart(blob: bytes, limits: MediaLimits, workers: Workers) -> ImageHeader:
     """As files.peek_file, in a worker."""
-    [(facts, _)] = _call(workers, "peek", blob, limits)
+    [(facts, _)] = workers.decode(f"{__name__}:peek", blob, limits)
     width, height = facts["size"]
     return ImageHeader(size=(width, height))
 
@@ -48,23 +48,10 @@ def decode_apart(
     if wanted is not None:
         width, height = peek_apart(blob, limits, workers).size
         least = wanted(height, width)
-    [(facts, pixels)] = _call(workers, "decode", blob, limits, least=least)
+    [(facts, pixels)] = workers.decode(f"{__name__}:decode", blob, limits, least=least)
     draft_of = facts["draft_of"]
     return DecodedImage(
         image=Image.fromarray(pixels),
         digest=digest_of(b"encoded", blob),
         draft_of=None if draft_of is None else (draft_of[0], draft_of[1]),
-    )
-
-
-def _call(
-    workers: Workers, name: str, blob: bytes, limits: MediaLimits, **args: Any
-) -> Iterator[tuple[Any, Any]]:
-    bounds = {"max_bytes": limits.max_bytes, "max_pixels": limits.max_pixels}
-    return workers.stream(
-        f"{__name__}:{name}",
-        blob,
-        {"limits": bounds, **args},
-        timeout=limits.decode_timeout,
-        max_memory=limits.decode_memory,
     )

@@ -18,11 +18,13 @@ import numpy as np
 
 from mmdeploy_llm import errors
 from mmdeploy_llm.errors import MediaError, MediaTimeoutError, RequestError
+from mmdeploy_llm.hooks import MediaLimits
 
 from .wire import PeerGoneError, receive, send
 
 START_TIMEOUT = 60.0  # seconds for a first answer, the start of the process included
 MAX_REPLY = 2**31  # bytes of one array
+BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # what a codec must keep to
 
 Answer = tuple[Mapping[str, Any], "np.ndarray | None"]
 
@@ -113,6 +115,20 @@ class Workers:
             raise told.error from None
         finally:
             self._give_back(worker, is_sound)
+
+    def decode(
+        self, function: str, blob: bytes, limits: MediaLimits, **args: Any
+    ) -> Iterator[Answer]:
+        """As `stream`, within the limits of one item, whose bounds the function gets as `limits`:
+        a dict for MediaLimits(**limits)."""
+        bounds = {name: getattr(limits, name) for name in BOUNDS}
+        return self.stream(
+            function,
+            blob,
+            {"limits": bounds, **args},
+            timeout=limits.decode_timeout,
+            max_memory=limits.decode_memory,
+        )
 
     def close(self) -> None:
         """Ends all idle workers; those at work end with their call."""

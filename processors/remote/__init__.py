@@ -3,8 +3,6 @@ engine's options allow them."""
 
 from __future__ import annotations
 
-import re
-
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef, hookimpl
 
@@ -20,7 +18,7 @@ def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
     `limits.fetch_timeout`, MediaLimitError for more than `limits.max_bytes`, MediaError for a
     refused address and whatever else goes wrong.
     """
-    scheme = _scheme(ref.uri)
+    scheme = ref.scheme
     if scheme in ("http", "https"):
         if not limits.allow_urls:
             raise UnsupportedMediaError(_urls_are_off(ref, scheme))
@@ -37,12 +35,6 @@ def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
             f"allowed_media_schemes=({scheme!r},) or give a path or bytes"
         )
     return None
-
-
-def _scheme(uri: str) -> str:
-    """The scheme of `x://...` in lower case, "" for anything else."""
-    match = re.match(r"([a-z][a-z0-9+.-]+)://", uri.lstrip()[:64], re.IGNORECASE)
-    return match[1].lower() if match else ""
 
 
 def _urls_are_off(ref: MediaRef, scheme: str) -> str:

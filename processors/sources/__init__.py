@@ -3,8 +3,6 @@ network."""
 
 from __future__ import annotations
 
-import re
-
 from mmdeploy_llm.hooks import MediaLimits, MediaRef, hookimpl
 
 from .data_url import read_data_url
@@ -18,15 +16,9 @@ def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
     Raises MediaLimitError for more than `limits.max_bytes`, MediaError for a file that cannot or
     must not be read.
     """
-    scheme = _scheme(ref.uri)
+    scheme = ref.scheme
     if scheme == "data":
         return read_data_url(ref, limits)
     if scheme == "file":
         return read_local(path_of_url(ref), ref.kind, limits)
     return None if scheme else read_local(ref.uri, ref.kind, limits)
-
-
-def _scheme(uri: str) -> str:
-    """The URL scheme in lower case, "" for a path: only `data:`, `file:` and `x://` make a URL."""
-    match = re.match(r"(data|file):|([a-z][a-z0-9+.-]+)://", uri.lstrip()[:64], re.IGNORECASE)
-    return (match[1] or match[2]).lower() if match else ""

@@ -6,8 +6,9 @@ import io
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
+from mmdeploy_llm_processors.image.files import OPENERS
 from mmdeploy_llm_processors.image.modes import to_rgb
-from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin, WebPImagePlugin
+from PIL import Image, ImageFile
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
@@ -17,27 +18,7 @@ from .timeline import Timeline, check_duration, check_size
 DEFAULT_LENGTH = 0.1  # seconds; browsers show frames of no or next to no length so long
 SHORTEST_LENGTH = 0.011
 MAX_ANIMATION_FRAMES = 20_000
-
-
-def sniff(head: bytes) -> str | None:
-    """The format that the first bytes announce; None for another."""
-    signatures = {
-        "GIF": head.startswith((b"GIF87a", b"GIF89a")),
-        "WEBP": head[:4] == b"RIFF" and head[8:12] == b"WEBP",
-        "PNG": head.startswith(b"\x89PNG\r\n\x1a\n"),
-    }
-    return next((name for name, fits in signatures.items() if fits), None)
-
-
-def _open(blob: bytes, name: str) -> ImageFile.ImageFile:
-    opened: ImageFile.ImageFile
-    if name == "GIF":
-        opened = GifImagePlugin.GifImageFile(io.BytesIO(blob))
-    elif name == "WEBP":
-        opened = WebPImagePlugin.WebPImageFile(io.BytesIO(blob))
-    else:
-        opened = PngImagePlugin.PngImageFile(io.BytesIO(blob))
-    return opened
+FORMATS = ("GIF", "WEBP", "PNG")
 
 
 class Animation:
@@ -48,10 +29,10 @@ class Animation:
     def __init__(self, blob: bytes, name: str, limits: MediaLimits) -> None:
         self._blob, self._name = blob, name
         try:
-            opened = _open(blob, name)
+            opened = OPENERS[name](io.BytesIO(blob))
             check_size(*opened.size, limits)
             lengths = _lengths(opened, name)
-        except (MediaError, MediaLimitError):
+        except MediaError:
             raise
         except Exception as error:  # codecs raise anything for broken data
             raise self._broken(error) from None
@@ -71,7 +52,7 @@ class Animation:
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo. Frames build on each other, so what follows a damaged one is as it was."""
-        opened = _open(self._blob, self._name)
+        opened = OPENERS[self._name](io.BytesIO(self._blob))
         latest: Image.Image | None = None
         for index in indices:
             try:

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from mmdeploy_llm_processors.image.files import check_bytes
+from mmdeploy_llm_processors.image.files import sniff as sniff_image
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
 
 from . import animation, container
@@ -18,7 +20,7 @@ from .timeline import OpenVideo
 
 HEAD = 192  # bytes that tell the format
 ACCEPTED = "MP4, MOV, MKV, WebM, AVI, MPEG, FLV, WMV, GIF, animated WebP or PNG"
-STILL_IMAGES = {b"\xff\xd8\xff": "JPEG", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+STILL_IMAGES = ("JPEG", "BMP", "TIFF")
 
 
 def open_file(blob: bytes, limits: MediaLimits) -> OpenVideo:
@@ -27,33 +29,21 @@ def open_file(blob: bytes, limits: MediaLimits) -> OpenVideo:
     Raises MediaError for what cannot be read, MediaLimitError for what is over a limit,
     UnsupportedMediaError for another format.
     """
-    check_bytes(blob, limits)
+    check_bytes(blob, "video", limits)
     head = blob[:HEAD]
-    animated = animation.sniff(head)
-    if animated is not None:
-        return Animation(blob, animated, limits)
-    for start, image in STILL_IMAGES.items():
-        if head.startswith(start):
-            raise UnsupportedMediaError(
-                f"a {image} image stands where a video is wanted; give it as an image"
-            )
+    image = sniff_image(head)
+    if image in animation.FORMATS:
+        return Animation(blob, image, limits)
+    if image in STILL_IMAGES:
+        raise UnsupportedMediaError(
+            f"a {image} image stands where a video is wanted; give it as an image"
+        )
     name = container.sniff(head)
     if name is None:
         raise UnsupportedMediaError(
             f"the first bytes are of no video format that is read here; convert it to {ACCEPTED}"
         )
     return ContainerVideo(blob, name, limits)
-
-
-def check_bytes(blob: bytes, limits: MediaLimits) -> None:
-    """Refuses nothing at all, and too much."""
-    if not blob:
-        raise MediaError("the video is empty (0 bytes)")
-    if len(blob) > limits.max_bytes:
-        raise MediaLimitError(
-            f"the video has {len(blob)} bytes, {limits.max_bytes} are allowed; shrink it or raise "
-            "max_media_bytes"
-        )
 
 
 # What a worker process is asked to do. Answers are (JSON, uint8 array or None).

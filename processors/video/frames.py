@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from mmdeploy_llm_processors.image.decode import ImageDecoder
+from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
@@ -23,7 +24,7 @@ class FrameList:
     has_chosen_frames = True
 
     def __init__(
-        self, frames: Sequence[Any], limits: MediaLimits, fps: float = UNKNOWN_RATE
+        self, frames: Sequence[Any], limits: MediaLimits, workers: Workers | None = None
     ) -> None:
         if not len(frames):
             raise MediaError("the video is an empty list of frames")
@@ -32,10 +33,10 @@ class FrameList:
                 f"the video has {len(frames)} frames, {limits.max_frames} are allowed; leave some "
                 "out"
             )
-        self._frames, self._limits, self._decoder = frames, limits, ImageDecoder()
+        self._frames, self._limits, self._decoder = frames, limits, ImageDecoder(workers)
         width, height = self._decoder.peek(frames[0], limits).size
         check_size(width, height, limits)
-        self.timeline = constant_timeline(width, height, len(frames), fps)
+        self.timeline = constant_timeline(width, height, len(frames), UNKNOWN_RATE)
         digest = blake2b(f"frames {len(frames)}\0".encode(), digest_size=20)
         for frame in frames:
             digest.update(self._decoder.decode(frame, limits).digest.encode())

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from mmdeploy_llm_processors.image.files import check_bytes
 from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
 from mmdeploy_llm.hooks import MediaLimits
 
 from . import files
-from .files import check_bytes, open_file
+from .files import open_file
 from .frames import FrameList, as_frames
 from .timeline import OpenVideo, Timeline
 
@@ -25,9 +26,9 @@ def open_video(source: Any, limits: MediaLimits, workers: Workers | None = None)
     format.
     """
     if not isinstance(source, (bytes, bytearray, memoryview)):
-        return FrameList(as_frames(source), limits)
+        return FrameList(as_frames(source), limits, workers)
     blob = bytes(source)
-    check_bytes(blob, limits)
+    check_bytes(blob, "video", limits)
     if workers is not None:
         return IsolatedVideo(blob, limits, workers)
     return open_file(blob, limits)
@@ -40,27 +41,15 @@ class IsolatedVideo:
 
     def __init__(self, blob: bytes, limits: MediaLimits, workers: Workers) -> None:
         self._blob, self._limits, self._workers = blob, limits, workers
-        [(facts, _)] = self._call("survey")
+        [(facts, _)] = workers.decode(f"{files.__name__}:survey", blob, limits)
         self.timeline = Timeline.from_json(facts)
         self.digest = blake2b(blob, digest_size=20).hexdigest()
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo."""
-        for _, pixels in self._call("frames", indices=list(indices)):
-            yield Image.fromarray(pixels)
-
-    def _call(self, name: str, **args: Any) -> Iterator[tuple[Any, Any]]:
-        limits = self._limits
-        bounds = {
-            "max_bytes": limits.max_bytes,
-            "max_pixels": limits.max_pixels,
-            "max_frames": limits.max_frames,
-            "max_duration": limits.max_duration,
-        }
-        return self._workers.stream(
-            f"{files.__name__}:{name}",
-            self._blob,
-            {"limits": bounds, **args},
-            timeout=limits.decode_timeout,
-            max_memory=limits.decode_memory,
+        answers = self._workers.decode(
+            f"{files.__name__}:frames", self._blob, self._limits, indices=list(indices)
         )
+        for _, pixels in answers:
+            assert pixels is not None
+            yield Image.fromarray(pixels)
