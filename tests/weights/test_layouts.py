@@ -47,7 +47,7 @@ def test_names_of_transformers_modules(family, published, tmp_path):
 def test_a_checkpoint_of_another_family_is_refused(family, published):
     folder, _, _ = published
     others = [name for name in FAMILIES if name != family and "vl" in name]
-    config = FAMILIES[others[0]](_Tokenizer(), {})
+    config = FAMILIES[others[0]].make_config(_Tokenizer(), {})
     with pytest.raises(CheckpointError):
         build(SPECS[others[0]], folder, config, torch.float32)
 

@@ -1,0 +1,173 @@
+"""What the tiny checkpoints share: the tokenizer, the sizes, random weights, the description of a
+family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
+
+ERNIE_TOKENS = {
+    "image_start_token_id": "<|IMAGE_START|>",
+    "image_token_id": "<|IMAGE_PLACEHOLDER|>",
+    "image_end_token_id": "<|IMAGE_END|>",
+    "video_start_token_id": "<|VIDEO_START|>",
+    "video_token_id": "<|VIDEO_PLACEHOLDER|>",
+    "video_end_token_id": "<|VIDEO_END|>",
+}
+QWEN_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+SPECIAL_TOKENS = (
+    "<pad>",
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<|begin_of_sentence|>",
+    "<|end_of_sentence|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    *ERNIE_TOKENS.values(),
+    "<|image@placeholder|>",
+    "<|video@placeholder|>",
+    *QWEN_TOKENS.values(),
+)
+TEXT_TOKENS = ("<think>", "</think>", "<response>", "</response>")  # one token each, not special
+VOCAB_SIZE = 384
+
+CORPUS = (
+    "The quick brown fox jumps over the lazy dog. User: Describe the picture. Assistant: A red "
+    "circle and a blue square on a white background; how many are there? There are two of them.\n"
+)
+IMAGE_MEAN = [0.48145466, 0.4578275, 0.40821073]
+IMAGE_STD = [0.26862954, 0.26130258, 0.27577711]
+MIN_PIXELS = 56 * 56
+MAX_PIXELS = 28 * 28 * 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How the tiny checkpoint of a family is made.
+
+    make_config: the tokenizer and the fields of the text model's config that a test replaces ->
+    transformers' config. architecture: the class in transformers. special_tokens: those beyond
+    SPECIAL_TOKENS. files: further JSON files of the folder, name -> contents.
+    """
+
+    architecture: str
+    make_config: Callable[[Any, Mapping[str, Any]], Any]
+    chat_template: str
+    eos_token: str
+    special_tokens: tuple[str, ...] = ()
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def randomize(model: nn.Module) -> None:
+    """Fills all parameters with values that keep activations near 1, from torch's global seed."""
+    for name, parameter in model.named_parameters():
+        values = torch.randn_like(parameter)
+        if "norm" in name or ".ln" in name:
+            shift = 1.0 if name.endswith("weight") else 0.0
+            parameter.data = values * 0.1 + shift
+        elif parameter.ndim == 1 or "correction_bias" in name:
+            parameter.data = values * 0.05
+        elif "embed_tokens" in name:
+            parameter.data = values * 0.3
+        else:
+            fan_in = parameter[0].numel() if parameter.ndim != 3 else parameter.shape[-1]
+            parameter.data = values / fan_in**0.5
+
+
+def build_tokenizer(family: Family) -> transformers.PreTrainedTokenizerFast:
+    """Byte-level BPE with the special tokens of ERNIE, of Qwen and of the family: every text can be
+    encoded and comes back unchanged."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[*SPECIAL_TOKENS, *TEXT_TOKENS, *family.special_tokens],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([CORPUS] * 4, trainer)
+    spec = json.loads(tokenizer.to_str())
+    for token in spec["added_tokens"]:
+        token["special"] = token["content"] not in TEXT_TOKENS
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)),
+        bos_token="<s>",
+        eos_token=family.eos_token,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        chat_template=family.chat_template,
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )
+
+
+def text_config(
+    tokenizer: transformers.PreTrainedTokenizerFast, options: Mapping[str, Any], **fields: Any
+) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        **fields,
+        **options,
+    }
+
+
+def token_ids(
+    tokenizer: transformers.PreTrainedTokenizerFast, names: Mapping[str, str]
+) -> dict[str, int]:
+    return {field: tokenizer.convert_tokens_to_ids(text) for field, text in names.items()}
+
+
+def preprocessor_files(
+    prefix: str, *, image: Mapping[str, Any] | None = None, video: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """preprocessor_config.json and video_preprocessor_config.json of a family whose processors are
+    called `prefix`ImageProcessor and `prefix`VideoProcessor; image, video: fields of its own."""
+    shared = {
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": IMAGE_MEAN,
+        "image_std": IMAGE_STD,
+        "merge_size": 2,
+        "patch_size": 14,
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+        "size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS},
+        "temporal_patch_size": 2,
+    }
+    return {
+        "preprocessor_config.json": {
+            **shared,
+            "image_processor_type": f"{prefix}ImageProcessor",
+            **(image or {}),
+        },
+        "video_preprocessor_config.json": {
+            **shared,
+            "video_processor_type": f"{prefix}VideoProcessor",
+            **(video or {}),
+        },
+    }

@@ -1,0 +1,66 @@
+"""Tiny checkpoints of Qwen: text models and Qwen2.5-VL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from .common import QWEN_TOKENS, Family, preprocessor_files, text_config, token_ids
+
+TEMPLATE = (
+    "{%- for m in messages -%}{{- '<|im_start|>' ~ m.role ~ '\\n' -}}"
+    "{%- if m.content is string -%}{{- m.content -}}{%- else -%}{%- for p in m.content -%}"
+    "{%- if p.type in ['image', 'image_url'] -%}"
+    "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
+    "{%- elif p.type in ['video', 'video_url'] -%}"
+    "{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}"
+    "{%- else -%}{{- p.text -}}{%- endif -%}{%- endfor -%}{%- endif -%}"
+    "{{- '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+def _qwen(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = text_config(
+        tokenizer, options, hidden_size=60, num_attention_heads=6, tie_word_embeddings=False
+    )
+    return transformers.Qwen2Config(**fields)
+
+
+def _qwen_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    text = text_config(tokenizer, options, rope_parameters=rope, tie_word_embeddings=True)
+    vision = {
+        "depth": 3,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "intermediate_size": 96,
+        "out_hidden_size": text["hidden_size"],
+        "fullatt_block_indexes": [1],
+        "window_size": 112,
+    }
+    return transformers.Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=text["tie_word_embeddings"],
+        **token_ids(tokenizer, QWEN_TOKENS),
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen2": Family(
+        architecture="Qwen2ForCausalLM",
+        make_config=_qwen,
+        chat_template=TEMPLATE,
+        eos_token="<|im_end|>",
+    ),
+    "qwen2_5_vl": Family(
+        architecture="Qwen2_5_VLForConditionalGeneration",
+        make_config=_qwen_vl,
+        chat_template=TEMPLATE,
+        eos_token="<|im_end|>",
+        files=preprocessor_files("Qwen2VL"),
+    ),
+}
