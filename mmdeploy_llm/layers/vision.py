@@ -9,17 +9,31 @@ Shapes: P patches of all images, H heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import isqrt
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .linear import Linear
-from .rotary import Rope, RotaryConfig, base_frequencies
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.request import MediaInput
+
+from .linear import Linear, MergedLinear, empty_parameter
+from .mlp import MLP, quick_gelu
+from .norm import LayerNorm
+from .rotary import Rope, Rotary, RotaryConfig, base_frequencies
 
 Grid = tuple[int, int, int]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": quick_gelu,
+    "silu": F.silu,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,27 +105,61 @@ def _attend(group: SegmentGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class PatchEmbed(nn.Module):
     """Pixels of a patch -> its embedding: a convolution whose stride is its kernel."""
 
-    def __init__(self, size: int, patch_shape: Sequence[int]) -> None:
+    def __init__(self, size: int, patch_shape: Sequence[int], *, bias: bool = False) -> None:
         """patch_shape: trailing axes of the checkpoint's weight, (channels, time, height, width) or
         flat."""
         super().__init__()
-        self.proj = nn.Module()
-        self.proj.weight = nn.Parameter(torch.empty(size, *patch_shape), requires_grad=False)
+        self.proj = _PatchProjection(size, patch_shape, bias=bias)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[P, patch_dim] -> [P, size], in the weight's dtype."""
-        weight = self.proj.weight
-        assert isinstance(weight, Tensor)
-        return F.linear(pixels.to(weight.dtype), weight.flatten(1))
+        out: Tensor = self.proj(pixels.to(self.proj.weight.dtype))
+        return out
+
+
+class _PatchProjection(nn.Module):
+    def __init__(self, size: int, patch_shape: Sequence[int], *, bias: bool) -> None:
+        super().__init__()
+        self.weight = empty_parameter(size, *patch_shape)
+        self.bias = empty_parameter(size) if bias else None
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return F.linear(pixels, self.weight.flatten(1), self.bias)
+
+
+class PositionTable(nn.Module):
+    """A learned embedding for each cell of a square, resampled bilinearly to a grid of any size."""
+
+    def __init__(self, num_cells: int, size: int, *, align_corners: bool) -> None:
+        """num_cells: a square number. align_corners: as torch's interpolate."""
+        super().__init__()
+        self.side = isqrt(num_cells)
+        self.align_corners = align_corners
+        self.weight = empty_parameter(num_cells, size)
+
+    def forward(self, grids: Sequence[Grid], merge: int) -> Tensor:
+        """[P, size] of all patches, in the patches' order."""
+        table = self.weight.view(self.side, self.side, -1).permute(2, 0, 1)[None]
+        return torch.cat([self._of_grid(table, grid, merge) for grid in grids])
+
+    def _of_grid(self, table: Tensor, grid: Grid, merge: int) -> Tensor:
+        frames, height, width = grid
+        cells = F.interpolate(
+            table, (height, width), mode="bilinear", align_corners=self.align_corners
+        )
+        blocks = cells.view(-1, height // merge, merge, width // merge, merge)
+        return blocks.permute(1, 3, 2, 4, 0).reshape(height * width, -1).repeat(frames, 1)
 
 
 class VisionAttention(nn.Module):
-    """Multi-head attention within segments."""
+    """Multi-head attention within segments. Checkpoints may hold qkv in one or as q_proj, k_proj
+    and v_proj."""
 
     def __init__(self, size: int, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.qkv = Linear(size, 3 * size, bias=True)
+        parts = {"q_proj": size, "k_proj": size, "v_proj": size}
+        self.qkv = MergedLinear(size, parts, bias=True)
         self.proj = Linear(size, size, bias=True)
 
     def forward(self, x: Tensor, segments: Segments, rope: Rope) -> Tensor:
@@ -140,6 +188,107 @@ class VisionBlock(nn.Module):
         """[P, size] -> the same, written into `x`."""
         x = x.add_(self.attn(self.norm1(x), segments, rope))
         return x.add_(self.mlp(self.norm2(x)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """Sizes and options of a VisionEncoder.
+
+    patch_shape: see PatchEmbed. activation: transformers' name. theta: base of the rotary
+    frequencies. merge_size: patches of a block on each side, in the order in which they come.
+    num_positions: cells of a learned position table, None without one; align_corners: see there.
+    """
+
+    size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    patch_shape: Sequence[int]
+    norm_eps: float
+    activation: str
+    theta: float
+    merge_size: int
+    patch_bias: bool = False
+    num_positions: int | None = None
+    align_corners: bool = False
+
+
+class VisionEncoder(nn.Module):
+    """Pixels [P, patch_dim] of all grids -> patch features [P, size]: layers with LayerNorm and a
+    plain MLP whose attention covers whole frames. Frames do not see each other."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        """Raises ModelNotSupportedError for an unknown activation."""
+        super().__init__()
+        size, activation = config.size, vision_activation(config.activation)
+        norm = partial(LayerNorm, size, config.norm_eps)
+        self.merge_size = config.merge_size
+        self.patch_embed = PatchEmbed(size, config.patch_shape, bias=config.patch_bias)
+        self.pos_embed = None
+        if config.num_positions is not None:
+            self.pos_embed = PositionTable(
+                config.num_positions, size, align_corners=config.align_corners
+            )
+        self.rotary = Rotary(axial_rotary(size // config.num_heads, config.theta))
+        self.blocks = nn.ModuleList(
+            VisionBlock(
+                size,
+                config.num_heads,
+                norm=norm,
+                mlp=MLP(size, config.intermediate_size, size, activation),
+            )
+            for _ in range(config.num_layers)
+        )
+
+    def states(self, pixels: Tensor, grids: Sequence[Grid]) -> Iterator[Tensor]:
+        """[P, size] behind each layer, in the order of the pixels; the next one is written over
+        it."""
+        x = self.patch_embed(pixels)
+        if self.pos_embed is not None:
+            x = x.add_(self.pos_embed(grids, self.merge_size))
+        rope = self.rotary(patch_positions(grids, self.merge_size, x.device))
+        segments = Segments(frame_lengths(grids), x.device)
+        for block in self.blocks:
+            x = block(x, segments, rope)
+            yield x
+
+    def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """Behind the last layer."""
+        *_, last = self.states(pixels, grids)
+        return last
+
+
+def vision_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """By transformers' name. Raises ModelNotSupportedError for an unknown one."""
+    if name not in ACTIVATIONS:
+        raise ModelNotSupportedError(
+            f"hidden_act {name!r} of the vision tower is not supported, only "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+def vision_theta(config: Any) -> float:
+    """Base of the rotary frequencies of a vision tower's config."""
+    return float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
+
+
+def media_grid(item: MediaInput) -> Grid:
+    """The patches of a media item of a family with grids."""
+    assert item.grid_thw is not None, "this family's processors set a grid"
+    return item.grid_thw
+
+
+def encode_grids(
+    items: Sequence[MediaInput],
+    encode: Callable[[Tensor, Sequence[Grid]], Tensor],
+    device: torch.device,
+) -> Sequence[Tensor]:
+    """`encode_media` of a family with grids: all items in one call of encode(pixels, grids), which
+    gives the rows [M, media size] of all of them."""
+    pixels = torch.cat([item.tensors["pixels"] for item in items]).to(device)
+    rows = encode(pixels, [media_grid(item) for item in items])
+    return torch.split(rows, [item.num_tokens for item in items])
 
 
 def axial_rotary(head_dim: int, theta: float) -> RotaryConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,61 +11,37 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import (
-    MLP,
     Grid,
     LayerNorm,
     Linear,
-    PatchEmbed,
     RMSNorm,
-    Rotary,
-    Segments,
-    VisionBlock,
-    axial_rotary,
-    frame_lengths,
-    patch_positions,
-    quick_gelu,
+    VisionConfig,
+    VisionEncoder,
+    vision_theta,
 )
 
-ACTIVATIONS = {"quick_gelu": quick_gelu, "gelu": F.gelu, "silu": F.silu}
 
-
-class VisionTower(nn.Module):
-    """Pixels [P, patch_dim] of all grids -> patch features [P, size]. Frames do not see each
-    other."""
+class VisionTower(VisionEncoder):
+    """Pixels [P, patch_dim] of all grids -> patch features [P, size]."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__()
-        if config.hidden_act not in ACTIVATIONS:
-            raise ModelNotSupportedError(
-                f"hidden_act {config.hidden_act!r} of the vision tower is not supported, only "
-                f"{', '.join(ACTIVATIONS)}"
-            )
-        size = config.hidden_size
-        activation = ACTIVATIONS[config.hidden_act]
-        norm = partial(LayerNorm, size, config.rms_norm_eps)
-        self.merge_size = config.spatial_merge_size
-        self.patch_embed = PatchEmbed(size, (config.in_channels * config.patch_size**2,))
-        theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0)
-        self.rotary = Rotary(axial_rotary(size // config.num_heads, theta))
-        self.blocks = nn.ModuleList(
-            VisionBlock(
-                size,
-                config.num_heads,
-                norm=norm,
-                mlp=MLP(size, config.intermediate_size, size, activation),
-            )
-            for _ in range(config.depth)
+        encoder = VisionConfig(
+            size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.depth,
+            num_heads=config.num_heads,
+            patch_shape=(config.in_channels * config.patch_size**2,),
+            norm_eps=config.rms_norm_eps,
+            activation=config.hidden_act,
+            theta=vision_theta(config),
+            merge_size=config.spatial_merge_size,
         )
-        self.ln = norm()
+        super().__init__(encoder)
+        self.ln = LayerNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """In the order of the pixels."""
-        x = self.patch_embed(pixels)
-        rope = self.rotary(patch_positions(grids, self.merge_size, x.device))
-        segments = Segments(frame_lengths(grids), x.device)
-        for block in self.blocks:
-            x = block(x, segments, rope)
-        out: Tensor = self.ln(x)
+        out: Tensor = self.ln(super().forward(pixels, grids))
         return out
 
 

@@ -18,7 +18,9 @@ from mmdeploy_llm.layers import (
     Grid,
     MoEConfig,
     alternating_axes,
+    encode_grids,
     grid_positions,
+    media_grid,
 )
 from mmdeploy_llm.weights.map import Target, WeightMap
 
@@ -70,10 +72,12 @@ class ErnieVLForConditionalGeneration(CausalLM):
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """One [num_tokens, hidden] per item; all items in one pass."""
-        grids = [_grid(item) for item in items]
-        pixels = torch.cat([item.tensors["pixels"] for item in items]).to(self.vision_ids.device)
-        embeds = self.resampler_model(self.vision_tower(pixels, grids), grids)
-        return torch.split(embeds, [item.num_tokens for item in items])
+
+        def encode(pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+            out: Tensor = self.resampler_model(self.vision_tower(pixels, grids), grids)
+            return out
+
+        return encode_grids(items, encode, self.vision_ids.device)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor:
         """[3, num_tokens]: transformers' get_rope_index."""
@@ -81,7 +85,7 @@ class ErnieVLForConditionalGeneration(CausalLM):
         return grid_positions(num_tokens, spans)
 
     def _token_grid(self, item: MediaInput) -> Grid:
-        frames, height, width = _grid(item)
+        frames, height, width = media_grid(item)
         if item.kind == "video":
             frames //= self.temporal_merge_size
         return frames, height // self.merge_size, width // self.merge_size
@@ -103,11 +107,6 @@ class ErnieVLForConditionalGeneration(CausalLM):
                     Target(name=f"{vision}.correction_bias", source=slice(1, 2)),
                 )
         return self._weights.targets(key)
-
-
-def _grid(item: MediaInput) -> Grid:
-    assert item.grid_thw is not None, "this family's processors set a grid"
-    return item.grid_thw
 
 
 def _decoder_config(config: Any) -> DecoderConfig:

@@ -1,7 +1,9 @@
-"""Qwen2.5-VL's vision tower: most layers attend within windows, some within whole frames.
+"""The vision towers of Qwen2-VL and Qwen2.5-VL: patches in, tokens of the decoder out.
 
-Patches are reordered once, window by window, short windows first, so that in the window layers each
-length of window is one contiguous block; the tokens are put back in order at the end.
+Qwen2-VL attends within whole frames. In Qwen2.5-VL most layers attend within windows, some within
+whole frames: patches are reordered once, window by window, short windows first, so that in the
+window layers each length of window is one contiguous block; the tokens are put back in order at the
+end.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ from mmdeploy_llm.layers import (
     MLP,
     GatedMLP,
     Grid,
+    LayerNorm,
     PatchEmbed,
     RMSNorm,
     Rotary,
     Segments,
     VisionBlock,
+    VisionConfig,
+    VisionEncoder,
     axial_rotary,
     frame_lengths,
     patch_positions,
+    vision_theta,
 )
 
 NORM_EPS = 1e-6  # not in the config
@@ -35,10 +41,11 @@ NORM_EPS = 1e-6  # not in the config
 class PatchMerger(nn.Module):
     """merge x merge patches [P, size] -> one token of the decoder."""
 
-    def __init__(self, size: int, out_size: int, merge_size: int) -> None:
+    def __init__(self, norm: nn.Module, size: int, out_size: int, merge_size: int) -> None:
+        """norm: of a patch."""
         super().__init__()
         self.merged_size = size * merge_size**2
-        self.ln_q = RMSNorm(size, NORM_EPS)
+        self.ln_q = norm
         self.mlp = MLP(self.merged_size, self.merged_size, out_size, F.gelu)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,8 +54,34 @@ class PatchMerger(nn.Module):
         return out
 
 
-class VisionTower(nn.Module):
-    """Pixels [P, patch_dim] of all grids -> tokens of all grids [M, out_size]."""
+class FrameTower(VisionEncoder):
+    """Qwen2-VL: pixels [P, patch_dim] of all grids -> tokens of all grids [M, out_size]."""
+
+    def __init__(self, config: Any) -> None:
+        size, patch = config.embed_dim, config.patch_size
+        encoder = VisionConfig(
+            size=size,
+            intermediate_size=int(size * config.mlp_ratio),
+            num_layers=config.depth,
+            num_heads=config.num_heads,
+            patch_shape=(config.in_channels, config.temporal_patch_size, patch, patch),
+            norm_eps=NORM_EPS,
+            activation=config.hidden_act,
+            theta=vision_theta(config),
+            merge_size=config.spatial_merge_size,
+        )
+        super().__init__(encoder)
+        norm = LayerNorm(size, NORM_EPS)
+        self.merger = PatchMerger(norm, size, config.hidden_size, self.merge_size)
+
+    def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """In the order of the pixels."""
+        out: Tensor = self.merger(super().forward(pixels, grids))
+        return out
+
+
+class WindowTower(nn.Module):
+    """Qwen2.5-VL: pixels [P, patch_dim] of all grids -> tokens of all grids [M, out_size]."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -64,8 +97,7 @@ class VisionTower(nn.Module):
         self.full_blocks = frozenset(config.fullatt_block_indexes)
         patch_shape = (config.in_channels, config.temporal_patch_size, patch, patch)
         self.patch_embed = PatchEmbed(size, patch_shape)
-        theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0)
-        self.rotary = Rotary(axial_rotary(size // config.num_heads, theta))
+        self.rotary = Rotary(axial_rotary(size // config.num_heads, vision_theta(config)))
         self.blocks = nn.ModuleList(
             VisionBlock(
                 size,
@@ -75,7 +107,7 @@ class VisionTower(nn.Module):
             )
             for _ in range(config.depth)
         )
-        self.merger = PatchMerger(size, config.out_hidden_size, self.merge_size)
+        self.merger = PatchMerger(norm(), size, config.out_hidden_size, self.merge_size)
 
     def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
         """In the order of the pixels."""
@@ -89,7 +121,8 @@ class VisionTower(nn.Module):
         x = self.patch_embed(pixels.index_select(0, patch_order.to(device)))
         for index, block in enumerate(self.blocks):
             x = block(x, frames if index in self.full_blocks else windows, rope)
-        return self.merger(x).index_select(0, order.argsort().to(device))
+        tokens: Tensor = self.merger(x)
+        return tokens.index_select(0, order.argsort().to(device))
 
 
 def window_order(

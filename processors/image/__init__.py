@@ -1,4 +1,4 @@
-"""Images as model inputs, for ERNIE 4.5 VL and Qwen2.5-VL. Imports neither Pillow nor torch by
+"""Images as model inputs, for ERNIE 4.5 VL and Qwen-VL. Imports neither Pillow nor torch by
 itself."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
@@ -13,7 +13,7 @@ QWEN = MediaProcessorSpec(
     name="qwen-image",
     kind="image",
     factory="mmdeploy_llm_processors.image.processor:QwenImageProcessor",
-    models=("qwen2_5_vl",),
+    models=("qwen2_vl", "qwen2_5_vl"),
 )
 
 

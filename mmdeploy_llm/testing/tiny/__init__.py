@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from . import ernie, qwen
+from . import ernie, qwen, qwen_vl
 from .common import (
     ERNIE_TOKENS,
     IMAGE_MEAN,
@@ -31,6 +31,7 @@ from .common import (
 FAMILIES: Mapping[str, Family] = {
     **ernie.FAMILIES,
     **qwen.FAMILIES,
+    **qwen_vl.FAMILIES,
 }
 ARCHITECTURES: Mapping[str, str] = {name: fam.architecture for name, fam in FAMILIES.items()}
 

@@ -1,0 +1,107 @@
+"""Tiny checkpoints of Qwen2-VL, Qwen3-VL and Qwen3-VL with experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from .common import QWEN_TOKENS, Family, preprocessor_files, text_config, token_ids
+from .qwen import TEMPLATE
+
+HALF = [0.5, 0.5, 0.5]
+QWEN3_SIZE = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 64}
+# The whole video's, all frames together.
+QWEN3_VIDEO_SIZE = {"shortest_edge": 4 * 64 * 64, "longest_edge": 32 * 32 * 256}
+
+
+def _qwen2_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    text = text_config(tokenizer, options, rope_parameters=rope, tie_word_embeddings=False)
+    vision = {
+        "depth": 3,
+        "embed_dim": 48,
+        "num_heads": 4,
+        "mlp_ratio": 2,
+        "hidden_size": text["hidden_size"],
+    }
+    return transformers.Qwen2VLConfig(
+        text_config=text,
+        vision_config=vision,
+        tie_word_embeddings=text["tie_word_embeddings"],
+        **token_ids(tokenizer, QWEN_TOKENS),
+    )
+
+
+def _qwen3_fields(tokenizer: Any, options: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Keyword arguments of Qwen3-VL's configs. Heads are wider than hidden / heads."""
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [6, 5, 5],
+        "mrope_interleaved": True,
+    }
+    text = text_config(
+        tokenizer,
+        options,
+        head_dim=32,
+        rope_parameters=rope,
+        tie_word_embeddings=False,
+        **fields,
+    )
+    vision = {
+        "depth": 4,
+        "hidden_size": 48,
+        "num_heads": 4,
+        "intermediate_size": 80,
+        "out_hidden_size": text["hidden_size"],
+        "num_position_embeddings": 49,
+        "deepstack_visual_indexes": [0, 2],
+    }
+    return {
+        "text_config": text,
+        "vision_config": vision,
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        **token_ids(tokenizer, QWEN_TOKENS),
+    }
+
+
+def _qwen3_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    return transformers.Qwen3VLConfig(**_qwen3_fields(tokenizer, options))
+
+
+def _qwen3_vl_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    experts = {
+        "moe_intermediate_size": 24,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [1],
+    }
+    return transformers.Qwen3VLMoeConfig(**_qwen3_fields(tokenizer, options, **experts))
+
+
+def _qwen3_family(name: str, make_config: Any) -> Family:
+    own = {"image_mean": HALF, "image_std": HALF, "patch_size": 16}
+    return Family(
+        architecture=f"{name}ForConditionalGeneration",
+        make_config=make_config,
+        chat_template=TEMPLATE,
+        eos_token="<|im_end|>",
+        files=preprocessor_files(
+            "Qwen2VL", image={**own, "size": QWEN3_SIZE}, video={**own, "size": QWEN3_VIDEO_SIZE}
+        ),
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen2_vl": Family(
+        architecture="Qwen2VLForConditionalGeneration",
+        make_config=_qwen2_vl,
+        chat_template=TEMPLATE,
+        eos_token="<|im_end|>",
+        files=preprocessor_files("Qwen2VL"),
+    ),
+    "qwen3_vl": _qwen3_family("Qwen3VL", _qwen3_vl),
+    "qwen3_vl_moe": _qwen3_family("Qwen3VLMoe", _qwen3_vl_moe),
+}
