@@ -39,6 +39,7 @@ from .hooks import (
     ReasoningParser,
     ReasoningParserSpec,
 )
+from .hooks.contracts import media_size
 from .intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
 from .intake.intake import Intake
 from .intake.media import MediaLoader
@@ -100,6 +101,7 @@ def assemble(config: EngineConfig) -> Assembly:
     shape = _kv_cache_shape(runtime, model)
     num_blocks = _num_blocks(runtime, shape)
     runtime = _fitted(config, runtime, num_blocks)
+    runtime = _with_media_size(runtime, model)
     _log_cache(num_blocks, shape)
     engine = Engine(
         scheduler=_scheduler(parts, runtime, shape, num_blocks),
@@ -122,6 +124,7 @@ def open_media(config: EngineConfig) -> MediaLoader:
         fetch=parts.plugins.fetch_media,
         limits=_media_limits(config),
         max_items=config.limit_mm_per_prompt or {},
+        guard=parts.plugins.guard,
     )
 
 
@@ -219,6 +222,12 @@ def _fitted(config: EngineConfig, runtime: RuntimeConfig, num_blocks: int) -> Ru
     return replace(runtime, max_model_len=num_tokens)
 
 
+def _with_media_size(runtime: RuntimeConfig, model: Model) -> RuntimeConfig:
+    """The encoder cache in tokens, where the model keeps more than an embedding for each."""
+    num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
+    return replace(runtime, encoder_cache_tokens=max(1, num_tokens))
+
+
 def _log_cache(num_blocks: int, shape: KVCacheShape) -> None:
     logger.info(
         "total_block_num:%d, block size %d, %d cacheable tokens, %.1f MiB",
@@ -284,6 +293,7 @@ def _runner(
         ),
         slots=Slots(runtime.max_num_seqs, runtime.max_model_len, runtime.block_size),
         device=device,
+        has_atomic_media=parts.spec.atomic_media,
     )
     if runtime.use_warmup:
         runner.warm_up(min(WARM_UP_TOKENS, runtime.max_model_len - 1))
@@ -316,6 +326,7 @@ def _intake(parts: _Parts, runtime: RuntimeConfig) -> Intake:
         chat_template=_chat_template(parts),
         reasoning_end_marker=_end_marker(parts),
         validate_guided=parts.grammars.validate if parts.grammars else None,
+        guard=parts.plugins.guard,
     )
 
 

@@ -11,13 +11,28 @@ if TYPE_CHECKING:
 
 
 class AttentionContext(Protocol):
-    """Causal attention of this step's tokens over everything their sequences hold so far."""
+    """Causal attention of this step's tokens over everything their sequences hold so far.
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    Tokens of one media item of a model with atomic media see each other in both directions.
+    """
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         """Stores `k`, `v` [T, K, D] in the cache of `layer` and returns attention of `q`
-        [T, H, D] as [T, H, D].
+        [T, H, D] as [T, H, D], in the same dtype.
 
-        Scores are scaled by D ** -0.5. Same dtype in and out.
+        scale: factor of the scores, D ** -0.5 when None. window: a token sees the last `window`
+        tokens, itself included; all when None. softcap: a score s becomes
+        softcap * tanh(s / softcap).
         """
         ...
 
@@ -29,7 +44,8 @@ class ForwardInputs:
     token_ids: [T] int64. positions: [T] int64, or [3, T] (time, height, width) for M-RoPE models.
     in_prompt: [T] bool, False for tokens that the model generated. media_rows: [T] places in
     `token_ids` that take a media embedding instead of the token's own, int64 [M], ascending;
-    media_embeds: [M, hidden]; both None when the step has no media.
+    media_embeds: [M, media_size], of which the first `hidden` are the embedding itself; both None
+    when the step has no media.
     """
 
     token_ids: Tensor
@@ -44,4 +60,5 @@ class ForwardInputs:
         `hidden`)."""
         if self.media_rows is None or self.media_embeds is None:
             return hidden
-        return hidden.index_copy_(0, self.media_rows, self.media_embeds.to(hidden.dtype))
+        embeds = self.media_embeds[:, : hidden.shape[1]]
+        return hidden.index_copy_(0, self.media_rows, embeds.to(hidden.dtype))

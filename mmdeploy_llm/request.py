@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from .outputs import FinishReason
@@ -40,6 +41,9 @@ class MediaInput:
     family has such a grid. num_tokens: embeddings the encoder gives for it, which is also the
     number
     of its placeholder tokens. key: identity of the content and of the options that shaped it.
+    prompt_text: what stands for the item in the prompt where that is more than its placeholder
+    tokens, such as marks between the rows of an image; it holds num_tokens of them. None: these
+    alone.
     """
 
     kind: str
@@ -47,20 +51,39 @@ class MediaInput:
     num_tokens: int
     key: str
     grid_thw: tuple[int, int, int] | None = None
+    prompt_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSpan:
-    """A media item at its place in the prompt: tokens `offset` .. `offset + item.num_tokens`
-    are its own."""
+    """A media item at its place in the prompt: tokens `offset` .. `end` are its own.
+
+    rows: which of them take the item's embeddings, counted from `offset`, ascending, the first 0,
+    num_tokens in all; None when all do. What stands before and behind them in the item's
+    prompt_text is no part of the span.
+    """
 
     offset: int
     item: MediaInput
+    rows: tuple[int, ...] | None = None
 
     @property
     def end(self) -> int:
         """First token position behind the span."""
-        return self.offset + self.item.num_tokens
+        return self.offset + (self.item.num_tokens if self.rows is None else self.rows[-1] + 1)
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(first, behind the last) token position of each unbroken run of embeddings."""
+        if self.rows is None:
+            return ((self.offset, self.end),)
+        cuts = [at for at, (a, b) in enumerate(pairwise(self.rows), 1) if b != a + 1]
+        bounds = [0, *cuts, len(self.rows)]
+        return tuple(
+            (self.offset + self.rows[a], self.offset + self.rows[b - 1] + 1)
+            for a, b in pairwise(bounds)
+            if a < b
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

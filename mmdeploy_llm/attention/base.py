@@ -41,7 +41,9 @@ class BatchLayout:
     num_decode: how many sequences have exactly one query token. query_lens: tokens of each sequence
     in this step. context_lens: tokens of each sequence in the cache after this step. block_tables:
     [B, M] int32, rows padded with 0. slots: [T] int64, where each token's key and value go.
-    Lists are for the host, tensors lie on the device.
+    spans: (sequence, start, end): tokens start..end of the sequence see each other in both
+    directions; all of them that are not yet in the cache belong to this step. Lists are for the
+    host, tensors lie on the device.
     """
 
     num_decode: int
@@ -49,6 +51,7 @@ class BatchLayout:
     context_lens: tuple[int, ...]
     block_tables: Tensor
     slots: Tensor
+    spans: tuple[tuple[int, int, int], ...] = ()
 
 
 class AttentionBackend(Protocol):

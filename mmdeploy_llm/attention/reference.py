@@ -1,12 +1,13 @@
 """The reference backend: plain torch on any device, for mixed prefill and decode batches.
 
 Shapes: T tokens, B sequences, H query heads, K key/value heads, G = H // K, D head size,
-L context length.
+L context length, from the first block that the window reaches.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +32,8 @@ class ReferenceAttention:
     name = "reference"
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> ReferenceContext:
-        """Index tensors of the step, shared by all layers."""
-        return ReferenceContext(
-            cache, layout.slots, _decode_groups(layout, cache), _chunks(layout, cache)
-        )
+        """Attention of one step; index tensors are made once for all layers of a window."""
+        return ReferenceContext(layout, cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +49,35 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """One prefill chunk: its tokens are rows start..end; mask [n, L] is None when it has no
-    earlier context."""
+    """One prefill chunk: its tokens are rows start..end. is_own: it has no earlier context. mask:
+    [n, L], None when it is simply causal over its own tokens."""
 
     start: int
     end: int
     length: int
     table: Tensor
     mask: Tensor | None
+    is_own: bool
 
 
-def _decode_groups(layout: BatchLayout, cache: KVCache) -> tuple[_DecodeGroup, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pieces:
+    """The step in pieces that torch can compute, for layers of one window."""
+
+    groups: tuple[_DecodeGroup, ...]
+    chunks: tuple[_Chunk, ...]
+
+
+def _decode_groups(
+    layout: BatchLayout, block_size: int, window: int | None
+) -> tuple[_DecodeGroup, ...]:
     """Decode sequences by context length, longest first, cut where padding would exceed
     MAX_PADDING."""
-    device, lens = layout.slots.device, layout.context_lens
-    order = sorted(range(layout.num_decode), key=lambda row: -lens[row])
+    skipped = [_first_block(n - 1, window, block_size) for n in layout.context_lens]
+    lens = [n - s * block_size for n, s in zip(layout.context_lens, skipped, strict=True)]
+    in_spans = _in_spans(layout)
+    alone = [row for row in range(layout.num_decode) if row not in in_spans]
+    order = sorted(alone, key=lambda row: -lens[row])
     groups, begin, needed = [], 0, 0
     for place, row in enumerate(order):
         padded = lens[order[begin]] * (place - begin + 1)
@@ -74,75 +87,133 @@ def _decode_groups(layout: BatchLayout, cache: KVCache) -> tuple[_DecodeGroup, .
         needed += lens[row]
     if order:
         groups.append(order[begin:])
-    return tuple(_group(rows, lens, layout, cache.block_size, device) for rows in groups)
+    return tuple(_group(rows, lens, skipped, layout, block_size, window) for rows in groups)
+
+
+def _in_spans(layout: BatchLayout) -> frozenset[int]:
+    """Sequences with a span; one with a single token is no ordinary decode step, since a token may
+    see its whole span, however short the window."""
+    return frozenset(sequence for sequence, _, _ in layout.spans)
+
+
+def _first_block(token: int, window: int | None, block_size: int) -> int:
+    """The first block that `token` sees."""
+    return 0 if window is None else max(0, token + 1 - window) // block_size
 
 
 def _group(
     rows: list[int],
-    lens: tuple[int, ...],
+    lens: list[int],
+    skipped: list[int],
     layout: BatchLayout,
     block_size: int,
-    device: torch.device,
+    window: int | None,
 ) -> _DecodeGroup:
-    length = lens[rows[0]]
+    device, length = layout.slots.device, lens[rows[0]]
     places = torch.tensor(rows, device=device)
-    own = torch.tensor([lens[row] for row in rows], device=device)
+    own = torch.tensor([lens[row] for row in rows], device=device)[:, None]
     num_blocks = -(-length // block_size)
-    return _DecodeGroup(
-        rows=places,
-        tables=layout.block_tables[places, :num_blocks],
-        mask=(torch.arange(length, device=device) < own[:, None])[:, None, None, :],
-        length=length,
-    )
+    tokens = torch.arange(length, device=device)
+    mask = tokens < own
+    tables = layout.block_tables[places]
+    if window is None:
+        tables = tables[:, :num_blocks]
+    else:
+        mask = mask & (tokens >= own - window)
+        first = torch.tensor([skipped[row] for row in rows], device=device)[:, None]
+        blocks = first + torch.arange(num_blocks, device=device)
+        tables = tables.gather(1, blocks.clamp(max=tables.shape[1] - 1))
+    return _DecodeGroup(rows=places, tables=tables, mask=mask[:, None, None, :], length=length)
 
 
-def _chunks(layout: BatchLayout, cache: KVCache) -> tuple[_Chunk, ...]:
-    chunks, start = [], layout.num_decode
-    for row in range(layout.num_decode, len(layout.query_lens)):
-        count, length = layout.query_lens[row], layout.context_lens[row]
-        num_blocks = -(-length // cache.block_size)
-        mask = None
-        if length > count:
-            mask = torch.ones(count, length, dtype=torch.bool, device=layout.slots.device)
-            mask = mask.tril(length - count)
-        table = layout.block_tables[row, :num_blocks]
-        chunks.append(_Chunk(start=start, end=start + count, length=length, table=table, mask=mask))
-        start += count
+def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[_Chunk, ...]:
+    chunks, starts = [], [0, *accumulate(layout.query_lens)]
+    in_spans = _in_spans(layout)
+    for row, start in enumerate(starts[:-1]):
+        if row < layout.num_decode and row not in in_spans:
+            continue
+        count, end = layout.query_lens[row], layout.context_lens[row]
+        spans = [(begin, stop) for sequence, begin, stop in layout.spans if sequence == row]
+        first_token = min([end - count, *(begin for begin, _ in spans)])
+        skipped = _first_block(first_token, window, block_size)
+        base = skipped * block_size
+        is_own = end == count
+        is_plain = is_own and not spans and (window is None or window >= end)
+        if is_own:
+            base = 0
+        mask = None if is_plain else _mask(end - count, end, base, window, spans)
+        chunks.append(
+            _Chunk(
+                start=start,
+                end=start + count,
+                length=end - base,
+                table=layout.block_tables[row, base // block_size : -(-end // block_size)],
+                mask=mask if mask is None else mask.to(layout.slots.device),
+                is_own=is_own,
+            )
+        )
     return tuple(chunks)
+
+
+def _mask(
+    start: int, end: int, base: int, window: int | None, spans: list[tuple[int, int]]
+) -> Tensor:
+    """[end - start, end - base]: which of tokens base..end each of start..end sees."""
+    queries, keys = torch.arange(start, end)[:, None], torch.arange(base, end)
+    mask = keys <= queries
+    if window is not None:
+        mask &= keys > queries - window
+    for begin, stop in spans:
+        mask |= (queries >= begin) & (queries < stop) & (keys >= begin) & (keys < stop)
+    return mask
 
 
 class ReferenceContext:
     """Attention of one step."""
 
-    def __init__(
-        self,
-        cache: KVCache,
-        slots: Tensor,
-        groups: tuple[_DecodeGroup, ...],
-        chunks: tuple[_Chunk, ...],
-    ) -> None:
+    def __init__(self, layout: BatchLayout, cache: KVCache) -> None:
+        self._layout = layout
         self._cache = cache
-        self._slots = slots
-        self._groups = groups
-        self._chunks = chunks
+        self._pieces: dict[int | None, _Pieces] = {}  # by window
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys.flatten(0, 1).index_copy_(0, self._slots, k.to(keys.dtype))
-        values.flatten(0, 1).index_copy_(0, self._slots, v.to(values.dtype))
+        keys.flatten(0, 1).index_copy_(0, self._layout.slots, k.to(keys.dtype))
+        values.flatten(0, 1).index_copy_(0, self._layout.slots, v.to(values.dtype))
+        pieces = self._for_window(window)
+        scores = _Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
         out = torch.empty_like(q)
-        for group in self._groups:
-            out.index_copy_(0, group.rows, _attend_group(group, q, keys, values))
-        for chunk in self._chunks:
+        for group in pieces.groups:
+            out.index_copy_(0, group.rows, _attend_group(group, q, keys, values, scores))
+        for chunk in pieces.chunks:
             own = slice(chunk.start, chunk.end)
-            if chunk.mask is None:
+            if chunk.is_own:
                 context_k, context_v = k[own], v[own]
             else:
                 context_k = _gather(keys, chunk.table, chunk.length).to(q.dtype)
                 context_v = _gather(values, chunk.table, chunk.length).to(q.dtype)
-            out[own] = _attend_chunk(q[own], context_k, context_v, chunk.mask)
+            out[own] = _attend_chunk(q[own], context_k, context_v, chunk.mask, scores)
         return out
+
+    def _for_window(self, window: int | None) -> _Pieces:
+        if window not in self._pieces:
+            size = self._cache.block_size
+            self._pieces[window] = _Pieces(
+                groups=_decode_groups(self._layout, size, window),
+                chunks=_chunks(self._layout, size, window),
+            )
+        return self._pieces[window]
 
 
 def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
@@ -150,7 +221,34 @@ def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
     return cache.index_select(0, table).flatten(0, 1)[:length]
 
 
-def _attend_group(group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scores:
+    """How queries and keys make scores; see forward.AttentionContext."""
+
+    scale: float
+    softcap: float | None
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool = False
+    ) -> Tensor:
+        """[..., n, D] over [..., L, D] -> [..., n, D]. is_causal: n = L, without a mask."""
+        if self.softcap is None:
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=is_causal, scale=self.scale
+            )
+        # torch's own attention has no cap.
+        scores = q.float() @ k.float().transpose(-1, -2) * self.scale
+        scores = self.softcap * torch.tanh(scores / self.softcap)
+        if mask is None and is_causal:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return (scores.softmax(-1) @ v.float()).to(q.dtype)
+
+
+def _attend_group(
+    group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: _Scores
+) -> Tensor:
     """One query token each of B sequences. The G query heads of a key head act as its queries."""
     num_seqs, num_kv_heads = group.rows.shape[0], keys.shape[2]
     shape = (num_seqs, -1, *keys.shape[2:])
@@ -158,23 +256,21 @@ def _attend_group(group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor) 
     context_k = keys.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
     context_v = values.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
     rows_q = q.index_select(0, group.rows).view(num_seqs, num_kv_heads, -1, q.shape[-1])
-    out = F.scaled_dot_product_attention(
-        rows_q, context_k.transpose(1, 2), context_v.transpose(1, 2), attn_mask=group.mask
-    )
+    out = scores.attend(rows_q, context_k.transpose(1, 2), context_v.transpose(1, 2), group.mask)
     return out.reshape(num_seqs, *q.shape[1:])
 
 
-def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: _Scores) -> Tensor:
     """`q` [n, H, D] over `k`, `v` [L, K, D]. Key heads take the batch place, so none is copied
     per query head."""
     count, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     grouped = (num_kv_heads, num_heads // num_kv_heads, k.shape[0], head_dim)
-    out = F.scaled_dot_product_attention(
+    out = scores.attend(
         q.view(count, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3),
         k.transpose(0, 1)[:, None].expand(grouped),
         v.transpose(0, 1)[:, None].expand(grouped),
-        attn_mask=mask,
+        mask,
         is_causal=mask is None,
     )
     return out.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
 
+from mmdeploy_llm.errors import MediaLimitError
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ class ModelSpec:
 
     name: the family's name. architectures: names in config.json's `architectures` that it serves.
     factory: "module:Class"; called as factory(config) with transformers' config object, on the meta
-    device; gives a Model. media: kinds it accepts. reasoning: default parser's name.
-    atomic_media: the
-    tokens of a media item must be computed in one step (attention over them is not causal).
+    device; gives a Model; "*" serves any architecture that no other spec names. media: kinds it
+    accepts. reasoning: default parser's name. atomic_media: the tokens of a media item are computed
+    in one step and see each other in both directions.
     tp_plan: parameter name pattern -> "colwise" | "rowwise". priority: in-tree plugins use 0; the
     highest wins and a tie is an error.
     """
@@ -116,12 +117,26 @@ class MediaLimits:
     decode_timeout: float = 60.0
     decode_memory: int = 4 * 2**30
 
+    def check_bytes(self, num_bytes: int, name: str, *, is_all: bool = True) -> None:
+        """Raises MediaLimitError for more than max_bytes. name: of the item, for the message.
+        is_all: False where only so many are known yet."""
+        if num_bytes > self.max_bytes:
+            more = "" if is_all else " or more"
+            raise MediaLimitError(
+                f"{name} has {num_bytes} bytes{more}, {self.max_bytes} are allowed; shrink it or "
+                "raise max_media_bytes"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of generated text and what it is."""
+    """A piece of generated text and what it is.
 
-    kind: Literal["reasoning", "content"]
+    "tool_calls": text of tool calls where a family keeps them apart from its answer. The tool
+    parser gets it; without one it is dropped.
+    """
+
+    kind: Literal["reasoning", "content", "tool_calls"]
     text: str
 
 
@@ -161,7 +176,8 @@ class MediaProcessor(ABC):
 
     token: the text of the one placeholder token whose id fills the prompt, num_tokens times per
     item.
-    markers: texts that stand for one item in a rendered prompt, `token` among them or not.
+    markers: texts that stand for one item in a rendered prompt, `token` among them or not; one may
+    be several tokens.
     """
 
     kind: ClassVar[str]
@@ -183,13 +199,21 @@ class MediaProcessor(ABC):
     def count_tokens(self, item: Any, options: Mapping[str, Any]) -> int:
         """`process(item, options).num_tokens`, without the work."""
 
+    def prompt_text(self, item: Any, options: Mapping[str, Any]) -> str | None:
+        """`process(item, options).prompt_text`, without the work; None unless overridden."""
+        return None
+
     def close(self) -> None:  # noqa: B027 - optional to override
         """The engine is closed: let go of processes and files."""
 
 
 class Model(Protocol):
     """What a ModelSpec's factory builds: an ordinary nn.Module for one device. T tokens, N
-    requests' last tokens."""
+    requests' last tokens.
+
+    An attribute `media_size` says how wide the rows of `encode_media` are where that is not
+    hidden_size; see `media_size`.
+    """
 
     num_layers: int
     num_kv_heads: int
@@ -205,7 +229,7 @@ class Model(Protocol):
         ...
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """One [num_tokens, hidden] per item, in order. Only for models with media."""
+        """One [num_tokens, media_size] per item, in order. Only for models with media."""
         ...
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
@@ -214,3 +238,9 @@ class Model(Protocol):
         Tokens generated after the prompt continue at its last token's position + 1, on all axes.
         """
         ...
+
+
+def media_size(model: Model) -> int:
+    """Values in a row of `model.encode_media`: the embedding, and behind it whatever else the model
+    adds at the media's places (Qwen3-VL's features for the first layers)."""
+    return int(getattr(model, "media_size", model.hidden_size))

@@ -33,8 +33,12 @@ def top(candidates: Sequence[Provided[SpecT]], wanted: str) -> SpecT:
 def select_model(
     provided: Sequence[Provided[ModelSpec]], architectures: Sequence[str], note: str
 ) -> ModelSpec:
-    """The spec for the first of `architectures` that is served. note: the end of the error."""
-    for architecture in architectures:
+    """The spec for the first of `architectures` that is served by name, else one that serves any.
+
+    note: the end of the error.
+    """
+    wanted_names = (*architectures, ANY_MODEL) if architectures else ()
+    for architecture in wanted_names:
         candidates = [item for item in provided if architecture in item.spec.architectures]
         if candidates:
             return top(candidates, f"architecture {architecture!r}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from mmdeploy_llm.config import RuntimeConfig
 from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
-from mmdeploy_llm.hooks import MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import CallGuard, MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.request import Request
@@ -24,7 +24,7 @@ from mmdeploy_llm.request import Request
 from .chat import read_messages
 from .defaults import ParamsResolver, ValidateGuided, sample_seed
 from .media import CACHE_BYTES, Fetch, MediaLoader, normalised
-from .placeholders import Placeholders
+from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt
 from .template import load_template, render, template_variables
 from .tokenizer import PromptTokenizer
@@ -41,11 +41,17 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """A prompt as text and ids, with one placeholder for each item, and its unopened media."""
+    """A prompt as text and ids, with one placeholder for each item, and its unopened media.
+
+    pieces: what `text` consists of, tokenized one by one; () for a prompt given as ids.
+    is_template: rendered by a chat template, which has put its own special tokens at its ends.
+    """
 
     text: str
     ids: tuple[int, ...]
     items: tuple[MediaItem, ...]
+    pieces: tuple[str, ...] = ()
+    is_template: bool = False
 
 
 class Intake:
@@ -55,7 +61,8 @@ class Intake:
     the model knows. eos_token_ids: what ends a sequence. generation: generation_config.json.
     chat_template: what `accept_chat` renders with. reasoning_end_marker: the reasoning parser's
     end_marker. validate_guided: raises
-    RequestError for a bad constraint, None without grammars. new_request_id: unique ids.
+    RequestError for a bad constraint, None without grammars. new_request_id: unique ids. guard:
+    see MediaLoader.
     Raises CheckpointError when tokenizer, processors and generation_config do not go together.
     """
 
@@ -75,6 +82,7 @@ class Intake:
         validate_guided: ValidateGuided | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         cache_bytes: int = CACHE_BYTES,
+        guard: CallGuard | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._placeholders = Placeholders(processors, tokenizer)
@@ -84,6 +92,7 @@ class Intake:
             limits=limits,
             max_items=config.limit_mm_per_prompt,
             cache_bytes=cache_bytes,
+            guard=guard,
         )
         self._params = ParamsResolver(
             config=config,
@@ -114,7 +123,8 @@ class Intake:
         number: the prompt's place among all of this engine, which with the engine's seed gives the
         seed of params without one; None counts them here. Raises RequestError and its children.
         """
-        return self._accept(prompt, read_prompt(prompt), params, stream, priority, number)
+        parts = read_prompt(prompt, self.media.kinds)
+        return self._accept(prompt, parts, params, stream, priority, number)
 
     def accept_chat(
         self,
@@ -142,9 +152,9 @@ class Intake:
 
         Raises RequestError and its children, but not for a prompt that is too long.
         """
-        rendered = self._render(read_prompt(prompt))
+        rendered = self._render(read_prompt(prompt, self.media.kinds))
         media = self.media.count(rendered.items)
-        expanded = self._placeholders.expand(rendered.ids, media)
+        expanded = self._expand(rendered, media)
         sums = Counter[str]()
         for item in media:
             sums[item.kind] += item.num_tokens
@@ -169,7 +179,7 @@ class Intake:
         number = next(self._numbers) if number is None else number
         self._params.resolve(params, len(rendered.ids), number)  # too long even without its media
         media = self.media.load(rendered.items)
-        expanded = self._placeholders.expand(rendered.ids, media)
+        expanded = self._expand(rendered, media)
         request = Request(
             request_id="",
             prompt=prompt,
@@ -223,24 +233,44 @@ class Intake:
             return Rendered(text=self._tokenizer.decode(ids), ids=tuple(ids), items=parts.media)
         text = parts.text or ""
         ids = self._tokenizer.encode_prompt(self._placeholders.in_text(text))
-        return Rendered(text=text, ids=self._checked(ids), items=parts.media)
+        return Rendered(text=text, ids=self._checked(ids), items=parts.media, pieces=(text,))
 
     def _render_chat(self, parts: PromptParts) -> Rendered:
         template = self._template(parts.template)
         variables = template_variables(parts.template_kwargs)
         conversation = read_messages(
-            parts.messages, markers=self._placeholders.markers, template=template
+            parts.messages,
+            markers=self._placeholders.markers,
+            template=template,
+            kinds=self.media.kinds,
         )
         items = _with_sources(conversation.media, parts.media)
         self.media.check(items)
         text = render(self._tokenizer.raw, template, conversation.messages, variables)
         pieces = text.split(conversation.mark) if conversation.mark else [text]
-        ids = [
-            token_id
-            for piece in pieces
-            for token_id in self._tokenizer.encode(self._placeholders.in_text(piece))
-        ]
-        return Rendered(text="".join(pieces), ids=self._checked(ids), items=items)
+        ids = self._encode_pieces([self._placeholders.in_text(piece) for piece in pieces])
+        return Rendered(
+            text="".join(pieces),
+            ids=self._checked(ids),
+            items=items,
+            pieces=tuple(pieces),
+            is_template=True,
+        )
+
+    def _encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        return [token_id for piece in pieces for token_id in self._tokenizer.encode(piece)]
+
+    def _expand(self, rendered: Rendered, media: Sequence[MediaInput]) -> Expanded:
+        """The prompt with its media in place: in the text where more than placeholder tokens stands
+        for one of them, else in the ids."""
+        if not rendered.pieces or all(item.prompt_text is None for item in media):
+            return self._placeholders.expand(rendered.ids, media, self._tokenizer.encode)
+        filled = self._placeholders.fill(rendered.pieces, media)
+        if rendered.is_template:
+            ids = self._encode_pieces(filled)
+        else:
+            ids = self._tokenizer.encode_prompt(filled[0])
+        return self._placeholders.locate(self._checked(ids), media)
 
     def _template(self, own: str | None) -> str:
         """The template of this prompt, else the engine's."""

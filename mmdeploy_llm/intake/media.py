@@ -17,7 +17,7 @@ from mmdeploy_llm.errors import (
     RequestError,
     UnsupportedMediaError,
 )
-from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
+from mmdeploy_llm.hooks import CallGuard, MediaInput, MediaLimits, MediaProcessor, MediaRef
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
@@ -57,11 +57,21 @@ class CanPreview(Protocol):
         ...
 
 
+@runtime_checkable
+class KeepsTime(Protocol):
+    """A processor with deadlines of its own, such as those of the processes it decodes in."""
+
+    def max_seconds(self, limits: MediaLimits) -> float:
+        """What one call of its methods may take before it counts as hanging."""
+        ...
+
+
 class MediaLoader:
     """From media as the caller gave them to MediaInputs. Safe for use from several threads.
 
-    processors: kind -> processor. fetch: bytes of a MediaRef. max_items: kind -> most items of a
-    prompt.
+    processors: kind -> processor. fetch: bytes of a MediaRef, within `limits.fetch_timeout`.
+    max_items: kind -> most items of a prompt. guard: runs the processors' methods, which have
+    `limits.decode_timeout` each; None: one of its own.
     """
 
     def __init__(
@@ -72,7 +82,9 @@ class MediaLoader:
         limits: MediaLimits,
         max_items: Mapping[str, int],
         cache_bytes: int = CACHE_BYTES,
+        guard: CallGuard | None = None,
     ) -> None:
+        self._guard = guard or CallGuard()
         self._processors = processors
         self._fetch = fetch
         self._limits = limits
@@ -86,6 +98,11 @@ class MediaLoader:
     def stats(self) -> dict[str, CacheStats]:
         """Of the media processed, and of those fetched by URL."""
         return {"processed": self._processed.stats, "fetched": self._fetched.stats}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that everybody knows, and those of the model's processors."""
+        return tuple(dict.fromkeys((*MEDIA_KINDS, *self._processors)))
 
     def check(self, items: Sequence[MediaItem]) -> None:
         """Refuses kinds without a processor and too many items of a kind; opens nothing.
@@ -120,10 +137,15 @@ class MediaLoader:
         if not isinstance(processor, CanPreview):
             return ()
         decoded = self._decode(processor, self._opened(item))
-        return _guarded(processor, lambda: processor.previews(decoded, item.options))
+        return self._call(processor, lambda: processor.previews(decoded, item.options))
+
+    def interrupt(self) -> None:
+        """Ends all waiting for plugins; what is being loaded ends with a MediaError."""
+        self._guard.close()
 
     def close(self) -> None:
         """Tells the processors that no more media come."""
+        self.interrupt()
         for processor in self._processors.values():
             processor.close()
 
@@ -157,15 +179,16 @@ class MediaLoader:
     def _count(self, item: MediaItem) -> MediaInput:
         source, processor = self._opened(item), self._processors[item.kind]
         find = processor.peek if isinstance(processor, CanPeek) else processor.decode
-        known = _guarded(processor, lambda: find(source, self._limits))
-        count = _guarded(processor, lambda: processor.count_tokens(known, item.options))
-        return MediaInput(kind=item.kind, tensors={}, num_tokens=count, key="")
+        known = self._call(processor, lambda: find(source, self._limits))
+        count = self._call(processor, lambda: processor.count_tokens(known, item.options))
+        text = self._call(processor, lambda: processor.prompt_text(known, item.options))
+        return MediaInput(kind=item.kind, tensors={}, num_tokens=count, key="", prompt_text=text)
 
     def _decode(self, processor: MediaProcessor, source: Any) -> Any:
-        return _guarded(processor, lambda: processor.decode(source, self._limits))
+        return self._call(processor, lambda: processor.decode(source, self._limits))
 
     def _process(self, processor: MediaProcessor, item: MediaItem, decoded: Any) -> MediaInput:
-        made = _guarded(processor, lambda: processor.process(decoded, item.options))
+        made = self._call(processor, lambda: processor.process(decoded, item.options))
         if not isinstance(made, MediaInput) or made.num_tokens < 1:
             raise MediaError(
                 f"{_owner(processor)} returned no usable MediaInput for the {item.kind}"
@@ -178,8 +201,39 @@ class MediaLoader:
             return self._named(item.source)
         if callable(getattr(item.source, "read", None)):
             with self._file_lock:  # the same file object may stand in several prompts
-                return _read(item.source, item.kind, self._limits.max_bytes)
+                return self._read(item)
         return item.source
+
+    def _read(self, item: MediaItem) -> bytes:
+        """What the item's file object holds; it may be a pipe or a socket, and hang."""
+        seconds = self._limits.fetch_timeout
+        return self._guard.run(
+            lambda: _read(item.source, item.kind, self._limits),
+            seconds=seconds,
+            owner="the file objects' read method",
+            late=f"the {item.kind}'s file object was not read within {seconds:g} s; raise "
+            "media_fetch_timeout",
+        )
+
+    def _call(self, processor: MediaProcessor, call: Callable[[], Result]) -> Result:
+        """The result of a processor's method, in time; whatever else it raises is a MediaError that
+        names it."""
+        seconds = self._limits.decode_timeout
+        if isinstance(processor, KeepsTime):
+            seconds = processor.max_seconds(self._limits)
+        owner = _owner(processor)
+        late = (
+            f"{owner} has not finished with the {processor.kind} within {seconds:g} s; raise "
+            "media_timeout or give something simpler"
+        )
+        try:
+            return self._guard.run(call, seconds=seconds, owner=owner, late=late)
+        except RequestError:
+            raise
+        except FAULTS as error:  # the plugin boundary
+            raise MediaError(
+                f"{owner} failed on the {processor.kind}: {error_text(error)}"
+            ) from error
 
     def _named(self, ref: MediaRef) -> bytes:
         """The bytes of a path or URL. Paths are read anew each time, which is quick and right."""
@@ -205,11 +259,11 @@ def num_bytes(item: MediaInput) -> int:
     return sum(tensor.nbytes for tensor in item.tensors.values())
 
 
-def media_items(data: Any, caller: str = "generate") -> list[MediaItem]:
+def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem]:
     """The items of a prompt's `multimodal_data`, kind by kind, unopened.
 
     data: {"image": one item or a list, "video": ...} or None. Raises RequestError for another shape
-    or an unknown kind.
+    and for a kind that is not among `kinds`.
     """
     if data is None:
         return []
@@ -219,14 +273,15 @@ def media_items(data: Any, caller: str = "generate") -> list[MediaItem]:
         )
     items = []
     for kind, values in data.items():
-        if kind not in MEDIA_KINDS:
-            near = difflib.get_close_matches(str(kind), MEDIA_KINDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(MEDIA_KINDS)}"
+        if kind not in kinds:
+            near = difflib.get_close_matches(str(kind), kinds, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(kinds)}"
             raise RequestError(f"multimodal_data has an unknown kind {kind!r}; {hint}")
         single = not isinstance(values, (list, tuple))
         values = ([] if values is None else [values]) if single else values
         items += [
-            normalised(MediaItem(kind=kind, source=value, options={}), caller) for value in values
+            normalised(MediaItem(kind=kind, source=value, options={}), "generate")
+            for value in values
         ]
     return items
 
@@ -248,14 +303,14 @@ def normalised(item: MediaItem, caller: str) -> MediaItem:
     return MediaItem(kind=item.kind, source=source, options=options)
 
 
-def _read(file: Any, kind: str, max_bytes: int) -> bytes:
+def _read(file: Any, kind: str, limits: MediaLimits) -> bytes:
     """What a file object holds, from its beginning if it can be rewound; its place is restored."""
     try:
         can_seek = callable(getattr(file, "seekable", None)) and file.seekable()
         place = file.tell() if can_seek else None
         if can_seek:
             file.seek(0)
-        blob = file.read(max_bytes + 1)
+        blob = file.read(limits.max_bytes + 1)
         if can_seek:
             file.seek(place)
     except (OSError, ValueError) as error:
@@ -266,11 +321,7 @@ def _read(file: Any, kind: str, max_bytes: int) -> bytes:
         raise UnsupportedMediaError(
             f"the {kind}'s file object gives {type(blob).__name__}, not bytes; open it in mode 'rb'"
         )
-    if len(blob) > max_bytes:
-        raise MediaLimitError(
-            f"the {kind}'s file object holds more than the {max_bytes} bytes that are allowed; "
-            "shrink it or raise max_media_bytes"
-        )
+    limits.check_bytes(len(blob), f"the {kind}'s file object", is_all=False)
     return blob
 
 
@@ -280,18 +331,6 @@ def _key(item: MediaItem, form: str, content: bytes) -> str:
     digest = blake2b(f"{item.kind}\0{form}\0{options!r}\0".encode(), digest_size=20)
     digest.update(content)
     return digest.hexdigest()
-
-
-def _guarded(processor: MediaProcessor, call: Callable[[], Result]) -> Result:
-    """The result of a processor's method; whatever else it raises is a MediaError that names it."""
-    try:
-        return call()
-    except RequestError:
-        raise
-    except FAULTS as error:  # the plugin boundary
-        raise MediaError(
-            f"{_owner(processor)} failed on the {processor.kind}: {error_text(error)}"
-        ) from error
 
 
 def _owner(processor: MediaProcessor) -> str:

@@ -60,6 +60,15 @@ class PromptTokenizer:
         token_id: int | None = self.raw.get_vocab().get(token)
         return token_id
 
+    def token_ids(self, text: str) -> tuple[int, ...] | None:
+        """The ids of a text that consists of tokens which are never cut or joined (added ones), or
+        is one token of the vocabulary; else None."""
+        token_id = self.token_id(text)
+        if token_id is not None:
+            return (token_id,)
+        ids = tuple(self.encode(text))
+        return ids if set(ids) <= set(self.raw.added_tokens_decoder) else None
+
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The id sequences that spell the words, at the beginning of a text and behind a space."""
         spelled = [tuple(self.encode(form)) for word in words for form in (word, f" {word}")]

@@ -8,8 +8,9 @@ step       rows   [1 | 0 0 0]         decode first
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from mmdeploy_llm.attention.base import BatchLayout
 from mmdeploy_llm.plan import ScheduledTokens
-from mmdeploy_llm.request import MediaInput
+from mmdeploy_llm.request import MediaInput, MediaSpan
 
 from .slots import Slots
 
@@ -27,13 +28,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPiece:
-    """Rows `row` .. `row + end - begin` of the step take embeddings begin..end of one media
-    item."""
+    """`rows` of the step take embeddings begin..end of one media item."""
 
     item: MediaInput
     begin: int
     end: int
-    row: int
+    rows: Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,8 @@ def prepare(
     block_size: int,
     has_mrope: bool,
     device: torch.device,
+    *,
+    has_atomic_media: bool = False,
 ) -> StepBatch:
     """The step's inputs; block tables in `slots` already hold the step's new blocks."""
     indices = np.array([slots[item.request_id].index for item in scheduled], dtype=np.int64)
@@ -82,7 +84,10 @@ def prepare(
         token_ids=_to(slots.token_ids[rows, places], device),
         positions=_to(positions, device),
         in_prompt=_to(in_prompt, device),
-        layout=_layout(slots, indices, starts, counts, rows, places, block_size, device),
+        layout=replace(
+            _layout(slots, indices, starts, counts, rows, places, block_size, device),
+            spans=_spans(scheduled, slots) if has_atomic_media else (),
+        ),
         slots=indices,
         last_rows=stops - 1,
         ends=starts + counts,
@@ -133,17 +138,38 @@ def _media_pieces(
     for item, row in zip(scheduled, first_rows.tolist(), strict=True):
         stop = item.start + item.num_tokens
         for span in slots[item.request_id].media:
-            begin, end = max(span.offset, item.start), min(span.end, stop)
-            if begin < end:
-                pieces.append(
-                    MediaPiece(
-                        item=span.item,
-                        begin=begin - span.offset,
-                        end=end - span.offset,
-                        row=row + begin - item.start,
-                    )
-                )
+            piece = _media_piece(span, item.start, stop, row)
+            if piece is not None:
+                pieces.append(piece)
     return tuple(pieces)
+
+
+def _media_piece(span: MediaSpan, start: int, stop: int, row: int) -> MediaPiece | None:
+    """The part of the span in tokens start..stop, the first of which is `row` of the step."""
+    if stop <= span.offset or span.end <= start:
+        return None
+    if span.rows is None:
+        begin, end = max(start - span.offset, 0), min(stop, span.end) - span.offset
+        places = np.arange(begin, end)
+    else:
+        begin = bisect_left(span.rows, start - span.offset)
+        end = bisect_left(span.rows, stop - span.offset)
+        places = np.array(span.rows[begin:end], dtype=np.int64)
+    if begin == end:
+        return None
+    rows = places + (span.offset - start + row)
+    return MediaPiece(item=span.item, begin=begin, end=end, rows=rows)
+
+
+def _spans(scheduled: Sequence[ScheduledTokens], slots: Slots) -> tuple[tuple[int, int, int], ...]:
+    """Of atomic media: (sequence, start, end) of every run of embeddings in this step."""
+    return tuple(
+        (sequence, start, end)
+        for sequence, item in enumerate(scheduled)
+        for span in slots[item.request_id].media
+        for start, end in span.runs
+        if start < item.start + item.num_tokens and item.start < end
+    )
 
 
 def _to(array: NDArray[np.generic], device: torch.device) -> Tensor:

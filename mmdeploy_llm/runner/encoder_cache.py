@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.hooks.contracts import media_size
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.request import MediaInput
 
@@ -20,11 +21,12 @@ MAX_VALUES_PER_CALL = 8 * 2**20
 
 
 class EncoderCache:
-    """Embeddings [num_tokens, hidden] of media that running requests still need. The runner is
-    its only writer."""
+    """Embeddings [num_tokens, media_size] of media that running requests still need. The runner
+    is its only writer."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._media_size = media_size(model)
         self._embeds: dict[str, Tensor] = {}
         self._failures: dict[str, str] = {}
 
@@ -69,10 +71,10 @@ class EncoderCache:
                 f"encode_media gave {len(embeds)} outputs for {len(items)} items"
             )
         for item, rows in zip(items, embeds, strict=True):
-            if tuple(rows.shape) != (item.num_tokens, self._model.hidden_size):
+            if tuple(rows.shape) != (item.num_tokens, self._media_size):
                 raise PluginContractError(
                     f"encode_media gave {tuple(rows.shape)} for an item of {item.num_tokens} "
-                    f"tokens and a model of hidden size {self._model.hidden_size}"
+                    f"tokens and a model whose media rows have {self._media_size} values"
                 )
         for item, rows in zip(items, embeds, strict=True):
             # A copy of its own, so that a small item does not keep its whole batch alive.

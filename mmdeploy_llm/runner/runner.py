@@ -51,6 +51,7 @@ class Runner:
         sampler: Sampler,
         slots: Slots,
         device: torch.device,
+        has_atomic_media: bool = False,
     ) -> None:
         self._model = model
         self._backend = backend
@@ -58,6 +59,7 @@ class Runner:
         self._sampler = sampler
         self._slots = slots
         self._device = device
+        self._has_atomic_media = has_atomic_media
         self._encoder = EncoderCache(model)
         self._has_mrope = model.positions(1, ()) is not None
 
@@ -131,7 +133,12 @@ class Runner:
 
     def _forward_and_sample(self, scheduled: Sequence[ScheduledTokens], out: _Collected) -> None:
         batch = prepare(
-            scheduled, self._slots, self._cache.block_size, self._has_mrope, self._device
+            scheduled,
+            self._slots,
+            self._cache.block_size,
+            self._has_mrope,
+            self._device,
+            has_atomic_media=self._has_atomic_media,
         )
         hidden = self._model.forward(self._inputs(batch))
         self._report_prompt(batch, hidden, out)
@@ -141,7 +148,7 @@ class Runner:
         rows, embeds = None, None
         if batch.media:
             pieces = batch.media
-            rows = torch.cat([torch.arange(p.row, p.row + p.end - p.begin) for p in pieces])
+            rows = torch.from_numpy(np.concatenate([piece.rows for piece in pieces]))
             rows = rows.to(self._device)
             embeds = torch.cat([self._embeds(p.item.key)[p.begin : p.end] for p in pieces])
         return ForwardInputs(

@@ -37,15 +37,40 @@ class DenseSequence:
         behind = int(self.positions.max()) + 1 + index - self.prompt_len
         return torch.full_like(self.positions[..., 0], behind)
 
+    def embed_at(self, index: int) -> Tensor | None:
+        """The media embedding that token `index` takes, if it takes one."""
+        for span in self.media:
+            place = index - span.offset
+            if not span.offset <= index < span.end:
+                continue
+            if span.rows is None:
+                return self.embeds[span.item.key][place]
+            if place in span.rows:
+                return self.embeds[span.item.key][span.rows.index(place)]
+        return None
+
 
 class DenseContext:
     """Attention of one step: `pieces` are (sequence, tokens of it in this step), in the order of
     the rows."""
 
-    def __init__(self, pieces: Sequence[tuple[DenseSequence, int]]) -> None:
+    def __init__(
+        self, pieces: Sequence[tuple[DenseSequence, int]], has_atomic_media: bool = False
+    ) -> None:
         self._pieces = pieces
+        self._has_atomic_media = has_atomic_media
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         """See forward.AttentionContext."""
         out, start = [], 0
         for sequence, count in self._pieces:
@@ -56,25 +81,50 @@ class DenseContext:
                 old_keys, old_values = sequence.cache[layer]
                 keys, values = torch.cat([old_keys, keys]), torch.cat([old_values, values])
             sequence.cache[layer] = keys.clone(), values.clone()
-            out.append(_attend(q[rows], keys, values))
+            is_seen = _visible(sequence, count, len(keys), window, self._has_atomic_media)
+            out.append(_attend(q[rows], keys, values, is_seen, scale, softcap))
         return torch.cat(out)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`q` [n, H, D] are the last n of the L tokens of `k`, `v` [L, K, D]."""
+def _visible(
+    sequence: DenseSequence, count: int, length: int, window: int | None, is_atomic: bool
+) -> Tensor:
+    """[count, length]: which of the sequence's first `length` tokens its last `count` see."""
+    queries, keys = torch.arange(length - count, length)[:, None], torch.arange(length)
+    is_seen = keys <= queries
+    if window is not None:
+        is_seen &= keys > queries - window
+    if is_atomic:
+        for start, end in (run for span in sequence.media for run in span.runs):
+            is_seen |= (queries >= start) & (queries < end) & (keys >= start) & (keys < end)
+    return is_seen
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, is_seen: Tensor, scale: float | None, softcap: float | None
+) -> Tensor:
+    """`q` [n, H, D] over `k`, `v` [L, K, D] by the mask [n, L]."""
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1).float() for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * q.shape[-1] ** -0.5
-    is_seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(k.shape[0] - q.shape[0])
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k)
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     weights = scores.masked_fill(~is_seen.to(q.device), -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
 
 class DenseRunner:
-    """Drives one model (see hooks.Model) on any number of sequences."""
+    """Drives one model (see hooks.Model) on any number of sequences.
 
-    def __init__(self, model: Any, device: torch.device | None = None) -> None:
+    has_atomic_media: see hooks.ModelSpec; the caller's pieces must then not split media.
+    """
+
+    def __init__(
+        self, model: Any, device: torch.device | None = None, *, has_atomic_media: bool = False
+    ) -> None:
         self.model = model
+        self.has_atomic_media = has_atomic_media
         self.device = device or torch.device("cpu")
 
     def add(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> DenseSequence:
@@ -121,10 +171,10 @@ class DenseRunner:
         rows, embeds = [], []
         for sequence, count in pieces:
             for index in range(sequence.num_computed, sequence.num_computed + count):
-                for span in sequence.media:
-                    if span.offset <= index < span.end:
-                        rows.append(len(token_ids))
-                        embeds.append(sequence.embeds[span.item.key][index - span.offset])
+                row = sequence.embed_at(index)
+                if row is not None:
+                    rows.append(len(token_ids))
+                    embeds.append(row)
                 token_ids.append(sequence.token_ids[index])
                 places.append(sequence.place(index))
                 in_prompt.append(index < sequence.prompt_len)
@@ -132,7 +182,7 @@ class DenseRunner:
             token_ids=torch.tensor(token_ids).to(self.device),
             positions=torch.stack(places, -1).to(self.device),
             in_prompt=torch.tensor(in_prompt).to(self.device),
-            attn=DenseContext(pieces),
+            attn=DenseContext(pieces, self.has_atomic_media),
             media_rows=torch.tensor(rows).to(self.device) if rows else None,
             media_embeds=torch.stack(embeds) if rows else None,
         )

@@ -9,16 +9,25 @@ from mmdeploy_llm.attention import select as selection
 from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.attention.flash import FlashAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
-from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError
 
 
-def dense(q, k, v):
+def dense(q, k, v, *, scale=None, window=None, softcap=None, spans=(), is_causal=True):
     """Causal attention of the last len(q) tokens of one sequence, in float64. q [n, H, D], k, v
-    [L, K, D]."""
+    [L, K, D]. Tokens of a span see each other."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
-    scores = torch.einsum("nhd,lhd->hnl", q.double(), k) * q.shape[-1] ** -0.5
-    mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
+    scores = torch.einsum("nhd,lhd->hnl", q.double(), k)
+    scores *= q.shape[-1] ** -0.5 if scale is None else scale
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    mask = torch.zeros(len(q), len(k), dtype=torch.bool)
+    for row, query in enumerate(range(len(k) - len(q), len(k))):
+        for key in range(len(k)):
+            mask[row, key] = (key <= query or not is_causal) and (
+                window is None or query - window < key
+            )
+            mask[row, key] |= any(a <= query < b and a <= key < b for a, b in spans)
     weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
     return torch.einsum("hnl,lhd->nhd", weights, v)
 
@@ -27,7 +36,9 @@ class Case:
     """A random batch: contexts already in the cache, new tokens of this step, scattered block
     tables."""
 
-    def __init__(self, seed, query_lens, earlier, heads=4, kv_heads=2, head_dim=16, block_size=4):
+    def __init__(
+        self, seed, query_lens, earlier, heads=4, kv_heads=2, head_dim=16, block_size=4, spans=()
+    ):
         generator = torch.Generator().manual_seed(seed)
         self.query_lens, self.earlier = query_lens, earlier
         totals = [n + e for n, e in zip(query_lens, earlier, strict=True)]
@@ -61,11 +72,15 @@ class Case:
             context_lens=tuple(totals),
             block_tables=tables,
             slots=torch.cat(slots),
+            spans=tuple(spans),
         )
 
-    def expected(self):
-        rows = torch.split(self.q, self.query_lens)
-        return torch.cat([dense(q, k, v) for q, (k, v) in zip(rows, self.full, strict=True)])
+    def expected(self, **options):
+        outs = []
+        for row, q in enumerate(torch.split(self.q, self.query_lens)):
+            spans = [(a, b) for sequence, a, b in self.layout.spans if sequence == row]
+            outs.append(dense(q, *self.full[row], spans=spans, **options))
+        return torch.cat(outs)
 
 
 BATCHES = [
@@ -105,11 +120,60 @@ def test_cache_of_another_dtype_is_read_back_in_the_query_dtype():
     torch.testing.assert_close(out.double(), case.expected(), atol=5e-2, rtol=5e-2)
 
 
+OPTIONS = [
+    {"scale": 0.7},
+    {"window": 1},
+    {"window": 6},
+    {"window": 50},
+    {"softcap": 0.5},
+    {"scale": 0.3, "window": 9, "softcap": 2.0},
+]
+SPANS = [  # (query_lens, earlier, spans): whole, behind a prefix hit inside the span, two, decode
+    ([9], [0], [(0, 2, 8)]),
+    ([1, 7, 9], [5, 3, 0], [(1, 1, 9), (2, 0, 3), (2, 4, 9)]),
+    ([5, 12], [6, 9], [(0, 6, 11), (1, 10, 12), (1, 14, 21)]),
+    ([1, 4], [8, 0], [(0, 3, 9)]),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(("query_lens", "earlier"), BATCHES)
+def test_reference_with_options_equals_dense_attention(query_lens, earlier, options):
+    case = Case(len(query_lens), query_lens, earlier)
+    context = ReferenceAttention().begin(case.layout, case.cache)
+    for _ in range(2):  # the second layer of a window finds its index tensors made
+        out = context.attend(0, case.q, case.k, case.v, **options)
+        torch.testing.assert_close(out.double(), case.expected(**options), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, *OPTIONS])
+@pytest.mark.parametrize(("query_lens", "earlier", "spans"), SPANS)
+def test_reference_lets_tokens_of_a_span_see_each_other(query_lens, earlier, spans, options):
+    case = Case(7, query_lens, earlier, spans=spans)
+    context = ReferenceAttention().begin(case.layout, case.cache)
+    out = context.attend(0, case.q, case.k, case.v, **options)
+    torch.testing.assert_close(out.double(), case.expected(**options), atol=1e-5, rtol=1e-5)
+
+
 def fake_varlen(
-    q, keys, values, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, block_table
+    q,
+    keys,
+    values,
+    *,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    softmax_scale,
+    causal,
+    window_size,
+    softcap,
+    block_table,
 ):
     """flash_attn_varlen_func's contract for paged caches, dense."""
-    assert causal
+    left, right = window_size
+    assert right == (0 if causal and left >= 0 else -1)
+    window = None if left < 0 else left + 1
     out = []
     for row in range(len(cu_seqlens_q) - 1):
         own = q[cu_seqlens_q[row] : cu_seqlens_q[row + 1]]
@@ -117,7 +181,8 @@ def fake_varlen(
         assert len(own) <= max_seqlen_q
         assert length <= max_seqlen_k
         k, v = (x[block_table[row].long()].flatten(0, 1)[:length] for x in (keys, values))
-        out.append(dense(own, k, v).to(q.dtype))
+        options = {"scale": softmax_scale, "window": window, "softcap": softcap}
+        out.append(dense(own, k, v, is_causal=causal, **options).to(q.dtype))
     return torch.cat(out)
 
 
@@ -125,12 +190,30 @@ def fake_varlen(
 def test_flash_hands_the_right_arguments_to_the_kernel(monkeypatch, query_lens, earlier):
     """The bookkeeping around the kernel; the kernel itself needs a GPU and is tested in
     tests/gpu."""
+    install_fake_flash(monkeypatch)
+    case = Case(9, query_lens, earlier, block_size=256)
+    context = FlashAttention().begin(case.layout, case.cache)
+    for options in ({}, *OPTIONS):
+        out = context.attend(0, case.q, case.k, case.v, **options)
+        torch.testing.assert_close(out.double(), case.expected(**options), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("query_lens", "earlier", "spans"), SPANS)
+def test_flash_lets_tokens_of_a_span_see_each_other(monkeypatch, query_lens, earlier, spans):
+    install_fake_flash(monkeypatch)
+    case = Case(8, query_lens, earlier, block_size=256, spans=spans)
+    context = FlashAttention().begin(case.layout, case.cache)
+    for options in ({}, {"window": 12, "scale": 0.4, "softcap": 3.0}):
+        out = context.attend(0, case.q, case.k, case.v, **options)
+        torch.testing.assert_close(out.double(), case.expected(**options), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ModelNotSupportedError, match="longer than the attention window of layer 0"):
+        context.attend(0, case.q, case.k, case.v, window=2)
+
+
+def install_fake_flash(monkeypatch):
     module = types.ModuleType("flash_attn")
     module.flash_attn_varlen_func = fake_varlen
     monkeypatch.setitem(__import__("sys").modules, "flash_attn", module)
-    case = Case(9, query_lens, earlier, block_size=256)
-    out = FlashAttention().begin(case.layout, case.cache).attend(0, case.q, case.k, case.v)
-    torch.testing.assert_close(out.double(), case.expected(), atol=1e-5, rtol=1e-5)
 
 
 class TestSelect:

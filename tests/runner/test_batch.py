@@ -104,7 +104,43 @@ def test_mrope_positions(slots):
 )
 def test_media_pieces(slots, start, count, pieces):
     batch = prepare(step(("b", start, count)), slots, BLOCK_SIZE, False, CPU)
-    assert [(piece.begin, piece.end, piece.row) for piece in batch.media] == pieces
+    found = [(piece.begin, piece.end, piece.rows.tolist()) for piece in batch.media]
+    assert found == [
+        (begin, end, list(range(row, row + end - begin))) for begin, end, row in pieces
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "pieces"),
+    [
+        (0, 2, []),
+        (1, 7, [(0, 4, [1, 2, 4, 5])]),
+        (3, 1, [(1, 2, [0])]),
+        (4, 1, []),  # a mark between two rows of the image
+        (4, 3, [(2, 4, [1, 2])]),
+        (7, 1, []),
+    ],
+)
+def test_media_pieces_with_marks_between(slots, start, count, pieces):
+    slots.add(new("c", range(300, 308), media=(broken_span(),)), None)
+    batch = prepare(step(("c", start, count)), slots, BLOCK_SIZE, False, CPU)
+    found = [(piece.begin, piece.end, piece.rows.tolist()) for piece in batch.media]
+    assert found == pieces
+
+
+def broken_span():
+    """Tokens 2, 3, 5 and 6 of the prompt are the media's."""
+    item = MediaInput(kind="image", tensors={}, num_tokens=4, key="k")
+    return MediaSpan(offset=2, item=item, rows=(0, 1, 3, 4))
+
+
+def test_runs_of_atomic_media_reach_the_attention(slots):
+    slots.add(new("c", range(300, 308), media=(broken_span(),)), None)
+    items = step(("a", 10, 1), ("c", 0, 6))
+    spans = prepare(items, slots, BLOCK_SIZE, False, CPU, has_atomic_media=True).layout.spans
+    assert spans == ((1, 2, 4), (1, 5, 7))
+    assert broken_span().end == 7
+    assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.spans == ()
 
 
 class TestSlots:
