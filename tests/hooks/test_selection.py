@@ -47,6 +47,17 @@ def test_higher_priority_wins_whatever_the_names(site, model_plugin):
     assert manager.owner(manager.model_for(["Same"])) == "b"
 
 
+def test_any_architecture_comes_after_every_name(site, model_plugin):
+    site.install("any", model_plugin("any", "*", priority=9))
+    site.install("one", model_plugin("one", "One", priority=-9))
+    manager = PluginManager.load()
+    assert manager.model_for(["One"]).name == "one"
+    assert manager.model_for(["Unknown", "One"]).name == "one"
+    assert manager.model_for(["Unknown"]).name == "any"
+    with pytest.raises(ModelNotSupportedError, match="names no architecture"):
+        manager.model_for([])
+
+
 def test_tie_at_the_top_names_both_and_the_ways_out(site, model_plugin):
     site.install("low", model_plugin("x", "Same", priority=-1))
     site.install("one", model_plugin("x", "Same"), version="1.1")

@@ -1,0 +1,107 @@
+"""Items that more than placeholder tokens stand for: marks between rows, text at their ends."""
+
+import pytest
+
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import MediaInput, MediaProcessor
+from mmdeploy_llm.params import SamplingParams
+
+PARAMS = SamplingParams()
+PAD, START, END = "<|image_pad|>", "<|start|>", "<|end|>"
+
+
+class RowsProcessor(MediaProcessor):
+    """b"3" is an image of 3 rows of 2 tokens, each behind a mark, between words."""
+
+    kind = "image"
+    token = PAD
+    markers = (START + PAD + END, "<|image@placeholder|>")
+
+    def decode(self, source, limits):
+        return 1 if source == b"data:,1" else int(source)
+
+    def process(self, item, options):
+        return MediaInput(
+            kind="image",
+            tensors={},
+            num_tokens=2 * item,
+            key=f"key{item}",
+            prompt_text=self.prompt_text(item, options),
+        )
+
+    def count_tokens(self, item, options):
+        return 2 * item
+
+    def prompt_text(self, item, options):
+        return "picture" + (START + PAD + PAD) * item + END + "s"
+
+
+@pytest.fixture
+def intake(make_intake):
+    return make_intake(processors={"image": RowsProcessor()})
+
+
+def image(rows):
+    return "picture" + (START + PAD + PAD) * rows + END + "s"
+
+
+def only(requests):
+    (request,) = requests
+    return request
+
+
+@pytest.mark.parametrize("marker", [*RowsProcessor.markers, PAD])
+def test_text_is_tokenized_with_the_items_in_it(intake, tokenizer, marker):
+    prompt = {"prompt": f"the {marker} and {marker}.", "multimodal_data": {"image": [b"2", b"1"]}}
+    request = only(intake.accept(prompt, PARAMS))
+    ids = tokenizer.encode(f"the {image(2)} and {image(1)}.")
+    assert request.prompt_token_ids == ids
+    pads = [place for place, token_id in enumerate(ids) if token_id == tokenizer.token_id(PAD)]
+    first, second = request.media
+    assert [first.offset + row for row in first.rows] == pads[:4]
+    assert first.runs == ((pads[0], pads[1] + 1), (pads[2], pads[3] + 1))
+    assert (second.offset, second.end, second.rows) == (pads[4], pads[5] + 1, None)
+    count = intake.count_tokens(prompt)
+    assert (count.num_prompt_tokens, count.num_input_image_tokens) == (len(ids), 6)
+
+
+def test_chat_is_tokenized_with_the_items_in_it(intake, tokenizer):
+    content = [{"type": "text", "text": f"a {PAD}"}, {"type": "image_url", "image_url": "data:,1"}]
+    template = (
+        "{% for c in messages[0].content %}{% if c.type == 'image_url' %}<|image@placeholder|>"
+        "{% else %}{{ c.text }}{% endif %}{% endfor %}."
+    )
+    messages = [{"role": "user", "content": content}]
+    request = only(intake.accept_chat(messages, PARAMS, chat_template=template))
+    ids = tokenizer.encode("a ") + tokenizer.encode(PAD[:1]) + tokenizer.encode(PAD[1:])
+    assert tokenizer.decode(request.prompt_token_ids) == f"a {PAD}{image(1)}."
+    assert request.prompt_token_ids[: len(ids)] == ids  # typed, so it is plain text
+    (span,) = request.media
+    assert request.prompt_token_ids[span.offset : span.end] == [tokenizer.token_id(PAD)] * 2
+
+
+def test_ids_take_the_item_at_single_placeholders_and_at_whole_markers(intake, tokenizer):
+    pad, start, end = (tokenizer.token_id(text) for text in (PAD, START, END))
+    for place in ([pad], [start, pad, end]):
+        prompt = {"prompt_token_ids": [50, *place, 51], "multimodal_data": {"image": [b"2"]}}
+        request = only(intake.accept(prompt, PARAMS))
+        assert request.prompt_token_ids == [50, *tokenizer.encode(image(2)), 51]
+        assert request.media[0].rows == (0, 1, 3, 4)
+        assert intake.count_tokens(prompt).num_prompt_tokens == len(request.prompt_token_ids)
+
+
+def test_counts_that_differ_are_errors(intake):
+    for text, images in ((PAD, [b"1", b"1"]), (PAD + "a" + PAD, [b"1"])):
+        with pytest.raises(MediaError, match="give one placeholder for each item"):
+            intake.accept({"prompt": text, "multimodal_data": {"image": images}}, PARAMS)
+
+
+def test_a_text_with_another_number_of_placeholders_is_the_processors_error(make_intake):
+    class Wrong(RowsProcessor):
+        def prompt_text(self, item, options):
+            return PAD
+
+    intake = make_intake(processors={"image": Wrong()})
+    for prompt in ({"prompt": PAD}, {"prompt_token_ids": [6]}):
+        with pytest.raises(MediaError, match="placeholder tokens"):
+            intake.accept({**prompt, "multimodal_data": {"image": [b"2"]}}, PARAMS)
