@@ -17,7 +17,8 @@ Conversation = Sequence[Message]
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Prompts = Prompt | Iterable[Prompt]
 
-MEDIA_KINDS = ("image", "video")
+MEDIA_KINDS = ("image", "video")  # plugins may bring others, named by a MEDIA_KIND word
+MEDIA_KIND = re.compile(r"(?!text$)[a-z][a-z0-9_]*(?<!_url)")
 SCHEME = re.compile(r"(data|file):|([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 
 

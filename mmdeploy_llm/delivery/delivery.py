@@ -107,7 +107,7 @@ class Delivery:
             request=request,
             pipeline=pipeline,
             prompt_token_ids=tuple(request.prompt_token_ids),
-            num_media_tokens={kind: request.num_media_tokens(kind) for kind in MEDIA_KINDS},
+            num_media_tokens=_num_media_tokens(request),
             is_divided=self._parsers is not None,
         )
         self._progress[request.request_id] = progress
@@ -198,7 +198,7 @@ def record_of(request: Request, output: RequestOutput) -> RequestRecord:
         num_prompt_tokens=len(request.prompt_token_ids),
         num_output_tokens=len(request.output_token_ids),
         num_cached_tokens=request.num_cached_tokens,
-        num_media_tokens={kind: request.num_media_tokens(kind) for kind in MEDIA_KINDS},
+        num_media_tokens=_num_media_tokens(request),
         metrics=output.metrics,
     )
 
@@ -260,3 +260,9 @@ def _metrics(request: Request) -> RequestMetrics:
 def _between(start: float | None, end: float | None) -> float | None:
     """Seconds from `start` to `end`, None when one of them has not come."""
     return None if start is None or end is None else end - start
+
+
+def _num_media_tokens(request: Request) -> dict[str, int]:
+    """Of each kind that the request has, and of those that everybody knows."""
+    kinds = dict.fromkeys((*MEDIA_KINDS, *(span.item.kind for span in request.media)))
+    return {kind: request.num_media_tokens(kind) for kind in kinds}

@@ -11,7 +11,7 @@ from typing import Any
 import pluggy
 
 from mmdeploy_llm.errors import PluginContractError
-from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.messages import MEDIA_KIND
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec
 from .names import did_you_mean, error_text, listing, normalise
@@ -161,7 +161,10 @@ _SOME_NAMES: Rule = (
     "a tuple of texts, one at least",
     lambda value: _is_names(value) and value != (),
 )
-_KINDS = " or ".join(map(repr, MEDIA_KINDS))
+_KIND: Rule = (
+    "a word in lower case such as 'image', 'video' or one of your own (not 'text')",
+    lambda value: isinstance(value, str) and MEDIA_KIND.fullmatch(value) is not None,
+)
 
 _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
     {
@@ -169,8 +172,8 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             **_COMMON,
             "architectures": _SOME_NAMES,
             "media": (
-                f"a tuple of {_KINDS}",
-                lambda value: _is_names(value) and set(value) <= set(MEDIA_KINDS),  # type: ignore[call-overload]
+                "a tuple of words in lower case such as 'image' and 'video' (not 'text')",
+                lambda value: isinstance(value, tuple) and all(map(_KIND[1], value)),
             ),
             "reasoning": (
                 "a parser's name or None",
@@ -182,7 +185,7 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
         ReasoningParserSpec: _COMMON,
         MediaProcessorSpec: {
             **_COMMON,
-            "kind": (_KINDS, lambda value: value in MEDIA_KINDS),
+            "kind": _KIND,
             "models": _SOME_NAMES,
         },
     }

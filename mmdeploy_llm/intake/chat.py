@@ -14,7 +14,6 @@ from typing import Any
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
-PART_TYPES = ("text", *(f"{kind}_url" for kind in MEDIA_KINDS), *MEDIA_KINDS)
 MARKS = range(0xE000, 0xF900)  # private use: no text means anything by them
 MAX_SHOWN = 60  # characters of a wrong value in a message
 IGNORED = frozenset({"detail", "uuid"})  # of OpenAI's and FastDeploy's image parts
@@ -31,11 +30,13 @@ class Conversation:
     mark: str
 
 
-def read_messages(messages: Any, *, markers: Sequence[str], template: str) -> Conversation:
+def read_messages(
+    messages: Any, *, markers: Sequence[str], template: str, kinds: Sequence[str] = MEDIA_KINDS
+) -> Conversation:
     """Checked copies of the messages with their media taken out; the caller's stay as they are.
 
     markers: texts that stand for media in a prompt. template: media parts get the type that it
-    asks for (`image_url` where the template mentions it, else `image`).
+    asks for (`image_url` where the template mentions it, else `image`). kinds: of media.
     Raises RequestError that says which message and part is wrong.
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
@@ -44,7 +45,7 @@ def read_messages(messages: Any, *, markers: Sequence[str], template: str) -> Co
         )
     if not messages:
         raise RequestError("messages must not be empty")
-    reader = _Reader(markers, _free_mark(messages, template), template)
+    reader = _Reader(markers, _free_mark(messages, template), template, kinds)
     copies = tuple(
         reader.message(message, f"message {index}") for index, message in enumerate(messages)
     )
@@ -56,13 +57,16 @@ def read_messages(messages: Any, *, markers: Sequence[str], template: str) -> Co
 class _Reader:
     """Copies the messages of one conversation and gathers their media; its methods write both."""
 
-    def __init__(self, markers: Sequence[str], mark: str, template: str) -> None:
+    def __init__(
+        self, markers: Sequence[str], mark: str, template: str, kinds: Sequence[str]
+    ) -> None:
         self.mark = mark
         self.has_marked = False
         self.media: list[MediaItem] = []
         texts = sorted(markers, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
         self._template = template
+        self._part_types = ("text", *(f"{kind}_url" for kind in kinds), *kinds)
 
     def message(self, message: Any, place: str) -> Mapping[str, Any]:
         """A copy of a message for the template. `place` names it in errors."""
@@ -86,10 +90,10 @@ class _Reader:
 
     def _part(self, part: Any, place: str) -> Mapping[str, Any]:
         part_type = part.get("type") if isinstance(part, Mapping) else None
-        if part_type not in PART_TYPES:
+        if part_type not in self._part_types:
             found = repr(part_type) if isinstance(part, Mapping) else _brief(part)
             raise RequestError(
-                f"{place}: Unknown content part type: {found}; known: {', '.join(PART_TYPES)}"
+                f"{place}: Unknown content part type: {found}; known: {', '.join(self._part_types)}"
             )
         if part_type == "text":
             if not isinstance(part.get("text"), str):

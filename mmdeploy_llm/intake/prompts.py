@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.messages import MediaItem
+from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
 from .media import media_items
 
@@ -30,17 +30,18 @@ class PromptParts:
     template_kwargs: Mapping[str, Any] | None = None
 
 
-def read_prompt(prompt: Any) -> PromptParts:
+def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
     """The parts of a text, a list of token ids, a list of messages, or a dict with one of these.
 
-    Raises RequestError for other types, unknown keys, and empty prompts. Nothing is changed.
+    kinds: of media. Raises RequestError for other types, unknown keys and kinds, and empty
+    prompts. Nothing is changed.
     """
     if isinstance(prompt, Mapping):
-        return _read_dict(prompt)
+        return _read_dict(prompt, kinds)
     return PromptParts(**_content(prompt))
 
 
-def _read_dict(prompt: Mapping[str, Any]) -> PromptParts:
+def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
     for name in prompt:
         if name not in KNOWN_KEYS:
             near = difflib.get_close_matches(str(name), KNOWN_KEYS, n=1)
@@ -59,7 +60,7 @@ def _read_dict(prompt: Mapping[str, Any]) -> PromptParts:
     value = prompt[content[0]]
     return PromptParts(
         **({"messages": value} if is_chat else _content(value)),
-        media=tuple(media_items(prompt[media[0]])) if media else (),
+        media=tuple(media_items(prompt[media[0]], kinds)) if media else (),
         template=prompt.get("chat_template"),
         template_kwargs=prompt.get("chat_template_kwargs"),
     )

@@ -35,7 +35,7 @@ GOOD = {"name": "m", "architectures": ("M",), "factory": "pkg.mod:Class"}
         ("factory", "pkg..mod:Class"),
         ("factory", "pkg.mod:Class()"),
         ("factory", int),
-        ("media", ("sound",)),
+        ("media", ("text",)),
         ("media", "image"),
         ("reasoning", ""),
         ("atomic_media", None),
@@ -71,11 +71,11 @@ def test_media_processor_spec_is_checked(site):
         """
         @hookimpl
         def provide_media_processors():
-            return [MediaProcessorSpec(name="p", kind="smell", factory="a:b", models="x")]
+            return [MediaProcessorSpec(name="p", kind="Smell it", factory="a:b", models="x")]
         """,
     )
     (failure,) = PluginManager.load().failures
-    assert "kind must be 'image' or 'video', got 'smell' (str)" in failure.error
+    assert "kind must be a word in lower case such as 'image', 'video'" in failure.error
     assert "models must be a tuple of texts, one at least, got 'x' (str)" in failure.error
 
 
