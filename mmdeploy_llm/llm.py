@@ -212,6 +212,7 @@ class LLM:
 
     def close(self) -> None:
         """Ends the engine and its threads and drops the model; the object cannot be used again."""
+        self._intake.media.interrupt()  # a plugin that hangs does not hold up the end
         self._driver.close()
         self._intake.close()
         self._engine.close()

@@ -15,11 +15,13 @@ from .contracts import (
     ReasoningParserSpec,
     Segment,
 )
+from .guard import CallGuard
 from .manager import PluginManager
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 
 __all__ = [
+    "CallGuard",
     "Checkpoint",
     "EngineInfo",
     "MediaInput",

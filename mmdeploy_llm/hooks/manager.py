@@ -11,10 +11,13 @@ What failed is told again to whoever later misses something.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError, RequestError, UnsupportedMediaError
+import pluggy
+
+from mmdeploy_llm.errors import MediaError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.messages import MediaRef
 
 from . import discovery, factories, selection
@@ -27,6 +30,7 @@ from .contracts import (
     ReasoningParser,
     ReasoningParserSpec,
 )
+from .guard import CallGuard
 from .names import error_text, listing
 from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
@@ -37,12 +41,15 @@ MAX_SHOWN_URI = 80  # characters; a data: URL can be megabytes long
 class PluginManager:
     """The plugins of one engine or one program run. Only its own methods change it.
 
+    guard: runs what is called for each media item, within time limits.
+
     `load` and `register` come first, from one thread. After that `fetch_media` and all questions
     may be asked from any thread; `notify` belongs to the thread that steps the engine.
     """
 
     def __init__(self) -> None:
         """A manager without plugins."""
+        self.guard = CallGuard()
         self._registry = PluginRegistry()
         self._muted: set[tuple[str, str]] = set()  # (plugin, hook) of observers that raised
 
@@ -161,19 +168,14 @@ class PluginManager:
         """The bytes behind `ref`, from the first plugin that has them. Safe from several threads.
 
         A RequestError of a plugin passes through; whatever else goes wrong in it is a MediaError
-        that names it. Raises UnsupportedMediaError when no plugin answers.
+        that names it, a MediaTimeoutError after `fetch_timeout` in all. Raises
+        UnsupportedMediaError when no plugin answers.
         """
         impls = self._registry.impls("fetch_media")
+        end = time.monotonic() + limits.fetch_timeout
         for impl in impls:
             origin = self._registry.plugin(impl.plugin_name)
-            try:
-                blob = call(impl, {"ref": ref, "limits": limits})
-            except RequestError:
-                raise
-            except FAULTS as error:
-                raise MediaError(
-                    f"{origin} failed to fetch {_shown_uri(ref)}: {error_text(error)}"
-                ) from error
+            blob = self._ask(impl, origin, ref, limits, end - time.monotonic())
             if blob is not None:
                 return _checked_blob(blob, origin, ref, limits)
         raise UnsupportedMediaError(
@@ -182,6 +184,30 @@ class PluginManager:
             f"loaded object. Plugins asked: {listing(impl.plugin_name for impl in impls)}"
             f"{self.failure_note()}"
         )
+
+    def _ask(
+        self,
+        impl: pluggy.HookImpl,
+        origin: PluginOrigin,
+        ref: MediaRef,
+        limits: MediaLimits,
+        seconds: float,
+    ) -> object:
+        """What one plugin answers to `fetch_media`."""
+        try:
+            return self.guard.run(
+                lambda: call(impl, {"ref": ref, "limits": limits}),
+                seconds=seconds,
+                owner=str(origin),
+                late=f"{origin} has not fetched {_shown_uri(ref)} within "
+                f"{limits.fetch_timeout:g} s; raise media_fetch_timeout",
+            )
+        except RequestError:
+            raise
+        except FAULTS as error:
+            raise MediaError(
+                f"{origin} failed to fetch {_shown_uri(ref)}: {error_text(error)}"
+            ) from error
 
     def notify(self, hook: str, **arguments: Any) -> None:
         """Tells every observer of an on_ hook. One that raises is logged and not told again."""
@@ -212,11 +238,7 @@ def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: Med
         raise MediaError(
             f"{origin} must return bytes or None for {_shown_uri(ref)}, got {type(blob).__name__}"
         )
-    if len(blob) > limits.max_bytes:
-        raise MediaLimitError(
-            f"{ref.kind} {_shown_uri(ref)} has {len(blob)} bytes, {limits.max_bytes} are allowed; "
-            "raise max_media_bytes or shrink it"
-        )
+    limits.check_bytes(len(blob), f"{ref.kind} {_shown_uri(ref)}")
     return blob
 
 

@@ -84,6 +84,11 @@ class ImageDecoder:
             orientation = live_orientation(source)
         return ImageHeader(size=turned(source.size, orientation))
 
+    def max_seconds(self, limits: MediaLimits) -> float:
+        """What one call may take before it counts as hanging."""
+        is_apart = limits.isolation == "process"
+        return self._workers.max_seconds(limits) if is_apart else limits.decode_timeout
+
     def close(self) -> None:
         """Ends the processes."""
         self._workers.close()

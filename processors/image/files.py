@@ -155,11 +155,7 @@ def check_bytes(blob: bytes, kind: str, limits: MediaLimits) -> None:
     """Refuses nothing at all, and too much."""
     if not blob:
         raise MediaError(f"the {kind} is empty (0 bytes)")
-    if len(blob) > limits.max_bytes:
-        raise MediaLimitError(
-            f"the {kind} has {len(blob)} bytes, {limits.max_bytes} are allowed; shrink it or raise "
-            "max_media_bytes"
-        )
+    limits.check_bytes(len(blob), f"the {kind}")
 
 
 def file_orientation(opened: ImageFile.ImageFile) -> int:

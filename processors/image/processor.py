@@ -48,6 +48,10 @@ class ImageProcessor(MediaProcessor):
         """Ends the processes that decode."""
         self._decoder.close()
 
+    def max_seconds(self, limits: MediaLimits) -> float:
+        """What one call may take before it counts as hanging."""
+        return self._decoder.max_seconds(limits)
+
     def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
         """The upright RGB image behind bytes, a PIL image, a numpy array or a torch tensor.
 

@@ -130,6 +130,11 @@ class Workers:
             max_memory=limits.decode_memory,
         )
 
+    def max_seconds(self, limits: MediaLimits) -> float:
+        """What a processor's call that calls `decode` once or twice may take: the start of a
+        process, and as much time for what it does itself as for the process."""
+        return START_TIMEOUT + 2 * limits.decode_timeout
+
     def close(self) -> None:
         """Ends all idle workers; those at work end with their call."""
         with self._lock:

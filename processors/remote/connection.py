@@ -50,7 +50,7 @@ class CheckedBackend(httpcore2.NetworkBackend):
 
     def _addresses(self, host: str, port: int) -> list[str]:
         try:
-            return self._deadline.run(lambda: self._resolve(host, port))
+            return self._resolve(host, port)
         except (OSError, UnicodeError) as error:
             raise httpcore2.ConnectError("the name cannot be resolved") from error
 

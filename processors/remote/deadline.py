@@ -1,16 +1,11 @@
-"""One deadline for everything that fetching an item takes."""
+"""One deadline for everything that fetching an item takes. What has no time limit of its own, such
+as looking up a name, ends with the limit that the caller of every fetcher keeps."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
 
 from mmdeploy_llm.errors import MediaTimeoutError
-
-Result = TypeVar("Result")
 
 
 class Deadline:
@@ -37,33 +32,3 @@ class Deadline:
         return MediaTimeoutError(
             f"{self._name} was not fetched within {self._seconds:g} s; raise media_fetch_timeout"
         )
-
-    def run(self, call: Callable[[], Result]) -> Result:
-        """What `call` returns or raises, for calls that have no time limit of their own.
-
-        They run in a thread, which is left behind when time is up: it ends when the call does.
-        Raises MediaTimeoutError.
-        """
-        answers: SimpleQueue[_Answer[Result]] = SimpleQueue()
-        left = self.left()
-        threading.Thread(target=lambda: answers.put(_Answer(call)), daemon=True).start()
-        try:
-            return answers.get(timeout=left).result()
-        except Empty:
-            raise self.error() from None
-
-
-class _Answer(Generic[Result]):
-    """What a call returned or raised, for another thread."""
-
-    def __init__(self, call: Callable[[], Result]) -> None:
-        self._error: Exception | None = None
-        try:
-            self._value = call()
-        except Exception as error:
-            self._error = error
-
-    def result(self) -> Result:
-        if self._error is not None:
-            raise self._error
-        return self._value

@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import httpcore2
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 
 from .addresses import resolve
@@ -140,20 +140,12 @@ def _body(
 ) -> bytes:
     """The bytes, refused by their declared number first and by the real one as they come."""
     if declared is not None and declared.isdecimal():
-        _check_bytes(int(declared), name, limits)
+        limits.check_bytes(int(declared), name)
     body = bytearray()
     for chunk in response.iter_stream():
         body += chunk
-        _check_bytes(len(body), name, limits)
+        limits.check_bytes(len(body), name, is_all=False)
     return bytes(body)
-
-
-def _check_bytes(num_bytes: int, name: str, limits: MediaLimits) -> None:
-    if num_bytes > limits.max_bytes:
-        raise MediaLimitError(
-            f"{name} has {num_bytes} bytes or more, {limits.max_bytes} are allowed; "
-            "shrink it or raise max_media_bytes"
-        )
 
 
 def _described(status: int) -> str:

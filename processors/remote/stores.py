@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 
 from .deadline import Deadline
@@ -40,7 +39,8 @@ def fetch_from_store(ref: MediaRef, scheme: str, limits: MediaLimits) -> bytes:
 
     Raises UnsupportedMediaError for a scheme that fsspec does not know or whose package is missing,
     MediaLimitError for more than `max_bytes`, checked before reading and while it lasts,
-    MediaTimeoutError after `fetch_timeout`, MediaError for whatever else goes wrong.
+    MediaTimeoutError after `fetch_timeout` once there are bytes, MediaError for whatever else goes
+    wrong. A store that does not answer at all is left to the caller's deadline.
     """
     if scheme in LEAD_ELSEWHERE:
         raise UnsupportedMediaError(
@@ -49,22 +49,17 @@ def fetch_from_store(ref: MediaRef, scheme: str, limits: MediaLimits) -> bytes:
         )
     uri = f"{scheme}://{ref.uri.strip().partition('://')[2]}"
     name = f"{ref.kind} {_shown(uri, scheme)}"
-    deadline = Deadline(limits.fetch_timeout, name)
-    stopped = threading.Event()
-    try:
-        return deadline.run(lambda: _read(uri, scheme, name, limits, stopped))
-    finally:
-        stopped.set()  # a reader that is left behind ends at its next chunk
+    return _read(uri, scheme, name, limits, Deadline(limits.fetch_timeout, name))
 
 
-def _read(uri: str, scheme: str, name: str, limits: MediaLimits, stopped: threading.Event) -> bytes:
+def _read(uri: str, scheme: str, name: str, limits: MediaLimits, deadline: Deadline) -> bytes:
     files = _file_system(scheme)
     try:
         # No chained URL (s3://...::file://...) is followed: the path is taken as it is.
         path = files._strip_protocol(uri)
         _check_info(files.info(path), name, limits)
         with files.open(path, "rb") as file:
-            return _read_all(file, name, limits, stopped)
+            return _read_all(file, name, limits, deadline)
     except MediaError:
         raise
     except FileNotFoundError:
@@ -96,27 +91,19 @@ def _check_info(info: dict[str, Any], name: str, limits: MediaLimits) -> None:
         raise MediaError(f"{name} is a folder, not a file")
     size = info.get("size")
     if isinstance(size, int):
-        _check_bytes(size, name, limits)
+        limits.check_bytes(size, name)
 
 
-def _read_all(file: Any, name: str, limits: MediaLimits, stopped: threading.Event) -> bytes:
-    """Everything, in pieces: the size that was told may be wrong or missing."""
+def _read_all(file: Any, name: str, limits: MediaLimits, deadline: Deadline) -> bytes:
+    """Everything, in pieces: the size that was told may be wrong or missing, and time may be up."""
     blob = bytearray()
-    while not stopped.is_set():
+    while deadline.left():
         piece = file.read(min(CHUNK_BYTES, limits.max_bytes + 1 - len(blob)))
         if not piece:
             break
         blob += piece
-        _check_bytes(len(blob), name, limits)
+        limits.check_bytes(len(blob), name, is_all=False)
     return bytes(blob)
-
-
-def _check_bytes(num_bytes: int, name: str, limits: MediaLimits) -> None:
-    if num_bytes > limits.max_bytes:
-        raise MediaLimitError(
-            f"{name} has {num_bytes} bytes or more, {limits.max_bytes} are allowed; "
-            "shrink it or raise max_media_bytes"
-        )
 
 
 def _shown(uri: str, scheme: str) -> str:

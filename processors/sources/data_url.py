@@ -6,7 +6,7 @@ import base64
 import binascii
 from urllib.parse import unquote_to_bytes
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
+from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 
 MEDIA_TYPES = (
@@ -33,9 +33,10 @@ def read_data_url(ref: MediaRef, limits: MediaLimits) -> bytes:
     is_base64 = parameters[-1].strip() == "base64"
     # Three payload characters can make one byte (%xx) at worst, four make three in base64.
     least = len(payload) // 4 * 3 - 3 if is_base64 and "%" not in payload else len(payload) // 3
-    _check_bytes(least, ref.kind, limits)
+    name = f"the {ref.kind}'s data: URL"
+    limits.check_bytes(least, name, is_all=False)
     blob = _from_base64(payload, ref.kind) if is_base64 else unquote_to_bytes(payload)
-    _check_bytes(len(blob), ref.kind, limits)
+    limits.check_bytes(len(blob), name)
     return blob
 
 
@@ -57,12 +58,3 @@ def _from_base64(payload: str, kind: str) -> bytes:
         return base64.b64decode(raw + b"=" * (-len(raw) % 4), validate=True)
     except binascii.Error:
         raise MediaError(f"the {kind}'s data: URL is not valid base64") from None
-
-
-def _check_bytes(num_bytes: int, kind: str, limits: MediaLimits) -> None:
-    if num_bytes > limits.max_bytes:
-        raise MediaLimitError(
-            f"the {kind}'s data: URL holds about {num_bytes} bytes, {limits.max_bytes} are "
-            "allowed; "
-            "shrink it or raise max_media_bytes"
-        )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 
 MAX_SHOWN_NAME = 60  # characters of a file name in a message
@@ -77,22 +77,14 @@ def _check_root(resolved: Path, root: Path | None, name: str) -> None:
 def _read(file: BinaryIO, name: str, limits: MediaLimits) -> bytes:
     _check_file(os.fstat(file.fileno()), name, limits)
     blob = file.read(limits.max_bytes + 1)  # the file may have grown since
-    _check_bytes(len(blob), name, limits)
+    limits.check_bytes(len(blob), name)
     return blob
 
 
 def _check_file(status: os.stat_result, name: str, limits: MediaLimits) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise MediaError(f"{name} is not a regular file")
-    _check_bytes(status.st_size, name, limits)
-
-
-def _check_bytes(num_bytes: int, name: str, limits: MediaLimits) -> None:
-    if num_bytes > limits.max_bytes:
-        raise MediaLimitError(
-            f"{name} has {num_bytes} bytes, {limits.max_bytes} are allowed; "
-            "shrink it or raise max_media_bytes"
-        )
+    limits.check_bytes(status.st_size, name)
 
 
 def _shown(path: str) -> str:

@@ -100,6 +100,11 @@ class VideoProcessor(MediaProcessor):
         """Ends the processes that decode."""
         self._workers.close()
 
+    def max_seconds(self, limits: MediaLimits) -> float:
+        """What one call may take before it counts as hanging."""
+        is_apart = limits.isolation != "thread"
+        return self._workers.max_seconds(limits) if is_apart else limits.decode_timeout
+
     def decode(self, source: Any, limits: MediaLimits) -> VideoItem:
         """The opened video behind bytes, a list of frames, an array or a tensor. What is read of
         a file is its header and the times of its frames. Files are opened in processes of their

@@ -86,7 +86,7 @@ def test_file_objects(make_loader):
     with pytest.raises(MediaError, match="file object cannot be read") as caught:
         counts(make_loader(), Broken())
     assert "secret" not in str(caught.value)
-    with pytest.raises(MediaLimitError, match="more than the 3 bytes"):
+    with pytest.raises(MediaLimitError, match="4 bytes or more, 3 are allowed"):
         counts(make_loader(limits=MediaLimits(max_bytes=3)), io.BytesIO(b"1234"))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from mmdeploy_llm_processors import remote
 from mmdeploy_llm_processors.remote import KNOWN_STORES, fetch_media, stores
 
 from mmdeploy_llm.errors import (
@@ -16,7 +17,7 @@ from mmdeploy_llm.errors import (
     MediaTimeoutError,
     UnsupportedMediaError,
 )
-from mmdeploy_llm.hooks import MediaLimits, MediaRef
+from mmdeploy_llm.hooks import MediaLimits, MediaRef, PluginManager
 
 
 def fetch(uri, **limits):
@@ -72,7 +73,7 @@ def test_the_size_is_checked_before_reading(odd):
             raise AssertionError("was opened")
 
     odd(Huge)
-    with pytest.raises(MediaLimitError, match="1000000000000 bytes or more, 268435456 are"):
+    with pytest.raises(MediaLimitError, match="1000000000000 bytes, 268435456 are"):
         fetch("odd://bucket/x.png", allowed_schemes=("odd",))
 
 
@@ -107,7 +108,7 @@ def test_reading_is_bounded_whatever_the_store_told(odd, told):
 
 def test_exactly_the_limit_is_allowed(store):
     assert fetch("memory://bucket/folder/photo.png", max_bytes=7) == b"content"
-    with pytest.raises(MediaLimitError, match="7 bytes or more, 6 are allowed"):
+    with pytest.raises(MediaLimitError, match="7 bytes, 6 are allowed"):
         fetch("memory://bucket/folder/photo.png", max_bytes=6)
 
 
@@ -138,7 +139,7 @@ def test_errors_of_stores_do_not_tell_accounts(odd, error, message):
     assert "12345" not in str(caught.value)
 
 
-def test_a_store_that_hangs_ends_at_the_deadline(odd):
+def test_a_store_that_hangs_ends_at_the_deadline_of_the_manager(odd):
     awake = threading.Event()
 
     class Hanging(OddFileSystem):
@@ -146,14 +147,17 @@ def test_a_store_that_hangs_ends_at_the_deadline(odd):
             awake.wait(10)
 
     odd(Hanging)
+    plugins = PluginManager()
+    plugins.register(remote, name="remote")
+    limits = replace(MediaLimits(), allowed_schemes=("odd",), fetch_timeout=0.3)
     start = time.monotonic()
-    with pytest.raises(MediaTimeoutError, match=r"within 0\.3 s"):
-        fetch("odd://bucket/x.png", allowed_schemes=("odd",), fetch_timeout=0.3)
+    with pytest.raises(MediaTimeoutError, match=r"plugin 'remote' .*x\.png.* within 0\.3 s"):
+        plugins.fetch_media(MediaRef(kind="image", uri="odd://bucket/x.png"), limits)
     assert time.monotonic() - start < 2.5
     awake.set()
 
 
-def test_a_reader_left_behind_stops(odd):
+def test_a_slow_reader_stops_at_the_deadline(odd):
     pieces = []
 
     class Slow(OddFileSystem):
@@ -175,12 +179,9 @@ def test_a_reader_left_behind_stops(odd):
             return b"x"
 
     odd(Slow)
-    with pytest.raises(MediaTimeoutError):
+    with pytest.raises(MediaTimeoutError, match=r"not fetched within 0\.2 s"):
         fetch("odd://bucket/x.png", allowed_schemes=("odd",), fetch_timeout=0.2)
-    time.sleep(0.2)
-    num_pieces = len(pieces)
-    time.sleep(0.3)
-    assert len(pieces) == num_pieces
+    assert 1 <= len(pieces) <= 4
 
 
 def test_chained_urls_open_nothing_else(store, tmp_path):

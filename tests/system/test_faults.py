@@ -7,6 +7,8 @@ import re
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -18,6 +20,7 @@ import torch
 from PIL import Image
 
 from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.hooks import guard, hookimpl
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 FAMILY = "ernie4_5_vl_moe"
@@ -251,6 +254,98 @@ def test_a_processor_that_raises(llm, image_prompt, make_picture, monkeypatch):
     check_batch(llm, image_prompt(make_picture(5, 77, 66)), good, 400, message)
 
 
+@pytest.fixture
+def awake(monkeypatch):
+    """An event that plugins wait for; set at the end."""
+    monkeypatch.setattr(guard, "GRACE", 0.0)
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+class HangingStore:
+    """A third party's fetcher: store://hang never comes, any other name is one and the same
+    image."""
+
+    def __init__(self, blob, awake):
+        self.blob, self.awake = blob, awake
+
+    @hookimpl
+    def fetch_media(self, ref):
+        if not ref.uri.startswith("store://"):
+            return None
+        if ref.uri.startswith("store://hang"):
+            self.awake.wait(60)
+        return self.blob
+
+
+def test_a_fetcher_that_hangs(make_llm, tiny_folder, image_prompt, make_picture, awake):
+    llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=2, media_fetch_timeout=0.5)
+    store = HangingStore(encoded(make_picture(1, 80, 60)), awake)
+    llm.plugins.register(store, name="acme")
+    good = [image_prompt(f"store://{name}") for name in range(3)]
+    start = time.monotonic()
+    message = r"plugin 'acme' .* has not fetched 'store://hang' within 0\.5 s"
+    check_batch(llm, image_prompt("store://hang"), good, 408, message)
+    assert time.monotonic() - start < 20
+    assert llm.plugins.guard.num_hung == 1
+
+
+@pytest.mark.parametrize("method", ["decode", "process"])
+def test_a_processor_that_hangs(
+    make_llm, tiny_folder, image_prompt, make_picture, monkeypatch, awake, method
+):
+    llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=2, media_timeout=1)
+    processor = type(llm._intake.media._processors["image"])
+    call = getattr(processor, method)
+
+    def hanging(self, item, *rest):
+        if item.size == (77, 66):
+            awake.wait(60)
+        return call(self, item, *rest)
+
+    monkeypatch.setattr(processor, method, hanging)
+    good = [image_prompt(make_picture(seed, 80, 60)) for seed in range(3)]
+    message = "ErnieImageProcessor .* has not finished with the image within 1 s"
+    check_batch(llm, image_prompt(make_picture(5, 77, 66)), good, 408, message)
+
+
+def test_a_fetcher_that_always_hangs_is_not_asked_for_ever(
+    make_llm, tiny_folder, image_prompt, make_picture, awake
+):
+    num_threads, num_bad = 2, guard.MAX_HUNG + 6
+    llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=num_threads, media_fetch_timeout=0.2)
+    llm.plugins.register(HangingStore(b"", awake), name="acme")
+    bad = [image_prompt(f"store://hang/{number}") for number in range(num_bad)]
+    *failed, good = llm.generate(
+        [*bad, image_prompt(make_picture(2, 80, 60))], GREEDY, use_tqdm=False
+    )
+    assert tokens(good)
+    late = [output for output in failed if output.error_code == 408]
+    refused = [output for output in failed if output.error_code == 400]
+    assert len(late) + len(refused) == num_bad
+    # Those on their way when the last straw came are late as well.
+    assert guard.MAX_HUNG <= len(late) < guard.MAX_HUNG + num_threads
+    assert all("plugin 'acme'" in output.error_msg for output in failed)
+    assert all("earlier calls of it hang" in output.error_msg for output in refused)
+
+
+def test_closing_does_not_wait_for_a_plugin_that_hangs(
+    make_llm, tiny_folder, image_prompt, make_picture, awake
+):
+    llm, _ = make_llm(tiny_folder(FAMILY), media_fetch_timeout=60)
+    llm.plugins.register(HangingStore(b"", awake), name="acme")
+    outputs = llm.generate_iter([image_prompt("store://hang")], GREEDY)
+    taking = threading.Thread(target=lambda: list(outputs))
+    taking.start()
+    time.sleep(0.3)
+    start = time.monotonic()
+    llm.close()
+    taking.join(timeout=10)
+    assert time.monotonic() - start < 5
+    assert not taking.is_alive()
+
+
 def test_a_placeholder_feature_mismatch(llm, image_prompt, make_picture, monkeypatch):
     """A processor that counts one token too many: the encoder's output does not fit."""
     processor = llm._intake.media._processors["image"]
@@ -280,3 +375,41 @@ def test_out_of_memory_in_the_encoder(llm, image_prompt, make_picture, monkeypat
     bad = image_prompt(make_picture(5, 140, 112))
     assert llm.count_tokens(bad).num_input_image_tokens == large // 4
     check_batch(llm, bad, good, 500, "could not be encoded")
+
+
+PROGRAM = """
+import sys, threading
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.hooks import hookimpl
+
+class Hanging:
+    @hookimpl
+    def fetch_media(self, ref):
+        threading.Event().wait()
+
+folder, text, ends = sys.argv[1:]
+llm = LLM(model=folder, use_warmup=False, media_fetch_timeout=1 if ends == "after" else 600)
+llm.plugins.register(Hanging(), name="acme")
+bad = {"prompt": text, "multimodal_data": {"image": ["store://x"]}}
+outputs = llm.generate_iter([bad, "hello"], SamplingParams(temperature=0, max_tokens=2))
+print(next(outputs).error_msg, flush=True)  # of "hello", while the other one hangs
+if ends == "after":
+    print(next(outputs).error_msg, flush=True)
+"""
+
+
+@pytest.mark.parametrize("ends", ["during", "after"])
+def test_a_program_ends_though_a_plugin_hangs(tiny_folder, reference_of, ends):
+    """Nothing is closed: the program just reaches its end."""
+    text = reference_of(FAMILY).image_text()
+    command = [sys.executable, "-c", PROGRAM, str(tiny_folder(FAMILY)), text, ends]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            lines = [process.stdout.readline() for _ in range(1 + (ends == "after"))]
+            start = time.monotonic()
+            assert process.wait(timeout=30) == 0
+            assert time.monotonic() - start < 15
+        finally:
+            process.kill()
+    assert lines[0] == "None\n"
+    assert ends == "during" or "has not fetched" in lines[1]
