@@ -6,6 +6,7 @@ fresh module holds undefined values until weights.load has filled it.
 """
 
 from .decoder import CausalLM, Decoder, DecoderConfig
+from .from_config import layer_windows, rotary_config, standard_decoder
 from .linear import Linear, MergedLinear
 from .mlp import MLP, GatedMLP, quick_gelu
 from .moe import MoEConfig
@@ -54,10 +55,13 @@ __all__ = [
     "encode_grids",
     "frame_lengths",
     "grid_positions",
+    "layer_windows",
     "media_grid",
     "patch_positions",
     "quick_gelu",
+    "rotary_config",
     "sectioned_axes",
+    "standard_decoder",
     "vision_activation",
     "vision_theta",
 ]

@@ -5,18 +5,23 @@
     x = x + mlp(norm(x))                 dense, sparse, or sparse by modality; per layer
     logits = head(norm(x))               head may be the embedding
 
+Options put a norm on every head of q and k before rope, and norms behind o and mlp.
+
 Parameters are called as in transformers' checkpoints (embed_tokens, layers.N.self_attn.o_proj, ...)
 with q, k, v and gate, up fused. Shapes: T tokens, H heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.forward import AttentionContext, ForwardInputs
+from mmdeploy_llm.request import MediaSpan
 
 from .linear import Linear, MergedLinear, empty_parameter
 from .mlp import GatedMLP
@@ -27,7 +32,13 @@ from .rotary import Rope, Rotary, RotaryConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Sizes and options. moe_layers: numbers of the layers whose MLP is sparse."""
+    """Sizes and options.
+
+    qk_norm: q_norm and k_norm, over the channels of every head, before rope. post_norms:
+    post_self_attn_layernorm and post_mlp_layernorm, on what is added to the residual stream.
+    windows: of each layer, how many tokens a token sees, itself included, None being all; None: all
+    layers see all. moe_layers: numbers of the layers whose MLP is sparse.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -41,6 +52,9 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     is_tied: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    windows: tuple[int | None, ...] | None = None
     moe: MoEConfig | None = None
     moe_layers: frozenset[int] = frozenset()
 
@@ -74,9 +88,13 @@ class Embedding(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention over what `step.attn` keeps."""
 
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
+        self.window = None if config.windows is None else config.windows[layer]
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -85,21 +103,35 @@ class Attention(nn.Module):
         parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self.qkv_proj = MergedLinear(config.hidden_size, parts, bias=config.qkv_bias)
         self.o_proj = Linear(q_size, config.hidden_size, bias=config.out_bias)
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
         num_turned = self.num_heads + self.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        turned = step.rope.rotate(qkv[:, :num_turned])
+        turned = step.rope.rotate(self._normed(qkv[:, :num_turned]))
         q, k, v = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, num_turned:]
-        out: Tensor = self.o_proj(step.attn.attend(self.layer, q, k, v).flatten(1))
+        seen = step.attn.attend(self.layer, q, k, v, window=self.window)
+        out: Tensor = self.o_proj(seen.flatten(1))
         return out
+
+    def _normed(self, qk: Tensor) -> Tensor:
+        """[T, H + K, D], behind the norms of the heads where the model has them."""
+        if self.q_norm is None or self.k_norm is None:
+            return qk
+        q, k = qk.split([self.num_heads, self.num_kv_heads], 1)
+        return torch.cat([self.q_norm(q), self.k_norm(k)], 1)
 
 
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind its norm. The residual stream is carried beside the output."""
 
     mlp: GatedMLP | SparseMLP | ModalityMLP
+    post_self_attn_layernorm: RMSNorm | None
+    post_mlp_layernorm: RMSNorm | None
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -107,16 +139,22 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = _make_mlp(config, layer)
+        self.post_self_attn_layernorm = self.post_mlp_layernorm = None
+        if config.post_norms:
+            self.post_self_attn_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+            self.post_mlp_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
 
     def forward(
         self, x: Tensor, residual: Tensor | None, step: DecoderStep
     ) -> tuple[Tensor, Tensor]:
         """(output not yet added, residual stream), both [T, hidden]."""
         x, residual = self.input_layernorm.add(x, residual)
-        x, residual = self.post_attention_layernorm.add(self.self_attn(x, step), residual)
-        if isinstance(self.mlp, ModalityMLP):
-            return self.mlp(x, step.modality), residual
-        return self.mlp(x), residual
+        x = self.self_attn(x, step)
+        if self.post_self_attn_layernorm is not None:
+            x = self.post_self_attn_layernorm(x)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        x = self.mlp(x, step.modality) if isinstance(self.mlp, ModalityMLP) else self.mlp(x)
+        return x if self.post_mlp_layernorm is None else self.post_mlp_layernorm(x), residual
 
 
 def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | SparseMLP | ModalityMLP:
@@ -156,7 +194,8 @@ class Decoder(nn.Module):
 class CausalLM(nn.Module):
     """Decoder and output head, with the attributes that a Model must have.
 
-    A plugin's model subclasses it, and adds `weight_targets`, and what media need.
+    A plugin's model subclasses it, and adds `weight_targets`; where it has media, `encode_media`,
+    and `positions` if they are not those of the tokens.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -169,6 +208,10 @@ class CausalLM(nn.Module):
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
+
+    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
+        """None: token i is at position i."""
+        return None
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Hidden states behind the final norm, [T, hidden]."""

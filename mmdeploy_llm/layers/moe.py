@@ -6,29 +6,36 @@ Shapes: T tokens, E experts, k experts per token, S size of the hidden states, I
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .linear import empty_parameter
+from .linear import Linear, empty_parameter
 from .mlp import GatedMLP, silu_mul
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig:
-    """norm_min: smallest sum by which the weights of the chosen experts are divided.
+    """router: "corrected" is Router, "softmax" SoftmaxRouter. is_normed: whether SoftmaxRouter
+    divides the weights of the chosen experts by their sum. norm_min: smallest sum by which Router
+    does.
 
-    shared_size: width of the shared experts together, 0 for none. vision_intermediate_size: width
-    of the experts that media tokens have to themselves, None when all tokens share the same ones.
+    shared_size: width of the shared experts together, 0 for none. is_shared_gated: whether a
+    sigmoid gate weighs what they give. vision_intermediate_size: width of the experts that media
+    tokens have to themselves, None when all tokens share the same ones.
     """
 
     num_experts: int
     top_k: int
     intermediate_size: int
+    router: Literal["corrected", "softmax"] = "corrected"
+    is_normed: bool = True
     norm_min: float = 1e-12
     shared_size: int = 0
     shared_bias: bool = False
+    is_shared_gated: bool = False
     vision_intermediate_size: int | None = None
 
 
@@ -51,6 +58,25 @@ class Router(nn.Module):
         experts = (scores + self.correction_bias).topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
         weights = weights / weights.sum(-1, keepdim=True).clamp_(min=self.norm_min)
+        return weights.to(x.dtype), experts
+
+
+class SoftmaxRouter(nn.Module):
+    """Softmax over the experts, in float32; the k most probable, weighted by their probabilities,
+    which are normalised where the config says so."""
+
+    def __init__(self, size: int, config: MoEConfig) -> None:
+        super().__init__()
+        self.weight = empty_parameter(config.num_experts, size)
+        self.top_k = config.top_k
+        self.is_normed = config.is_normed
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, S] -> weights [T, k] in x's dtype, expert numbers [T, k]."""
+        scores = F.linear(x, self.weight).softmax(-1, dtype=torch.float32)
+        weights, experts = scores.topk(self.top_k, dim=-1)
+        if self.is_normed:
+            weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(x.dtype), experts
 
 
@@ -116,14 +142,20 @@ class SparseMLP(nn.Module):
 
     def __init__(self, size: int, config: MoEConfig) -> None:
         super().__init__()
-        self.gate = Router(size, config)
+        self.gate = (SoftmaxRouter if config.router == "softmax" else Router)(size, config)
         self.experts = Experts(config.num_experts, size, config.intermediate_size)
         self.shared_experts = _shared_experts(size, config)
+        self.shared_expert_gate = Linear(size, 1) if config.is_shared_gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, S] -> [T, S]."""
         out: Tensor = self.experts(x, *self.gate(x))
-        return out if self.shared_experts is None else out.add_(self.shared_experts(x))
+        if self.shared_experts is None:
+            return out
+        shared = self.shared_experts(x)
+        if self.shared_expert_gate is not None:
+            shared = self.shared_expert_gate(x).sigmoid_() * shared
+        return out.add_(shared)
 
 
 def _shared_experts(size: int, config: MoEConfig) -> GatedMLP | None:

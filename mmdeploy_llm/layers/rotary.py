@@ -26,10 +26,11 @@ MAX_VALUES = 2**18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryConfig:
-    """head_dim: D, even. theta: base of the frequencies theta ** (-2 i / D).
+    """head_dim: D. turned_dim: R, even, the first channels of a head that turn; None: all of them.
+    theta: base of the frequencies theta ** (-2 i / R).
 
-    axes: for M-RoPE, the axis (row of the positions) of each of the D / 2 channel pairs.
-    frequencies: D / 2 values that replace the ones of theta (scaled variants). scale: factor on the
+    axes: for M-RoPE, the axis (row of the positions) of each of the R / 2 channel pairs.
+    frequencies: R / 2 values that replace the ones of theta (scaled variants). scale: factor on the
     rotated vectors, which such variants need.
     """
 
@@ -39,6 +40,12 @@ class RotaryConfig:
     axes: tuple[int, ...] | None = None
     frequencies: tuple[float, ...] | None = None
     scale: float = 1.0
+    turned_dim: int | None = None
+
+    @property
+    def num_pairs(self) -> int:
+        """R / 2."""
+        return (self.head_dim if self.turned_dim is None else self.turned_dim) // 2
 
 
 class Rope(Protocol):
@@ -82,6 +89,19 @@ class InterleavedRope:
         return torch.view_as_real(pairs.mul_(self._unit[part])).flatten(-2)
 
 
+class PartialRope:
+    """Turns the first `size` channels of every head, and leaves the others."""
+
+    def __init__(self, rope: Rope, size: int) -> None:
+        self._rope = rope
+        self._size = size
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """See Rope."""
+        turned = self._rope.rotate(x[..., : self._size])
+        return torch.cat([turned, x[..., self._size :]], -1)
+
+
 def _by_parts(x: Tensor, turn: Callable[[Tensor, slice], Tensor]) -> Tensor:
     """turn(rows of `x` in float32, which rows), in `x`'s dtype again."""
     rows = row_parts(x, x.shape[1] * x.shape[2], MAX_VALUES)
@@ -102,7 +122,7 @@ class Rotary(nn.Module):
     def __init__(self, config: RotaryConfig) -> None:
         super().__init__()
         self.config = config
-        num_pairs = config.head_dim // 2
+        num_pairs = config.num_pairs
         self.register_buffer("frequencies", torch.empty(num_pairs), persistent=False)
         axes = None if config.axes is None else torch.empty(num_pairs, dtype=torch.int64)
         self.register_buffer("axes", axes, persistent=False)
@@ -111,7 +131,7 @@ class Rotary(nn.Module):
         """Computes the frequencies on the CPU, so that they are the same on every device."""
         config = self.config
         own = config.frequencies
-        values = base_frequencies(config.head_dim, config.theta) if own is None else own
+        values = base_frequencies(2 * config.num_pairs, config.theta) if own is None else own
         self.frequencies = torch.as_tensor(values, dtype=torch.float32, device="cpu").to(device)
         if config.axes is not None:
             self.axes = torch.tensor(config.axes, device="cpu").to(device)
@@ -122,14 +142,17 @@ class Rotary(nn.Module):
             per_pair = positions[:, None].float()
         else:
             per_pair = positions[self.axes].T.float()
-        angles = per_pair * self.frequencies  # [T, D / 2]
+        angles = per_pair * self.frequencies  # [T, R / 2]
         cos, sin = angles.cos() * self.config.scale, angles.sin() * self.config.scale
-        return InterleavedRope(cos, sin) if self.config.is_interleaved else HalfSplitRope(cos, sin)
+        kind = InterleavedRope if self.config.is_interleaved else HalfSplitRope
+        rope: Rope = kind(cos, sin)
+        size = self.config.turned_dim
+        return rope if size is None else PartialRope(rope, size)
 
 
-def base_frequencies(head_dim: int, theta: float) -> Tensor:
-    """theta ** (-2 i / D) for i in 0 .. D / 2, float32, on the CPU."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+def base_frequencies(size: int, theta: float) -> Tensor:
+    """theta ** (-2 i / size) for i in 0 .. size / 2, float32, on the CPU."""
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
     return 1.0 / (theta**exponents)
 
 

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5 text models, Qwen2-VL and Qwen2.5-VL."""
+"""Qwen2, Qwen2.5 and Qwen3 text models, dense and with experts; Qwen2-VL and Qwen2.5-VL."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """The families of transformers' qwen2, qwen2_vl and qwen2_5_vl."""
+    """The families of transformers, by their names there."""
     return (
         ModelSpec(
             name="qwen2",
             architectures=("Qwen2ForCausalLM",),
-            factory="mmdeploy_llm_plugins.qwen.text:QwenForCausalLM",
+            factory="mmdeploy_llm_plugins.qwen.text:Qwen2ForCausalLM",
+        ),
+        ModelSpec(
+            name="qwen2_moe",
+            architectures=("Qwen2MoeForCausalLM",),
+            factory="mmdeploy_llm_plugins.qwen.text:Qwen2MoeForCausalLM",
+        ),
+        ModelSpec(
+            name="qwen3",
+            architectures=("Qwen3ForCausalLM",),
+            factory="mmdeploy_llm_plugins.qwen.text:Qwen3ForCausalLM",
+            reasoning="qwen3",
+        ),
+        ModelSpec(
+            name="qwen3_moe",
+            architectures=("Qwen3MoeForCausalLM",),
+            factory="mmdeploy_llm_plugins.qwen.text:Qwen3MoeForCausalLM",
+            reasoning="qwen3",
         ),
         ModelSpec(
             name="qwen2_vl",

@@ -3,7 +3,7 @@ modules name their parameters."""
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import ernie, qwen
+from mmdeploy_llm_plugins import ernie, glm, llama, qwen
 from safetensors.torch import save_file
 
 from mmdeploy_llm.errors import CheckpointError
@@ -11,7 +11,8 @@ from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import FAMILIES, write_tiny
 
-SPECS = {spec.name: spec for spec in (*ernie.provide_models(), *qwen.provide_models())}
+PLUGINS = (ernie, glm, llama, qwen)
+SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from . import ernie, qwen, qwen_vl
+from . import ernie, glm, llama, qwen, qwen_vl
 from .common import (
     ERNIE_TOKENS,
     IMAGE_MEAN,
@@ -30,6 +30,8 @@ from .common import (
 
 FAMILIES: Mapping[str, Family] = {
     **ernie.FAMILIES,
+    **glm.FAMILIES,
+    **llama.FAMILIES,
     **qwen.FAMILIES,
     **qwen_vl.FAMILIES,
 }

@@ -29,6 +29,38 @@ def _qwen(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     return transformers.Qwen2Config(**fields)
 
 
+def _qwen_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = text_config(
+        tokenizer,
+        options,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=40,
+        num_experts=6,
+        num_experts_per_tok=2,
+        mlp_only_layers=[0],
+    )
+    return transformers.Qwen2MoeConfig(**fields)
+
+
+def _qwen3(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    return transformers.Qwen3Config(**text_config(tokenizer, options, head_dim=20))
+
+
+def _qwen3_moe(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = text_config(
+        tokenizer,
+        options,
+        head_dim=20,
+        num_hidden_layers=4,
+        moe_intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=2,
+        decoder_sparse_step=2,
+        norm_topk_prob=True,
+    )
+    return transformers.Qwen3MoeConfig(**fields)
+
+
 def _qwen_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     text = text_config(tokenizer, options, rope_parameters=rope, tie_word_embeddings=True)
@@ -53,6 +85,24 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         architecture="Qwen2ForCausalLM",
         make_config=_qwen,
+        chat_template=TEMPLATE,
+        eos_token="<|im_end|>",
+    ),
+    "qwen2_moe": Family(
+        architecture="Qwen2MoeForCausalLM",
+        make_config=_qwen_moe,
+        chat_template=TEMPLATE,
+        eos_token="<|im_end|>",
+    ),
+    "qwen3": Family(
+        architecture="Qwen3ForCausalLM",
+        make_config=_qwen3,
+        chat_template=TEMPLATE,
+        eos_token="<|im_end|>",
+    ),
+    "qwen3_moe": Family(
+        architecture="Qwen3MoeForCausalLM",
+        make_config=_qwen3_moe,
         chat_template=TEMPLATE,
         eos_token="<|im_end|>",
     ),

@@ -96,9 +96,17 @@ def test_windows_of_one_length_lie_together():
     assert order[:2].tolist() == [28, 29]
 
 
-def test_sliding_windows_are_refused(tmp_path):
+def test_layers_of_unknown_types_are_refused(tmp_path):
+    write_tiny("qwen2", tmp_path)
+    config = Reference(tmp_path).config
+    config.layer_types = ["full_attention", "linear_attention", "full_attention"]
+    with pytest.raises(ModelNotSupportedError, match="linear_attention of this qwen2 model"):
+        build(SPECS["qwen2"], tmp_path, config, torch.float32)
+
+
+def test_windows_without_a_size_are_refused(tmp_path):
     write_tiny("qwen2", tmp_path)
     config = Reference(tmp_path).config
     config.layer_types = ["full_attention", "sliding_attention", "full_attention"]
-    with pytest.raises(ModelNotSupportedError, match="sliding window"):
+    with pytest.raises(ModelNotSupportedError, match="sliding_window is None"):
         build(SPECS["qwen2"], tmp_path, config, torch.float32)

@@ -1,0 +1,99 @@
+"""From transformers' configs to ours: what the text configs of most families have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+
+from .decoder import DecoderConfig
+from .rotary import RotaryConfig
+
+# Scaled variants whose frequencies do not depend on the length of the sequence.
+STATIC_ROPE_TYPES = ("linear", "llama3", "yarn")
+
+
+def standard_decoder(config: Any, rotary: RotaryConfig | None = None) -> DecoderConfig:
+    """The sizes of a text config, without biases, windows or experts; `rotary` is its
+    rotary_config unless given. A family adds its options with dataclasses.replace.
+
+    Raises ModelNotSupportedError for activations other than silu.
+    """
+    if config.hidden_act != "silu":
+        raise ModelNotSupportedError(
+            f"hidden_act {config.hidden_act!r} of this {config.model_type} model is not "
+            "supported, only 'silu'"
+        )
+    return DecoderConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        rotary=rotary_config(config) if rotary is None else rotary,
+        norm_eps=config.rms_norm_eps,
+        is_tied=config.tie_word_embeddings,
+    )
+
+
+def rotary_config(
+    config: Any, *, axes: tuple[int, ...] | None = None, is_interleaved: bool = False
+) -> RotaryConfig:
+    """Frequencies from the config's rope_parameters, scaled ones computed by transformers.
+
+    Raises ModelNotSupportedError for variants that depend on the length of the sequence.
+    """
+    rope = config.rope_parameters
+    kind = rope.get("rope_type", "default")
+    head_dim = getattr(config, "head_dim", None)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    turned_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    scale, frequencies = 1.0, None
+    if kind in STATIC_ROPE_TYPES:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        with torch.device("cpu"):  # the model itself is built on "meta"
+            values, scale = ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
+        frequencies = tuple(values.tolist())
+    elif kind != "default":
+        raise ModelNotSupportedError(
+            f"rope_type {kind!r} is not supported, only default, {', '.join(STATIC_ROPE_TYPES)}"
+        )
+    return RotaryConfig(
+        head_dim=head_dim,
+        turned_dim=None if turned_dim == head_dim else turned_dim,
+        theta=rope["rope_theta"],
+        is_interleaved=is_interleaved,
+        axes=axes,
+        frequencies=frequencies,
+        scale=scale,
+    )
+
+
+def layer_windows(config: Any) -> tuple[int | None, ...] | None:
+    """DecoderConfig.windows by the config's layer_types and sliding_window; None where no layer
+    has a window. Without layer_types a sliding_window is every layer's.
+
+    Raises ModelNotSupportedError for other types of layers, and for a window without a size.
+    """
+    size = config.sliding_window
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return (int(size),) * config.num_hidden_layers if size else None
+    unknown = sorted({*kinds} - {"full_attention", "sliding_attention"})
+    if unknown:
+        raise ModelNotSupportedError(
+            f"layer_types {', '.join(unknown)} of this {config.model_type} model are not "
+            "supported, only full_attention and sliding_attention"
+        )
+    if "sliding_attention" not in kinds:
+        return None
+    if not size:
+        raise ModelNotSupportedError(
+            f"layer_types of this {config.model_type} model name sliding_attention, but "
+            f"sliding_window is {size!r}; it must be a number of tokens"
+        )
+    return tuple(int(size) if kind == "sliding_attention" else None for kind in kinds)

@@ -1,0 +1,36 @@
+"""GLM-4: the standard decoder with interleaved rotary pairs on the first channels of every head; in
+the newer models also with norms behind attention and MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mmdeploy_llm.layers import CausalLM, DecoderConfig, rotary_config, standard_decoder
+from mmdeploy_llm.weights.map import Target, WeightMap
+
+IGNORED = (r"rotary_emb\.inv_freq$",)
+
+
+class GlmForCausalLM(CausalLM):
+    """transformers' GlmForCausalLM and Glm4ForCausalLM."""
+
+    def __init__(self, config: Any) -> None:
+        decoder = decoder_config(config)
+        super().__init__(decoder)
+        ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
+        self._weights = WeightMap(self, ignored=ignored)
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        return self._weights.targets(key)
+
+
+def decoder_config(config: Any) -> DecoderConfig:
+    """The decoder of a glm or glm4 config."""
+    return replace(
+        standard_decoder(config, rotary_config(config, is_interleaved=True)),
+        qkv_bias=config.attention_bias,
+        post_norms=config.model_type == "glm4",
+    )

@@ -1,0 +1,22 @@
+"""Llama and Mistral text models."""
+
+from __future__ import annotations
+
+from mmdeploy_llm.hooks import ModelSpec, hookimpl
+
+
+@hookimpl
+def provide_models() -> tuple[ModelSpec, ...]:
+    """The families of transformers' llama and mistral."""
+    return (
+        ModelSpec(
+            name="llama",
+            architectures=("LlamaForCausalLM",),
+            factory="mmdeploy_llm_plugins.llama.text:LlamaForCausalLM",
+        ),
+        ModelSpec(
+            name="mistral",
+            architectures=("MistralForCausalLM",),
+            factory="mmdeploy_llm_plugins.llama.text:MistralForCausalLM",
+        ),
+    )

@@ -1,0 +1,47 @@
+"""Llama and Mistral: the standard decoder as it is, for Mistral with sliding windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mmdeploy_llm.layers import CausalLM, DecoderConfig, standard_decoder
+from mmdeploy_llm.weights.map import Target, WeightMap
+
+IGNORED = (r"rotary_emb\.inv_freq$",)
+
+
+class LlamaForCausalLM(CausalLM):
+    """transformers' LlamaForCausalLM."""
+
+    def __init__(self, config: Any) -> None:
+        decoder = self.decoder_config(config)
+        super().__init__(decoder)
+        ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
+        self._weights = WeightMap(self, ignored=ignored)
+
+    @staticmethod
+    def decoder_config(config: Any) -> DecoderConfig:
+        """Biases as the config has them."""
+        return replace(
+            standard_decoder(config),
+            qkv_bias=config.attention_bias,
+            out_bias=config.attention_bias,
+            mlp_bias=config.mlp_bias,
+        )
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        return self._weights.targets(key)
+
+
+class MistralForCausalLM(LlamaForCausalLM):
+    """transformers' MistralForCausalLM: a sliding window is every layer's."""
+
+    @staticmethod
+    def decoder_config(config: Any) -> DecoderConfig:
+        """No biases."""
+        window = config.sliding_window
+        windows = None if window is None else (window,) * config.num_hidden_layers
+        return replace(standard_decoder(config), windows=windows)
