@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.request import MediaInput
 
 from .linear import Linear, MergedLinear, empty_parameter
 from .mlp import MLP, quick_gelu
@@ -271,24 +270,6 @@ def vision_activation(name: str) -> Callable[[Tensor], Tensor]:
 def vision_theta(config: Any) -> float:
     """Base of the rotary frequencies of a vision tower's config."""
     return float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
-
-
-def media_grid(item: MediaInput) -> Grid:
-    """The patches of a media item of a family with grids."""
-    assert item.grid_thw is not None, "this family's processors set a grid"
-    return item.grid_thw
-
-
-def encode_grids(
-    items: Sequence[MediaInput],
-    encode: Callable[[Tensor, Sequence[Grid]], Tensor],
-    device: torch.device,
-) -> Sequence[Tensor]:
-    """`encode_media` of a family with grids: all items in one call of encode(pixels, grids), which
-    gives the rows [M, media size] of all of them."""
-    pixels = torch.cat([item.tensors["pixels"] for item in items]).to(device)
-    rows = encode(pixels, [media_grid(item) for item in items])
-    return torch.split(rows, [item.num_tokens for item in items])
 
 
 def axial_rotary(head_dim: int, theta: float) -> RotaryConfig:

@@ -69,9 +69,21 @@ class Reference:
         for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
             items = [span.item for span in media if span.item.kind == kind]
             if items:
-                inputs[pixels] = torch.cat([item.tensors["pixels"] for item in items])
+                inputs[pixels] = torch.cat([self._pixels(item) for item in items])
                 inputs[f"{kind}_grid_thw"] = torch.tensor([item.grid_thw for item in items])
         return inputs
+
+    def _pixels(self, item: MediaInput) -> Tensor:
+        """The item's pixels as the model takes them."""
+        pixels = item.tensors["pixels"]
+        if self.config.model_type != "paddleocr_vl":
+            return pixels
+        # Row by row instead of block by block of merged patches.
+        _, height, width = item.grid_thw or (1, 1, 1)
+        vision = self.config.vision_config
+        merge, patch = vision.spatial_merge_size, vision.patch_size
+        blocks = pixels.view(height // merge, width // merge, merge, merge, -1)
+        return blocks.transpose(1, 2).reshape(height * width, -1, patch, patch)
 
     def _modalities(self, ids: Tensor) -> Tensor:
         """1 for an image's tokens, 2 for a video's, start and end markers included."""
@@ -88,7 +100,8 @@ def random_media(
     """Random pixels of `grid` (frames, rows and columns of patches) for the vision tower of a
     model's config."""
     vision = config.vision_config
-    patch_dim = vision.in_channels * vision.patch_size**2
+    channels = vision.num_channels if hasattr(vision, "num_channels") else vision.in_channels
+    patch_dim = channels * vision.patch_size**2
     patch_dim *= getattr(vision, "temporal_patch_size", 1)
     frames, height, width = grid
     num_patches = frames * height * width

@@ -1,4 +1,4 @@
-"""ERNIE 4.5: dense, mixture of experts, and vision-language with experts by modality."""
+"""ERNIE 4.5: dense, mixture of experts, vision-language with experts by modality; PaddleOCR-VL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """The three families of transformers' ernie4_5, ernie4_5_moe and ernie4_5_vl_moe."""
+    """The families of transformers' ernie4_5, ernie4_5_moe, ernie4_5_vl_moe and paddleocr_vl."""
     return (
         ModelSpec(
             name="ernie4_5",
@@ -28,5 +28,11 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.ernie.vl:ErnieVLForConditionalGeneration",
             media=("image", "video"),
             reasoning="ernie-45-vl",
+        ),
+        ModelSpec(
+            name="paddleocr_vl",
+            architectures=("PaddleOCRVLForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.ernie.paddleocr:PaddleOCRVLForConditionalGeneration",
+            media=("image",),
         ),
     )

@@ -11,17 +11,8 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.forward import ForwardInputs
-from mmdeploy_llm.hooks import MediaInput, MediaSpan
-from mmdeploy_llm.layers import (
-    CausalLM,
-    DecoderConfig,
-    Grid,
-    MoEConfig,
-    alternating_axes,
-    encode_grids,
-    grid_positions,
-    media_grid,
-)
+from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.layers import DecoderConfig, Grid, GridLM, MoEConfig, alternating_axes
 from mmdeploy_llm.weights.map import Target, WeightMap
 
 from .text import IGNORED, decoder_config
@@ -37,15 +28,14 @@ VISION_TOKENS = (
 )
 
 
-class ErnieVLForConditionalGeneration(CausalLM):
+class ErnieVLForConditionalGeneration(GridLM):
     """transformers' Ernie4_5_VLMoeForConditionalGeneration."""
 
     vision_ids: Tensor
 
     def __init__(self, config: Any) -> None:
-        super().__init__(_decoder_config(config))
         vision = config.vision_config
-        self.merge_size = vision.spatial_merge_size
+        super().__init__(_decoder_config(config), merge_size=vision.spatial_merge_size)
         self.temporal_merge_size = vision.temporal_merge_size
         self.num_experts = config.text_config.moe_num_experts
         self.vision_tower = VisionTower(vision)
@@ -70,25 +60,17 @@ class ErnieVLForConditionalGeneration(CausalLM):
         out: Tensor = self.model(inputs, is_vision)
         return out
 
-    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """One [num_tokens, hidden] per item; all items in one pass."""
+    def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """See GridLM."""
+        out: Tensor = self.resampler_model(self.vision_tower(pixels, grids), grids)
+        return out
 
-        def encode(pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
-            out: Tensor = self.resampler_model(self.vision_tower(pixels, grids), grids)
-            return out
-
-        return encode_grids(items, encode, self.vision_ids.device)
-
-    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor:
-        """[3, num_tokens]: transformers' get_rope_index."""
-        spans = [(span.offset, self._token_grid(span.item), 1.0) for span in media]
-        return grid_positions(num_tokens, spans)
-
-    def _token_grid(self, item: MediaInput) -> Grid:
-        frames, height, width = media_grid(item)
-        if item.kind == "video":
+    def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
+        """See GridLM. Two frames of a video become one."""
+        ((offset, (frames, height, width), interval),) = super().grids_of(span)
+        if span.item.kind == "video":
             frames //= self.temporal_merge_size
-        return frames, height // self.merge_size, width // self.merge_size
+        return ((offset, (frames, height, width), interval),)
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map. The published layout keeps the routers of both modalities side by side:

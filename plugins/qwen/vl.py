@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from mmdeploy_llm.hooks import MediaInput, MediaSpan
-from mmdeploy_llm.layers import (
-    CausalLM,
-    DecoderConfig,
-    Grid,
-    encode_grids,
-    grid_positions,
-    media_grid,
-    sectioned_axes,
-)
+from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.layers import DecoderConfig, Grid, GridLM, sectioned_axes
 from mmdeploy_llm.weights.map import Target, WeightMap
 
 from .text import IGNORED, decoder_config
@@ -32,82 +24,48 @@ RENAMES = (
 SECTIONS = (16, 24, 24)  # transformers' default: channel pairs of time, height and width
 
 
-class GridLM(CausalLM):
-    """A decoder with M-RoPE and a vision tower: what all Qwen-VL families share.
+class QwenVL(GridLM):
+    """What the families share. tower: pixels and grids -> tokens."""
 
-    visual: called with the pixels [P, patch_dim] and the grids of all media, gives their rows
-    [M, media size].
-    """
-
-    def __init__(
-        self,
-        decoder: DecoderConfig,
-        visual: nn.Module,
-        *,
-        merge_size: int,
-        renames: Sequence[tuple[str, str]],
-    ) -> None:
-        super().__init__(decoder)
-        self.merge_size = merge_size
-        self.visual = visual
+    def __init__(self, config: Any, tower: FrameTower | WindowTower) -> None:
+        decoder = _decoder_config(config)
+        super().__init__(decoder, merge_size=config.vision_config.spatial_merge_size)
+        self.visual = tower
         ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
-        self._weights = WeightMap(self, renames=renames, ignored=ignored)
+        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
 
-    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """One [num_tokens, media size] per item; all items in one pass."""
-        return encode_grids(items, self.visual, self.model.embed_tokens.weight.device)
-
-    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor:
-        """[3, num_tokens]: transformers' get_rope_index."""
-        return grid_positions(num_tokens, [part for span in media for part in self.grids_of(span)])
-
-    def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
-        """The grids of tokens of a media item: where each begins, its size, and the positions
-        between two of its frames."""
-        frames, height, width = media_grid(span.item)
-        grid = frames, height // self.merge_size, width // self.merge_size
-        return ((span.offset, grid, self.interval(span.item)),)
-
-    def interval(self, item: MediaInput) -> float:
-        """Positions between two frames."""
-        return 1.0
+    def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """See GridLM."""
+        out: Tensor = self.visual(pixels, grids)
+        return out
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map."""
         return self._weights.targets(key)
 
 
-class Qwen2VLForConditionalGeneration(GridLM):
+class Qwen2VLForConditionalGeneration(QwenVL):
     """transformers' Qwen2VLForConditionalGeneration."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__(
-            _decoder_config(config),
-            FrameTower(config.vision_config),
-            merge_size=config.vision_config.spatial_merge_size,
-            renames=RENAMES,
-        )
+        super().__init__(config, FrameTower(config.vision_config))
 
 
-class Qwen25VLForConditionalGeneration(GridLM):
+class Qwen25VLForConditionalGeneration(QwenVL):
     """transformers' Qwen2_5_VLForConditionalGeneration."""
 
     def __init__(self, config: Any) -> None:
-        super().__init__(
-            _decoder_config(config),
-            WindowTower(config.vision_config),
-            merge_size=config.vision_config.spatial_merge_size,
-            renames=RENAMES,
-        )
+        super().__init__(config, WindowTower(config.vision_config))
         self.tokens_per_second = float(config.vision_config.tokens_per_second)
 
-    def interval(self, item: MediaInput) -> float:
-        """Positions between two frames. A video's tensors may hold "second_per_grid", the seconds
-        between them."""
-        if item.kind == "image":
-            return 1.0
-        seconds = item.tensors.get("second_per_grid")
-        return self.tokens_per_second * (1.0 if seconds is None else float(seconds))
+    def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
+        """See GridLM. Frames follow each other in real time: a video's tensors may hold
+        "second_per_grid", the seconds between two."""
+        ((offset, grid, interval),) = super().grids_of(span)
+        if span.item.kind == "video":
+            seconds = span.item.tensors.get("second_per_grid")
+            interval = self.tokens_per_second * (1.0 if seconds is None else float(seconds))
+        return ((offset, grid, interval),)
 
 
 def _decoder_config(config: Any) -> DecoderConfig:

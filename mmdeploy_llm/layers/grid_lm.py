@@ -1,0 +1,55 @@
+"""Vision-language models whose media are grids of patches: encoding and M-RoPE positions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.request import MediaInput, MediaSpan
+
+from .decoder import CausalLM, DecoderConfig
+from .vision import Grid, grid_positions
+
+
+class GridLM(CausalLM):
+    """A decoder with M-RoPE positions for media with a grid. A plugin's model subclasses it, builds
+    its vision tower, and adds `encode` and `weight_targets`.
+
+    merge_size: patches on each side of what becomes one token.
+    """
+
+    def __init__(self, decoder: DecoderConfig, *, merge_size: int) -> None:
+        super().__init__(decoder)
+        self.merge_size = merge_size
+
+    @abstractmethod
+    def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """[P, patch_dim], all media one behind the other, and their patches (time, rows, columns)
+        -> [M, media size]."""
+
+    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
+        """One [num_tokens, media size] per item; all items in one call of `encode`."""
+        device = self.model.embed_tokens.weight.device
+        pixels = torch.cat([item.tensors["pixels"] for item in items]).to(device)
+        rows = self.encode(pixels, [media_grid(item) for item in items])
+        return torch.split(rows, [item.num_tokens for item in items])
+
+    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor:
+        """[3, num_tokens]: transformers' get_rope_index."""
+        return grid_positions(num_tokens, [part for span in media for part in self.grids_of(span)])
+
+    def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
+        """The grids of tokens of a media item, as grid_positions takes them: the offset of the
+        first token, the tokens in time, height and width, the positions between two frames."""
+        frames, height, width = media_grid(span.item)
+        grid = frames, height // self.merge_size, width // self.merge_size
+        return ((span.offset, grid, 1.0),)
+
+
+def media_grid(item: MediaInput) -> Grid:
+    """The patches of a media item of a family with grids."""
+    assert item.grid_thw is not None, "this family's processors set a grid"
+    return item.grid_thw

@@ -1,0 +1,38 @@
+"""PaddleOCR-VL against transformers: see testing.model_conformance."""
+
+import torch
+from mmdeploy_llm_plugins.ernie import provide_models
+
+from mmdeploy_llm.testing.model_conformance import ModelConformance, max_difference
+from mmdeploy_llm.testing.tiny import write_tiny
+
+SPECS = {spec.name: spec for spec in provide_models()}
+
+
+class TestPaddleOCRVL(ModelConformance):
+    """Images smaller and larger than the table of learned positions."""
+
+    spec = SPECS["paddleocr_vl"]
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "one image": ((1, 4, 6),),
+        "the size of the table": ((1, 6, 6),),
+        "images of different sizes": ((1, 4, 6), (1, 18, 12), (1, 2, 16), (1, 4, 6)),
+    }
+
+    @staticmethod
+    def write(folder):
+        write_tiny("paddleocr_vl", folder)
+
+    def test_positions_equal_the_reference(self, runner, reference, prompts):
+        for name, (ids, media) in zip(self.cases, prompts, strict=True):
+            if media:
+                expected = reference.positions(ids, media)
+                assert torch.equal(runner.model.positions(len(ids), media), expected), name
+
+    def test_encoding_together_equals_one_by_one(self, runner, prompts):
+        items = [span.item for _, media in prompts for span in media]
+        together = runner.model.encode_media(items)
+        for item, embed in zip(items, together, strict=True):
+            (alone,) = runner.model.encode_media([item])
+            assert max_difference(embed, alone) < self.tolerance, item.key
