@@ -14,7 +14,6 @@ from rich.text import Text
 
 from .batch.records import Record, seconds
 from .errors import MMDeployLLMError
-from .hooks import PluginInfo
 from .messages import Prompt
 from .outputs import RequestOutput
 from .params import SamplingParams
@@ -90,21 +89,6 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
     ]
     lines += [f"  {count} x {name}" for name, count in summary.failures.items()]
     return "\n".join(lines)
-
-
-def plugin_table(plugins: Iterable[PluginInfo]) -> Table:
-    """Name, package, what it provides, and in red what failed."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("plugin", "package", "provides"):
-        table.add_column(title, overflow="fold")
-    for plugin in plugins:
-        package = " ".join(part for part in (plugin.distribution, plugin.version) if part)
-        cell = Text("\n".join(plugin.provides))
-        for failure in plugin.failures:
-            cell.append("\n" if cell else "")
-            cell.append(f"{failure.phase} failed: {failure.error}", style="red")
-        table.add_row(Text(plugin.name), Text(package or plugin.module), cell)
-    return table
 
 
 def print_answer(

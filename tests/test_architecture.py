@@ -35,7 +35,7 @@ LAYERS = (
     ("assembly", "drive"),
     ("batch",),
     ("llm", "aio"),
-    ("terminal",),
+    ("scaffold", "terminal"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
@@ -57,6 +57,8 @@ SHARED_BY_PLUGINS = {
     "mmdeploy_llm_processors.image": ("mmdeploy_llm_processors.isolation",),
 }
 MAKES_PREVIEWS = ("batch", "mmdeploy_llm_processors")
+RUNS_CHECKS = ("cli", "mmdeploy_llm.testing.check")
+KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"hooks", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "weights.map"}
 TORCH_FREE = {"schedule", "delivery"} | {name for name in RANK if RANK[name] <= RANK["hooks"]}
@@ -66,7 +68,7 @@ MEDIA_LIBRARIES = {"PIL", "av"}
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
 MAX_CORE_LINES = 8000
-NOT_CORE = {"testing", "batch", "terminal", "cli"}
+NOT_CORE = {"testing", "batch", "scaffold", "terminal", "cli"}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -188,7 +190,9 @@ def wrong_order(root: Path) -> list[str]:
                 continue
             part = rest.partition(".")[0]
             is_lower = RANK.get(part, len(RANK)) < RANK[source.part]
-            if part != source.part and not is_lower and not (part == "" and source.part == "cli"):
+            is_lower |= (source.part, item.module) == RUNS_CHECKS
+            is_lower |= part == "" and source.part in KNOWS_THE_VERSION
+            if part != source.part and not is_lower:
                 wrong.append(source.at(item.line, f"{source.part} must not import {item.module}"))
     return wrong
 

@@ -10,12 +10,9 @@ so that --help is quick.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +23,8 @@ from mmdeploy_llm import __version__
 from mmdeploy_llm.errors import MMDeployLLMError
 
 from .batches import BATCH_EPILOG, CAPTION_EPILOG, batch, caption
-from .options import INTERRUPTED, SOME_FAILED, USAGE, print_error
+from .options import INTERRUPTED, USAGE, print_error
+from .plugins import LOAD_PLUGINS, plugins
 from .talk import chat, generate
 
 if TYPE_CHECKING:
@@ -46,7 +44,8 @@ Examples:
   mmdeploy-llm chat --image photo.jpg
   mmdeploy-llm COMMAND --help
 
-Installed plugins may add commands; `mmdeploy-llm plugins` lists what they provide."""
+Installed plugins may add commands; `mmdeploy-llm plugins` lists what they provide,
+`mmdeploy-llm plugins new` starts one."""
 
 
 class Program(TyperGroup):
@@ -107,6 +106,7 @@ def program(
 ) -> None:
     """Offline multimodal inference: captions for folders of images, batches, answers, chats."""
     ctx.obj = plugin_names()
+    ctx.meta[LOAD_PLUGINS] = load_plugins
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s"
     )
@@ -123,29 +123,7 @@ app.command()(generate)
 app.command()(chat)
 
 
-@app.command()
-def plugins(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="End with exit code 1 when a plugin failed.")
-    ] = False,
-) -> None:
-    """List plugins, what they provide, and what failed."""
-    from mmdeploy_llm.terminal import make_console, plugin_table
-
-    with quiet_plugins():  # the failures stand in the list itself
-        manager = load_plugins()
-        manager.extend_cli(typer.Typer())
-    if as_json:
-        typer.echo(json.dumps([asdict(plugin) for plugin in manager.plugins], indent=2))
-    else:
-        make_console().print(plugin_table(manager.plugins))
-    known = {failure for plugin in manager.plugins for failure in plugin.failures}
-    for failure in manager.failures:
-        if failure not in known and not as_json:
-            print_error(str(failure))
-    if strict and manager.failures:
-        raise typer.Exit(SOME_FAILED)
+app.add_typer(plugins)
 
 
 @app.command()
@@ -181,15 +159,3 @@ def has_other_plugins() -> bool:
     """Whether a package other than this one brings plugins; imports none."""
     owners = (point.dist for point in metadata.entry_points(group="mmdeploy_llm"))
     return any(owner is not None and owner.name != OUR_DISTRIBUTION for owner in owners)
-
-
-@contextmanager
-def quiet_plugins() -> Iterator[None]:
-    """Holds back the warnings about plugins."""
-    logger = logging.getLogger("mmdeploy_llm.hooks")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -1,0 +1,211 @@
+"""`mmdeploy-llm plugins`: what is installed, whether it keeps its contract, and a new package to
+start from."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from .options import SOME_FAILED, print_error
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mmdeploy_llm.hooks import PluginInfo, PluginManager
+    from mmdeploy_llm.hooks.records import Spec
+    from mmdeploy_llm.testing.check import Verdict
+
+LOAD_PLUGINS = f"{__name__}.load"  # where the program leaves its loader, in the context's meta
+COLOURS = {"pass": "green", "fail": "red", "skip": "yellow"}
+
+EPILOG = """\b
+Examples:
+  mmdeploy-llm plugins list --json
+  mmdeploy-llm plugins check reasoning
+  mmdeploy-llm plugins new acme --kind parser"""
+
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+Strict = Annotated[bool, typer.Option("--strict", help="End with exit code 1 when one failed.")]
+
+plugins = typer.Typer(
+    name="plugins",
+    help="List plugins (the default), check one, or write a new one.",
+    epilog=EPILOG,
+    rich_markup_mode=None,
+)
+
+
+@plugins.callback(invoke_without_command=True)
+def default(ctx: typer.Context, as_json: AsJson = False, strict: Strict = False) -> None:
+    """List plugins (the default), check one, or write a new one."""
+    if ctx.invoked_subcommand is None:
+        list_plugins(ctx, as_json=as_json, strict=strict)
+
+
+@plugins.command("list")
+def list_plugins(
+    ctx: typer.Context,
+    as_json: AsJson = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The architectures as a Markdown table.")
+    ] = False,
+    strict: Strict = False,
+) -> None:
+    """List plugins, what they provide, and what failed."""
+    from mmdeploy_llm.terminal import make_console
+
+    manager = _load(ctx)
+    if as_json:
+        typer.echo(json.dumps([_record(manager, item) for item in manager.plugins], indent=2))
+    elif markdown:
+        from mmdeploy_llm.scaffold.architectures import table
+
+        typer.echo(table(manager))
+    else:
+        make_console().print(_plugin_table(manager))
+    known = {failure for plugin in manager.plugins for failure in plugin.failures}
+    for failure in manager.failures:
+        if failure not in known and not as_json:
+            print_error(str(failure))
+    if strict and manager.failures:
+        raise typer.Exit(SOME_FAILED)
+
+
+@plugins.command()
+def check(
+    name: Annotated[str, typer.Argument(help="Name of an installed plugin.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Folder of a checkpoint to build the plugin's models and processors with.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the contract checks on an installed plugin; a verdict for each.
+
+    Exit code 1 when a check failed.
+    """
+    from mmdeploy_llm.testing.check import check_plugin
+
+    verdicts: list[Verdict] = []
+    with quiet_plugins():
+        for verdict in check_plugin(name, model_folder=model):
+            verdicts.append(verdict)
+            if not as_json:
+                _print_verdict(verdict)
+    counts = Counter[str](verdict.outcome for verdict in verdicts)
+    if as_json:
+        typer.echo(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
+    else:
+        passed, failed, skipped = (counts[outcome] for outcome in COLOURS)
+        typer.echo(f"{name}: {passed} passed, {failed} failed, {skipped} skipped")
+    if counts["fail"]:
+        raise typer.Exit(SOME_FAILED)
+
+
+@plugins.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the plugin, such as acme.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="parser: of reasoning; processor: of charts, a kind of media of its own; "
+            "model: a text model on mmdeploy_llm.layers."
+        ),
+    ],
+    directory: Annotated[
+        Path, typer.Option("--directory", "-d", help="Where the package's folder is made.")
+    ] = Path(),
+) -> None:
+    """Write a package with a plugin that works: code, tests, README. Nothing is overwritten."""
+    from mmdeploy_llm.scaffold import write_package
+
+    made = write_package(name, kind, directory)
+    typer.echo(f"{made.folder}: {made.summary}")
+    for file in made.files:
+        typer.echo(f"  {file}")
+    typer.echo("Next:")
+    for step in made.steps:
+        typer.echo(f"  {step}")
+
+
+@contextmanager
+def quiet_plugins() -> Iterator[None]:
+    """Holds back the warnings about plugins."""
+    logger = logging.getLogger("mmdeploy_llm.hooks")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _load(ctx: typer.Context) -> PluginManager:
+    """The plugins of this program run; their failures stand in what is shown."""
+    load = cast("Callable[[], PluginManager]", ctx.meta[LOAD_PLUGINS])
+    with quiet_plugins():
+        manager = load()
+        manager.extend_cli(typer.Typer())
+    return manager
+
+
+def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
+    """A plugin for programs: its PluginInfo, and the specs that it provides in full."""
+    specs: Mapping[str, tuple[Spec, ...]] = {
+        "models": manager.models,
+        "reasoning_parsers": manager.reasoning_parsers,
+        "tool_parsers": manager.tool_parsers,
+        "media_processors": manager.media_processors,
+    }
+    own = {
+        group: [asdict(spec) for spec in found if manager.owner(spec) == plugin.name]
+        for group, found in specs.items()
+    }
+    return {**asdict(plugin), **own}
+
+
+def _plugin_table(manager: PluginManager) -> Table:
+    """Name, package and version, what it provides, and in red what failed."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("plugin", "package", "provides"):
+        table.add_column(title, overflow="fold")
+    for plugin in manager.plugins:
+        served = {
+            f"model {spec.name}": ", ".join(spec.architectures)
+            for spec in manager.models
+            if manager.owner(spec) == plugin.name
+        }
+        package = " ".join(part for part in (plugin.distribution, plugin.version) if part)
+        lines = [f"{item}: {served[item]}" if item in served else item for item in plugin.provides]
+        cell = Text("\n".join(lines))
+        for failure in plugin.failures:
+            cell.append("\n" if cell else "")
+            cell.append(f"{failure.phase} failed: {failure.error}", style="red")
+        table.add_row(Text(plugin.name), Text(package or plugin.module), cell)
+    return table
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    from mmdeploy_llm.terminal import printable
+
+    outcome = typer.style(f"{verdict.outcome:4}", fg=COLOURS[verdict.outcome])
+    seconds = f" ({verdict.seconds:.1f} s)" if verdict.seconds >= 1 else ""
+    subject = f"{verdict.subject}: " if verdict.subject else ""
+    typer.echo(f"{outcome}  {subject}{verdict.check}{seconds}")
+    if verdict.message:
+        typer.echo("\n".join(f"      {line}" for line in printable(verdict.message).splitlines()))

@@ -1,0 +1,74 @@
+"""The table of supported architectures: made from the registry, kept between markers of a README.
+
+python -m mmdeploy_llm.scaffold.architectures plugins/README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import ModelSpec, PluginManager
+from mmdeploy_llm.hooks.discovery import OUR_DISTRIBUTION
+
+BEGIN, END = "<!-- architectures: begin -->", "<!-- architectures: end -->"
+HEADER = (
+    "| architecture | family | plugin | input | reasoning parser |",
+    "|---|---|---|---|---|",
+)
+
+
+def table(manager: PluginManager, distribution: str | None = None) -> str:
+    """A row for each architecture, sorted; of one package's plugins where it is named."""
+    owners = {
+        plugin.name
+        for plugin in manager.plugins
+        if distribution is None or plugin.distribution == distribution
+    }
+    pairs = [(spec, manager.owner(spec)) for spec in manager.models]
+    rows = [row for spec, owner in pairs if owner in owners for row in _rows(spec, owner)]
+    return "\n".join((*HEADER, *sorted(rows)))
+
+
+def replaced(text: str, new: str) -> str:
+    """`text` with `new` between the markers. Raises ConfigError when it has not exactly one pair
+    of them."""
+    pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
+    found, count = pattern.subn(lambda match: f"{match[1]}{new}\n{match[2]}", text)
+    if count != 1:
+        raise ConfigError(f"the file has {count} places between {BEGIN} and {END}; it needs one")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Brings the tables of the files up to date, from this package's own plugins."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    update(parser.parse_args(arguments).files)
+
+
+def update(files: Iterable[Path]) -> None:
+    """Writes the table of this package's plugins into each file."""
+    new = table(PluginManager.load(), OUR_DISTRIBUTION)
+    for file in files:
+        file.write_text(replaced(file.read_text("utf-8"), new), "utf-8")
+
+
+def _rows(spec: ModelSpec, owner: str) -> list[str]:
+    inputs = ", ".join(("text", *spec.media))
+    parser = f"`{spec.reasoning}`" if spec.reasoning else ""
+    return [
+        f"| {_named(architecture)} | `{spec.name}` | `{owner}` | {inputs} | {parser} |"
+        for architecture in spec.architectures
+    ]
+
+
+def _named(architecture: str) -> str:
+    return "any other of transformers" if architecture == "*" else f"`{architecture}`"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Writes the package of a new plugin: the templates with the names filled in.
+
+templates/common      what every package has
+templates/<kind>      what differs; a file of the same name takes the place of the common one
+
+A path of a template may hold $module. Templates end in .tmpl so that no tool takes them for code.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from string import Template
+from types import MappingProxyType
+
+from mmdeploy_llm import __version__
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks.names import did_you_mean
+
+SUMMARIES: Mapping[str, str] = MappingProxyType(
+    {
+        "model": "a text model (Seed-OSS of transformers) on mmdeploy_llm.layers",
+        "parser": "a reasoning parser",
+        "processor": "a processor of charts, a kind of media of its own",
+    }
+)
+NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"model": ("torch",), "processor": ("numpy", "pillow", "torch")}
+)
+KINDS = tuple(SUMMARIES)
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 503, and a letter first
+TAKEN = frozenset({"mmdeploy"})  # mmdeploy-llm is this package itself
+SUFFIX = ".tmpl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPackage:
+    """What was written. files: below `folder`, sorted. steps: shell commands that come next."""
+
+    folder: Path
+    summary: str
+    files: tuple[str, ...]
+    steps: tuple[str, ...]
+
+
+def write_package(name: str, kind: str, directory: Path) -> NewPackage:
+    """Writes the folder NAME-llm below `directory`, which is made if it does not exist.
+
+    name: of the plugin; kind: of KINDS. Raises ConfigError for a name that no package or module can
+    have, an unknown kind, and a folder that exists.
+    """
+    if kind not in KINDS:
+        hint = did_you_mean(kind, KINDS)
+        raise ConfigError(f"there is no kind {kind!r}{hint}; kinds: {', '.join(KINDS)}")
+    names = package_names(name)
+    folder = directory / names["package"]
+    if folder.exists():
+        raise ConfigError(
+            f"{str(folder)!r} exists; nothing is overwritten: choose another name or --directory"
+        )
+    texts = render(kind, names)
+    for path, text in texts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    return NewPackage(
+        folder=folder,
+        summary=SUMMARIES[kind],
+        files=tuple(sorted(texts)),
+        steps=(
+            f"cd {folder}",
+            'pip install -e ".[test]"',
+            "pytest",
+            f"mmdeploy-llm plugins check {names['name']}",
+        ),
+    )
+
+
+def package_names(name: str) -> Mapping[str, str]:
+    """What the templates fill in: the plugin's name, its package, module and class names."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a package; use letters, digits and single '-', "
+            "beginning with a letter, such as acme or acme-vision"
+        )
+    plain = re.sub(r"[._-]+", "-", name).lower().removesuffix("-llm")
+    module = f"{plain.replace('-', '_')}_llm"
+    if plain in TAKEN or keyword.iskeyword(module):
+        raise ConfigError(f"the name {name!r} is taken; choose another one")
+    return {
+        "name": plain,
+        "package": f"{plain}-llm",
+        "module": module,
+        "title": "".join(word.capitalize() for word in plain.split("-")),
+        "requirement": _requirement(__version__),
+    }
+
+
+def _requirement(version: str) -> str:
+    """From this minor version up to the next major one."""
+    major, minor = version.split(".")[:2]
+    return f"mmdeploy-llm>={major}.{minor},<{int(major) + 1}"
+
+
+def render(kind: str, names: Mapping[str, str]) -> Mapping[str, str]:
+    """Path -> text of every file of a package of this kind."""
+    root = resources.files(__package__) / "templates"
+    needs = (names["requirement"], *NEEDS.get(kind, ()))
+    names = {
+        **names,
+        "summary": SUMMARIES[kind][0].upper() + SUMMARIES[kind][1:],
+        "dependencies": "\n".join(f'    "{need}",' for need in needs),
+    }
+    found = {**_texts(root / "common"), **_texts(root / kind)}
+    return {
+        Template(path).substitute(names): Template(text).substitute(names)
+        for path, text in found.items()
+    }
+
+
+def _texts(folder: Traversable, prefix: str = "") -> dict[str, str]:
+    """Path -> text of the templates below a folder."""
+    found: dict[str, str] = {}
+    for item in folder.iterdir():
+        if item.is_dir():
+            found |= _texts(item, f"{prefix}{item.name}/")
+        elif item.name.endswith(SUFFIX):
+            found[prefix + item.name.removesuffix(SUFFIX)] = item.read_text(encoding="utf-8")
+    return found

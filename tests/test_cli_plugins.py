@@ -1,0 +1,168 @@
+"""`mmdeploy-llm plugins`: list, check and new."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mmdeploy_llm import cli, testing
+from mmdeploy_llm.hooks import ModelSpec, PluginManager, ReasoningParserSpec, hookimpl
+from mmdeploy_llm.testing import Verdict
+
+
+class Acme:
+    @hookimpl
+    def provide_models(self):
+        names = ("AcmeForCausalLM", "AcmeMoeForCausalLM")
+        return [ModelSpec(name="acme", architectures=names, factory="json:loads", reasoning="a")]
+
+    @hookimpl
+    def provide_reasoning_parsers(self):
+        return [ReasoningParserSpec(name="a", factory="json:loads")]
+
+    @hookimpl
+    def on_step(self):
+        pass
+
+
+class Broken:
+    @hookimpl
+    def provide_models(self):
+        return []
+
+    @hookimpl
+    def extend_cli(self, app):
+        raise RuntimeError("no commands today")
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """The program, in an empty folder, with the plugins `acme` and `broken` only."""
+    manager = PluginManager()
+    manager.register(Acme(), "acme")
+    manager.register(Broken(), "broken")
+    monkeypatch.setattr(cli, "load_plugins", lambda: manager)
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(cli.app, ["plugins", *words])
+
+
+class TestList:
+    @pytest.mark.parametrize("words", [(), ("list",)])
+    def test_both_ways_to_call_it(self, run, words):
+        result = run(*words)
+        assert result.exit_code == 0
+        for text in ("AcmeForCausalLM, AcmeMoeForCausalLM", "reasoning parser a", "hook on_step"):
+            assert text in result.stdout
+        assert "no commands today" in result.stdout
+
+    @pytest.mark.parametrize("words", [("--json",), ("list", "--json")])
+    def test_json_has_the_specs_in_full(self, run, words):
+        acme, broken = json.loads(run(*words).stdout)
+        (model,) = acme["models"]
+        assert model["architectures"] == ["AcmeForCausalLM", "AcmeMoeForCausalLM"]
+        assert [parser["name"] for parser in acme["reasoning_parsers"]] == ["a"]
+        assert acme["media_processors"] == broken["models"] == []
+        assert broken["failures"][0]["error"] == "RuntimeError: no commands today"
+
+    def test_strict(self, run):
+        assert run("list", "--strict").exit_code == run("--strict").exit_code == 1
+
+    def test_markdown(self, run):
+        rows = run("list", "--markdown").stdout.splitlines()
+        assert rows[2] == "| `AcmeForCausalLM` | `acme` | `acme` | text | `a` |"
+        assert len(rows) == 4
+
+    def test_an_unknown_subcommand_is_a_usage_error(self, run):
+        assert run("lst").exit_code == 2
+
+
+VERDICTS = (
+    Verdict(check="registers", subject="", outcome="pass", message="", seconds=0.1),
+    Verdict(check="builds", subject="model acme", outcome="skip", message="no folder", seconds=0),
+    Verdict(check="splits", subject="parser a", outcome="fail", message="hold it", seconds=2.5),
+)
+
+
+class TestCheck:
+    @pytest.fixture
+    def checks(self, monkeypatch):
+        """Replaces the checks, which have tests of their own; gives what they were asked."""
+        asked = []
+
+        def check(verdicts):
+            def check_plugin(name, *, model_folder=None):
+                asked.append((name, model_folder))
+                yield from verdicts
+
+            monkeypatch.setattr("mmdeploy_llm.testing.check.check_plugin", check_plugin)
+            return asked
+
+        return check
+
+    def test_a_line_for_each_verdict(self, run, checks, tmp_path):
+        asked = checks(VERDICTS)
+        result = run("check", "acme", "--model", str(tmp_path))
+        assert asked == [("acme", tmp_path)]
+        assert result.exit_code == 1
+        assert result.stdout.splitlines() == [
+            "pass  registers",
+            "skip  model acme: builds",
+            "      no folder",
+            "fail  parser a: splits (2.5 s)",
+            "      hold it",
+            "acme: 1 passed, 1 failed, 1 skipped",
+        ]
+
+    def test_json(self, run, checks):
+        checks(VERDICTS)
+        result = run("check", "acme", "--json")
+        assert result.exit_code == 1
+        found = json.loads(result.stdout)
+        assert [item["outcome"] for item in found] == ["pass", "skip", "fail"]
+        assert found[2]["message"] == "hold it"
+
+    def test_all_good(self, run, checks):
+        checks(VERDICTS[:2])
+        assert run("check", "acme").exit_code == 0
+
+    def test_a_folder_that_there_is_not(self, run, checks):
+        checks(())
+        assert run("check", "acme", "--model", "nowhere").exit_code == 2
+
+
+class TestNew:
+    @pytest.mark.parametrize("kind", ["model", "parser", "processor"])
+    def test_files_and_next_steps(self, run, tmp_path, kind):
+        result = run("new", "acme", "--kind", kind)
+        assert result.exit_code == 0
+        assert (tmp_path / "acme-llm" / "pyproject.toml").is_file()
+        said = [line.strip() for line in result.stdout.splitlines()]
+        assert "pyproject.toml" in said
+        assert said[-4:] == [
+            "cd acme-llm",
+            'pip install -e ".[test]"',
+            "pytest",
+            "mmdeploy-llm plugins check acme",
+        ]
+
+    def test_directory(self, run, tmp_path):
+        run("new", "acme", "--kind", "parser", "--directory", "deep/er")
+        assert (tmp_path / "deep/er/acme-llm/src/acme_llm/parser.py").is_file()
+
+    @pytest.mark.parametrize(
+        "words", [("acme", "--kind", "parsr"), ("9", "--kind", "parser"), ("acme",), ()]
+    )
+    def test_wrong_calls(self, run, tmp_path, words):
+        result = run("new", *words)
+        assert result.exit_code == 2
+        assert list(tmp_path.iterdir()) == []
+
+    def test_nothing_is_overwritten(self, run):
+        run("new", "acme", "--kind", "parser")
+        again = run("new", "acme", "--kind", "model")
+        assert again.exit_code == 2
+        assert "nothing is overwritten" in again.stderr
+
+
+def test_the_kit_has_what_the_program_calls():
+    assert testing.check_plugin.__kwdefaults__ == {"model_folder": None}
