@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mmdeploy_llm.errors import ConfigError
 
-from .items import URL
+from .items import is_url
 
 IMAGE_SUFFIXES = frozenset(
     {".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
@@ -46,7 +46,7 @@ def _expand(path: str, is_recursive: bool) -> Iterator[str]:
         return _folder(path, is_recursive)
     if os.path.exists(path):
         return iter((path,))
-    if URL.match(path):
+    if is_url(path):
         raise ConfigError(f"{path[:80]!r} is a URL; give files, folders or globs on this machine")
     if not glob.has_magic(path):
         raise ConfigError(f"{path!r} does not exist; give files, folders or globs of images")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
-from mmdeploy_llm.messages import MEDIA_KINDS
+from mmdeploy_llm.messages import MEDIA_KINDS, MediaRef
 from mmdeploy_llm.params import SamplingParams
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
@@ -22,7 +21,6 @@ MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
 PROMPT_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template_kwargs")
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
 MAX_QUESTION = 200  # characters of it that a record repeats
-URL = re.compile(r"(?:[a-z][a-z0-9+.-]+://|data:)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +199,13 @@ class _Media:
         return value
 
     def _path(self, name: Any) -> Any:
-        is_relative = isinstance(name, str) and not URL.match(name) and not os.path.isabs(name)
+        is_relative = isinstance(name, str) and not is_url(name) and not os.path.isabs(name)
         return os.path.join(self._folder, name) if is_relative and self._folder else name
+
+
+def is_url(name: str) -> bool:
+    """Whether the name of a media item is read as a URL, not as a path."""
+    return bool(MediaRef(kind="", uri=name).scheme)
 
 
 def _media_name(value: Any) -> str:
@@ -210,7 +213,7 @@ def _media_name(value: Any) -> str:
         return f"({_name(value)})"
     if value[:5].lower() == "data:":
         return "(data: URL)"
-    return value if URL.match(value) else os.path.abspath(value)
+    return value if is_url(value) else os.path.abspath(value)
 
 
 def _question(prompt: Mapping[str, Any]) -> str | None:

@@ -60,14 +60,22 @@ class ImageDecoder:
             if limits.isolation == "process":
                 return decode_apart(bytes(source), limits, wanted, self._workers)
             return decode_file(bytes(source), limits, wanted)
-        if isinstance(source, Image.Image):
-            check_pixels(source.size, limits)
-            image = self._caller_image(source)
-        else:
-            check_pixels(array_size(source), limits)
-            image = array_to_rgb(source)
-        shape = f"rgb {image.width} {image.height}".encode()
-        return DecodedImage(image=image, digest=digest_of(shape, image.tobytes()))
+        image = self._loaded(source, limits)
+        return DecodedImage(image=image, digest=_pixel_digest(image))
+
+    def image(self, source: Any, limits: MediaLimits) -> Image.Image:
+        """As `decode`, the image alone; what is loaded already is not looked through for a
+        digest."""
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            return self.decode(source, limits).image
+        return self._loaded(source, limits)
+
+    def digest(self, source: Any, limits: MediaLimits) -> str:
+        """The digest that `decode` gives; of bytes, which are not decoded for it, whatever they
+        are."""
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            return digest_of(b"encoded", source)
+        return _pixel_digest(self._loaded(source, limits))
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
         """The size of the image, from its header. Raises as `decode`, as far as a header tells."""
@@ -93,6 +101,14 @@ class ImageDecoder:
         """Ends the processes."""
         self._workers.close()
 
+    def _loaded(self, source: Any, limits: MediaLimits) -> Image.Image:
+        """The RGB image that the caller has loaded already."""
+        if isinstance(source, Image.Image):
+            check_pixels(source.size, limits)
+            return self._caller_image(source)
+        check_pixels(array_size(source), limits)
+        return array_to_rgb(source)
+
     def _caller_image(self, image: Image.Image) -> Image.Image:
         """The caller's image upright and in RGB; loading is all that happens to it."""
         with reading(image):
@@ -103,3 +119,7 @@ class ImageDecoder:
 
     def _lock(self, image: Image.Image) -> threading.Lock:
         return self._locks[id(image) // 16 % NUM_LOCKS]
+
+
+def _pixel_digest(image: Image.Image) -> str:
+    return digest_of(f"rgb {image.width} {image.height}".encode(), image.tobytes())

@@ -33,6 +33,7 @@ from mmdeploy_llm.hooks import MediaLimits
 
 from .modes import to_rgb
 from .orientation import SIDEWAYS, stored_orientation, upright
+from .png import SIGNATURE, metadata_first
 
 
 class QuietJpeg(JpegImagePlugin.JpegImageFile):
@@ -102,7 +103,7 @@ class DecodedImage:
 def sniff(head: bytes) -> str | None:
     """The format that the first 16 bytes announce, None for one that is not accepted here."""
     signatures = {
-        "PNG": head.startswith(b"\x89PNG\r\n\x1a\n"),
+        "PNG": head.startswith(SIGNATURE),
         "JPEG": head.startswith(b"\xff\xd8\xff"),
         "WEBP": head[:4] == b"RIFF" and head[8:12] == b"WEBP",
         "GIF": head.startswith((b"GIF87a", b"GIF89a")),
@@ -115,7 +116,8 @@ def sniff(head: bytes) -> str | None:
 
 def peek_file(blob: bytes, limits: MediaLimits) -> ImageHeader:
     """The size of the image, from its header."""
-    opened = open_file(blob, limits)
+    check_bytes(blob, "image", limits)
+    opened = open_file(metadata_first(blob), limits)
     return ImageHeader(size=turned(opened.size, file_orientation(opened)))
 
 
@@ -204,7 +206,7 @@ def _unreadable(name: str, error: Exception) -> MediaError:
     return MediaError(f"the {name} image is {fault} ({type(error).__name__} while reading it)")
 
 
-def digest_of(form: bytes, data: bytes) -> str:
+def digest_of(form: bytes, data: bytes | bytearray | memoryview) -> str:
     """Identity of `data` within one form."""
     digest = blake2b(form, digest_size=20)
     digest.update(b"\0")

@@ -39,14 +39,14 @@ class FrameList:
         self.timeline = constant_timeline(width, height, len(frames), UNKNOWN_RATE)
         digest = blake2b(f"frames {len(frames)}\0".encode(), digest_size=20)
         for frame in frames:
-            digest.update(self._decoder.decode(frame, limits).digest.encode())
+            digest.update(self._decoder.digest(frame, limits).encode())
         self.digest = digest.hexdigest()
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         """See OpenVideo."""
         size = (self.timeline.width, self.timeline.height)
         for index in indices:
-            image = self._decoder.decode(self._frames[index], self._limits).image
+            image = self._decoder.image(self._frames[index], self._limits)
             if image.size != size:
                 raise MediaError(
                     f"frame {index} of the video has {image.width} x {image.height} pixels, the "

@@ -5,6 +5,8 @@ import os
 import pytest
 
 from mmdeploy_llm.batch.items import BadItem, Item, ItemReader, Media
+from mmdeploy_llm.intake.media import media_items
+from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=9, temperature=0)
@@ -37,6 +39,18 @@ def test_media_paths_are_relative_to_the_folder():
         "(data: URL)",
     ]
     assert values["multimodal_data"]["image"][0] == "a.jpg"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["file:/data/x.jpg", "FILE:///x.jpg", "s3://bucket/x.jpg", "data:,x", "c:x.jpg", "a:b/c"],
+)
+def test_a_name_is_a_url_where_the_intake_reads_it_as_one(name):
+    item = read({"prompt": "hi", "multimodal_data": {"image": name}})
+    [found] = [media.source for media in media_items(item.prompt["multimodal_data"])]
+    is_url = bool(MediaRef(kind="image", uri=name).scheme)
+    assert found.uri == (name if is_url else f"/data/{name}")
+    assert item.media[0].is_file is not is_url
 
 
 def test_media_in_messages_are_resolved_and_options_left_alone():

@@ -181,6 +181,50 @@ def test_cve_2026_12491_exif_orientation(orientation, format, encode):
     assert decoded(opened).size == upright.size
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("early", [1, 3])
+def test_exif_after_the_pixels_of_a_png_is_found_without_decoding(encode, early, isolation):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.effect_noise((20, 10), 50)
+    late = _png_chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0"))
+    exif[0x0112] = early
+    blob = encode(image, "PNG", exif=exif)
+    end = blob.rindex(b"IEND") - 4
+    blob = blob[:end] + late + blob[end:]
+    limits = MediaLimits(isolation=isolation)
+    assert DECODER.decode(blob, limits).size == (10, 20)
+    assert DECODER.peek(blob, limits).size == (10, 20)
+    assert DECODER.peek(blob, replace(limits, max_bytes=len(blob))).size == (10, 20)
+    with pytest.raises(MediaLimitError):
+        DECODER.peek(blob, replace(limits, max_bytes=len(blob) - 1))
+
+
+def test_xmp_and_raw_profiles_after_the_pixels_of_a_png(encode):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    xmp = b'<rdf:Description tiff:Orientation="6"/>'
+    raw = ("\nexif\n      26\n" + exif.tobytes().hex()).encode()
+    chunks = {
+        "xmp": _png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp),
+        "raw": _png_chunk(b"tEXt", b"Raw profile type exif\0" + raw),
+        "zipped": _png_chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(raw)),
+        "none": _png_chunk(b"tEXt", b"Comment\0nothing") + b"\xff\xff\xff\xffeXIf",
+    }
+    blob = encode(Image.new("RGB", (20, 10), RED), "PNG")
+    end = blob.rindex(b"IEND") - 4
+    for name, chunk in chunks.items():
+        late = blob[:end] + chunk + blob[end:]
+        wanted = (20, 10) if name == "none" else (10, 20)
+        assert DECODER.peek(late, MediaLimits()).size == wanted, name
+        if name != "none":
+            assert decoded(late).size == wanted, name
+
+
+def _png_chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 def test_broken_exif_is_no_orientation(encode):
     image = Image.new("RGB", (20, 10), RED)
     for exif in (b"Exif\0\0garbage!", b"Exif\0\0II*\0\xff\xff\xff\x7f", b"Exif\0\0"):

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from mmdeploy_llm_processors.image import decode as decode_module
 from mmdeploy_llm_processors.video import container
 from mmdeploy_llm_processors.video.opening import open_video
+from PIL import Image
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits
@@ -136,6 +138,26 @@ def test_frames_in_memory(files, convert):
     assert opened.timeline.num_frames == 5
     for index, image in zip([1, 4], opened.read([1, 4]), strict=True):
         assert np.array_equal(np.asarray(image), frames[index])
+
+
+def test_encoded_frames_are_decoded_once_and_only_those_that_are_read(files, monkeypatch):
+    def encoded(index):
+        buffer = io.BytesIO()
+        Image.fromarray(files.frame_of(index, 5)).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    decoded, decode = [], decode_module.decode_file
+    monkeypatch.setattr(
+        decode_module,
+        "decode_file",
+        lambda blob, *rest: decoded.append(blob) or decode(blob, *rest),
+    )
+    blobs = [encoded(index) for index in range(5)]
+    opened = open_video(blobs, LIMITS)
+    for index, image in zip([1, 4], opened.read([1, 4]), strict=True):
+        assert np.array_equal(np.asarray(image), files.frame_of(index, 5))
+    assert decoded == [blobs[1], blobs[4]]
+    assert opened.digest != open_video([*blobs[:4], blobs[0]], LIMITS).digest
 
 
 def test_frames_of_different_sizes(files):
