@@ -1,1 +1,91 @@
-"""What plugin authors test with; may import anything, and nothing imports it."""
+"""The conformance kit: what plugin authors test with. May import anything; only the program's
+`plugins check` imports it.
+
+    from mmdeploy_llm.testing import ParserExample, ReasoningParserConformance
+
+    class TestMyParser(ReasoningParserConformance):
+        spec = provide_reasoning_parsers()[0]
+        examples = (ParserExample(text="<t>why</t>so", reasoning="why", content="so"),)
+
+Names are imported when they are first used, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .check import Verdict, check_plugin
+    from .checkpoint import write_checkpoint
+    from .checks.base import CheckFailed, CheckSkipped
+    from .checks.parsers import ParserExample
+    from .conformance import (
+        MediaProcessorConformance,
+        PluginConformance,
+        ReasoningParserConformance,
+    )
+    from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
+    from .model_conformance import ModelConformance
+    from .tiny import make_tokenizer, write_tiny
+
+__all__ = [
+    "CheckFailed",
+    "CheckSkipped",
+    "FakeMediaProcessor",
+    "FakeModel",
+    "FakeReasoningParser",
+    "MediaProcessorConformance",
+    "ModelConformance",
+    "ParserExample",
+    "PluginConformance",
+    "ReasoningParserConformance",
+    "Verdict",
+    "check_plugin",
+    "fake_manager",
+    "make_tokenizer",
+    "write_checkpoint",
+    "write_tiny",
+]
+
+_MODULES = MappingProxyType(
+    {
+        "CheckFailed": "checks.base",
+        "CheckSkipped": "checks.base",
+        "FakeMediaProcessor": "fakes",
+        "FakeModel": "fakes",
+        "FakeReasoningParser": "fakes",
+        "MediaProcessorConformance": "conformance",
+        "ModelConformance": "model_conformance",
+        "ParserExample": "checks.parsers",
+        "PluginConformance": "conformance",
+        "ReasoningParserConformance": "conformance",
+        "Verdict": "check",
+        "check_plugin": "check",
+        "fake_manager": "fakes",
+        "make_tokenizer": "tiny",
+        "write_checkpoint": "checkpoint",
+        "write_tiny": "tiny",
+    }
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f".{_MODULES[name]}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != "pytest":
+            raise
+        raise ModuleNotFoundError(
+            f"{__name__}.{name} needs pytest, which is not installed; install it with "
+            "pip install 'mmdeploy-llm[testing]'",
+            name="pytest",
+        ) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,77 @@
+"""write_checkpoint: a small checkpoint with random weights of any transformers config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from mmdeploy_llm.errors import ConfigError
+
+from .tiny import make_tokenizer, randomize
+
+AUTO_CLASSES = ("AutoModelForImageTextToText", "AutoModelForCausalLM")
+
+
+def write_checkpoint(
+    config: Any,
+    folder: Path,
+    *,
+    tokenizer: Any = None,
+    architecture: str | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    files: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes a checkpoint of `config`, a transformers config with small sizes, and returns its
+    folder.
+
+    The same seed gives the same weights; all are random, so that a misplaced one shows. tokenizer:
+    None for `make_tokenizer()`, which reads any text. architecture: the model's class in
+    transformers; None for that of the config. files: further files, name -> contents. Raises
+    ConfigError.
+    """
+    tokenizer = make_tokenizer() if tokenizer is None else tokenizer
+    vocab_size = config.get_text_config().vocab_size
+    if vocab_size < len(tokenizer):
+        raise ConfigError(
+            f"the config has vocab_size = {vocab_size}, the tokenizer {len(tokenizer)} tokens; "
+            "make the config with vocab_size=len(tokenizer)"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _new_model(config, architecture)
+        randomize(model)
+    model = model.to(dtype)
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for name, contents in (files or {}).items():
+        (Path(folder) / name).write_text(contents, "utf-8")
+    return Path(folder)
+
+
+def _new_model(config: Any, architecture: str | None) -> Any:
+    """transformers' model of the config, by name or through its Auto classes."""
+    architecture = architecture or next(iter(config.architectures or ()), None)
+    if architecture is not None:
+        found = getattr(transformers, architecture, None)
+        if found is None:
+            raise ConfigError(
+                f"transformers {transformers.__version__} has no class {architecture!r}; give one "
+                "it has as `architecture`"
+            )
+        return found(config)
+    for name in AUTO_CLASSES:
+        auto = getattr(transformers, name)
+        if type(config) in auto._model_mapping:
+            return auto.from_config(config)
+    raise ConfigError(
+        f"transformers has no model that generates text for {type(config).__name__}; name its "
+        "class as `architecture`"
+    )

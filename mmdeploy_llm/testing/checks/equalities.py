@@ -1,0 +1,288 @@
+"""The checks of a model that compare two ways to compute the same.
+
+transformers == dense == paged == in chunks == in a batch == from the prefix cache == preempted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.testing.dense import DenseRunner, DenseSequence
+from mmdeploy_llm.testing.paged import BLOCK_SIZE, Generated
+
+from .base import Check, CheckSkipped, attributed, demand
+from .models import ModelSubject
+
+NUM_TOKENS = 20  # greedy tokens that must agree
+CHUNK_SIZES = (3, 11)  # smaller than most images
+PAGED_CHUNK = 9  # tokens of a step, prompts and decoding together
+BF16_ERROR = 0.15  # standard deviation of the error over that of the logits
+
+
+def logits_equal_the_reference(subject: ModelSubject) -> None:
+    """All tokens of the prompt, in one piece, against transformers."""
+    for name, (ids, media) in subject.prompts.items():
+        expected = subject.reference.logits(ids, media)
+        error = max_difference(subject.runner.run(subject.runner.add(ids, media)), expected)
+        demand(
+            error < subject.tolerance,
+            f"case {name!r}: logits differ from the reference by {error:.2g}, "
+            f"{subject.tolerance:g} is allowed; compare layer by layer with transformers' model "
+            "(norms and their epsilon, rotary layout, biases, scales of embeddings and scores)",
+        )
+
+
+def greedy_tokens_equal_the_reference(subject: ModelSubject) -> None:
+    """Prompt and decoding, token for token."""
+    for name, (ids, media) in subject.prompts.items():
+        expected = list(subject.reference.generate(ids, NUM_TOKENS, media))
+        found = subject.runner.generate(subject.runner.add(ids, media), NUM_TOKENS)
+        demand(
+            found == expected,
+            f"case {name!r}: greedy tokens differ from the reference from number "
+            f"{_first_difference(found, expected)} on, {found} is not {expected}; where the logits "
+            "of the prompt agree, the positions of generated tokens are the usual cause",
+        )
+
+
+def positions_equal_the_reference(subject: ModelSubject) -> None:
+    """M-RoPE positions, where the model has them."""
+    if subject.model.positions(1, ()) is None:
+        raise CheckSkipped("position i of a prompt is i")
+    inner = getattr(getattr(subject.reference, "model", None), "model", None)
+    if not hasattr(inner, "get_rope_index"):
+        raise CheckSkipped("the reference does not tell its positions")
+    for name, (ids, media) in subject.prompts.items():
+        if not media:
+            continue
+        expected = subject.reference.positions(ids, media)
+        found = subject.model.positions(len(ids), media)
+        same = torch.equal(found, expected)
+        place = "" if same else f" from token {int((found != expected).any(0).int().argmax())} on"
+        demand(
+            same,
+            f"case {name!r}: positions differ from the reference{place}; see get_rope_index in "
+            "transformers' model",
+        )
+
+
+def chunks_equal_the_whole(subject: ModelSubject) -> None:
+    """The prompt cut anywhere, inside media too unless they are atomic."""
+    for name, (ids, media) in subject.prompts.items():
+        whole = subject.runner.run(subject.runner.add(ids, media))
+        for size in CHUNK_SIZES:
+            chunked = _run_in_chunks(subject, subject.runner.add(ids, media), size)
+            error = max_difference(chunked, whole)
+            demand(
+                error < subject.tolerance,
+                f"case {name!r}: in chunks of {size} tokens the logits differ by {error:.2g} from "
+                "the whole; take positions from inputs.positions, media from inputs.media_rows, "
+                "and attend only through inputs.attn, which sees the tokens of earlier chunks",
+            )
+
+
+def a_packed_batch_equals_single_sequences(subject: ModelSubject) -> None:
+    """One sequence decodes while the others are prefilled, all in one forward."""
+    runner, prompts = subject.runner, list(subject.prompts.values())
+    decoding, single = runner.add(*prompts[0]), runner.add(*prompts[0])
+    for sequence in (decoding, single):
+        runner.generate(sequence, 2)
+    expected = [runner.run(single), *(runner.run(runner.add(*prompt)) for prompt in prompts)]
+    packed = [(decoding, 1), *((runner.add(*prompt), len(prompt[0])) for prompt in prompts)]
+    with attributed("a batch of several sequences", "let forward take [tokens], not one sequence"):
+        error = max_difference(runner.step(packed), torch.cat(expected))
+    demand(
+        error < subject.tolerance,
+        f"in a batch the logits differ by {error:.2g} from those of single sequences; rows of "
+        "other sequences must not count: nothing may be summed, normalised or shifted over tokens",
+    )
+
+
+def paged_equals_dense(subject: ModelSubject) -> None:
+    """Through the real scheduler, runner and paged cache."""
+    paged = subject.paged()
+    for name, (ids, media) in subject.prompts.items():
+        (found,) = paged.generate([(ids, media)], NUM_TOKENS)
+        expected = _dense(subject.runner, ids, media)
+        _demand_equal(
+            subject,
+            f"case {name!r}: the paged cache",
+            found,
+            expected,
+            "give every layer its own number in inputs.attn.attend, write keys nowhere else, and "
+            "set num_layers, num_kv_heads and head_dim to what attend gets",
+        )
+
+
+def a_paged_batch_equals_singles(subject: ModelSubject) -> None:
+    """All prompts at once, decoding together, against one by one."""
+    together = subject.paged().generate(list(subject.prompts.values()), NUM_TOKENS)
+    for name, found in zip(subject.prompts, together, strict=True):
+        (alone,) = subject.paged().generate([subject.prompts[name]], NUM_TOKENS)
+        _demand_equal(
+            subject,
+            f"case {name!r}: a batch",
+            found,
+            alone,
+            "a row must depend on its own sequence only",
+        )
+
+
+def paged_chunks_equal_the_whole(subject: ModelSubject) -> None:
+    """Few tokens a step, so that prompts are cut and mixed with decoding."""
+    chunked = subject.paged(max_num_batched_tokens=PAGED_CHUNK)
+    found = chunked.generate(list(subject.prompts.values()), NUM_TOKENS)
+    whole = subject.paged().generate(list(subject.prompts.values()), NUM_TOKENS)
+    for name, one, other in zip(subject.prompts, found, whole, strict=True):
+        _demand_equal(
+            subject,
+            f"case {name!r}: {PAGED_CHUNK} tokens a step",
+            one,
+            other,
+            "tokens of earlier steps are seen through inputs.attn only",
+        )
+
+
+def a_prefix_hit_equals_a_cold_start(subject: ModelSubject) -> None:
+    """The same prompt again, its beginning taken from the prefix cache."""
+    for name, prompt in subject.prompts.items():
+        paged = subject.paged()
+        (cold,) = paged.generate([prompt], NUM_TOKENS, has_prompt_logprobs=False)
+        (hit,) = paged.generate([prompt], NUM_TOKENS, has_prompt_logprobs=False)
+        assert hit.num_cached_tokens > 0, "the prefix cache did not hit"
+        _demand_equal(
+            subject,
+            f"case {name!r}: a prefix hit of {hit.num_cached_tokens} tokens",
+            hit,
+            cold,
+            "nothing may depend on having seen the beginning of a prompt: a prompt's first step "
+            "can start at any token (inputs.positions tells where)",
+        )
+
+
+def a_preempted_request_equals_an_uninterrupted_one(subject: ModelSubject) -> None:
+    """Requests that lose their cache and compute prompt and generated tokens again."""
+    name, prompt = min(subject.prompts.items(), key=lambda item: len(item[1][0]))
+    num_blocks = 2 * -(-(len(prompt[0]) + 2) // BLOCK_SIZE) + 1
+    pressed = subject.paged(num_blocks=num_blocks)
+    twice = pressed.generate([prompt, prompt], NUM_TOKENS, has_prompt_logprobs=False)
+    assert sum(found.num_preemptions for found in twice) > 0, "nothing was preempted"
+    (expected,) = subject.paged().generate([prompt], NUM_TOKENS, has_prompt_logprobs=False)
+    for found in twice:
+        _demand_equal(
+            subject,
+            f"case {name!r}: a preempted request",
+            found,
+            expected,
+            "generated tokens that are computed again come in one step with the prompt, told "
+            "apart by inputs.in_prompt alone",
+        )
+
+
+def bf16_stays_near_float32(subject: ModelSubject) -> None:
+    """Same weights, eight bits of precision."""
+    half = DenseRunner(subject.build(torch.bfloat16), has_atomic_media=subject.spec.atomic_media)
+    for name, (ids, media) in subject.prompts.items():
+        expected = subject.runner.run(subject.runner.add(ids, media))
+        with attributed(
+            f"case {name!r} in bfloat16", "cast back to the dtype of the weights after float32"
+        ):
+            found = half.run(half.add(ids, media))
+        demand(
+            found.dtype is torch.bfloat16,
+            f"case {name!r}: logits of a bfloat16 model are {found.dtype}; cast back after parts "
+            "that are computed in float32",
+        )
+        error = float((found.float() - expected).std() / expected.std())
+        demand(
+            error < BF16_ERROR,
+            f"case {name!r}: logits in bfloat16 are off by {error:.0%} of their spread, "
+            f"{BF16_ERROR:.0%} is allowed; compute norms, rotary angles, softmax and router scores "
+            "in float32",
+        )
+
+
+CHECKS: tuple[Check, ...] = (
+    logits_equal_the_reference,
+    greedy_tokens_equal_the_reference,
+    positions_equal_the_reference,
+    chunks_equal_the_whole,
+    a_packed_batch_equals_single_sequences,
+    paged_equals_dense,
+    paged_chunks_equal_the_whole,
+    a_paged_batch_equals_singles,
+    a_prefix_hit_equals_a_cold_start,
+    a_preempted_request_equals_an_uninterrupted_one,
+    bf16_stays_near_float32,
+)
+
+
+def max_difference(found: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference; the shapes must be equal."""
+    demand(
+        found.shape == expected.shape,
+        f"the shape is {tuple(found.shape)}, must be {tuple(expected.shape)}",
+    )
+    return float((found.float() - expected.float()).abs().max())
+
+
+def _dense(runner: DenseRunner, ids: Sequence[int], media: Sequence[MediaSpan]) -> Generated:
+    sequence = runner.add(ids, media)
+    scores = runner.run(sequence).float().log_softmax(-1)
+    generated = Generated(
+        prompt_logprobs=[float(scores[at, token]) for at, (_, token) in enumerate(pairwise(ids))]
+    )
+    for _ in range(NUM_TOKENS):
+        token = int(scores[-1].argmax())
+        generated.token_ids.append(token)
+        generated.logprobs.append(float(scores[-1, token]))
+        sequence.token_ids.append(token)
+        scores = runner.run(sequence).float().log_softmax(-1)
+    return generated
+
+
+def _run_in_chunks(subject: ModelSubject, sequence: DenseSequence, size: int) -> Tensor:
+    logits = []
+    while sequence.num_computed < len(sequence.token_ids):
+        start = sequence.num_computed
+        end = min(start + size, len(sequence.token_ids))
+        if subject.spec.atomic_media:
+            cut = [span.end for span in sequence.media if span.offset < end < span.end]
+            end = max([end, *cut])
+        logits.append(subject.runner.step([(sequence, end - start)]))
+    return torch.cat(logits)
+
+
+def _demand_equal(
+    subject: ModelSubject, what: str, found: Generated, expected: Generated, advice: str
+) -> None:
+    error = max(_differences(found, expected), default=0.0)
+    demand(
+        error < 2 * subject.tolerance,  # a log-probability moves by twice what a logit does
+        f"{what} changes log-probabilities by {error:.2g}; {advice}",
+    )
+    demand(
+        found.token_ids == expected.token_ids,
+        f"{what} changes the tokens from number "
+        f"{_first_difference(found.token_ids, expected.token_ids)} on; {advice}",
+    )
+
+
+def _differences(found: Generated, expected: Generated) -> Iterator[float]:
+    """Of prompt tokens, and of generated ones as long as both have the same."""
+    for one, other in zip(found.prompt_logprobs, expected.prompt_logprobs, strict=True):
+        yield abs(one - other)
+    same = _first_difference(found.token_ids, expected.token_ids)
+    for one, other in zip(found.logprobs[:same], expected.logprobs[:same], strict=True):
+        yield abs(one - other)
+
+
+def _first_difference(found: Sequence[Any], expected: Sequence[Any]) -> int:
+    pairs = enumerate(zip(found, expected, strict=False))
+    return next((at for at, (one, two) in pairs if one != two), min(len(found), len(expected)))

@@ -1,0 +1,291 @@
+"""The checks of a model by itself: how it is built, loaded, and the shapes it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.hooks import Checkpoint, MediaSpan, ModelSpec
+from mmdeploy_llm.hooks.contracts import media_size
+from mmdeploy_llm.hooks.factories import MODEL_METHODS, MODEL_SIZES
+from mmdeploy_llm.testing.dense import DenseRunner
+from mmdeploy_llm.testing.paged import PagedRunner
+from mmdeploy_llm.weights import build_model
+from mmdeploy_llm.weights.find import find_weights
+
+from .base import Check, CheckFailed, CheckSkipped, attributed, demand, factory_of
+
+UNKNOWN_KEY = "no_model_has.this_key.weight"
+MOST_REMOVED = 6  # keys that are taken out of the checkpoint, one at a time
+MOST_BYTES = 256 * 2**20  # of a checkpoint that is copied for that
+
+Grid = tuple[int, int, int]
+Prompt = tuple[list[int], list[MediaSpan]]
+
+
+@dataclass(kw_only=True)
+class ModelSubject:
+    """A model to check; see ModelConformance for the fields."""
+
+    spec: ModelSpec
+    folder: Path
+    config: Any
+    cases: Mapping[str, Sequence[Grid]]
+    tolerance: float
+    make_prompt: Callable[..., Prompt]
+    make_reference: Callable[[Path], Any]
+
+    @cached_property
+    def reference(self) -> Any:
+        """transformers' model of the folder."""
+        return self.make_reference(self.folder)
+
+    @cached_property
+    def model(self) -> Any:
+        """Our model with its weights, float32."""
+        return self.build(torch.float32)
+
+    @cached_property
+    def runner(self) -> DenseRunner:
+        """Our model on plain attention without pages."""
+        return DenseRunner(self.model, has_atomic_media=self.spec.atomic_media)
+
+    @cached_property
+    def prompts(self) -> dict[str, Prompt]:
+        """One prompt per case, by its name."""
+        return {
+            name: self.make_prompt(self.config, grids, seed=seed)
+            for seed, (name, grids) in enumerate(self.cases.items())
+        }
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return int(self.config.get_text_config().vocab_size)
+
+    def build(
+        self, dtype: torch.dtype, load_format: Any = "safetensors", folder: Path | None = None
+    ) -> Any:
+        """Another model, on the CPU."""
+        checkpoint = Checkpoint(folder=folder or self.folder, config=self.config)
+        cpu = torch.device("cpu")
+        return build_model(factory_of(self.spec), checkpoint, dtype, cpu, load_format)
+
+    def paged(self, **limits: Any) -> PagedRunner:
+        """Our model behind the real scheduler and runner."""
+        media = [span for _, spans in self.prompts.values() for span in spans]
+        if self.spec.atomic_media and "max_num_batched_tokens" in limits:
+            largest = max((span.end - span.offset for span in media), default=0)
+            limits["max_num_batched_tokens"] = max(largest, limits["max_num_batched_tokens"])
+        return PagedRunner(
+            self.model,
+            vocab_size=self.vocab_size,
+            longest=max(len(ids) for ids, _ in self.prompts.values()),
+            encoder_cache_tokens=sum(span.item.num_tokens for span in media),
+            has_atomic_media=self.spec.atomic_media,
+            **limits,
+        )
+
+
+def builds_on_meta(subject: ModelSubject) -> None:
+    """The factory builds a whole model on the meta device, without memory."""
+    factory = factory_of(subject.spec)
+    with (
+        attributed(
+            f"{subject.spec.factory}(config) on the meta device",
+            "create parameters empty and read no values while building: they have none yet",
+        ),
+        torch.device("meta"),
+    ):
+        model = factory(subject.config)
+    demand(
+        isinstance(model, torch.nn.Module),
+        f"{subject.spec.factory} gives a {type(model).__name__}; return a torch.nn.Module",
+    )
+    real = [name for name, param in model.named_parameters() if param.device.type != "meta"]
+    demand(
+        not real,
+        f"{_some(real)} took memory while building on the meta device; create parameters without "
+        "`device=` and values, with torch.empty",
+    )
+
+
+def has_what_the_engine_asks_for(subject: ModelSubject) -> None:
+    """Methods and sizes of the Model protocol."""
+    with torch.device("meta"):
+        model = factory_of(subject.spec)(subject.config)
+    methods = (*MODEL_METHODS, "weight_targets", *(["encode_media"] if subject.spec.media else []))
+    missing = [name for name in methods if not callable(getattr(model, name, None))]
+    missing += [name for name in MODEL_SIZES if not isinstance(getattr(model, name, None), int)]
+    demand(
+        not missing,
+        f"{type(model).__name__} lacks {', '.join(missing)}; the Model protocol in "
+        "mmdeploy_llm.hooks says what each of them is (sizes are ints)",
+    )
+
+
+def loads_the_checkpoint(subject: ModelSubject) -> None:
+    """Every key of the checkpoint has a place, and every parameter a key."""
+    try:
+        _ = subject.model
+    except CheckpointError as error:
+        raise CheckFailed(
+            f"the checkpoint does not load: {error}. In the model: name the keys that it needs in "
+            "weight_targets (usually WeightMap's `renames`), those that it does not need in "
+            "`ignored`"
+        ) from error
+
+
+def unknown_keys_are_refused(subject: ModelSubject) -> None:
+    """A key that the model does not know is an error, not passed over."""
+    with torch.device("meta"):
+        model = factory_of(subject.spec)(subject.config)
+    targets = model.weight_targets(UNKNOWN_KEY)
+    demand(
+        targets is None,
+        f"weight_targets({UNKNOWN_KEY!r}) gives {targets!r}; give None for a key that the model "
+        "does not know, so that a checkpoint of another kind is refused (() is for known keys that "
+        "are not needed: narrow the patterns in `ignored`)",
+    )
+
+
+def missing_keys_are_refused(subject: ModelSubject) -> None:
+    """A checkpoint that lacks a key the model reads is an error."""
+    paths = find_weights(subject.folder)
+    if sum(path.stat().st_size for path in paths) > MOST_BYTES:
+        raise CheckSkipped("the checkpoint is too large to be copied")
+    tensors = {key: value for path in paths for key, value in load_file(path).items()}
+    wanted = [key for key in tensors if subject.model.weight_targets(key)]
+    demand(wanted, "the model reads no key of the checkpoint; let weight_targets name places")
+    step = max(1, len(wanted) // MOST_REMOVED)
+    # The ends first: what models treat specially (embedding, head, last norm) lies there.
+    for key in dict.fromkeys((wanted[0], wanted[-1], *wanted[::step])):
+        rest = {name: tensor for name, tensor in tensors.items() if name != key}
+        with TemporaryDirectory() as folder:
+            save_file(rest, Path(folder) / "model.safetensors")
+            try:
+                subject.build(torch.float32, folder=Path(folder))
+            except CheckpointError:
+                continue
+        raise CheckFailed(
+            f"without {key!r}, which it reads, the checkpoint still loads; make every weight a "
+            "parameter when the model is built, not when its key comes, and decide by the config "
+            "(such as tie_word_embeddings) what there is"
+        )
+
+
+def dummy_weights_give_finite_logits(subject: ModelSubject) -> None:
+    """load_format="dummy" reads nothing and computes something."""
+    model = subject.build(torch.float32, "dummy")
+    runner = DenseRunner(model, has_atomic_media=subject.spec.atomic_media)
+    ids, media = subject.make_prompt(subject.config, (), seed=0)
+    demand(
+        runner.run(runner.add(ids, media)).isfinite().all(),
+        "with dummy weights the logits are not finite; compute buffers in init_buffers(device), "
+        "and guard divisions and logarithms",
+    )
+
+
+def shapes_are_right(subject: ModelSubject) -> None:
+    """forward, logits, positions and encode_media give the shapes of their contract."""
+    model, runner = subject.model, subject.runner
+    for name, (ids, media) in subject.prompts.items():
+        _check_positions(model, name, ids, media)
+        _check_embeddings(model, name, media)
+        sequence = runner.add(ids, media)
+        with torch.inference_mode(), attributed(f"case {name!r}: forward", "see the traceback"):
+            hidden = model.forward(runner._inputs([(sequence, len(ids))]))
+            logits = model.logits(hidden[-2:])
+        for what, found, shape in (
+            ("forward", hidden, (len(ids), model.hidden_size)),
+            ("logits", logits, (2, subject.vocab_size)),
+        ):
+            demand(
+                tuple(found.shape) == shape,
+                f"case {name!r}: {what} gives {tuple(found.shape)}, must be {shape}; "
+                "hidden states are [tokens, hidden_size], logits [rows, vocab_size]",
+            )
+            demand(
+                found.dtype == torch.float32,
+                f"case {name!r}: {what} gives {found.dtype} from float32 weights; keep the dtype",
+            )
+
+
+def encoding_together_equals_one_by_one(subject: ModelSubject) -> None:
+    """encode_media gives an item the same embeddings alone and among others."""
+    items = [span.item for _, media in subject.prompts.values() for span in media]
+    if not items:
+        raise CheckSkipped("no case has media")
+    with torch.inference_mode():
+        together = subject.model.encode_media(items)
+        for item, embed in zip(items, together, strict=True):
+            (alone,) = subject.model.encode_media([item])
+            error = float((embed.float() - alone.float()).abs().max())
+            demand(
+                error < subject.tolerance,
+                f"the embeddings of {item.key!r} differ by {error:.2g} when it is encoded among "
+                "others; let the encoder's attention and pooling end at each item",
+            )
+
+
+def _check_positions(model: Any, name: str, ids: Sequence[int], media: Sequence[MediaSpan]) -> None:
+    positions = model.positions(len(ids), media)
+    if positions is None:
+        return
+    demand(
+        isinstance(positions, torch.Tensor)
+        and positions.dtype is torch.int64
+        and tuple(positions.shape) == (3, len(ids)),
+        f"case {name!r}: positions gives {_shape(positions)}; give None, or int64 of shape "
+        f"{(3, len(ids))} (time, height, width)",
+    )
+
+
+def _check_embeddings(model: Any, name: str, media: Sequence[MediaSpan]) -> None:
+    if not media:
+        return
+    with torch.inference_mode(), attributed(f"case {name!r}: encode_media", "see the traceback"):
+        embeds = model.encode_media([span.item for span in media])
+    demand(
+        len(embeds) == len(media),
+        f"case {name!r}: encode_media gives {len(embeds)} outputs for {len(media)} items; give one "
+        "for each item, in order",
+    )
+    for span, embed in zip(media, embeds, strict=True):
+        shape = (span.item.num_tokens, media_size(model))
+        demand(
+            tuple(embed.shape) == shape,
+            f"case {name!r}: encode_media gives {tuple(embed.shape)} for an item of "
+            f"{span.item.num_tokens} tokens, must be {shape} (num_tokens, media_size or "
+            "hidden_size); the processor's num_tokens and the encoder's merging must agree",
+        )
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} of shape {tuple(value.shape)}"
+    return type(value).__name__
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+CHECKS: tuple[Check, ...] = (
+    builds_on_meta,
+    has_what_the_engine_asks_for,
+    loads_the_checkpoint,
+    unknown_keys_are_refused,
+    missing_keys_are_refused,
+    dummy_weights_give_finite_logits,
+    shapes_are_right,
+    encoding_together_equals_one_by_one,
+)

@@ -1,0 +1,269 @@
+"""The checks of a reasoning parser."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from mmdeploy_llm.hooks import ReasoningParser, ReasoningParserSpec, Segment
+
+from .base import Check, CheckSkipped, attributed, demand, factory_of
+
+PLAIN = "Two and two are four.\nWell: 4 < 5 > 3, said he."
+SCRAPS = ("a", "b c", " ", "\n\n", "<", "</", "é", "[", "|", ">")
+NUM_RANDOM_TEXTS = 30
+NUM_RANDOM_SPLITS = 6
+MOST_PAIRED = 8  # markers of which every pair makes a text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParserExample:
+    """What the parser must make of `text`, generated behind `prompt`."""
+
+    text: str
+    reasoning: str
+    content: str
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParserSubject:
+    """A parser to check, and what its author says of it."""
+
+    spec: ReasoningParserSpec
+    examples: tuple[ParserExample, ...] = ()
+
+    def new(self) -> ReasoningParser:
+        """A parser for one request."""
+        factory = factory_of(self.spec)
+        with attributed(
+            f"{self.spec.factory}()", "a parser's factory is called without arguments, per request"
+        ):
+            parser = factory()
+        demand(
+            isinstance(parser, ReasoningParser),
+            f"{self.spec.factory}() gives a {type(parser).__name__}; derive it from "
+            "mmdeploy_llm.hooks.ReasoningParser",
+        )
+        return parser  # type: ignore[no-any-return]
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The parser's markers."""
+        return self.new().markers
+
+    def texts(self) -> Iterator[str]:
+        """Texts to parse: the examples, and all that its markers can be combined to."""
+        yield from dict.fromkeys((*(item.text for item in self.examples), *_generic(self.markers)))
+
+    def prompts(self) -> tuple[str, ...]:
+        """Prompts that may have opened or closed the reasoning."""
+        ends = tuple(f"Q: hi\nA: {marker}\n" for marker in self.markers[:MOST_PAIRED])
+        return tuple(dict.fromkeys(("", *(item.prompt for item in self.examples), *ends)))
+
+    def parse(self, pieces: Sequence[str], prompt: str = "") -> tuple[Segment, ...]:
+        """All segments of a text that comes in pieces."""
+        parser = self.new()
+        with attributed(
+            f"parsing {''.join(pieces)!r} behind prompt {prompt!r}",
+            "a parser must take any text; let what it cannot read be content",
+        ):
+            parser.start(prompt)
+            segments = [segment for piece in pieces for segment in parser.feed(piece)]
+            return (*segments, *parser.finish())
+
+    def split(self, pieces: Sequence[str], prompt: str = "") -> tuple[str, str]:
+        """(reasoning, content)."""
+        segments = self.parse(pieces, prompt)
+        return _of_kind(segments, "reasoning"), _of_kind(segments, "content")
+
+
+def builds_without_arguments(subject: ParserSubject) -> None:
+    """The factory gives a new ReasoningParser each time."""
+    first, second = subject.new(), subject.new()
+    demand(
+        first is not second,
+        f"{subject.spec.factory}() gives the same object twice; each request needs a parser of its "
+        "own, so return a new one",
+    )
+
+
+def markers_are_consistent(subject: ParserSubject) -> None:
+    """`markers` are texts, each once, and `end_marker` is one of them and ends the reasoning."""
+    parser = subject.new()
+    markers, end = parser.markers, parser.end_marker
+    is_texts = isinstance(markers, tuple) and all(isinstance(m, str) and m for m in markers)
+    demand(is_texts, f"`markers` is {markers!r}; make it a tuple of texts that are not empty")
+    demand(
+        len(set(markers)) == len(markers), f"`markers` {markers!r} holds a text twice; remove one"
+    )
+    if end is None:
+        return
+    demand(
+        end in markers,
+        f"`end_marker` {end!r} is not in `markers` {markers!r}; add it, or the tokenizer may drop "
+        "it as a special token before the parser sees it",
+    )
+    ended = [
+        subject.split((f"{opening}why{end}so",), prompt)
+        for opening, prompt in product(("", *markers), subject.prompts())
+    ]
+    demand(
+        any("why" in reasoning and "so" not in reasoning for reasoning, _ in ended),
+        f"`end_marker` {end!r} ends the reasoning of no text 'why{end}so', whichever marker opened "
+        "it; set `end_marker` to the text that ends the reasoning, or to None",
+    )
+
+
+def segments_are_well_formed(subject: ParserSubject) -> None:
+    """feed and finish give lists of Segments with a text each."""
+    for text, prompt in product(subject.texts(), subject.prompts()):
+        parser = subject.new()
+        with attributed(f"parsing {text!r} behind prompt {prompt!r}", "a parser takes any text"):
+            parser.start(prompt)
+            answers = (parser.feed(text), parser.finish())
+        for method, answer in zip(("feed", "finish"), answers, strict=True):
+            demand(
+                isinstance(answer, list),
+                f"{method} gives a {type(answer).__name__} for {text!r}; return a list of Segments",
+            )
+            for segment in answer:
+                demand(
+                    isinstance(segment, Segment) and segment.kind in ("reasoning", "content"),
+                    f"{method} gives {segment!r} for {text!r}; give Segments of kind 'reasoning' "
+                    "or 'content'",
+                )
+                demand(
+                    isinstance(segment.text, str) and segment.text,
+                    f"{method} gives a segment without text for {text!r}; leave it out",
+                )
+
+
+def any_split_equals_the_whole(subject: ParserSubject) -> None:
+    """The result does not depend on how the text is cut into `feed` calls."""
+    rng = random.Random(0)
+    for text, prompt in product(subject.texts(), subject.prompts()):
+        whole = subject.split((text,), prompt)
+        for pieces in _splits(text, rng):
+            found = subject.split(pieces, prompt)
+            demand(
+                found == whole,
+                f"{text!r} behind prompt {prompt!r} gives (reasoning, content) {whole!r} in one "
+                f"piece, but {found!r} when it comes as {list(pieces)!r}; hold back text at the "
+                "end of a piece that may yet become a marker or decide what the text before it is",
+            )
+
+
+def nothing_is_made_up(subject: ParserSubject) -> None:
+    """What comes out is the text in its order, with nothing added to it."""
+    for text, prompt in product(subject.texts(), subject.prompts()):
+        found = "".join(segment.text for segment in subject.parse((text,), prompt))
+        rest = iter(text)
+        demand(
+            all(character in rest for character in found),
+            f"{text!r} behind prompt {prompt!r} gives {found!r}, which is not that text with parts "
+            "left out; a parser divides the text, it does not add to it or reorder it",
+        )
+
+
+def plain_text_is_kept(subject: ParserSubject) -> None:
+    """A text without any marker comes out whole, blanks at its ends aside."""
+    for pieces in ((PLAIN,), tuple(PLAIN)):
+        reasoning, content = subject.split(pieces)
+        demand(
+            (reasoning + content).strip() == PLAIN.strip(),
+            f"of the text {PLAIN!r}, which holds no marker, {reasoning + content!r} is left; give "
+            "in `finish` what was held back, so that an answer without markers is not lost",
+        )
+
+
+def empty_text_gives_nothing(subject: ParserSubject) -> None:
+    """No text in, no segment out."""
+    for pieces, prompt in product(((), ("",)), subject.prompts()):
+        found = subject.parse(pieces, prompt)
+        demand(
+            not found,
+            f"an empty text behind prompt {prompt!r} gives {list(found)!r}; give no segments",
+        )
+
+
+def no_state_is_shared(subject: ParserSubject) -> None:
+    """Two requests at the same time do not influence each other."""
+    prompts = subject.prompts()
+    texts = tuple(subject.texts())
+    for number, (text, other) in enumerate(zip(texts, texts[::-1], strict=True)):
+        prompt, other_prompt = prompts[number % len(prompts)], prompts[-1 - number % len(prompts)]
+        expected = subject.split(tuple(text), prompt)
+        first, second = subject.new(), subject.new()
+        first.start(prompt)
+        second.start(other_prompt)
+        segments = []
+        for index in range(max(len(text), len(other))):
+            segments += first.feed(text[index : index + 1])
+            second.feed(other[index : index + 1])
+        second.finish()
+        segments += first.finish()
+        found = _of_kind(segments, "reasoning"), _of_kind(segments, "content")
+        demand(
+            found == expected,
+            f"{text!r} gives {expected!r} alone, but {found!r} while another parser reads "
+            f"{other!r}; keep the state in the instance (`self`, set in __init__), not in the "
+            "class or the module",
+        )
+
+
+def examples_hold(subject: ParserSubject) -> None:
+    """The author's examples, whole and character by character."""
+    if not subject.examples:
+        raise CheckSkipped("no examples were given; add some to `examples`")
+    for example in subject.examples:
+        for pieces in ((example.text,), tuple(example.text)):
+            found = subject.split(pieces, example.prompt)
+            demand(
+                found == (example.reasoning, example.content),
+                f"{example.text!r} behind prompt {example.prompt!r} gives (reasoning, content) "
+                f"{found!r}, but the example says {(example.reasoning, example.content)!r}; "
+                "correct the parser or the example",
+            )
+
+
+CHECKS: tuple[Check, ...] = (
+    builds_without_arguments,
+    markers_are_consistent,
+    segments_are_well_formed,
+    empty_text_gives_nothing,
+    plain_text_is_kept,
+    nothing_is_made_up,
+    any_split_equals_the_whole,
+    no_state_is_shared,
+    examples_hold,
+)
+
+
+def _of_kind(segments: Sequence[Segment], kind: str) -> str:
+    return "".join(segment.text for segment in segments if segment.kind == kind)
+
+
+def _generic(markers: Sequence[str]) -> Iterator[str]:
+    """Texts made of the markers: alone, at either end, cut off, in pairs, at random."""
+    yield from ("", " ", PLAIN)
+    for marker in markers:
+        yield from (marker, f"{marker}a", f"a{marker}", f"a{marker}b", f" \n{marker}\n\nb ")
+        yield from (f"a{marker[:-1]}", f"a{marker[:-1]}b", marker * 2, marker[1:])
+    for first, second in product(markers[:MOST_PAIRED], repeat=2):
+        yield from (f"{first}a{second}b", f"a{first}{second}b")
+    rng = random.Random(1)
+    for _ in range(NUM_RANDOM_TEXTS):
+        yield "".join(rng.choices((*markers, *SCRAPS), k=rng.randint(2, 10)))
+
+
+def _splits(text: str, rng: random.Random) -> Iterator[tuple[str, ...]]:
+    """Character by character, every way to cut it in two, and some at random."""
+    yield tuple(text)
+    yield from ((text[:place], text[place:]) for place in range(1, len(text)))
+    for _ in range(NUM_RANDOM_SPLITS if len(text) > 2 else 0):
+        cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randint(2, 6)))
+        bounds = zip((0, *cuts), (*cuts, len(text)), strict=True)
+        yield tuple(text[start:end] for start, end in bounds)

@@ -1,0 +1,319 @@
+"""The checks of a plugin as a whole: its module, its hooks, the specs it lists."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import typer
+
+from mmdeploy_llm.errors import MediaError, PluginError
+from mmdeploy_llm.hooks import (
+    EngineInfo,
+    MediaLimits,
+    MediaRef,
+    PluginManager,
+    RequestRecord,
+    StepStats,
+)
+from mmdeploy_llm.hooks.discovery import InstalledPlugin, discover
+from mmdeploy_llm.hooks.names import normalise
+from mmdeploy_llm.hooks.records import Spec, describe
+from mmdeploy_llm.hooks.validation import PROVIDED
+from mmdeploy_llm.hooks.validation import _claims as claims
+from mmdeploy_llm.outputs import RequestMetrics
+
+from .base import Check, CheckFailed, CheckSkipped, attributed, demand
+
+MAX_IMPORT_SECONDS = 3.0
+PROBE_TIMEOUT = 120.0
+HEAVY = ("torch", "transformers")
+
+# Runs in a fresh process; argv[1] holds sys.path and the module's name.
+PROBE = """
+import json, sys, time
+path, name, hooks = json.loads(sys.argv[1])
+sys.path[:] = path
+import importlib, mmdeploy_llm.hooks
+before = set(sys.modules)
+start = time.perf_counter()
+module = importlib.import_module(name)
+seconds = time.perf_counter() - start
+for hook in hooks:
+    list(getattr(module, hook, list)())
+heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+print("PROBE" + json.dumps({"seconds": seconds, "heavy": heavy}))
+"""
+
+
+@dataclass(kw_only=True)
+class PluginSubject:
+    """A plugin to check. name: of its entry point, of its module where it is not installed."""
+
+    name: str
+    module_name: str
+    module: ModuleType | None = None
+    max_import_seconds: float = MAX_IMPORT_SECONDS
+
+    @classmethod
+    def of(
+        cls, plugin: ModuleType | str, *, max_import_seconds: float = MAX_IMPORT_SECONDS
+    ) -> PluginSubject:
+        """A module, its name, or the name of an installed plugin."""
+        if isinstance(plugin, ModuleType):
+            name = module_name = plugin.__name__
+            module: ModuleType | None = plugin
+        else:
+            found = installed(plugin)
+            name, module_name = plugin, plugin if found is None else found.origin.module
+            module = None
+        return cls(
+            name=name,
+            module_name=module_name,
+            module=module,
+            max_import_seconds=max_import_seconds,
+        )
+
+    @cached_property
+    def loaded(self) -> ModuleType:
+        """The module, imported."""
+        if self.module is not None:
+            return self.module
+        with attributed(
+            f"importing {self.module_name!r}",
+            "correct the module, or the entry point that names it in pyproject.toml",
+        ):
+            return importlib.import_module(self.module_name)
+
+    @cached_property
+    def manager(self) -> PluginManager:
+        """A manager with this plugin only."""
+        manager, module = PluginManager(), self.loaded
+        try:
+            manager.register(module, self.name)
+        except PluginError as error:
+            raise CheckFailed(
+                f"{error}; hooks and what they return are described in plugins/README.md"
+            ) from error
+        return manager
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """All that the plugin provides."""
+        return _specs(self.manager)
+
+    def has_hook(self, hook: str) -> bool:
+        """Whether the plugin implements a hook that provides nothing."""
+        return f"hook {hook}" in self.manager.plugins[0].provides
+
+    @cached_property
+    def probe(self) -> Mapping[str, Any]:
+        """What a fresh process saw: seconds of the import, heavy modules that it pulled in."""
+        if self.module is not None and getattr(self.module, "__spec__", None) is None:
+            raise CheckSkipped(f"{self.module_name} is no file that another process could import")
+        arguments = json.dumps([sys.path, self.module_name, list(PROVIDED)]), json.dumps(HEAVY)
+        command = [sys.executable, "-c", PROBE, *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise CheckFailed(
+                f"importing {self.module_name!r} and listing took over {PROBE_TIMEOUT:g} s; do no "
+                "work at import, put it behind the factory"
+            ) from None
+        _, mark, answer = done.stdout.rpartition("PROBE")
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        demand(
+            mark and done.returncode == 0,
+            f"importing {self.module_name!r} and listing in a fresh process failed: {last}; a "
+            "plugin must be importable by itself, at any time",
+        )
+        found: Mapping[str, Any] = json.loads(answer)
+        return found
+
+
+def installed(name: str) -> InstalledPlugin | None:
+    """The installed plugin of this name, None without one."""
+    found = [p for p in discover().plugins if normalise(p.origin.name) == normalise(name)]
+    return found[0] if found else None
+
+
+def imports_in_a_fresh_process(subject: PluginSubject) -> None:
+    """The module can be imported, and lists what it provides, in a process of its own."""
+    demand(subject.probe is not None, "unreachable")
+
+
+def lists_without_torch(subject: PluginSubject) -> None:
+    """Importing the module and listing imports neither torch nor transformers."""
+    heavy = subject.probe["heavy"]
+    demand(
+        not heavy,
+        f"importing {subject.module_name!r} and listing imports {', '.join(heavy)}; move what "
+        'needs it into another module, and name that one in the spec\'s factory "module:Class"',
+    )
+
+
+def imports_quickly(subject: PluginSubject) -> None:
+    """Importing the module does no work."""
+    seconds, allowed = subject.probe["seconds"], subject.max_import_seconds
+    demand(
+        seconds <= allowed,
+        f"importing {subject.module_name!r} took {seconds:.1f} s, {allowed:g} s are allowed; do "
+        "nothing at import (no file, no network, no model), put the work behind the factory",
+    )
+
+
+def hooks_are_valid(subject: PluginSubject) -> None:
+    """Every hook exists, takes the arguments it names, and provides valid specs."""
+    demand(subject.manager.plugins, "unreachable")
+
+
+def provides_the_same_twice(subject: PluginSubject) -> None:
+    """The provide_ hooks give equal specs each time."""
+    again = PluginSubject(name=subject.name, module_name=subject.module_name, module=subject.loaded)
+    first, second = subject.specs, again.specs
+    demand(
+        first == second,
+        f"the provide_ hooks gave {_names(first)}, then {_names(second)}; return the same specs "
+        "each time, made of constants",
+    )
+
+
+def factories_can_be_imported(subject: PluginSubject) -> None:
+    """Every spec's factory exists and can be called."""
+    for spec in subject.specs:
+        try:
+            subject.manager.resolve(spec)
+        except PluginError as error:
+            raise CheckFailed(
+                f'{error}; correct the spec\'s `factory` ("module:Class"), or the module it names'
+            ) from error
+
+
+def names_are_unique(subject: PluginSubject) -> None:
+    """No other installed plugin claims the same at the same priority."""
+    others = PluginManager.load(plugins=tuple(_other_names(subject)))
+    taken = {
+        (claim, spec.priority): others.owner(spec)
+        for spec in _specs(others)
+        for claim in claims(spec)
+    }
+    for spec in subject.specs:
+        for claim in claims(spec):
+            owner = taken.get((claim, spec.priority))
+            demand(
+                owner is None,
+                f"{describe(spec)} claims {claim} at priority {spec.priority}, as the installed "
+                f"plugin {owner!r} does, so that neither can be chosen; rename it, or set another "
+                "`priority` (the highest wins)",
+            )
+
+
+def hooks_take_what_is_documented(subject: PluginSubject) -> None:
+    """Observers, fetchers and CLI extensions take the documented arguments and do not raise."""
+    checked = False
+    for hook, arguments in _arguments().items():
+        if not subject.has_hook(hook):
+            continue
+        checked = True
+        function = getattr(subject.loaded, hook)
+        given = {name: arguments[name] for name in inspect.signature(function).parameters}
+        with attributed(f"{hook}({', '.join(given)})", "let the hook take any valid argument"):
+            try:
+                answer = function(**given)
+            except MediaError:
+                continue
+        is_bytes = hook == "fetch_media" and isinstance(answer, bytes)
+        demand(
+            answer is None or is_bytes,
+            f"{hook} gives a {type(answer).__name__}; "
+            + ("return bytes, or None to pass" if hook == "fetch_media" else "return nothing"),
+        )
+    if not checked:
+        raise CheckSkipped("it only provides specs")
+
+
+CHECKS: tuple[Check, ...] = (
+    imports_in_a_fresh_process,
+    lists_without_torch,
+    imports_quickly,
+    hooks_are_valid,
+    provides_the_same_twice,
+    factories_can_be_imported,
+    names_are_unique,
+    hooks_take_what_is_documented,
+)
+
+
+def _specs(manager: PluginManager) -> tuple[Spec, ...]:
+    return (
+        *manager.models,
+        *manager.reasoning_parsers,
+        *manager.tool_parsers,
+        *manager.media_processors,
+    )
+
+
+def _names(specs: Sequence[Spec]) -> str:
+    return ", ".join(map(describe, specs)) or "nothing"
+
+
+def _other_names(subject: PluginSubject) -> Iterator[str]:
+    """Installed plugins that load, without this one."""
+    for info in PluginManager.load().plugins:
+        if info.module != subject.module_name and not info.failures:
+            yield info.name
+
+
+def _arguments() -> dict[str, dict[str, Any]]:
+    """Hook -> an example of each of its arguments."""
+    info = EngineInfo(
+        model="folder",
+        architecture="ExampleForCausalLM",
+        device="cpu",
+        dtype="float32",
+        num_blocks=8,
+        block_size=16,
+        max_num_seqs=4,
+        max_model_len=128,
+    )
+    stats = StepStats(
+        step_id=1,
+        num_scheduled_tokens=5,
+        num_scheduled_requests=1,
+        num_sampled_tokens=1,
+        num_encoded_media=0,
+        num_running=1,
+        num_waiting=0,
+        num_free_blocks=7,
+        num_preemptions=0,
+        plan_time=0.001,
+        run_time=0.01,
+        deliver_time=0.001,
+    )
+    record = RequestRecord(
+        request_id="1",
+        finish_reason="stop",
+        error_code=200,
+        num_prompt_tokens=5,
+        num_output_tokens=1,
+        num_cached_tokens=0,
+        num_media_tokens={},
+        metrics=RequestMetrics(arrival_time=0.0),
+    )
+    ref = MediaRef(kind="image", uri="conformance-check://nothing/here")
+    return {
+        "fetch_media": {"ref": ref, "limits": MediaLimits()},
+        "on_engine_start": {"info": info},
+        "on_step": {"stats": stats},
+        "on_request_finished": {"record": record},
+        "on_engine_stop": {"info": info},
+        "extend_cli": {"app": typer.Typer()},
+    }

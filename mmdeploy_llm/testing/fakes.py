@@ -1,0 +1,192 @@
+"""Fakes: the smallest model, parser and processor that keep their contracts, and a manager of
+chosen plugins, for tests that need the engine but no weights.
+
+    FAKE = ModelSpec(name="fake", architectures=("Qwen2ForCausalLM",), priority=100,
+                     factory="mmdeploy_llm.testing.fakes:FakeModel", media=("image",))
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmdeploy_llm.errors import MediaError, MediaLimitError
+from mmdeploy_llm.forward import ForwardInputs
+from mmdeploy_llm.hooks import (
+    Checkpoint,
+    MediaInput,
+    MediaLimits,
+    MediaProcessor,
+    MediaProcessorSpec,
+    MediaSpan,
+    ModelSpec,
+    PluginManager,
+    ReasoningParser,
+    ReasoningParserSpec,
+    Segment,
+    hookimpl,
+)
+
+HIDDEN_SIZE = 8
+FAKE_SOURCE = re.compile(rb"FAKE (\d+)x(\d+) (.*)", re.DOTALL)
+PIXELS_PER_TOKEN = 16
+
+
+class FakeModel(nn.Module):
+    """The next token is always the last one + 1. It reads no weights of a checkpoint; the
+    attention's cache is written and read as by any model."""
+
+    num_layers = 1
+    num_kv_heads = 1
+    head_dim = HIDDEN_SIZE
+    hidden_size = HIDDEN_SIZE
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.vocab_size = int(config.get_text_config().vocab_size)
+
+    def weight_targets(self, key: str) -> tuple[()]:
+        """No key of the checkpoint is needed."""
+        return ()
+
+    def forward(self, inputs: ForwardInputs) -> Tensor:
+        """[T, hidden]: the token's id in every channel."""
+        hidden = inputs.token_ids[:, None].float().repeat(1, self.hidden_size)
+        heads = torch.zeros_like(hidden)[:, None]
+        attended = inputs.attn.attend(0, heads, heads, heads)
+        return inputs.merge_media(hidden + attended[:, 0])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, vocab]: 5 for the token that follows, 0 for all others."""
+        following = (hidden[:, 0].long() + 1) % self.vocab_size
+        return 5.0 * nn.functional.one_hot(following, self.vocab_size).float()
+
+    def encode_media(self, items: Sequence[MediaInput]) -> list[Tensor]:
+        """Ones."""
+        return [torch.ones(item.num_tokens, self.hidden_size) for item in items]
+
+    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> None:
+        """Position i is i."""
+        return None
+
+
+class FakeReasoningParser(ReasoningParser):
+    """Reasoning up to the first </think>, content behind it; without one all is content."""
+
+    markers = ("</think>",)
+    end_marker = "</think>"
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_over = False
+
+    def start(self, prompt: str) -> None:
+        """A prompt that closed the reasoning leaves only content."""
+        self._is_over = prompt.rstrip().endswith("</think>")
+
+    def feed(self, text: str) -> list[Segment]:
+        """Content as it comes; before the marker nothing is decided."""
+        if self._is_over:
+            return _segments("", text)
+        self._held += text
+        reasoning, mark, content = self._held.partition("</think>")
+        if not mark:
+            return []
+        self._held, self._is_over = "", True
+        return _segments(reasoning, content)
+
+    def finish(self) -> list[Segment]:
+        """What no marker decided is content."""
+        return _segments("", self._held)
+
+
+class FakeMediaProcessor(MediaProcessor):
+    """Images that look like b"FAKE 12x8 any bytes": width, height and content. One token for every
+    PIXELS_PER_TOKEN pixels."""
+
+    kind = "image"
+    token = "<|image_pad|>"
+    markers = ("<|image_pad|>",)
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+
+    def decode(self, source: Any, limits: MediaLimits) -> tuple[int, bytes]:
+        """(pixels, content). Raises MediaError, MediaLimitError."""
+        if isinstance(source, bytes) and len(source) > limits.max_bytes:
+            raise MediaLimitError(
+                f"the fake image has {len(source)} bytes, {limits.max_bytes} are allowed"
+            )
+        found = FAKE_SOURCE.fullmatch(source) if isinstance(source, bytes) else None
+        if found is None or max(len(found[1]), len(found[2])) > 6:
+            raise MediaError('a fake image must look like b"FAKE 12x8 any bytes"')
+        num_pixels = int(found[1]) * int(found[2])
+        if num_pixels > limits.max_pixels:
+            raise MediaLimitError(
+                f"the fake image has {num_pixels} pixels, {limits.max_pixels} are allowed"
+            )
+        return num_pixels, bytes(source)
+
+    def process(self, item: tuple[int, bytes], options: Mapping[str, Any]) -> MediaInput:
+        """`bytes` uint8 [num_bytes]."""
+        key = blake2b(repr((self._options, dict(options))).encode() + item[1]).hexdigest()
+        return MediaInput(
+            kind=self.kind,
+            tensors={"bytes": torch.tensor(list(item[1]), dtype=torch.uint8)},
+            num_tokens=self.count_tokens(item, options),
+            key=key,
+        )
+
+    def count_tokens(self, item: tuple[int, bytes], options: Mapping[str, Any]) -> int:
+        """One at least."""
+        return max(1, item[0] // PIXELS_PER_TOKEN)
+
+
+def fake_manager(
+    *plugins: object,
+    models: Iterable[ModelSpec] = (),
+    reasoning_parsers: Iterable[ReasoningParserSpec] = (),
+    media_processors: Iterable[MediaProcessorSpec] = (),
+) -> PluginManager:
+    """A manager with these plugins (modules or objects with hooks) and these specs, and nothing
+    that is installed. Raises PluginLoadError as `PluginManager.register`."""
+    manager = PluginManager()
+    for number, plugin in enumerate(plugins):
+        manager.register(plugin, getattr(plugin, "__name__", f"plugin {number}"))
+    specs = _Specs(tuple(models), tuple(reasoning_parsers), tuple(media_processors))
+    manager.register(specs, "given specs")
+    return manager
+
+
+class _Specs:
+    """A plugin that provides what it was given."""
+
+    def __init__(
+        self,
+        models: tuple[ModelSpec, ...],
+        parsers: tuple[ReasoningParserSpec, ...],
+        processors: tuple[MediaProcessorSpec, ...],
+    ) -> None:
+        self._models, self._parsers, self._processors = models, parsers, processors
+
+    @hookimpl
+    def provide_models(self) -> tuple[ModelSpec, ...]:
+        return self._models
+
+    @hookimpl
+    def provide_reasoning_parsers(self) -> tuple[ReasoningParserSpec, ...]:
+        return self._parsers
+
+    @hookimpl
+    def provide_media_processors(self) -> tuple[MediaProcessorSpec, ...]:
+        return self._processors
+
+
+def _segments(reasoning: str, content: str) -> list[Segment]:
+    pairs = ((Segment(kind="reasoning", text=reasoning)), (Segment(kind="content", text=content)))
+    return [segment for segment in pairs if segment.text]

@@ -1,0 +1,164 @@
+"""Runs a model through the real scheduler, runner and paged cache, on the reference attention,
+without tokenizer and delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mmdeploy_llm.attention.reference import ReferenceAttention
+from mmdeploy_llm.outputs import TokenLogprobs
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plan import TokenUpdate
+from mmdeploy_llm.request import MediaSpan, Request
+from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
+from mmdeploy_llm.runner.runner import Runner
+from mmdeploy_llm.runner.slots import Slots
+from mmdeploy_llm.sampling import Sampler
+from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
+
+from .checks.base import CheckFailed
+
+BLOCK_SIZE = 4
+MAX_NUM_SEQS = 8
+ROOM = 64  # tokens a sequence may grow by
+
+Prompt = tuple[Sequence[int], Sequence[MediaSpan]]
+
+
+@dataclass(slots=True)
+class Generated:
+    """What came of one prompt. prompt_logprobs: of each prompt token but the first; logprobs: of
+    each generated token."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class PagedRunner:
+    """An engine's scheduler and runner for one model, greedy.
+
+    longest: tokens of the longest prompt. num_blocks: of BLOCK_SIZE tokens; None for enough.
+    max_num_batched_tokens: in one step. encoder_cache_tokens: of media held at the same time.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        vocab_size: int,
+        longest: int,
+        encoder_cache_tokens: int,
+        has_atomic_media: bool = False,
+        num_blocks: int | None = None,
+        max_num_batched_tokens: int = 4096,
+    ) -> None:
+        max_model_len = longest + ROOM
+        num_blocks = num_blocks or MAX_NUM_SEQS * (max_model_len // BLOCK_SIZE + 1)
+        config = SchedulerConfig(
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=max(max_num_batched_tokens, MAX_NUM_SEQS),
+            max_model_len=max_model_len,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            encoder_cache_tokens=max(1, encoder_cache_tokens),
+            atomic_media=has_atomic_media,
+        )
+        self._scheduler = Scheduler(config)
+        self._runner = _runner(model, config, vocab_size)
+        self._num_prompts = 0
+
+    def generate(
+        self, prompts: Sequence[Prompt], num_tokens: int, *, has_prompt_logprobs: bool = True
+    ) -> list[Generated]:
+        """`num_tokens` greedy tokens of each prompt, all at the same time.
+
+        has_prompt_logprobs: they need the whole prompt computed, so that the prefix cache is of
+        use without them only. Raises CheckFailed when the model fails on a prompt.
+        """
+        found: dict[str, Generated] = {}
+        for prompt in prompts:
+            params = _greedy(num_tokens, 0 if has_prompt_logprobs else None)
+            request = self._request(prompt, params)
+            found[request.request_id] = Generated()
+            self._scheduler.add(request)
+        while self._scheduler.has_work:
+            plan = self._scheduler.plan(0.0)
+            result = self._runner.run(plan)
+            for request_id, entries in result.prompt_logprobs.items():
+                found[request_id].prompt_logprobs += _values(entries)
+            for update in self._scheduler.commit(plan, result, 0.0):
+                _take(update, found[update.request.request_id])
+        return list(found.values())
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        ids, media = prompt
+        self._num_prompts += 1
+        return Request(
+            request_id=str(self._num_prompts),
+            prompt=None,
+            prompt_token_ids=list(ids),
+            params=params,
+            media=tuple(media),
+            arrival_time=float(self._num_prompts),
+        )
+
+
+def _runner(model: Any, config: SchedulerConfig, vocab_size: int) -> Runner:
+    device = torch.device("cpu")
+    shape = KVCacheShape(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=config.block_size,
+        dtype=torch.float32,
+    )
+    return Runner(
+        model=model,
+        backend=ReferenceAttention(),
+        cache=allocate(shape, config.num_blocks, device),
+        sampler=Sampler(max_num_slots=config.max_num_seqs, vocab_size=vocab_size, device=device),
+        slots=Slots(config.max_num_seqs, config.max_model_len, config.block_size),
+        device=device,
+        has_atomic_media=config.atomic_media,
+    )
+
+
+def _greedy(num_tokens: int, prompt_logprobs: int | None) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        seed=0,
+        max_tokens=num_tokens,
+        logprobs=0,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _values(entries: Sequence[TokenLogprobs | None]) -> list[float]:
+    """The log-probability of the token itself, which comes first in each entry."""
+    return [next(iter(entry.values())).logprob for entry in entries if entry is not None]
+
+
+def _take(update: TokenUpdate, generated: Generated) -> None:
+    if update.failure is not None:
+        raise CheckFailed(
+            f"in the paged runner {update.failure.message}; let forward take any mix of sequences "
+            "and give [tokens, hidden] in their order"
+        )
+    generated.token_ids += update.new_token_ids
+    if update.logprobs is not None:
+        generated.logprobs += _values([update.logprobs])
+    generated.num_cached_tokens = update.request.num_cached_tokens
+    generated.num_preemptions = update.request.num_preemptions
