@@ -7,6 +7,7 @@ fresh module holds undefined values until weights.load has filled it.
 
 from .decoder import CausalLM, Decoder, DecoderConfig
 from .from_config import layer_windows, rotary_config, standard_decoder
+from .grid_lm import GridLM, media_grid
 from .linear import Linear, MergedLinear
 from .mlp import MLP, GatedMLP, quick_gelu
 from .moe import MoEConfig
@@ -21,10 +22,8 @@ from .vision import (
     VisionConfig,
     VisionEncoder,
     axial_rotary,
-    encode_grids,
     frame_lengths,
     grid_positions,
-    media_grid,
     patch_positions,
     vision_activation,
     vision_theta,
@@ -37,6 +36,7 @@ __all__ = [
     "DecoderConfig",
     "GatedMLP",
     "Grid",
+    "GridLM",
     "LayerNorm",
     "Linear",
     "MergedLinear",
@@ -52,7 +52,6 @@ __all__ = [
     "VisionEncoder",
     "alternating_axes",
     "axial_rotary",
-    "encode_grids",
     "frame_lengths",
     "grid_positions",
     "layer_windows",

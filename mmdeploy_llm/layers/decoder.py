@@ -122,7 +122,7 @@ class Attention(nn.Module):
         """[T, H + K, D], behind the norms of the heads where the model has them."""
         if self.q_norm is None or self.k_norm is None:
             return qk
-        q, k = qk.split([self.num_heads, self.num_kv_heads], 1)
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         return torch.cat([self.q_norm(q), self.k_norm(k)], 1)
 
 

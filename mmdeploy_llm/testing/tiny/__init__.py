@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from . import ernie, glm, llama, qwen, qwen_vl
+from . import ernie, glm, llama, paddleocr, qwen, qwen_vl
 from .common import (
     ERNIE_TOKENS,
     IMAGE_MEAN,
@@ -32,6 +32,7 @@ FAMILIES: Mapping[str, Family] = {
     **ernie.FAMILIES,
     **glm.FAMILIES,
     **llama.FAMILIES,
+    **paddleocr.FAMILIES,
     **qwen.FAMILIES,
     **qwen_vl.FAMILIES,
 }

@@ -1,7 +1,10 @@
 """Qwen text models with windows, experts and head norms against transformers: see
 testing.model_conformance."""
 
+import pytest
 from mmdeploy_llm_plugins.qwen import provide_models
+from mmdeploy_llm_plugins.reasoning import provide_reasoning_parsers
+from safetensors import safe_open
 
 from mmdeploy_llm.testing.model_conformance import ModelConformance
 from mmdeploy_llm.testing.tiny import write_tiny
@@ -109,3 +112,20 @@ class TestQwen3MoeVariant(ModelConformance):
             "attention_bias": True,
         }
         write_tiny("qwen3_moe", folder, seed=1, **options, **WINDOW)
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
+def test_experts_of_the_tiny_checkpoints_are_stored_as_published(family, tmp_path):
+    """One matrix each; tests/weights/test_layouts.py loads them stacked."""
+    write_tiny(family, tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        keys = {*file.keys()}
+    assert "model.layers.1.mlp.experts.5.gate_proj.weight" in keys
+    assert not any(key.endswith("experts.gate_up_proj") for key in keys)
+
+
+def test_default_reasoning_parsers_exist():
+    names = {spec.name for spec in provide_reasoning_parsers()}
+    wanted = {spec.reasoning for spec in SPECS.values()} - {None}
+    assert wanted
+    assert wanted <= names
