@@ -184,11 +184,21 @@ class Decoder(nn.Module):
             attn=inputs.attn,
             modality=None if is_vision is None else split_modalities(is_vision),
         )
-        residual = None
-        for layer in self.layers:
+        residual, features = None, _media_features(inputs, x.shape[1])
+        for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, step)
+            if index < len(features):
+                x = x.index_add_(0, inputs.media_rows, features[index].to(x.dtype))
         out, _ = self.norm.add(x, residual)
         return out
+
+
+def _media_features(inputs: ForwardInputs, size: int) -> Sequence[Tensor]:
+    """What the media's rows hold beside their embeddings, in parts [M, size]: part i is added
+    behind layer i."""
+    if inputs.media_embeds is None or inputs.media_embeds.shape[1] == size:
+        return ()
+    return torch.split(inputs.media_embeds[:, size:], size, 1)
 
 
 class CausalLM(nn.Module):

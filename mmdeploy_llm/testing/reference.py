@@ -62,7 +62,8 @@ class Reference:
             return {}
         kinds = torch.zeros_like(ids)
         for span in media:
-            kinds[0, span.offset : span.end] = 1 if span.item.kind == "image" else 2
+            for start, end in span.runs:
+                kinds[0, start:end] = 1 if span.item.kind == "image" else 2
         inputs = {"mm_token_type_ids": kinds}
         if self.config.model_type == "ernie4_5_vl_moe":
             inputs["moe_mm_token_type_ids"] = self._modalities(ids)

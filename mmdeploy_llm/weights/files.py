@@ -59,14 +59,15 @@ class SafetensorsFile:
     def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
         """Fills the contiguous `out` with values of tensor `key`, from its value `first_value` on.
 
-        Casts to `out`'s dtype. transpose: the file holds `out.T`.
+        Casts to `out`'s dtype. transpose: the file holds `out.mT`, matrix by matrix.
         """
         entry = self.entries[key]
         offset = entry.offset + first_value * entry.dtype.itemsize
         if transpose:
-            whole = torch.empty(out.T.shape, dtype=entry.dtype)
-            self._fill(whole, offset)
-            out.copy_(whole.T)
+            for number, matrix in enumerate(out.view(-1, *out.shape[-2:])):
+                whole = torch.empty(matrix.T.shape, dtype=entry.dtype)
+                self._fill(whole, offset + number * whole.nbytes)
+                matrix.copy_(whole.T)
         elif out.device.type == "cpu" and out.dtype is entry.dtype:
             self._fill(out, offset)
         else:

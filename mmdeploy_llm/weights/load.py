@@ -131,11 +131,12 @@ def _piece(
         first, last, _ = target.source.indices(stored[0])
         first_value = first * math.prod(stored[1:])
         found = (last - first, *stored[1:])
-    if (found[::-1] if target.transpose else found) != wanted:
+    transpose = found != wanted if target.transpose is None else target.transpose
+    expected = (*wanted[:-2], *wanted[:-3:-1]) if transpose else wanted
+    if found != expected:
         raise CheckpointError(
             f"{key} in {file.path} has shape {list(stored)}, but {target.name} takes "
-            f"{list(wanted[::-1] if target.transpose else wanted)}: config.json and the weights "
-            "do not belong together"
+            f"{list(expected)}: config.json and the weights do not belong together"
         )
     return _Piece(
         file=file,
@@ -144,7 +145,7 @@ def _piece(
         start=start,
         shape=wanted,
         first_value=first_value,
-        transpose=target.transpose,
+        transpose=transpose,
     )
 
 

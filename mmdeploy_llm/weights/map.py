@@ -33,14 +33,15 @@ class Target:
 
     name: the parameter. index: expert number, the parameter's first axis. rows: which rows (first
     axis, behind `index`) are filled; None is all. source: which rows of the checkpoint's tensor are
-    meant; None is all. transpose: the checkpoint holds the two axes swapped.
+    meant; None is all. transpose: the checkpoint holds the last two axes swapped; None: as the
+    shapes tell, not swapped where both fit.
     """
 
     name: str
     index: int | None = None
     rows: slice | None = None
     source: slice | None = None
-    transpose: bool = False
+    transpose: bool | None = False
 
 
 class WeightMap:

@@ -1,4 +1,5 @@
-"""Qwen2, Qwen2.5 and Qwen3 text models, dense and with experts; Qwen2-VL and Qwen2.5-VL."""
+"""Qwen2, Qwen2.5 and Qwen3 text models, dense and with experts; Qwen2-VL, Qwen2.5-VL
+and Qwen3-VL."""
 
 from __future__ import annotations
 
@@ -42,5 +43,19 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen2_5_VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen25VLForConditionalGeneration",
             media=("image", "video"),
+        ),
+        ModelSpec(
+            name="qwen3_vl",
+            architectures=("Qwen3VLForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLForConditionalGeneration",
+            media=("image", "video"),
+            reasoning="qwen3",
+        ),
+        ModelSpec(
+            name="qwen3_vl_moe",
+            architectures=("Qwen3VLMoeForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLMoeForConditionalGeneration",
+            media=("image", "video"),
+            reasoning="qwen3",
         ),
     )

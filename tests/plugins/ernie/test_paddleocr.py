@@ -2,8 +2,9 @@
 
 import torch
 from mmdeploy_llm_plugins.ernie import provide_models
+from safetensors.torch import load_file, save_file
 
-from mmdeploy_llm.testing.model_conformance import ModelConformance, max_difference
+from mmdeploy_llm.testing.model_conformance import ModelConformance, build, max_difference
 from mmdeploy_llm.testing.tiny import write_tiny
 
 SPECS = {spec.name: spec for spec in provide_models()}
@@ -36,3 +37,12 @@ class TestPaddleOCRVL(ModelConformance):
         for item, embed in zip(items, together, strict=True):
             (alone,) = runner.model.encode_media([item])
             assert max_difference(embed, alone) < self.tolerance, item.key
+
+    def test_unused_parts_of_the_published_tower(self, folder, reference, tmp_path):
+        tensors = load_file(folder / "model.safetensors")
+        prefix = "visual.vision_model."
+        assert any(key.startswith(prefix) for key in tensors)
+        tensors[f"{prefix}embeddings.packing_position_embedding.weight"] = torch.zeros(9, 48)
+        tensors[f"{prefix}head.attention.in_proj_weight"] = torch.zeros(9, 48)
+        save_file(tensors, tmp_path / "model.safetensors")
+        build(self.spec, tmp_path, reference.config, torch.float32)

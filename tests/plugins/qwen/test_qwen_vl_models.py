@@ -2,8 +2,12 @@
 
 import torch
 from mmdeploy_llm_plugins.qwen import provide_models
+from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
+from safetensors.torch import load_file, save_file
 
-from mmdeploy_llm.testing.model_conformance import ModelConformance, max_difference
+from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.testing.model_conformance import ModelConformance, build, max_difference
+from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import write_tiny
 
 SPECS = {spec.name: spec for spec in provide_models()}
@@ -43,3 +47,60 @@ class TestQwen2VL(VisionConformance):
     @staticmethod
     def write(folder):
         write_tiny("qwen2_vl", folder)
+
+
+class TestQwen3VL(VisionConformance):
+    """Features of inner layers, learned positions, heads with norms, frames between time stamps."""
+
+    spec = SPECS["qwen3_vl"]
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "one image": ((1, 4, 6),),
+        "images of different sizes": ((1, 4, 6), (1, 18, 12), (1, 8, 16), (1, 4, 6)),
+        "video": ((4, 6, 8),),
+        "image and video": ((1, 10, 4), (2, 10, 12)),
+    }
+
+    @staticmethod
+    def write(folder):
+        write_tiny("qwen3_vl", folder)
+
+
+class TestQwen3VLMoe(VisionConformance):
+    """Experts, and a layer without."""
+
+    spec = SPECS["qwen3_vl_moe"]
+    cases = TestQwen3VL.cases
+
+    @staticmethod
+    def write(folder):
+        # A seed with few close calls among the experts, which bf16 turns over.
+        write_tiny("qwen3_vl_moe", folder, seed=2)
+
+    def test_published_stacks_of_experts(self, folder, reference, runner, tmp_path):
+        """Hub checkpoints hold them with the last two axes swapped."""
+        tensors = load_file(folder / "model.safetensors")
+        stacks = [key for key in tensors if ".experts." in key]
+        assert len(stacks) == 4  # two in each of two layers
+        for key in stacks:
+            tensors[key] = tensors[key].mT.contiguous()
+        save_file(tensors, tmp_path / "model.safetensors")
+        model = build(self.spec, tmp_path, reference.config, torch.float32)
+        expected = dict(runner.model.named_parameters())
+        assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
+
+
+def test_frames_without_text_between_are_one_grid(tmp_path):
+    """As a caller's own ids may spell a video."""
+    config = Reference(write_tiny("qwen3_vl", tmp_path)).config
+    model = build(SPECS["qwen3_vl"], tmp_path, config, torch.float32)
+    item = MediaInput(kind="video", tensors={}, num_tokens=3, key="video", grid_thw=(3, 2, 2))
+    together = model.positions(6, [MediaSpan(offset=1, item=item)])
+    assert together[0].tolist() == [0, 1, 2, 3, 2, 3]
+    apart = model.positions(9, [MediaSpan(offset=1, item=item, rows=(0, 2, 5))])
+    assert apart.tolist() == [list(range(9))] * 3
+
+
+def test_axes_take_turns():
+    assert interleaved_axes((6, 5, 5), 16) == (0, 1, 2) * 5 + (0,)
+    assert interleaved_axes((4, 2, 2), 8) == (0, 1, 2, 0, 1, 2, 0, 0)

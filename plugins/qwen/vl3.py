@@ -1,0 +1,110 @@
+"""Qwen3-VL, dense and with experts: the Qwen3 decoder with interleaved M-RoPE, a tower whose inner
+layers reach into the decoder's first ones, and videos whose frames stand apart in the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from mmdeploy_llm.hooks import MediaSpan
+from mmdeploy_llm.layers import (
+    DecoderConfig,
+    Grid,
+    GridLM,
+    MoEConfig,
+    rotary_config,
+    standard_decoder,
+)
+from mmdeploy_llm.weights.map import Target, WeightMap
+
+from .text import IGNORED
+from .tower3 import DeepstackTower
+
+# From the published names, which are also those of transformers' modules, to ours.
+RENAMES = (
+    (r"^model\.language_model\.", "model."),
+    (r"^model\.visual\.", "visual."),
+    (r"^(visual\.blocks\.\d+\.mlp)\.linear_fc", r"\1.fc"),
+    (r"^(visual\.(?:merger|deepstack_merger_list\.\d+))\.linear_fc", r"\1.mlp.fc"),
+)
+SECTIONS = (24, 20, 20)  # transformers' default: channel pairs of time, height and width
+
+
+class Qwen3VLForConditionalGeneration(GridLM):
+    """transformers' Qwen3VLForConditionalGeneration."""
+
+    def __init__(self, config: Any) -> None:
+        decoder = self.decoder_config(config)
+        super().__init__(decoder, merge_size=config.vision_config.spatial_merge_size)
+        self.visual = DeepstackTower(config.vision_config)
+        self.media_size = decoder.hidden_size * (1 + len(self.visual.taps))
+        ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
+        self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
+
+    @staticmethod
+    def decoder_config(config: Any) -> DecoderConfig:
+        """The decoder of the text config."""
+        text = config.text_config
+        sections = text.rope_parameters.get("mrope_section", SECTIONS)
+        rotary = rotary_config(text)
+        axes = interleaved_axes(sections, rotary.head_dim // 2)
+        return replace(
+            standard_decoder(text, replace(rotary, axes=axes)),
+            qkv_bias=text.attention_bias,
+            out_bias=text.attention_bias,
+            qk_norm=True,
+            is_tied=config.tie_word_embeddings,
+        )
+
+    def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """See GridLM."""
+        out: Tensor = self.visual(pixels, grids)
+        return out
+
+    def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
+        """See GridLM. Each frame of a video is a grid of its own, with text between; a video
+        without such text, as ids may spell it, is one grid."""
+        ((_, (frames, height, width), interval),) = super().grids_of(span)
+        num = frames // len(span.runs)
+        return [(start, (num, height, width), interval) for start, _ in span.runs]
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        return self._weights.targets(key)
+
+
+class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
+    """transformers' Qwen3VLMoeForConditionalGeneration."""
+
+    @staticmethod
+    def decoder_config(config: Any) -> DecoderConfig:
+        """The decoder of the text config, with its experts."""
+        text = config.text_config
+        decoder = Qwen3VLForConditionalGeneration.decoder_config(config)
+        moe = MoEConfig(
+            num_experts=text.num_experts,
+            top_k=text.num_experts_per_tok,
+            intermediate_size=text.moe_intermediate_size,
+            router="softmax",
+        )
+        step, dense = text.decoder_sparse_step, {*text.mlp_only_layers}
+        sparse = (layer for layer in range(decoder.num_layers) if (layer + 1) % step == 0)
+        return replace(decoder, moe=moe, moe_layers=frozenset(sparse) - dense)
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map. Published stacks of experts have their last two axes swapped, those that
+        transformers saves do not."""
+        targets = super().weight_targets(key)
+        if targets and key.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+            return [replace(target, transpose=None) for target in targets]
+        return targets
+
+
+def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]:
+    """Qwen3's M-RoPE: time, height and width take turns until height and width have had as many
+    channel pairs as `sections` gives them; the other pairs follow time."""
+    turns = (pair % 3 for pair in range(num_pairs))
+    return tuple(axis if pair // 3 < sections[axis] else 0 for pair, axis in enumerate(turns))
