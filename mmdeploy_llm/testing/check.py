@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import transformers
+
+from mmdeploy_llm.errors import MediaError, ModelNotSupportedError, PluginLoadError
+from mmdeploy_llm.hooks import Checkpoint, MediaProcessorSpec, ModelSpec, PluginManager
+from mmdeploy_llm.hooks.discovery import discover
+from mmdeploy_llm.hooks.names import did_you_mean, error_text, listing, normalise
+from mmdeploy_llm.hooks.records import FAULTS, describe
+from mmdeploy_llm.hooks.selection import ANY_MODEL
+from mmdeploy_llm.intake.checkpoint import read_checkpoint
+
+from .checks import equalities, models, parsers, plugins, processors
+from .checks.base import Check, CheckFailed, CheckSkipped
+from .prompts import make_prompt
+from .samples import samples
+
+FOLDER_TOLERANCE = 1e-3  # of real sizes, where sums are longer than in tiny checkpoints
+NUM_LAYERS = 2  # of the configs that models are built from without a checkpoint
+SMALL_IMAGES = {"an image": ((1, 4, 6),), "two images": ((1, 4, 6), (1, 8, 4))}
+ON_META = (
+    models.builds_on_meta,
+    models.has_what_the_engine_asks_for,
+    models.unknown_keys_are_refused,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +55,170 @@ def check_plugin(name: str, *, model_folder: Path | None = None) -> Iterator[Ver
     """Runs the checks of the installed plugin `name`, one verdict each, as they finish.
 
     Parsers are tried on texts made of their markers, processors on generated media of their kind,
-    models on transformers' own config of their architecture, with small sizes. model_folder: a
+    models on transformers' own config of their architecture, with few layers. model_folder: a
     checkpoint; the model that serves it gets all checks, the processors get its files. Raises
-    PluginLoadError when no such plugin is installed.
+    PluginLoadError when no such plugin is installed, CheckpointError for an unreadable folder.
     """
-    raise NotImplementedError
+    if plugins.installed(name) is None:
+        known = [plugin.origin.name for plugin in discover().plugins]
+        raise PluginLoadError(
+            f"no installed plugin is named {name!r}{did_you_mean(name, known)}; installed: "
+            f"{listing(known)}"
+        )
+    checkpoint = None if model_folder is None else read_checkpoint(model_folder)
+    return _verdicts(plugins.PluginSubject.of(name), checkpoint)
+
+
+def _verdicts(subject: plugins.PluginSubject, checkpoint: Checkpoint | None) -> Iterator[Verdict]:
+    yield from _run(plugins.CHECKS, "", subject)
+    try:
+        manager = subject.manager
+    except CheckFailed:
+        return  # hooks_are_valid has said why
+    for parser in manager.reasoning_parsers:
+        yield from _run(parsers.CHECKS, describe(parser), parsers.ParserSubject(spec=parser))
+    for processor in manager.media_processors:
+        yield from _check_processor(processor, manager, checkpoint)
+    for model in manager.models:
+        yield from _check_model(model, manager, checkpoint)
+
+
+def _run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
+    """A verdict for each check. Whatever a plugin raises is its failure."""
+    for check in checks:
+        start = time.perf_counter()
+        outcome: Literal["pass", "fail", "skip"] = "pass"
+        message = ""
+        try:
+            check(subject)
+        except CheckSkipped as reason:
+            outcome, message = "skip", str(reason)
+        except CheckFailed as failure:
+            outcome, message = "fail", str(failure)
+        except FAULTS as error:
+            outcome, message = "fail", f"it raised {error_text(error)}"
+        yield Verdict(
+            check=check.__name__,
+            subject=what,
+            outcome=outcome,
+            message=message,
+            seconds=time.perf_counter() - start,
+        )
+
+
+def _skipped(check: str, what: str, message: str) -> Verdict:
+    return Verdict(check=check, subject=what, outcome="skip", message=message, seconds=0.0)
+
+
+def _check_processor(
+    spec: MediaProcessorSpec, manager: PluginManager, checkpoint: Checkpoint | None
+) -> Iterator[Verdict]:
+    what = describe(spec)
+    with ExitStack() as stack:
+        if checkpoint is not None and not _serves(spec, checkpoint):
+            yield _skipped("builds", what, "it is for other models than that of the folder")
+            return
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        given = checkpoint or Checkpoint(folder=folder, config=SimpleNamespace())
+        subject = processors.ProcessorSubject(spec=spec, checkpoint=given)
+        stack.callback(subject.close)
+        try:
+            subject.samples = _taken(subject)
+        except CheckFailed as failure:
+            if checkpoint is None:
+                yield _skipped("builds", what, f"{failure}; give a model folder to build it with")
+                return
+            subject.samples = {}
+        if not subject.samples:
+            subject.too_large = {}
+        yield from _run(processors.CHECKS, what, subject)
+
+
+def _taken(subject: processors.ProcessorSubject) -> dict[str, Any]:
+    """The generated media that the processor reads at all: not every image processor reads image
+    files."""
+    taken = {}
+    for name, source in samples(subject.spec.kind).items():
+        try:
+            subject.processor.decode(source, subject.limits)
+        except MediaError:
+            continue
+        except FAULTS:
+            pass  # for the checks to report
+        taken[name] = source
+    return taken
+
+
+def _serves(spec: MediaProcessorSpec, checkpoint: Checkpoint) -> bool:
+    """Whether the processor is for the family of the checkpoint, whoever provides that."""
+    try:
+        family = PluginManager.load().model_for(checkpoint.config.architectures or ()).name
+    except ModelNotSupportedError:
+        return ANY_MODEL in spec.models
+    return bool({normalise(family), ANY_MODEL} & set(map(normalise, spec.models)))
+
+
+def _check_model(
+    spec: ModelSpec, manager: PluginManager, checkpoint: Checkpoint | None
+) -> Iterator[Verdict]:
+    if checkpoint is None:
+        for architecture in spec.architectures:
+            yield from _check_on_meta(spec, architecture)
+        return
+    architectures = checkpoint.config.architectures or ()
+    try:
+        is_served = manager.model_for(architectures) is spec
+    except ModelNotSupportedError:
+        is_served = False
+    if not is_served:
+        yield _skipped("builds_on_meta", describe(spec), "the folder is of another architecture")
+        return
+    cases: dict[str, Sequence[models.Grid]] = {"text": (), "other text": ()}
+    if "image" in spec.media and _has_grids(checkpoint.config):
+        cases |= SMALL_IMAGES
+    subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
+    yield from _run(models.CHECKS + equalities.CHECKS, describe(spec), subject)
+
+
+def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:
+    what = f"{describe(spec)} ({architecture})"
+    known = getattr(transformers, architecture, None)
+    if known is None:
+        reason = f"transformers has no config for {architecture}; give a model folder"
+        yield _skipped("builds_on_meta", what, reason)
+        return
+    config = known.config_class()
+    config.architectures = [architecture]
+    for part in (config, config.get_text_config(), getattr(config, "vision_config", None)):
+        _shorten(part)
+    yield from _run(ON_META, what, _subject(spec, config, Path(), {}))
+
+
+def _subject(
+    spec: ModelSpec, config: Any, folder: Path, cases: dict[str, Sequence[models.Grid]]
+) -> models.ModelSubject:
+    return models.ModelSubject(
+        spec=spec,
+        folder=folder,
+        config=config,
+        cases=cases,
+        tolerance=FOLDER_TOLERANCE,
+        make_prompt=make_prompt,
+        make_reference=models.transformers_reference,
+    )
+
+
+def _shorten(config: Any) -> None:
+    """Fewer layers; what is listed for each layer goes with them."""
+    for name in ("num_hidden_layers", "depth"):
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, min(NUM_LAYERS, getattr(config, name)))
+    for name in ("layer_types", "mlp_layer_types"):
+        if isinstance(getattr(config, name, None), list):
+            setattr(config, name, getattr(config, name)[:NUM_LAYERS])
+
+
+def _has_grids(config: Any) -> bool:
+    """Whether prompts with random patches can be made for it."""
+    vision = getattr(config, "vision_config", None)
+    return hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size")

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm.errors import CheckpointError
@@ -18,6 +19,7 @@ from mmdeploy_llm.hooks.contracts import media_size
 from mmdeploy_llm.hooks.factories import MODEL_METHODS, MODEL_SIZES
 from mmdeploy_llm.testing.dense import DenseRunner
 from mmdeploy_llm.testing.paged import PagedRunner
+from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.weights import build_model
 from mmdeploy_llm.weights.find import find_weights
 
@@ -234,6 +236,16 @@ def encoding_together_equals_one_by_one(subject: ModelSubject) -> None:
                 f"the embeddings of {item.key!r} differ by {error:.2g} when it is encoded among "
                 "others; let the encoder's attention and pooling end at each item",
             )
+
+
+def transformers_reference(folder: Path) -> Any:
+    """transformers' own model of the folder. Raises CheckSkipped when it has none."""
+    architecture = transformers.AutoConfig.from_pretrained(folder).architectures[0]
+    if not hasattr(transformers, architecture):
+        raise CheckSkipped(
+            f"transformers has no {architecture}; give a reference of your own in `make_reference`"
+        )
+    return Reference(folder)
 
 
 def _check_positions(model: Any, name: str, ids: Sequence[int], media: Sequence[MediaSpan]) -> None:

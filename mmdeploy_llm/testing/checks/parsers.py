@@ -6,11 +6,13 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import get_args, get_type_hints
 
 from mmdeploy_llm.hooks import ReasoningParser, ReasoningParserSpec, Segment
 
 from .base import Check, CheckSkipped, attributed, demand, factory_of
 
+KINDS: tuple[str, ...] = get_args(get_type_hints(Segment)["kind"])
 PLAIN = "Two and two are four.\nWell: 4 < 5 > 3, said he."
 SCRAPS = ("a", "b c", " ", "\n\n", "<", "</", "é", "[", "|", ">")
 NUM_RANDOM_TEXTS = 30
@@ -106,12 +108,14 @@ def markers_are_consistent(subject: ParserSubject) -> None:
         f"`end_marker` {end!r} is not in `markers` {markers!r}; add it, or the tokenizer may drop "
         "it as a special token before the parser sees it",
     )
-    ended = [
-        subject.split((f"{opening}why{end}so",), prompt)
+    opened = [
+        reasoning
         for opening, prompt in product(("", *markers), subject.prompts())
+        if "why" in (reasoning := subject.split((f"{opening}why{end}so",), prompt)[0])
     ]
+    # A format whose reasoning opens with more than one marker is left to the examples.
     demand(
-        any("why" in reasoning and "so" not in reasoning for reasoning, _ in ended),
+        not opened or any("so" not in reasoning for reasoning in opened),
         f"`end_marker` {end!r} ends the reasoning of no text 'why{end}so', whichever marker opened "
         "it; set `end_marker` to the text that ends the reasoning, or to None",
     )
@@ -131,9 +135,9 @@ def segments_are_well_formed(subject: ParserSubject) -> None:
             )
             for segment in answer:
                 demand(
-                    isinstance(segment, Segment) and segment.kind in ("reasoning", "content"),
-                    f"{method} gives {segment!r} for {text!r}; give Segments of kind 'reasoning' "
-                    "or 'content'",
+                    isinstance(segment, Segment) and segment.kind in KINDS,
+                    f"{method} gives {segment!r} for {text!r}; give Segments of kind "
+                    f"{' or '.join(map(repr, KINDS))}",
                 )
                 demand(
                     isinstance(segment.text, str) and segment.text,
