@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ class RMSNorm(nn.Module):
         """Same shape and dtype as `x`."""
         if x.is_cuda:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        rows = row_parts(x, x.numel() // x.shape[0], MAX_VALUES)
+        rows = row_parts(x, math.prod(x.shape[1:]), MAX_VALUES)
         if len(rows) == 1:
             return _rms_norm(x, self.weight, self.eps)
         out = torch.empty_like(x)

@@ -125,6 +125,7 @@ def test_norm_of_heads_in_parts(monkeypatch):
     whole = norm(x)
     monkeypatch.setattr(norm_module, "MAX_VALUES", 64)
     assert torch.equal(norm(x), whole)
+    assert norm(x[:0]).shape == (0, 6, 8)
 
 
 class TestSoftmaxRouter:
