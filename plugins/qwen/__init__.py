@@ -9,6 +9,10 @@ from mmdeploy_llm.hooks import ModelSpec, hookimpl
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """The families of transformers, by their names there."""
+    return (*_text_models(), *_vl_models())
+
+
+def _text_models() -> tuple[ModelSpec, ...]:
     return (
         ModelSpec(
             name="qwen2",
@@ -32,6 +36,11 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3MoeForCausalLM",
             reasoning="qwen3",
         ),
+    )
+
+
+def _vl_models() -> tuple[ModelSpec, ...]:
+    return (
         ModelSpec(
             name="qwen2_vl",
             architectures=("Qwen2VLForConditionalGeneration",),
