@@ -1,5 +1,5 @@
-"""Images as model inputs, for ERNIE 4.5 VL and Qwen-VL. Imports neither Pillow nor torch by
-itself."""
+"""Images as model inputs, for ERNIE 4.5 VL, Qwen-VL and PaddleOCR-VL. Imports neither Pillow nor
+torch by itself."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
 
@@ -17,7 +17,21 @@ QWEN = MediaProcessorSpec(
 )
 
 
+QWEN3 = MediaProcessorSpec(
+    name="qwen3-image",
+    kind="image",
+    factory="mmdeploy_llm_processors.image.processor:Qwen3ImageProcessor",
+    models=("qwen3_vl", "qwen3_vl_moe"),
+)
+PADDLEOCR = MediaProcessorSpec(
+    name="paddleocr-image",
+    kind="image",
+    factory="mmdeploy_llm_processors.image.processor:PaddleOCRImageProcessor",
+    models=("paddleocr_vl",),
+)
+
+
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
     """One spec for each family."""
-    return (ERNIE, QWEN)
+    return (ERNIE, QWEN, QWEN3, PADDLEOCR)

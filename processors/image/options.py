@@ -11,7 +11,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
 
-# The normalisation of CLIP, which both families were trained with (transformers' OPENAI_CLIP_MEAN
+# The normalisation of CLIP, which most families were trained with (transformers' OPENAI_CLIP_MEAN
 # and _STD).
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -92,6 +92,14 @@ def resolve_options(
         )
     _check_shape(options, vision_config)
     return options
+
+
+def normalisation(preprocessor: Mapping[str, Any]) -> dict[str, Any]:
+    """image_mean and image_std of a processor's file, as fields of ImageOptions. Raises
+    CheckpointError for wrong values."""
+    names = ("image_mean", "image_std")
+    found = {name: preprocessor[name] for name in names if preprocessor.get(name) is not None}
+    return _checked(found, CheckpointError, "file")
 
 
 def _given(kwargs: Mapping[str, Any]) -> dict[str, Any]:

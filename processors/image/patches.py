@@ -31,11 +31,7 @@ def fit_size(height: int, width: int, options: ImageOptions) -> tuple[int, int]:
     factor = options.factor
     if not options.do_resize:
         return _unresized(height, width, factor)
-    if max(height, width) > MAX_ASPECT * min(height, width):
-        raise MediaError(
-            f"an image of {width} x {height} pixels is more than {MAX_ASPECT} times as long as "
-            "wide; crop or pad it"
-        )
+    check_aspect(height, width)
     new_height = round(height / factor) * factor
     new_width = round(width / factor) * factor
     if new_height * new_width > options.max_pixels:
@@ -47,6 +43,24 @@ def fit_size(height: int, width: int, options: ImageOptions) -> tuple[int, int]:
         new_height = math.ceil(height * grow / factor) * factor
         new_width = math.ceil(width * grow / factor) * factor
     return new_height, new_width
+
+
+def check_aspect(height: int, width: int) -> None:
+    """Refuses an image or a frame more than 200 times as long as wide."""
+    if max(height, width) > MAX_ASPECT * min(height, width):
+        raise MediaError(
+            f"an image of {width} x {height} pixels is more than {MAX_ASPECT} times as long as "
+            "wide; crop or pad it"
+        )
+
+
+def grow_sides(height: int, width: int, factor: int) -> tuple[int, int]:
+    """PaddleOCR-VL's rule: a side below `factor` becomes it, and the other one grows with it."""
+    if height < factor:
+        height, width = factor, round(width * factor / height)
+    if width < factor:
+        height, width = round(height * factor / width), factor
+    return height, width
 
 
 def clamp_aspect(height: int, width: int, factor: int) -> tuple[int, int]:

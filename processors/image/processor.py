@@ -1,5 +1,5 @@
-"""The image processors of the ERNIE 4.5 VL and Qwen-VL families: RGB image in, patch rows and grid
-out."""
+"""The image processors of the ERNIE 4.5 VL, PaddleOCR-VL and Qwen-VL families: RGB image in, patch
+rows and grid out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcess
 from .decode import DecodedImage, ImageDecoder, ImageHeader
 from .draft import resize_draft
 from .options import ImageOptions, resolve_options
-from .patches import clamp_aspect, fit_size, normalise_table, patchify, resize
+from .patches import clamp_aspect, fit_size, grow_sides, normalise_table, patchify, resize
 
 
 class ImageProcessor(MediaProcessor):
-    """What both families share; a family sets the class attributes. Safe for use from several
+    """What all families share; a family sets the class attributes. Safe for use from several
     threads.
 
     checkpoint: gives the image options of preprocessor_config.json and the vision tower's patch
@@ -137,3 +137,32 @@ class QwenImageProcessor(ImageProcessor):
     markers = ("<|image_pad|>",)
     default = replace(ErnieImageProcessor.default, max_pixels=1280 * 28 * 28, temporal_patch_size=2)
     reads_pixel_bounds = True
+
+
+class Qwen3ImageProcessor(QwenImageProcessor):
+    """Qwen3-VL: patches of 16 pixels, 256 x 256 to 4096 x 4096 pixels by default."""
+
+    default = replace(
+        QwenImageProcessor.default,
+        min_pixels=256 * 256,
+        max_pixels=4096 * 4096,
+        patch_size=16,
+        image_mean=(0.5, 0.5, 0.5),
+        image_std=(0.5, 0.5, 0.5),
+    )
+
+
+class PaddleOCRImageProcessor(ImageProcessor):
+    """PaddleOCR-VL: 384 x 384 to 1536 x 1536 pixels by default. Its patches come in blocks of those
+    that are merged, not row by row as in transformers."""
+
+    token = "<|IMAGE_PLACEHOLDER|>"
+    markers = ("<|IMAGE_PLACEHOLDER|>",)
+    default = replace(ErnieImageProcessor.default, min_pixels=384 * 384, max_pixels=1536 * 1536)
+    reads_pixel_bounds = True
+
+    def target_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) after resizing; sides below one factor are first brought to it."""
+        if self.options.do_resize:
+            height, width = grow_sides(height, width, self.options.factor)
+        return fit_size(height, width, self.options)

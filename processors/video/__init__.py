@@ -17,7 +17,15 @@ QWEN = MediaProcessorSpec(
 )
 
 
+QWEN3 = MediaProcessorSpec(
+    name="qwen3-video",
+    kind="video",
+    factory="mmdeploy_llm_processors.video.qwen3:Qwen3VideoProcessor",
+    models=("qwen3_vl", "qwen3_vl_moe"),
+)
+
+
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
     """One spec for each family."""
-    return (ERNIE, QWEN)
+    return (ERNIE, QWEN, QWEN3)

@@ -27,9 +27,9 @@ class VideoOptions:
 
     fps: frames to take of each second; negative where target_frames says how many in all (-1: fps
     decides). min_frames, max_frames: bounds of that. frames_sample: which frame of an interval.
-    min_pixels, max_pixels: area of a frame after resizing. draw_on_frames: write the time on each
-    frame. font: name of a font file in the checkpoint. source_fps: frames per second of a list of
-    frames or an array.
+    min_pixels, max_pixels: area of a frame after resizing, or of all together (Qwen3-VL).
+    draw_on_frames: write the time on each frame. font: name of a font file in the checkpoint.
+    source_fps: frames per second of a list of frames or an array.
     """
 
     fps: float = 2.0

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from mmdeploy_llm_processors.image.options import ImageOptions
+from mmdeploy_llm_processors.image.options import ImageOptions, normalisation
 from mmdeploy_llm_processors.image.patches import (
     clamp_aspect,
     fit_size,
@@ -56,7 +57,7 @@ class VideoItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class VideoPlan:
     """What will be made of a video. height, width: of a frame after resizing."""
 
     options: VideoOptions
@@ -72,8 +73,9 @@ class _Plan:
 
 
 class VideoProcessor(MediaProcessor):
-    """What both families share. Safe for use from several threads.
+    """What all families share. Safe for use from several threads.
 
+    normalisation: image_mean and image_std, where they are not CLIP's and the file has none.
     checkpoint: gives the options of its video processor's file and the vision tower's patch sizes.
     options: the engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong
     ones.
@@ -82,6 +84,7 @@ class VideoProcessor(MediaProcessor):
     kind = "video"
     default: ClassVar[VideoOptions]
     frames_per_patch: ClassVar[int]
+    normalisation: ClassVar[Mapping[str, tuple[float, float, float]]] = MappingProxyType({})
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self.options = engine_options(self.default, checkpoint.video_preprocessor, options)
@@ -92,6 +95,7 @@ class VideoProcessor(MediaProcessor):
             patch_size=getattr(vision, "patch_size", 14),
             merge_size=getattr(vision, "spatial_merge_size", 2),
             temporal_patch_size=self.frames_per_patch,
+            **{**self.normalisation, **normalisation(checkpoint.video_preprocessor)},
         )
         self._table = normalise_table(self._image_options)
         self._workers = Workers()
@@ -136,11 +140,16 @@ class VideoProcessor(MediaProcessor):
             num_tokens=self._num_tokens(plan),
             key=self._key(item, plan),
             grid_thw=(steps, rows, columns),
+            prompt_text=self.written(plan),
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:
         """Placeholder tokens of the video, without decoding a frame."""
         return self._num_tokens(self._plan(item, options))
+
+    def prompt_text(self, item: VideoItem, options: Mapping[str, Any]) -> str | None:
+        """What stands for the video in the prompt, without decoding a frame."""
+        return self.written(self._plan(item, options))
 
     def previews(self, item: VideoItem, options: Mapping[str, Any]) -> list[bytes]:
         """JPEGs of the chosen frames as the model gets them: MAX_PREVIEWS at most, spread out."""
@@ -157,19 +166,23 @@ class VideoProcessor(MediaProcessor):
     def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
         """The family's frames, ascending."""
 
-    def prepared(self, frame: Image.Image, index: int, plan: _Plan) -> Image.Image:
+    def prepared(self, frame: Image.Image, index: int, plan: VideoPlan) -> Image.Image:
         """The frame as it is resized."""
         return frame
 
-    def extras(self, plan: _Plan) -> dict[str, torch.Tensor]:
+    def extras(self, plan: VideoPlan) -> dict[str, torch.Tensor]:
         """Tensors beside the pixels."""
         return {}
 
-    def target_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of a frame after resizing."""
+    def written(self, plan: VideoPlan) -> str | None:
+        """See MediaInput.prompt_text."""
+        return None
+
+    def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
+        """(height, width) of a frame after resizing. num_frames: chosen ones."""
         return fit_size(height, width, self._image_options)
 
-    def _plan(self, item: VideoItem, given: Mapping[str, Any]) -> _Plan:
+    def _plan(self, item: VideoItem, given: Mapping[str, Any]) -> VideoPlan:
         options, video = item_options(self.options, given), item.video
         timeline = video.timeline
         if video.has_chosen_frames:
@@ -185,12 +198,12 @@ class VideoProcessor(MediaProcessor):
                 f"{len(indices)} frames of the video would be used, {item.limits.max_frames} are "
                 "allowed; lower max_frames or fps"
             )
-        height, width = self.target_size(timeline.height, timeline.width)
-        return _Plan(
+        height, width = self.target_size(timeline.height, timeline.width, len(indices))
+        return VideoPlan(
             options=options, timeline=timeline, indices=indices, height=height, width=width
         )
 
-    def _pixels(self, video: OpenVideo, plan: _Plan) -> Iterator[np.ndarray]:
+    def _pixels(self, video: OpenVideo, plan: VideoPlan) -> Iterator[np.ndarray]:
         """The frames at their final size, uint8 [H, W, 3]; the last twice where they are odd."""
         for frame, index in zip(video.read(plan.indices), plan.indices, strict=True):
             ready = self.prepared(frame, index, plan)
@@ -199,11 +212,11 @@ class VideoProcessor(MediaProcessor):
         if len(plan.indices) % GROUP:
             yield pixels
 
-    def _num_tokens(self, plan: _Plan) -> int:
+    def _num_tokens(self, plan: VideoPlan) -> int:
         factor = self._image_options.factor
         return plan.num_frames // GROUP * (plan.height // factor) * (plan.width // factor)
 
-    def _key(self, item: VideoItem, plan: _Plan) -> str:
+    def _key(self, item: VideoItem, plan: VideoPlan) -> str:
         text = (
             f"{type(self).__qualname__}\0{plan.options!r}\0{self._image_options!r}\0"
             f"{list(plan.indices)!r}\0{item.digest}"
@@ -227,13 +240,13 @@ class ErnieVideoProcessor(VideoProcessor):
         """See select.ernie_frames."""
         return ernie_frames(timeline, options, digest)
 
-    def prepared(self, frame: Image.Image, index: int, plan: _Plan) -> Image.Image:
+    def prepared(self, frame: Image.Image, index: int, plan: VideoPlan) -> Image.Image:
         """With its time, unless draw_on_frames is off."""
         if not plan.options.draw_on_frames:
             return frame
         return self._stamp.draw(frame, plan.timeline.time_of(index))
 
-    def target_size(self, height: int, width: int) -> tuple[int, int]:
+    def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         """(height, width) after resizing; an aspect over 200 is reduced to 200."""
         height, width = clamp_aspect(height, width, self._image_options.factor)
         return fit_size(height, width, self._image_options)
@@ -258,7 +271,7 @@ class QwenVideoProcessor(VideoProcessor):
         """See select.qwen_frames."""
         return qwen_frames(timeline, options, GROUP)
 
-    def extras(self, plan: _Plan) -> dict[str, torch.Tensor]:
+    def extras(self, plan: VideoPlan) -> dict[str, torch.Tensor]:
         """`second_per_grid`: transformers' second_per_grid_ts."""
         rate = len(plan.indices) / plan.timeline.num_frames * plan.timeline.fps
         return {"second_per_grid": torch.tensor(GROUP / rate)}

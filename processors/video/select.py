@@ -4,6 +4,7 @@ ERNIE   the rules and errors of FastDeploy: `target_frames` frames, or `fps` fra
         min_frames .. max_frames
 Qwen    the rules of transformers' Qwen2-VL video processor: an even number of frames, evenly
         spread
+Qwen3   those of its Qwen3-VL video processor: from the first frame to the last
 """
 
 from __future__ import annotations
@@ -114,23 +115,49 @@ def qwen_frames(timeline: Timeline, options: VideoOptions, group: int) -> list[i
     if options.target_frames > 0:
         count = round(options.target_frames / group) * group
         if count > total:
-            raise MediaError(
-                f"target_frames = {options.target_frames}, but the video has {total} frames; lower "
-                "it or give fps instead"
-            )
+            raise MediaError(_too_few(options.target_frames, total))
     elif options.fps > 0:
         most = math.floor(min(options.max_frames, total) / group) * group
         wanted = min(max(timeline.duration * options.fps, options.min_frames), most, total)
         count = math.floor(wanted / group) * group
     else:
-        raise MediaError(
-            "Must provide either positive fps or positive target_frames: fps is "
-            f"{options.fps:g}, target_frames is {options.target_frames}"
-        )
+        raise MediaError(_no_rate(options))
     count = max(group, count)
     # As written there: float steps of torch decide which frame is taken.
     indices: list[int] = torch.arange(0, total, total / count).int().tolist()
     return indices
+
+
+def qwen3_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
+    """Frame numbers, ascending, the first and the last among them where there are two.
+
+    Source: transformers' Qwen3VLVideoProcessor.sample_frames. Raises MediaError.
+    """
+    total = timeline.num_frames
+    if options.target_frames > 0:
+        count = options.target_frames
+        if count > total:
+            raise MediaError(_too_few(count, total))
+    elif options.fps > 0:
+        wanted = int(total / timeline.fps * options.fps)
+        count = min(max(wanted, options.min_frames), options.max_frames, total)
+    else:
+        raise MediaError(_no_rate(options))
+    indices: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
+    return indices
+
+
+def _too_few(wanted: int, total: int) -> str:
+    return (
+        f"target_frames = {wanted}, but the video has {total} frames; lower it or give fps instead"
+    )
+
+
+def _no_rate(options: VideoOptions) -> str:
+    return (
+        "Must provide either positive fps or positive target_frames: fps is "
+        f"{options.fps:g}, target_frames is {options.target_frames}"
+    )
 
 
 def chosen_frames(timeline: Timeline, options: VideoOptions) -> list[int]:

@@ -6,12 +6,22 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from mmdeploy_llm_processors.image.processor import ErnieImageProcessor, QwenImageProcessor
+from mmdeploy_llm_processors.image.processor import (
+    ErnieImageProcessor,
+    PaddleOCRImageProcessor,
+    Qwen3ImageProcessor,
+    QwenImageProcessor,
+)
 from PIL import Image
 
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 
-FAMILIES = {"ernie": ErnieImageProcessor, "qwen": QwenImageProcessor}
+FAMILIES = {
+    "ernie": ErnieImageProcessor,
+    "paddleocr": PaddleOCRImageProcessor,
+    "qwen": QwenImageProcessor,
+    "qwen3": Qwen3ImageProcessor,
+}
 
 
 @pytest.fixture

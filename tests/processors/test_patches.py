@@ -9,6 +9,9 @@ from mmdeploy_llm_processors.image.patches import fit_size
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,
 )
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+    PaddleOCRVLImageProcessorPil,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     Qwen2VLImageProcessorPil,
     smart_resize,
@@ -16,7 +19,37 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 
 from mmdeploy_llm.errors import MediaError
 
-REFERENCE = {"ernie": Ernie4_5_VLMoeImageProcessorPil, "qwen": Qwen2VLImageProcessorPil}
+# Of the published Qwen3-VL checkpoints, whose image processor is Qwen2-VL's.
+QWEN3 = {
+    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+    "patch_size": 16,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+
+def qwen3_reference(**options):
+    return Qwen2VLImageProcessorPil(**{**QWEN3, **options})
+
+
+REFERENCE = {
+    "ernie": Ernie4_5_VLMoeImageProcessorPil,
+    "paddleocr": PaddleOCRVLImageProcessorPil,
+    "qwen": Qwen2VLImageProcessorPil,
+    "qwen3": qwen3_reference,
+}
+
+
+def in_blocks(theirs, options):
+    """transformers' patch rows in blocks of those that are merged; only PaddleOCR-VL's, which are
+    images of their own, come row by row."""
+    pixels = theirs["pixel_values"]
+    if pixels.ndim == 2:
+        return pixels
+    [(_, height, width)] = theirs["image_grid_thw"].tolist()
+    merge = options.merge_size
+    blocks = pixels.view(height // merge, merge, width // merge, merge, -1).transpose(1, 2)
+    return blocks.reshape(height * width, -1)
 
 
 def assert_equal(processor, reference, image, limits):
@@ -25,7 +58,7 @@ def assert_equal(processor, reference, image, limits):
     theirs = reference(image, return_tensors="pt")
     assert list(ours.grid_thw) == theirs["image_grid_thw"][0].tolist()
     assert ours.tensors["pixels"].dtype == torch.float32
-    assert torch.equal(ours.tensors["pixels"], theirs["pixel_values"])
+    assert torch.equal(ours.tensors["pixels"], in_blocks(theirs, processor.options))
     num_tokens = theirs["image_grid_thw"].prod() // processor.options.merge_size**2
     assert ours.num_tokens == processor.count_tokens(item, {}) == num_tokens
 

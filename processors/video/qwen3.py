@@ -1,0 +1,104 @@
+"""Qwen3-VL's video processor: one bound for the pixels of a whole video, and the time of every two
+frames as text between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from mmdeploy_llm_processors.image.options import ImageOptions
+from mmdeploy_llm_processors.image.patches import check_aspect
+
+from mmdeploy_llm.hooks import Checkpoint
+
+from .options import VideoOptions
+from .processor import GROUP, QwenVideoProcessor, VideoPlan
+from .select import qwen3_frames
+from .timeline import Timeline
+
+HALF = (0.5, 0.5, 0.5)
+# transformers' rule of what a frame may have where the checkpoint caps it.
+MAX_FRAME_TOKENS = 768
+FLOOR = 1.05
+
+
+class Qwen3VideoProcessor(QwenVideoProcessor):
+    """Qwen3-VL: two frames a second, 4 to 768 in all, two frames a patch."""
+
+    # As in the processor that the model was published with, the text between the frames brings its
+    # own start and end tokens; those around the placeholder go.
+    markers = ("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")
+    default = replace(
+        QwenVideoProcessor.default, min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32
+    )
+    normalisation = MappingProxyType({"image_mean": HALF, "image_std": HALF})
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        super().__init__(checkpoint, options)
+        file = checkpoint.video_preprocessor
+        self._frame_tokens = None
+        if file.get("cap_pixels_per_frame"):
+            self._frame_tokens = file.get("max_video_tokens") or MAX_FRAME_TOKENS
+
+    def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
+        """See select.qwen3_frames."""
+        return qwen3_frames(timeline, options)
+
+    def extras(self, plan: VideoPlan) -> dict[str, Any]:
+        """None: the times are in the prompt."""
+        return {}
+
+    def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
+        """See fit_video."""
+        return fit_video(height, width, num_frames, self._image_options, self._frame_tokens)
+
+    def written(self, plan: VideoPlan) -> str:
+        """ "<0.2 seconds><|vision_start|><|video_pad|>...<|vision_end|>" for every two frames: the
+        mean of their times, at the video's mean rate."""
+        times = [index / plan.timeline.fps for index in plan.indices]
+        times += times[-1:] * (plan.num_frames - len(times))
+        factor = self._image_options.factor
+        tokens = self.token * ((plan.height // factor) * (plan.width // factor))
+        return "".join(
+            f"<{(first + last) / 2:.1f} seconds><|vision_start|>{tokens}<|vision_end|>"
+            for first, last in zip(times[::GROUP], times[1::GROUP], strict=True)
+        )
+
+
+def fit_video(
+    height: int,
+    width: int,
+    num_frames: int,
+    options: ImageOptions,
+    frame_tokens: int | None = None,
+) -> tuple[int, int]:
+    """(height, width) of all frames after resizing: multiples of `factor`, the area of all frames
+    together within the bounds, aspect nearly kept.
+
+    frame_tokens: most tokens of a frame, where frames are capped. Source: transformers'
+    Qwen3VLVideoProcessor.resize; a single frame counts as two. Raises MediaError for frames more
+    than 200 times as long as wide.
+    """
+    factor, num_frames = options.factor, max(num_frames, GROUP)
+    most = options.max_pixels
+    if frame_tokens is not None:
+        share = min(frame_tokens * factor**2, options.max_pixels // num_frames)
+        most = max(share, int(options.min_pixels * FLOOR)) * num_frames
+    if min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    check_aspect(height, width)
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    area = round(num_frames / GROUP) * GROUP * new_height * new_width
+    if area > most:
+        shrink = math.sqrt((num_frames * height * width) / most)
+        new_height = max(factor, math.floor(height / shrink / factor) * factor)
+        new_width = max(factor, math.floor(width / shrink / factor) * factor)
+    elif area < options.min_pixels:
+        grow = math.sqrt(options.min_pixels / (num_frames * height * width))
+        new_height = math.ceil(height * grow / factor) * factor
+        new_width = math.ceil(width * grow / factor) * factor
+    return new_height, new_width
