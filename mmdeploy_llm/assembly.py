@@ -27,7 +27,7 @@ from .config import (
 )
 from .delivery.delivery import Delivery
 from .engine import Engine
-from .errors import ConfigError
+from .errors import ConfigError, UnsupportedMediaError
 from .hooks import (
     Checkpoint,
     EngineInfo,
@@ -331,13 +331,20 @@ def _intake(parts: _Parts, runtime: RuntimeConfig) -> Intake:
 
 
 def _processors(parts: _Parts) -> dict[str, MediaProcessor]:
-    """kind -> processor, for the kinds that the model takes and an installed plugin can make."""
+    """kind -> processor, for the kinds that the model takes and an installed plugin can make.
+
+    A processor for any model may find that this one takes no such media: it is left out.
+    """
     options = parts.config.mm_processor_kwargs or {}
     found = {}
     for kind in parts.spec.media:
         spec = parts.plugins.media_processor(kind, parts.spec.name)
-        if spec is not None:
+        if spec is None:
+            continue
+        try:
             found[kind] = parts.plugins.build(spec, parts.checkpoint, options)
+        except UnsupportedMediaError as reason:
+            logger.info("no %s: %s", kind, reason)
     return found
 
 

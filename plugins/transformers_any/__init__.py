@@ -1,0 +1,46 @@
+"""Any causal or image-text-to-text model of transformers whose attention goes through transformers'
+attention interface, on the paged KV cache of this engine. Below every native plugin: it serves what
+no other one names."""
+
+from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
+
+PRIORITY = -1000
+MODEL = "mmdeploy_llm_plugins.transformers_any.model:AnyModel"
+
+# Images of these see themselves in both directions; all tokens of one must come in one step.
+ATOMIC = ("Gemma3ForConditionalGeneration",)
+
+ANY = ModelSpec(
+    name="transformers_any",
+    architectures=("*",),
+    factory=MODEL,
+    media=("image",),
+    priority=PRIORITY,
+)
+ANY_ATOMIC = ModelSpec(
+    name="transformers_any_atomic",
+    architectures=ATOMIC,
+    factory=MODEL,
+    media=("image",),
+    atomic_media=True,
+    priority=PRIORITY,
+)
+IMAGES = MediaProcessorSpec(
+    name="transformers_any-image",
+    kind="image",
+    factory="mmdeploy_llm_plugins.transformers_any.processor:AnyImageProcessor",
+    models=(ANY.name, ANY_ATOMIC.name),
+    priority=PRIORITY,
+)
+
+
+@hookimpl
+def provide_models() -> tuple[ModelSpec, ...]:
+    """One spec for all models, one for those whose images are atomic."""
+    return (ANY, ANY_ATOMIC)
+
+
+@hookimpl
+def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
+    """Images, through the checkpoint's own processor."""
+    return (IMAGES,)

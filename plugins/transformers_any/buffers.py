@@ -1,0 +1,99 @@
+"""Parameters and buffers of a transformers model in the forms that weights.load fills.
+
+Every state that a checkpoint holds is a parameter with one name; every buffer can be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+
+MARK = torch.float16  # a buffer that has this type follows the type of the parameters
+UNSET = -(2**30)
+
+
+def untie(model: nn.Module) -> Mapping[str, str]:
+    """Removes all but the first name of shared parameters. Gives removed -> kept."""
+    first: dict[int, str] = {}
+    ties: dict[str, str] = {}
+    for name, param in list(model.named_parameters(remove_duplicate=False)):
+        kept = first.setdefault(id(param), name)
+        if kept != name:
+            ties[name] = kept
+    for name in ties:
+        module, own = _owner(model, name)
+        module._parameters[own] = None
+    return ties
+
+
+def retie(model: nn.Module, ties: Mapping[str, str]) -> None:
+    """The removed names again, as what they were shared with."""
+    for name, kept in ties.items():
+        module, own = _owner(model, name)
+        module._parameters[own] = model.get_parameter(kept)
+
+
+def prepare(model: Any) -> None:
+    """Buffers that checkpoints hold become parameters, and what must stay float32 says so."""
+    strict = tuple(model._keep_in_fp32_modules_strict or ())
+    for path, module in model.named_modules():
+        for own, buffer in list(module.named_buffers(recurse=False)):
+            is_kept = own not in module._non_persistent_buffers_set
+            if is_kept and buffer.is_floating_point():
+                del module._buffers[own]
+                setattr(module, own, nn.Parameter(buffer, requires_grad=False))
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        if any(word in f"{path}.{name}".split(".") for word in strict for name in names):
+            module.fp32_parameters = tuple(names)
+
+
+def compute(model: Any, device: torch.device) -> None:
+    """Memory and values for all buffers, by transformers' own initialisation."""
+    dtype = model.get_input_embeddings().weight.dtype
+    for module in model.modules():
+        for own, buffer in module.named_buffers(recurse=False):
+            kind = dtype if buffer.dtype == MARK else buffer.dtype
+            module._buffers[own] = torch.full(buffer.shape, _unset(kind), dtype=kind, device=device)
+    for param in model.parameters():
+        param._is_hf_initialized = True
+    for module in model.modules():
+        module._is_hf_initialized = False
+    model.initialize_weights()
+    for module in model.modules():
+        if hasattr(module, "config"):
+            _set_dtype(module.config, dtype)
+    empty = [name for name, buffer in model.named_buffers() if _is_unset(buffer)]
+    if empty:
+        raise ModelNotSupportedError(
+            f"transformers_any cannot run {type(model).__name__}: transformers does not compute "
+            f"its buffer {empty[0]}; use a plugin made for this model"
+        )
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, own = name.rpartition(".")
+    return model.get_submodule(path), own
+
+
+def _unset(dtype: torch.dtype) -> float | int | bool:
+    if dtype == torch.bool:
+        return False
+    return float("nan") if dtype.is_floating_point or dtype.is_complex else UNSET
+
+
+def _is_unset(buffer: torch.Tensor) -> bool:
+    if not buffer.numel() or buffer.dtype == torch.bool:
+        return False
+    if buffer.is_floating_point() or buffer.is_complex():
+        return bool(buffer.isnan().all())
+    return bool((buffer == UNSET).all())
+
+
+def _set_dtype(config: Any, dtype: torch.dtype) -> None:
+    if getattr(config, "dtype", None) == MARK:
+        config.dtype = dtype

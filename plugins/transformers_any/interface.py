@@ -1,0 +1,119 @@
+"""Our attention under a name that transformers' models can be told to use.
+
+    model.forward --> layer --> ALL_ATTENTION_FUNCTIONS["mmdeploy_llm"](module, q, k, v, ...)
+                                    --> module's Step.attn.attend(module.layer_idx, q, k, v, ...)
+
+Shapes: T tokens of the step, H heads, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.forward import AttentionContext
+
+NAME = "mmdeploy_llm"
+STEP = "mmdeploy_llm_step"  # attribute of an attention module
+
+# What transformers' models pass beside the tensors, without an effect on the result here.
+HARMLESS = frozenset(
+    {
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "dropout",
+        "is_causal",
+        "max_length_k",
+        "max_length_q",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+@dataclass(slots=True)
+class Step:
+    """What all attention modules of one model share: the attention of the step that runs now.
+    AnyModel.forward is the only writer."""
+
+    attn: AttentionContext | None = None
+
+
+def register() -> None:
+    """Makes the name known to transformers; doing so again changes nothing."""
+    AttentionInterface.register(NAME, attend)
+
+
+def connect(decoder: nn.Module, step: Step) -> None:
+    """Every module of the decoder that knows the number of its layer finds `step`."""
+    for module in decoder.modules():
+        if isinstance(getattr(module, "layer_idx", None), int):
+            setattr(module, STEP, step)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """`query` [1, H, T, D], `key` and `value` [1, K, T, D] -> [1, T, H, D of value].
+
+    The step's tokens of all sequences lie one behind the other. Masks are the engine's business:
+    what a model says of its own was checked when it was built (see probe.py).
+    """
+    step: Step = getattr(module, STEP)
+    assert step.attn is not None, "set by AnyModel.forward"
+    size, own = query.shape[-1], value.shape[-1]
+    if own < size:  # latent attention: the cache holds keys and values of one size
+        value = F.pad(value, (0, size - own))
+    out = step.attn.attend(
+        int(module.layer_idx),  # type: ignore[arg-type]
+        _rows(query),
+        _rows(key),
+        _rows(value),
+        scale=scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return out[..., :own].unsqueeze(0), None
+
+
+def unknown_arguments(kwargs: Mapping[str, Any]) -> list[str]:
+    """Names of arguments that would change the result if they were heeded."""
+    return sorted(
+        name for name, value in kwargs.items() if name not in HARMLESS and _matters(value)
+    )
+
+
+def refused(model: str, layer: str, reason: str) -> ModelNotSupportedError:
+    """The one sentence on why a model cannot run."""
+    return ModelNotSupportedError(
+        f"transformers_any cannot run {model}: {layer} {reason}; use a plugin made for this model"
+    )
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[1, heads, T, D] -> [T, heads, D]."""
+    return x.squeeze(0).transpose(0, 1).contiguous()
+
+
+def _matters(value: Any) -> bool:
+    return value is not None and value is not False

@@ -1,0 +1,62 @@
+"""Media of a transformers model: embeddings and M-RoPE positions by its own methods."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import MediaInput, MediaSpan
+
+METHODS = {"image": "get_image_features", "video": "get_video_features"}
+TYPES = {"image": 1, "video": 2}  # in transformers' mm_token_type_ids
+
+
+def encode(name: str, model: Any, item: MediaInput) -> Tensor:
+    """[num_tokens, hidden] of one item, whose tensors are the method's arguments."""
+    method = getattr(model, METHODS[item.kind], None)
+    if method is None:
+        raise MediaError(f"transformers' {name} has no {METHODS[item.kind]}: it takes no media")
+    weight = model.get_input_embeddings().weight
+    inputs = {
+        key: _placed(tensor, weight) for key, tensor in item.tensors.items() if _takes(method, key)
+    }
+    found = method(**inputs, return_dict=True)
+    found = getattr(found, "pooler_output", found)
+    parts = [found] if isinstance(found, Tensor) else list(found)
+    return torch.cat([part.reshape(-1, weight.shape[1]) for part in parts])
+
+
+def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
+    """[3, num_tokens] by the model's get_rope_index."""
+    if not spans:
+        return torch.arange(num_tokens).expand(3, -1)
+    kinds = torch.zeros(1, num_tokens, dtype=torch.int64)
+    for span in spans:
+        for start, end in span.runs:
+            kinds[0, start:end] = TYPES[span.item.kind]
+    given: dict[str, Any] = {}
+    for kind in TYPES:
+        grids = [span.item.grid_thw for span in spans if span.item.kind == kind]
+        given[f"{kind}_grid_thw"] = torch.tensor(grids) if grids else None
+    if not _takes(base.get_rope_index, "mm_token_type_ids"):
+        raise MediaError(
+            f"get_rope_index of {type(base).__name__} reads token ids, not their kinds"
+        )
+    ids = torch.zeros_like(kinds)
+    found, _ = base.get_rope_index(ids, mm_token_type_ids=kinds, **given)
+    result: Tensor = found[:, 0]
+    return result
+
+
+def _placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """On the device of the weights; numbers that are no counts in their type."""
+    return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    return name in inspect.signature(method).parameters

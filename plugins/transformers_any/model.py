@@ -1,0 +1,205 @@
+"""AnyModel: transformers' own modules as a Model of this engine (see hooks.Model).
+
+token ids, media --> embeddings --> transformers' decoder --> transformers' head --> logits
+                                        attention: interface.py
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.forward import AttentionContext, ForwardInputs
+from mmdeploy_llm.hooks import MediaInput, MediaSpan
+from mmdeploy_llm.weights.map import Target
+
+from . import buffers, head, interface, media, probe, rope
+from .interface import Step, refused
+from .weights import WeightTable
+
+
+class AnyModel(nn.Module):
+    """config: transformers' config of an architecture with a head that gives logits.
+
+    Raises ModelNotSupportedError with the layer and the reason when the engine cannot run it.
+    """
+
+    _decoder: Any
+    _head: Any
+    _base: Any
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        interface.register()
+        architecture = _architecture(config)
+        self.name = architecture.__name__
+        self.inner: Any = _build(architecture, copy.deepcopy(config))
+        decoder = _decoder(self.inner)
+        _check_decoder(self.name, decoder)
+        text = decoder.config.get_text_config()
+        self.hidden_size = int(text.hidden_size)
+        self._set("_decoder", decoder)
+        self._set("_head", head.head_of(self.inner, decoder))
+        self._step = Step()
+        interface.connect(decoder, self._step)
+        decoder.config._attn_implementation = interface.NAME
+        base = getattr(self.inner, head.base_name(self.inner, decoder))
+        self._set("_base", base)
+        self._has_mrope = hasattr(base, "get_rope_index")
+        self._max_position = rope.check(self.name, decoder)
+        self._ties = buffers.untie(self.inner)
+        buffers.prepare(self.inner)
+        self._weights = WeightTable(self.inner, "inner.", self._ties)
+        sizes = self._observed_on_meta()
+        self._is_observed = sizes is not None
+        self._set_sizes(sizes or probe.Sizes(num_layers=1, num_kv_heads=1, head_dim=1))
+
+    def init_buffers(self, device: torch.device) -> None:
+        """Buffers, tied weights, and the checks that need weights."""
+        buffers.retie(self.inner, self._ties)
+        buffers.compute(self.inner, device)
+        rope.fix(self._decoder)
+        self.eval()
+        with torch.inference_mode():
+            if not self._is_observed:
+                self._set_sizes(self._observed())
+            probe.check_mixing(self.name, self._decoder, self.hidden_size, self._silent_pass)
+
+    def forward(self, inputs: ForwardInputs) -> Tensor:
+        """Hidden states after the final norm, [T, hidden]."""
+        if self._max_position is not None:
+            rope.check_positions(self.name, inputs.positions, self._max_position)
+        ids = inputs.token_ids
+        if inputs.media_rows is not None:  # a placeholder's id may lie beyond the vocabulary
+            ids = ids.index_fill(0, inputs.media_rows, 0)
+        embeds = inputs.merge_media(self.inner.get_input_embeddings()(ids))
+        return self._decode(embeds, inputs.positions, inputs.attn)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden] -> [N, vocab]."""
+        return head.logits(self._head, hidden)
+
+    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
+        """One [num_tokens, hidden] per item."""
+        return [media.encode(self.name, self.inner, item) for item in items]
+
+    def positions(self, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor | None:
+        """[3, num_tokens] by the model's own get_rope_index, None for a model without M-RoPE."""
+        return media.positions(self._base, num_tokens, spans) if self._has_mrope else None
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        return self._weights.targets(key)
+
+    def _decode(self, embeds: Tensor, positions: Tensor, attn: AttentionContext) -> Tensor:
+        self._step.attn = attn
+        try:
+            out = self._pass(embeds, positions)
+        finally:
+            self._step.attn = None
+        return out
+
+    def _pass(self, embeds: Tensor, positions: Tensor, **kwargs: Any) -> Tensor:
+        """The decoder on [T, hidden] at positions [T] or [3, T]."""
+        out = self._decoder(
+            inputs_embeds=embeds.unsqueeze(0),
+            position_ids=positions.unsqueeze(-2),
+            use_cache=False,
+            return_dict=True,
+            **kwargs,
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden.squeeze(0)
+
+    def _silent_pass(self, embeds: Tensor) -> Tensor:
+        return self._decode(embeds, self._places(embeds.device), _Silence())
+
+    def _places(self, device: torch.device) -> Tensor:
+        places = torch.arange(probe.NUM_TOKENS, device=device)
+        return places.expand(3, -1) if self._has_mrope else places
+
+    def _observed(self) -> probe.Sizes:
+        """What the decoder asks of attention; on the device of its weights."""
+        weight = next(self._decoder.parameters())
+        embeds = torch.zeros(
+            probe.NUM_TOKENS, self.hidden_size, dtype=weight.dtype, device=weight.device
+        )
+        seen = torch.ones(1, probe.NUM_TOKENS, dtype=torch.int64, device=weight.device)
+        places = self._places(weight.device)
+        with rope.still(self._decoder):
+            return probe.observe(
+                self.name, self._decoder, lambda: self._pass(embeds, places, attention_mask=seen)
+            )
+
+    def _observed_on_meta(self) -> probe.Sizes | None:
+        """None where the decoder looks at values (experts do), which tensors on meta do not have:
+        then it is observed once the weights are there."""
+        try:
+            with torch.inference_mode():
+                return self._observed()
+        except ModelNotSupportedError:
+            raise
+        except Exception:  # transformers' code on meta: anything may come
+            return None
+
+    def _set_sizes(self, sizes: probe.Sizes) -> None:
+        self.num_layers = sizes.num_layers
+        self.num_kv_heads = sizes.num_kv_heads
+        self.head_dim = sizes.head_dim
+
+    def _set(self, name: str, value: Any) -> None:
+        """An attribute that is no submodule: its parameters are those of `inner` already."""
+        self.__dict__[name] = value
+
+
+class _Silence:
+    """Attention that gives zeros."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        """[T, H, D]."""
+        return torch.zeros_like(q)
+
+
+def _architecture(config: Any) -> Any:
+    """transformers' class. Raises ModelNotSupportedError when it has none of that name."""
+    name = next(iter(config.architectures or ()), "")
+    found: Any = getattr(transformers, name, None)
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+        raise ModelNotSupportedError(
+            f"transformers {transformers.__version__} has no model class {name!r}; use a plugin "
+            "made for this model"
+        )
+    if config.is_encoder_decoder:
+        raise refused(name, "its decoder", "attends to an encoder (cross attention)")
+    architecture: Any = found
+    if not architecture.can_generate():
+        raise refused(name, "the model", "has no head that gives logits of the next token")
+    return architecture
+
+
+def _build(architecture: Any, config: Any) -> Any:
+    """The module, on the device of the context. Attention of vision towers is transformers' own."""
+    model = architecture._from_config(config, dtype=buffers.MARK)
+    return model.eval()
+
+
+def _decoder(model: Any) -> Any:
+    """What holds the layers."""
+    found = model.get_decoder()
+    return getattr(model, "model", model) if found is model else found
+
+
+def _check_decoder(name: str, decoder: Any) -> None:
+    parameters = inspect.signature(decoder.forward).parameters
+    missing = [word for word in ("inputs_embeds", "position_ids") if word not in parameters]
+    if missing:
+        parts = [type(decoder).__name__, *probe.describe_layers(decoder)]
+        what = f"its decoder ({', '.join(parts)})"
+        raise refused(name, what, f"takes no {' and no '.join(missing)}")

@@ -1,0 +1,72 @@
+"""Rotary embeddings whose frequencies depend on the length of the sequence.
+
+A step holds tokens of many sequences, which must not decide about each other's frequencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from mmdeploy_llm.errors import RequestError
+
+from .interface import refused
+
+LONG = "longrope"
+
+
+def check(name: str, decoder: nn.Module) -> int | None:
+    """The first position that has other frequencies than those before it, None without one.
+
+    Raises ModelNotSupportedError for frequencies that change with every length.
+    """
+    for path, module in decoder.named_modules():
+        kinds = _kinds(module)
+        if any("dynamic" in kind for kind in kinds):
+            what = f"{path} ({type(module).__name__})"
+            raise refused(name, what, "changes all frequencies with the length of the sequence")
+        if LONG in kinds:
+            config: Any = module.config
+            return int(config.rope_parameters["original_max_position_embeddings"])
+    return None
+
+
+def check_positions(name: str, positions: Tensor, first_long: int) -> None:
+    """Raises RequestError when one of the step's positions needs the other frequencies."""
+    last = int(positions.max())
+    if last >= first_long:
+        raise RequestError(
+            f"{name} turns all tokens of a sequence of more than {first_long} tokens by other "
+            f"frequencies, which transformers_any cannot do; found a token at {last}; set "
+            f"max_model_len={first_long} or use a plugin made for this model"
+        )
+
+
+def fix(decoder: nn.Module) -> None:
+    """From now on the frequencies are those of short sequences, without a look at positions."""
+    for module in decoder.modules():
+        if LONG in _kinds(module):
+            module.rope_type = "fixed"  # type: ignore[assignment]
+
+
+@contextmanager
+def still(decoder: nn.Module) -> Iterator[None]:
+    """While the block runs, as after `fix`."""
+    changed = [module for module in decoder.modules() if LONG in _kinds(module)]
+    for module in changed:
+        module.rope_type = "fixed"  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.rope_type = LONG  # type: ignore[assignment]
+
+
+def _kinds(module: nn.Module) -> list[str]:
+    kind = getattr(module, "rope_type", None)
+    if isinstance(kind, dict):
+        return [str(value) for value in kind.values()]
+    return [kind] if isinstance(kind, str) else []

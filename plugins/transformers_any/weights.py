@@ -1,0 +1,130 @@
+"""Where the tensors of a checkpoint go, by transformers' own tables of names and conversions.
+
+    key --renamings, at most one converter--> name in transformers' modules --> Target
+
+A converter is a list of operations on whole tensors; those that only say which rows go where become
+Targets. One that computes something is an error that names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    apply_renamings,
+    rename_source_key,
+)
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.weights.map import Target
+
+# Buffers that older checkpoints hold and today's modules compute.
+COMPUTED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
+
+
+class WeightTable:
+    """prefix: of every name in Targets. ties: names that are the same as another one."""
+
+    def __init__(self, model: Any, prefix: str, ties: Mapping[str, str]) -> None:
+        self._shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
+        self._prefix = prefix
+        self._computed = {name for name, _ in model.named_buffers()}
+        self._known = dict.fromkeys([*self._shapes, *ties, *self._computed], True)
+        self._ties = ties
+        table = get_model_conversion_mapping(model)
+        self._renamings = [item for item in table if isinstance(item, WeightRenaming)]
+        self._converters = [item for item in table if isinstance(item, WeightConverter)]
+        self._base = model.base_model_prefix
+        ignored = (*COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ()))
+        self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))
+
+    def targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map. Raises CheckpointError for a conversion that copying cannot do."""
+        name, pattern = self._renamed(key)
+        if pattern is not None:
+            converter = next(c for c in self._converters if pattern in c.source_patterns)
+            return self._converted(key, name, pattern, converter)
+        if name in self._shapes:
+            return (Target(name=self._prefix + name),)
+        if name in self._ties or name in self._computed or self._ignored.search(key):
+            return ()
+        return None
+
+    def _renamed(self, key: str) -> tuple[str, str | None]:
+        """The name in the model, and the pattern of the converter that takes it there."""
+        name, pattern = rename_source_key(
+            key, self._renamings, self._converters, self._base, self._known
+        )
+        if name in self._known or key not in self._known:
+            return name, pattern
+        return key, None
+
+    def _converted(
+        self, key: str, name: str, pattern: str, converter: Any
+    ) -> Sequence[Target] | None:
+        if name not in self._shapes:
+            return () if self._ignored.search(key) else None
+        kinds = tuple((type(op).__name__, getattr(op, "dim", None)) for op in converter.operations)
+        place = converter.source_patterns.index(pattern)
+        rule = _RULES.get(kinds)
+        if rule is None:
+            raise CheckpointError(
+                f"{key} needs {converter.operations} of transformers on its way to {name}, which "
+                "transformers_any cannot do; save the checkpoint anew with transformers' "
+                "save_pretrained(save_original_format=False)"
+            )
+        return rule(self, apply_renamings(key, self._renamings), name, pattern, place, converter)
+
+    def _stacked(
+        self, key: str, name: str, pattern: str, place: int, converter: Any
+    ) -> Sequence[Target]:
+        """One tensor for each expert, several of them side by side."""
+        count = len(converter.source_patterns)
+        size = self._shapes[name][1]
+        rows = None if count == 1 else _part(size, place, count)
+        return (Target(name=self._prefix + name, index=_index(key, pattern), rows=rows),)
+
+    def _joined(
+        self, key: str, name: str, pattern: str, place: int, converter: Any
+    ) -> Sequence[Target]:
+        rows = _part(self._shapes[name][0], place, len(converter.source_patterns))
+        return (Target(name=self._prefix + name, rows=rows),)
+
+    def _split(
+        self, key: str, name: str, pattern: str, place: int, converter: Any
+    ) -> Sequence[Target]:
+        """One tensor that holds several parameters, one below the other."""
+        first, *_ = patterns = converter.target_patterns
+        names = [name.replace(first, other) for other in patterns]
+        start, found = 0, []
+        for own in names:
+            end = start + self._shapes[own][0]
+            found.append(Target(name=self._prefix + own, source=slice(start, end)))
+            start = end
+        return found
+
+
+Rule = Callable[[WeightTable, str, str, str, int, Any], Sequence[Target]]
+_RULES: Mapping[tuple[tuple[str, int | None], ...], Rule] = {
+    (("MergeModulelist", 0),): WeightTable._stacked,
+    (("MergeModulelist", 0), ("Concatenate", 1)): WeightTable._stacked,
+    (("Concatenate", 0),): WeightTable._joined,
+    (("Chunk", 0),): WeightTable._split,
+    (("Split", 0),): WeightTable._split,
+}
+
+
+def _index(key: str, pattern: str) -> int:
+    found = re.search(pattern.replace("*.", r"(\d+)\."), key)
+    assert found is not None, "the pattern has just matched"
+    return int(found[1])
+
+
+def _part(size: int, place: int, count: int) -> slice:
+    step = size // count
+    return slice(place * step, (place + 1) * step)

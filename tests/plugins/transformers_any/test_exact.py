@@ -1,0 +1,78 @@
+"""Greedy tokens equal transformers' own generate, whatever the engine does on the way."""
+
+from mmdeploy_llm import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+TEXTS = ("The quick brown fox", "User: what is it?\n\nAssistant:")
+SIZES = ((70, 50), (30, 64), (56, 56))
+
+
+def cases(reference, picture):
+    """(prompt, images): texts, one image, several of different sizes, two side by side."""
+    pictures = [picture(seed, *size) for seed, size in enumerate(SIZES)]
+    marker = reference.family.marker
+    return [
+        *((text, ()) for text in TEXTS),
+        (f"User: {marker}what is it? Assistant:", pictures[:1]),
+        (f"A {marker}\nB {marker} C\n\n{marker} D", pictures),
+        (f"{marker}{marker} the lazy dog", pictures[1:]),
+    ]
+
+
+def run(llm, found):
+    prompts = [
+        {"prompt": text, "multimodal_data": {"image": list(images)}} if images else text
+        for text, images in found
+    ]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.error_msg for output in outputs] == [None] * len(found)
+    return outputs
+
+
+def tokens(outputs):
+    return [list(output.outputs.token_ids) for output in outputs]
+
+
+def expected(reference, found):
+    return [reference.generate(text, images) for text, images in found]
+
+
+def test_alone(reference, make_llm, picture):
+    llm, _ = make_llm(reference.folder)
+    for case in cases(reference, picture):
+        (output,) = run(llm, [case])
+        ids = reference.inputs(*case)["input_ids"][0].tolist()
+        assert list(output.prompt_token_ids) == ids
+        assert tokens([output]) == expected(reference, [case])
+
+
+def test_batched(reference, make_llm, picture):
+    llm, stats = make_llm(reference.folder)
+    found = cases(reference, picture)
+    assert tokens(run(llm, found)) == expected(reference, found)
+    assert max(step.num_scheduled_requests for step in stats.steps) > 1
+
+
+def test_in_chunks(reference, make_llm, picture):
+    llm, stats = make_llm(reference.folder, max_num_batched_tokens=7, max_num_seqs=3)
+    found = cases(reference, picture)
+    assert tokens(run(llm, found)) == expected(reference, found)
+    assert max(step.num_scheduled_tokens for step in stats.steps) <= 7
+
+
+def test_with_a_prefix_hit(reference, make_llm, picture):
+    llm, _ = make_llm(reference.folder, block_size=4)
+    found = cases(reference, picture)
+    cold, warm = run(llm, found), run(llm, found)
+    assert tokens(cold) == tokens(warm) == expected(reference, found)
+    assert all(output.num_cached_tokens > 0 for output in warm if len(output.prompt_token_ids) > 4)
+
+
+def test_tokens_are_counted_without_pixels(reference, make_llm, picture):
+    llm, _ = make_llm(reference.folder)
+    for text, images in cases(reference, picture)[2:]:
+        prompt = {"prompt": text, "multimodal_data": {"image": list(images)}}
+        count = llm.count_tokens(prompt)
+        (output,) = run(llm, [(text, images)])
+        assert count.num_prompt_tokens == len(output.prompt_token_ids)
+        assert count.num_input_image_tokens == output.num_input_image_tokens > 0
