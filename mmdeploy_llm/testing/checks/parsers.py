@@ -108,17 +108,24 @@ def markers_are_consistent(subject: ParserSubject) -> None:
         f"`end_marker` {end!r} is not in `markers` {markers!r}; add it, or the tokenizer may drop "
         "it as a special token before the parser sees it",
     )
-    opened = [
-        reasoning
-        for opening, prompt in product(("", *markers), subject.prompts())
-        if "why" in (reasoning := subject.split((f"{opening}why{end}so",), prompt)[0])
-    ]
-    # A format whose reasoning opens with more than one marker is left to the examples.
     demand(
-        not opened or any("so" not in reasoning for reasoning in opened),
+        _ends_reasoning(subject, end),
         f"`end_marker` {end!r} ends the reasoning of no text 'why{end}so', whichever marker opened "
         "it; set `end_marker` to the text that ends the reasoning, or to None",
     )
+
+
+def _ends_reasoning(subject: ParserSubject, end: str) -> bool:
+    """Whether `end` ends what some marker or prompt opened. Where a single marker opens nothing,
+    whether it is taken for a marker at all."""
+    found = [
+        subject.split((f"{opening}why{end}so",), prompt)
+        for opening, prompt in product(("", *subject.markers), subject.prompts())
+    ]
+    opened = [reasoning for reasoning, _ in found if "why" in reasoning]
+    if opened:
+        return any("so" not in reasoning for reasoning in opened)
+    return any(end not in content for _, content in found)
 
 
 def segments_are_well_formed(subject: ParserSubject) -> None:
@@ -200,22 +207,31 @@ def no_state_is_shared(subject: ParserSubject) -> None:
     for number, (text, other) in enumerate(zip(texts, texts[::-1], strict=True)):
         prompt, other_prompt = prompts[number % len(prompts)], prompts[-1 - number % len(prompts)]
         expected = subject.split(tuple(text), prompt)
-        first, second = subject.new(), subject.new()
-        first.start(prompt)
-        second.start(other_prompt)
-        segments = []
-        for index in range(max(len(text), len(other))):
-            segments += first.feed(text[index : index + 1])
-            second.feed(other[index : index + 1])
-        second.finish()
-        segments += first.finish()
-        found = _of_kind(segments, "reasoning"), _of_kind(segments, "content")
+        found = _interleaved(subject, (text, prompt), (other, other_prompt))
         demand(
             found == expected,
             f"{text!r} gives {expected!r} alone, but {found!r} while another parser reads "
             f"{other!r}; keep the state in the instance (`self`, set in __init__), not in the "
             "class or the module",
         )
+
+
+def _interleaved(
+    subject: ParserSubject, one: tuple[str, str], other: tuple[str, str]
+) -> tuple[str, str]:
+    """(reasoning, content) of `one`, a text and its prompt, fed character by character in turn
+    with `other`."""
+    first, second = subject.new(), subject.new()
+    segments: list[Segment] = []
+    with attributed(f"parsing {one[0]!r} and {other[0]!r} in turn", "a parser takes any text"):
+        first.start(one[1])
+        second.start(other[1])
+        for index in range(max(len(one[0]), len(other[0]))):
+            segments += first.feed(one[0][index : index + 1])
+            second.feed(other[0][index : index + 1])
+        second.finish()
+        segments += first.finish()
+    return _of_kind(segments, "reasoning"), _of_kind(segments, "content")
 
 
 def examples_hold(subject: ParserSubject) -> None:

@@ -1,0 +1,55 @@
+"""Runs checks on deliberately broken plugins: which of them fail, and with what message."""
+
+import itertools
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from mmdeploy_llm.testing import CheckFailed, CheckSkipped
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def failures():
+    """failures(checks, subject) -> check name -> message, of those that fail."""
+
+    def run(checks, subject):
+        found = {}
+        for check in checks:
+            try:
+                check(subject)
+            except CheckFailed as failure:
+                found[check.__name__] = str(failure)
+            except CheckSkipped:
+                pass
+        return found
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def factory():
+    """factory(object) -> "module:name" by which a spec can name it."""
+    names = []
+
+    def register(value):
+        name = f"kit_made_up_{next(numbers)}"
+        module = ModuleType(name)
+        module.made = value
+        sys.modules[name] = module
+        names.append(name)
+        return f"{name}:made"
+
+    numbers = itertools.count(id(names))
+    yield register
+    for name in names:
+        del sys.modules[name]

@@ -1,0 +1,185 @@
+"""Broken reasoning parsers: each fails the check it is for, which says what to do."""
+
+import re
+
+import pytest
+
+from mmdeploy_llm.hooks import ReasoningParser, ReasoningParserSpec, Segment
+from mmdeploy_llm.testing import FakeReasoningParser, ParserExample
+from mmdeploy_llm.testing.checks.parsers import CHECKS, ParserSubject
+
+END = "</think>"
+NAMES = {check.__name__ for check in CHECKS}
+
+
+class NeedsAnArgument(FakeReasoningParser):
+    def __init__(self, tokenizer):
+        super().__init__()
+
+
+class NoParser:
+    pass
+
+
+def make_shared():
+    parser = FakeReasoningParser()
+    return lambda: parser
+
+
+class ListOfMarkers(FakeReasoningParser):
+    markers = [END]  # noqa: RUF012 - what is wrong with it
+
+
+class ForgottenMarker(FakeReasoningParser):
+    markers = ("<think>",)
+
+
+class MarkerTwice(FakeReasoningParser):
+    markers = (END, END)
+
+
+class EndMarkerThatEndsNothing(FakeReasoningParser):
+    markers = (END, "<answer>")
+    end_marker = "<answer>"
+
+
+class GivesNone(FakeReasoningParser):
+    def feed(self, text):
+        return super().feed(text) or ()
+
+
+class EmptySegments(FakeReasoningParser):
+    def finish(self):
+        return [Segment(kind="content", text=self._held)]
+
+
+class UnknownKind(FakeReasoningParser):
+    def finish(self):
+        return [Segment(kind="thoughts", text=self._held)] if self._held else []
+
+
+class Raises(FakeReasoningParser):
+    def feed(self, text):
+        return super().feed(text) if "[" not in text else {}[text]
+
+
+class SaysSomethingToNothing(FakeReasoningParser):
+    def finish(self):
+        return super().finish() or [Segment(kind="content", text=".")]
+
+
+class LosesTheRest(FakeReasoningParser):
+    def finish(self):
+        return []
+
+
+class AddsALine(FakeReasoningParser):
+    def feed(self, text):
+        segments = super().feed(text)
+        return [
+            Segment(kind=s.kind, text=s.text + "\n") if s.kind == "reasoning" else s
+            for s in segments
+        ]
+
+
+class LooksAtOnePiece(ReasoningParser):
+    """Finds the marker only when it comes in one piece."""
+
+    markers = (END,)
+    end_marker = END
+
+    def __init__(self):
+        self.kind = "reasoning"
+
+    def feed(self, text):
+        before, mark, after = text.partition(END)
+        segments = [Segment(kind=self.kind, text=before)] if before else []
+        if mark:
+            self.kind = "content"
+            segments += [Segment(kind="content", text=after)] if after else []
+        return segments
+
+    def finish(self):
+        return []
+
+
+class StateInTheClass(FakeReasoningParser):
+    """One list for all instances, cleared for each request."""
+
+    held: list = []  # noqa: RUF012 - what is wrong with it
+
+    def start(self, prompt):
+        self.held.clear()
+        super().start(prompt)
+
+    def feed(self, text):
+        self.held.append(text)
+        return []
+
+    def finish(self):
+        text = "".join(self.held)
+        self.held.clear()
+        return [Segment(kind="content", text=text)] if text else []
+
+
+BROKEN = [
+    # factory, checks that fail, what the message of the first says
+    (NeedsAnArgument, NAMES - {"examples_hold"}, "called without arguments, per request"),
+    (NoParser, NAMES - {"examples_hold"}, "derive it from mmdeploy_llm.hooks.ReasoningParser"),
+    (make_shared(), {"builds_without_arguments", "*"}, "each request needs a parser of its own"),
+    (ListOfMarkers, {"markers_are_consistent", "*"}, "make it a tuple of texts"),
+    (ForgottenMarker, {"markers_are_consistent"}, "'</think>' is not in `markers`.*; add it"),
+    (MarkerTwice, {"markers_are_consistent"}, "holds a text twice; remove one"),
+    (EndMarkerThatEndsNothing, {"markers_are_consistent"}, "ends the reasoning of no text"),
+    (GivesNone, {"segments_are_well_formed"}, "feed gives a tuple .*; return a list of Segments"),
+    (EmptySegments, {"segments_are_well_formed", "*"}, "finish gives a segment without text"),
+    (UnknownKind, {"segments_are_well_formed", "*"}, "Segments of kind 'reasoning' or 'content'"),
+    (Raises, {"segments_are_well_formed", "*"}, r"raised KeyError: .*; a parser takes any text"),
+    (SaysSomethingToNothing, {"empty_text_gives_nothing", "*"}, "give no segments"),
+    (LosesTheRest, {"plain_text_is_kept"}, "give in `finish` what was held back"),
+    (AddsALine, {"nothing_is_made_up"}, "it does not add to it or reorder it"),
+    (LooksAtOnePiece, {"any_split_equals_the_whole"}, "hold back text at the end of a piece"),
+    (StateInTheClass, {"no_state_is_shared", "*"}, "keep the state in the instance"),
+]
+
+
+@pytest.fixture
+def subject(factory):
+    def make(parser, *examples):
+        spec = ReasoningParserSpec(name="made-up", factory=factory(parser))
+        return ParserSubject(spec=spec, examples=examples)
+
+    return make
+
+
+@pytest.mark.parametrize(("parser", "checks", "message"), BROKEN, ids=lambda value: str(value)[:60])
+def test_a_broken_parser_fails(subject, failures, parser, checks, message):
+    """ "*" stands for checks that fail as a consequence."""
+    found = failures(CHECKS, subject(parser))
+    first = next(check.__name__ for check in CHECKS if check.__name__ in checks)
+    assert re.search(message, found[first]), found[first]
+    if "*" not in checks:
+        assert set(found) == checks
+
+
+def test_a_wrong_example_fails(subject, failures):
+    right = ParserExample(text="why</think>so", reasoning="why", content="so")
+    wrong = ParserExample(text="why</think>so", reasoning="", content="whyso")
+    assert failures(CHECKS, subject(FakeReasoningParser, right)) == {}
+    found = failures(CHECKS, subject(FakeReasoningParser, right, wrong))
+    assert set(found) == {"examples_hold"}
+    assert "but the example says ('', 'whyso'); correct the parser or the example" in str(found)
+
+
+def test_a_factory_that_is_not_there(failures):
+    spec = ReasoningParserSpec(name="made-up", factory="no_such_module:Parser")
+    found = failures(CHECKS, ParserSubject(spec=spec))
+    assert (
+        "'no_such_module:Parser' of 'made-up' raised ModuleNotFoundError"
+        in found["builds_without_arguments"]
+    )
+
+
+def test_every_check_has_a_broken_parser():
+    covered = {next(c.__name__ for c in CHECKS if c.__name__ in checks) for _, checks, _ in BROKEN}
+    assert covered | {"examples_hold"} == NAMES
