@@ -38,6 +38,8 @@ from .hooks import (
     PluginManager,
     ReasoningParser,
     ReasoningParserSpec,
+    ToolParser,
+    ToolParserSpec,
 )
 from .hooks.contracts import media_size
 from .intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
@@ -78,6 +80,7 @@ class _Parts:
     checkpoint: Checkpoint
     spec: ModelSpec
     parser: ReasoningParserSpec | None
+    tool_parser: ToolParserSpec | None
     tokenizer: PromptTokenizer
     eos_token_ids: frozenset[int]
     vocab_size: int
@@ -142,15 +145,16 @@ def _read(config: EngineConfig) -> _Parts:
     if config.guided_decoding_backend != "off":
         grammars = GrammarBackend(tokenizer.raw, vocab_size, eos_token_ids)
     spec = plugins.model_for(checkpoint.config.architectures or ())
-    name = config.reasoning_parser
-    if name == "auto":
-        name = spec.reasoning
+    name, tools = config.reasoning_parser, config.tool_call_parser
+    name = spec.reasoning if name == "auto" else name
+    tools = spec.tools if tools == "auto" else tools
     return _Parts(
         config=config,
         plugins=plugins,
         checkpoint=checkpoint,
         spec=spec,
         parser=plugins.reasoning_parser(name) if name else None,
+        tool_parser=plugins.tool_parser(tools) if tools else None,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids,
         vocab_size=vocab_size,
@@ -301,15 +305,24 @@ def _runner(
 
 
 def _delivery(parts: _Parts) -> Delivery:
-    if parts.parser is None:
-        return Delivery(parts.tokenizer.raw)
-    plugins, spec = parts.plugins, parts.parser
+    plugins, spec, tools = parts.plugins, parts.parser, parts.tool_parser
+    new_parser: Callable[[], ReasoningParser] | None = None
+    new_tool_parser: Callable[[], ToolParser] | None = None
+    if spec is not None:
+        new_parser = lambda: plugins.build(spec)  # noqa: E731 - mypy cannot see through partial
+    if tools is not None:
+        new_tool_parser = lambda: plugins.build(tools)  # noqa: E731
+    return Delivery(
+        parts.tokenizer.raw,
+        new_parser,
+        _full_name(plugins, spec),
+        new_tool_parser,
+        _full_name(plugins, tools),
+    )
 
-    def new_parser() -> ReasoningParser:
-        return plugins.build(spec)
 
-    name = f"{spec.name!r} of plugin {plugins.owner(spec)!r}"
-    return Delivery(parts.tokenizer.raw, new_parser, name)
+def _full_name(plugins: PluginManager, spec: ReasoningParserSpec | ToolParserSpec | None) -> str:
+    return "" if spec is None else f"{spec.name!r} of plugin {plugins.owner(spec)!r}"
 
 
 def _intake(parts: _Parts, runtime: RuntimeConfig) -> Intake:

@@ -183,6 +183,9 @@ class EngineConfig(FrozenParams):
     reasoning_parser: str | None = Field(
         default=None, description="parser that splits off reasoning; auto: the model's own"
     )
+    tool_call_parser: str | None = Field(
+        default=None, description="parser that takes out tool calls; auto: the model's own"
+    )
     chat_template: str | None = Field(
         default=None, description="a Jinja template, or a file with one"
     )

@@ -72,6 +72,7 @@ class LLM:
 
         prompts: text, token ids, or {"prompt" | "prompt_token_ids" | "messages",
         "multimodal_data": {"image": ..., "video": ...}}; one of these, or any iterable of them.
+        With "messages", also "tools" as in `chat`.
         sampling_params: one for all, or as many as there are prompts.
         """
         items = _as_prompts(prompts)
@@ -85,17 +86,22 @@ class LLM:
         use_tqdm: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        tools: Any = None,
         *,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Answers one conversation or several, through the model's chat template.
 
         chat_template_kwargs: variables for the template, such as {"enable_thinking": False}.
-        chat_template: another Jinja template, or a file with one.
+        chat_template: another Jinja template, or a file with one. tools: what the model may call,
+        each {"type": "function", "function": {"name", "description", "parameters": JSON schema}}
+        or a Python function with types and a docstring. With `tool_call_parser` the calls are in
+        `outputs.tool_calls`; an assistant message with them, and a message of role "tool" for each
+        result, go on with the conversation.
         """
         items = _as_conversations(messages)
         params = _params_for(sampling_params, len(items), "messages")
-        jobs = self._chat_jobs(items, params, chat_template_kwargs, chat_template)
+        jobs = self._chat_jobs(items, params, chat_template_kwargs, chat_template, tools)
         return self._collect(jobs, use_tqdm, on_error)
 
     def generate_iter(
@@ -186,6 +192,7 @@ class LLM:
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        tools: Any = None,
     ) -> Iterator[RequestOutput]:
         """What is new, as it comes: each output holds only the text, reasoning and ids
         since the last.
@@ -195,7 +202,8 @@ class LLM:
         """
         if _is_conversation(prompts):
             params = _params_for(sampling_params, 1, "messages")
-            jobs = self._chat_jobs([prompts], params, chat_template_kwargs, chat_template, True)
+            kwargs = chat_template_kwargs
+            jobs = self._chat_jobs([prompts], params, kwargs, chat_template, tools, True)
         else:
             items = _as_prompts(prompts)
             params = _params_for(sampling_params, len(items), "prompts")
@@ -248,6 +256,7 @@ class LLM:
         params: Iterable[SamplingParams],
         template_kwargs: Mapping[str, Any] | None,
         template: str | None,
+        tools: Any,
         stream: bool = False,
     ) -> Iterator[Job]:
         if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
@@ -261,6 +270,7 @@ class LLM:
                 own,
                 chat_template_kwargs=template_kwargs,
                 chat_template=template,
+                tools=tools,
                 stream=stream,
                 number=next(self._numbers),
             )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from .errors import OK
 
-FinishReason = Literal["stop", "length", "error", "abort"]
+FinishReason = Literal["stop", "tool_calls", "length", "error", "abort"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,51 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCall:
+    """What a tool call calls. arguments: a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A tool call that the model has generated whole.
+
+    name: the tool. arguments: a JSON object as text, as the model wrote it. index: 0, 1, ... among
+    the calls of one output. id: unlike that of any other call; "" is filled in by the engine.
+    """
+
+    id: str = ""
+    name: str
+    arguments: str
+    index: int = 0
+
+    @property
+    def type(self) -> str:
+        """The only type there is, as in OpenAI's API."""
+        return "function"
+
+    @property
+    def function(self) -> FunctionCall:
+        """Name and arguments where OpenAI's API has them."""
+        return FunctionCall(name=self.name, arguments=self.arguments)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As an assistant message's `tool_calls` hold it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOutput:
     """Generated tokens and text.
 
     index: 0..n-1 among the samples of one prompt. send_idx: ordinal of the delta when streaming,
     0 for a whole result. token_ids: generated ids, the final end-of-sequence id included.
-    text: content without reasoning; reasoning_content: None when no reasoning parser is in use.
+    text: content without reasoning and tool calls; reasoning_content: None when no reasoning parser
+    is in use. finish_reason: "tool_calls" for what stopped with calls. tool_calls: None when no
+    tool parser is in use.
     """
 
     index: int = 0
@@ -55,7 +94,7 @@ class CompletionOutput:
     reasoning_content: str | None = None
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    tool_calls: tuple[Mapping[str, Any], ...] | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,5 +128,8 @@ class RequestOutput:
         """Plain nested dicts and tuples; `prompt` stays the caller's object."""
         values = {name: getattr(self, name) for name in self.__slots__}
         values["outputs"] = asdict(self.outputs)
+        if self.outputs.tool_calls is not None:
+            calls = tuple(call.to_dict() for call in self.outputs.tool_calls)
+            values["outputs"]["tool_calls"] = calls
         values["metrics"] = asdict(self.metrics)
         return values

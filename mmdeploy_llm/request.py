@@ -102,6 +102,7 @@ class Request:
     params: SamplingParams
     eos_token_ids: frozenset[int] = frozenset()
     media: tuple[MediaSpan, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas, as the chat template had them
     prompt_text: str = ""  # what the reasoning parser starts from: the rendered prompt
     reasoning_end_ids: tuple[int, ...] = ()  # forced at params.reasoning_max_tokens; (): no cap
     bad_words_token_ids: tuple[

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmdeploy_llm.errors import ABORTED, OK, EngineError
-from mmdeploy_llm.hooks.contracts import ReasoningParser
+from mmdeploy_llm.hooks.contracts import ReasoningParser, ToolParser
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.metrics import RequestRecord
 from mmdeploy_llm.outputs import (
@@ -17,12 +18,13 @@ from mmdeploy_llm.outputs import (
     RequestMetrics,
     RequestOutput,
     TokenLogprobs,
+    ToolCall,
 )
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
 from .detokenizer import Vocabulary
-from .pipeline import ParserSource, TextPipeline
+from .pipeline import ParserSource, ParserSources, TextPipeline
 
 ABORT_FAILURE = RequestFailure(
     code=ABORTED, message="the request was aborted; the output holds what was generated before"
@@ -42,6 +44,7 @@ class _Progress:
     prompt_token_ids: tuple[int, ...]
     num_media_tokens: Mapping[str, int]
     is_divided: bool  # whether a reasoning parser is in use
+    has_calls: bool  # whether a tool parser is in use
     num_read: int = 0
     num_sent: int = 0
     send_idx: int = 0
@@ -57,11 +60,11 @@ class _Progress:
 class Delivery:
     """Turns token updates into outputs; holds the text state of every request that has not ended.
 
-    new_parser: makes a request's reasoning parser, None for no division. parser_name: names parser
-    and plugin in messages. Deltas of a streamed request, put together, are the output of the same
-    request without streaming. The exception is a parser that raises: that request's last output
-    has all of its token_ids and, as `text`, all of its text undivided; a streamed request ends
-    at once, another one goes on, so that its text is whole.
+    new_parser, new_tool_parser: make a request's reasoning and tool parser, None for no division.
+    parser_name, tool_parser_name: name parser and plugin in messages. Deltas of a streamed request,
+    put together, are the output of the same request without streaming. The exception is a parser
+    that raises: that request's last output has all of its token_ids and, as `text`, all of its text
+    undivided; a streamed request ends at once, another one goes on, so that its text is whole.
     """
 
     def __init__(
@@ -69,11 +72,16 @@ class Delivery:
         tokenizer: Any,
         new_parser: Callable[[], ReasoningParser] | None = None,
         parser_name: str = "",
+        new_tool_parser: Callable[[], ToolParser] | None = None,
+        tool_parser_name: str = "",
     ) -> None:
         self._vocabulary = Vocabulary(tokenizer)
-        self._parsers: ParserSource | None = None
+        reasoning = tools = None
         if new_parser is not None:
-            self._parsers = ParserSource(create=new_parser, name=parser_name)
+            reasoning = ParserSource(create=new_parser, name=parser_name)
+        if new_tool_parser is not None:
+            tools = ParserSource(create=new_tool_parser, name=tool_parser_name)
+        self._sources = ParserSources(reasoning=reasoning, tools=tools)
         self._progress: dict[str, _Progress] = {}
 
     def deliver(self, updates: Sequence[TokenUpdate]) -> tuple[RequestOutput, ...]:
@@ -100,15 +108,14 @@ class Delivery:
         return self._output(progress) if update.request.stream and has_news else None
 
     def _begin(self, request: Request) -> _Progress:
-        pipeline = TextPipeline(
-            self._vocabulary, request.params, self._parsers, request.prompt_text
-        )
+        pipeline = TextPipeline(self._vocabulary, request, self._sources)
         progress = _Progress(
             request=request,
             pipeline=pipeline,
             prompt_token_ids=tuple(request.prompt_token_ids),
             num_media_tokens=_num_media_tokens(request),
-            is_divided=self._parsers is not None,
+            is_divided=self._sources.reasoning is not None,
+            has_calls=self._sources.tools is not None,
         )
         self._progress[request.request_id] = progress
         return progress
@@ -227,8 +234,11 @@ def _completion(progress: _Progress, reason: FinishReason | None) -> CompletionO
     request, pipeline = progress.request, progress.pipeline
     is_undivided = reason is not None and pipeline.failure is not None
     content, reasoning = pipeline.take("content"), pipeline.take("reasoning")
+    calls = tuple(_with_id(call, request.request_id) for call in pipeline.take_calls())
     if is_undivided:
-        content, reasoning = pipeline.raw_text, ""
+        content, reasoning, calls = pipeline.raw_text, "", ()
+    elif reason == "stop" and pipeline.num_calls:
+        reason = "tool_calls"
     wants_logprobs = request.params.logprobs is not None
     completion = CompletionOutput(
         index=request.index,
@@ -238,10 +248,17 @@ def _completion(progress: _Progress, reason: FinishReason | None) -> CompletionO
         reasoning_content=reasoning if progress.is_divided else None,
         finish_reason=reason,
         logprobs=tuple(progress.logprobs[progress.num_sent :]) if wants_logprobs else None,
+        tool_calls=calls if progress.has_calls else None,
     )
     progress.num_sent = len(request.output_token_ids)
     progress.send_idx += 1
     return completion
+
+
+def _with_id(call: ToolCall, request_id: str) -> ToolCall:
+    """The call with an id as FastDeploy makes them, unless its format has one."""
+    digest = hashlib.blake2b(f"{request_id} {call.index}".encode(), digest_size=16).hexdigest()
+    return call if call.id else replace(call, id=f"chatcmpl-tool-{digest}")
 
 
 def _metrics(request: Request) -> RequestMetrics:

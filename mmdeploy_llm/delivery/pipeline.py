@@ -1,7 +1,8 @@
-"""Token ids of one request to content and reasoning.
+"""Token ids of one request to content, reasoning and tool calls.
 
-ids --> Detokenizer --> StopStrings --> ReasoningParser --> content, reasoning
-                               |
+ids --> Detokenizer --> StopStrings --> ReasoningParser --> ToolParser --> content, tool calls
+                               |               |
+                               |               +--> reasoning
                                +--> raw text, undivided
 """
 
@@ -9,27 +10,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from mmdeploy_llm.errors import PluginContractError, PluginError
-from mmdeploy_llm.hooks.contracts import ReasoningParser, Segment
+from mmdeploy_llm.hooks.contracts import ReasoningParser, Segment, ToolParser
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
-from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.plan import RequestFailure
+from mmdeploy_llm.request import Request
 
 from .detokenizer import Detokenizer, Vocabulary
 from .stop import StopStrings
 
 logger = logging.getLogger(__name__)
 
+KINDS = ("content", "reasoning", "tool_calls")
+ParserT = TypeVar("ParserT", ReasoningParser, ToolParser)
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParserSource:
-    """Where the parsers come from. create: one parser a request. name: for messages."""
+class ParserSource(Generic[ParserT]):
+    """Where the parsers of one sort come from. create: one parser a request. name: for messages."""
 
-    create: Callable[[], ReasoningParser]
+    create: Callable[[], ParserT]
     name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParserSources:
+    """The parsers of every request; None where there is none of a sort."""
+
+    reasoning: ParserSource[ReasoningParser] | None = None
+    tools: ParserSource[ToolParser] | None = None
 
 
 class TextPipeline:
@@ -39,21 +55,17 @@ class TextPipeline:
     `failure`; from then on the text is only collected undivided. Writer: Delivery.
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        params: SamplingParams,
-        parsers: ParserSource | None,
-        prompt: str,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, request: Request, sources: ParserSources) -> None:
+        params = request.params
         self.failure: RequestFailure | None = None
-        self._parsers = parsers
-        self._parser: ReasoningParser | None = None
-        markers: Sequence[str] = ()
-        if parsers is not None:
-            markers = self._start_parser(parsers, prompt)
+        self.num_calls = 0
+        self._sources = sources
+        self._reasoning: ReasoningParser | None = None
+        self._tools: ToolParser | None = None
         self._detokenizer = Detokenizer(
-            vocabulary, skip_special_tokens=params.skip_special_tokens, markers=markers
+            vocabulary,
+            skip_special_tokens=params.skip_special_tokens,
+            markers=self._start_parsers(request),
         )
         self._stops: StopStrings | None = None
         if params.stop:
@@ -62,6 +74,7 @@ class TextPipeline:
         self._num_tokens = 0
         self._raw: list[str] = []
         self._pieces: dict[str, list[str]] = {"content": [], "reasoning": []}
+        self._calls: list[ToolCall] = []
 
     @property
     def is_stopped(self) -> bool:
@@ -89,14 +102,23 @@ class TextPipeline:
         if self._stops is not None:
             text = self._stops.feed(text, can_stop=self._can_stop()) + self._stops.finish()
         self._pass_on(text)
-        if self._parser is not None:
-            self._divide(self._parser.finish)
+        reasoning, tools = self._reasoning, self._tools
+        if reasoning is not None:
+            self._divide(reasoning.finish)
+        if tools is not None:
+            self._take_calls(tools.finish)
 
     def take(self, kind: str) -> str:
         """The text of one kind ("content" or "reasoning") that is new since the last call."""
         text = "".join(self._pieces[kind])
         self._pieces[kind].clear()
         return text
+
+    def take_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls that are new since the last call, numbered."""
+        calls = tuple(self._calls)
+        self._calls.clear()
+        return calls
 
     def _can_stop(self) -> bool:
         return self._num_tokens >= self._min_tokens
@@ -105,45 +127,96 @@ class TextPipeline:
         if not text:
             return
         self._raw.append(text)
-        parser = self._parser
+        parser = self._reasoning
         if parser is not None:
             self._divide(lambda: parser.feed(text))
-        elif self._parsers is None:
-            self._pieces["content"].append(text)
-
-    def _start_parser(self, parsers: ParserSource, prompt: str) -> Sequence[str]:
-        """Sets the parser and gives its markers; `failure` when it cannot be built or started."""
-        try:
-            parser = parsers.create()
-            parser.start(prompt)
-            self._parser = parser
-            return tuple(parser.markers)
-        except FAULTS as error:
-            self._fail(parsers, error)
-            return ()
+        elif self._sources.reasoning is None:
+            self._answer(text)
 
     def _divide(self, settle: Callable[[], list[Segment]]) -> None:
-        """Collects the segments that `settle`, a call of the parser, gives."""
-        assert self._parsers is not None
+        """Passes on the segments that `settle`, a call of the reasoning parser, gives."""
+
+        def checked() -> list[Segment]:
+            return [_checked_segment(segment) for segment in settle()]
+
+        for segment in self._asked("reasoning", self._sources.reasoning, checked):
+            if segment.kind == "reasoning":
+                self._pieces["reasoning"].append(segment.text)
+            elif segment.kind == "content" or self._tools is not None:
+                self._answer(segment.text)
+
+    def _answer(self, text: str) -> None:
+        """Content, with calls in it where there is a tool parser."""
+        parser = self._tools
+        if parser is not None:
+            self._take_calls(lambda: parser.feed(text))
+        elif self._sources.tools is None:
+            self._pieces["content"].append(text)
+
+    def _take_calls(self, settle: Callable[[], list[str | ToolCall]]) -> None:
+        """Collects what `settle`, a call of the tool parser, gives."""
+
+        def checked() -> list[str | ToolCall]:
+            return [_checked_item(item) for item in settle()]
+
+        for item in self._asked("tool", self._sources.tools, checked):
+            if isinstance(item, str):
+                self._pieces["content"].append(item)
+            else:
+                self._calls.append(replace(item, index=self.num_calls))
+                self.num_calls += 1
+
+    def _start_parsers(self, request: Request) -> Sequence[str]:
+        """Sets the parsers and gives their markers; `failure` when one cannot be built or
+        started."""
+        reasoning, tools = self._sources.reasoning, self._sources.tools
+        if reasoning is not None:
+            create = partial(_started, reasoning, request.prompt_text)
+            self._reasoning = next(iter(self._asked("reasoning", reasoning, create)), None)
+        if tools is not None and self.failure is None:
+            create_tools = partial(_started, tools, request.tools)
+            self._tools = next(iter(self._asked("tool", tools, create_tools)), None)
+        parsers = (self._reasoning, self._tools)
+        return [marker for parser in parsers if parser is not None for marker in parser.markers]
+
+    def _asked(
+        self, kind: str, source: ParserSource[ParserT] | None, ask: Callable[[], list[T]]
+    ) -> list[T]:
+        """What a parser answers; nothing, and `failure`, when it raises."""
+        assert source is not None
         try:
-            for segment in settle():
-                self._collect(segment)
+            return ask()
         except FAULTS as error:
-            self._fail(self._parsers, error)
-
-    def _collect(self, segment: Segment) -> None:
-        if not isinstance(segment, Segment) or segment.kind not in self._pieces:
-            raise PluginContractError(
-                f"it gave {segment!r}; it must give a list of Segments of kind "
-                "'content' or 'reasoning'"
+            logger.warning("%s parser %s failed", kind, source.name, exc_info=error)
+            self._reasoning = self._tools = None
+            self.failure = RequestFailure(
+                code=PluginError.code,
+                message=f"{kind} parser {source.name} failed: {error_text(error)}; "
+                "the text is given undivided",
             )
-        self._pieces[segment.kind].append(segment.text)
+            return []
 
-    def _fail(self, parsers: ParserSource, error: BaseException) -> None:
-        logger.warning("reasoning parser %s failed", parsers.name, exc_info=error)
-        self._parser = None
-        self.failure = RequestFailure(
-            code=PluginError.code,
-            message=f"reasoning parser {parsers.name} failed: {error_text(error)}; "
-            "the text is given undivided",
-        )
+
+def _started(source: ParserSource[ParserT], given: Any) -> list[ParserT]:
+    """A new parser that was told what comes before its text. Its markers are read here, too."""
+    parser = source.create()
+    parser.start(given)
+    tuple(parser.markers)
+    return [parser]
+
+
+def _checked_segment(segment: object) -> Segment:
+    if isinstance(segment, Segment) and segment.kind in KINDS:
+        return segment
+    raise PluginContractError(
+        f"it gave {segment!r}; it must give a list of Segments of kind "
+        "'content', 'reasoning' or 'tool_calls'"
+    )
+
+
+def _checked_item(item: object) -> str | ToolCall:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, ToolCall) and item.name and isinstance(item.arguments, str):
+        return item
+    raise PluginContractError(f"it gave {item!r}; it must give a list of texts and ToolCalls")

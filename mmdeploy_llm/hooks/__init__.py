@@ -2,6 +2,7 @@
 
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
+from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
 from .contracts import (
@@ -14,6 +15,8 @@ from .contracts import (
     ReasoningParser,
     ReasoningParserSpec,
     Segment,
+    ToolParser,
+    ToolParserSpec,
 )
 from .guard import CallGuard
 from .manager import PluginManager
@@ -40,6 +43,9 @@ __all__ = [
     "RequestRecord",
     "Segment",
     "StepStats",
+    "ToolCall",
+    "ToolParser",
+    "ToolParserSpec",
     "hookimpl",
     "hookspec",
 ]

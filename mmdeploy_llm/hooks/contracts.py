@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
 
 from mmdeploy_llm.errors import MediaLimitError
+from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ class ModelSpec:
     name: the family's name. architectures: names in config.json's `architectures` that it serves.
     factory: "module:Class"; called as factory(config) with transformers' config object, on the meta
     device; gives a Model; "*" serves any architecture that no other spec names. media: kinds it
-    accepts. reasoning: default parser's name. atomic_media: the tokens of a media item are computed
-    in one step and see each other in both directions.
+    accepts. reasoning, tools: names of the default parsers. atomic_media: the tokens of a media
+    item are computed in one step and see each other in both directions.
     tp_plan: parameter name pattern -> "colwise" | "rowwise". priority: in-tree plugins use 0; the
     highest wins and a tie is an error.
     """
@@ -40,6 +41,7 @@ class ModelSpec:
     factory: str
     media: tuple[str, ...] = ()
     reasoning: str | None = None
+    tools: str | None = None
     atomic_media: bool = False
     tp_plan: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0
@@ -48,10 +50,22 @@ class ModelSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningParserSpec:
     """A named reasoning parser. factory: "module:Class", called without arguments, once per
-    request."""
+    request. aliases: other names for it."""
 
     name: str
     factory: str
+    aliases: tuple[str, ...] = ()
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolParserSpec:
+    """A named parser of tool calls. factory: "module:Class", called without arguments, once per
+    request. aliases: other names for it."""
+
+    name: str
+    factory: str
+    aliases: tuple[str, ...] = ()
     priority: int = 0
 
 
@@ -166,6 +180,34 @@ class ReasoningParser(ABC):
 
     @final
     def parse(self, text: str) -> list[Segment]:
+        """The whole text at once: `feed` and `finish`."""
+        return self.feed(text) + self.finish()
+
+
+class ToolParser(ABC):
+    """Takes the tool calls out of the content of one request. One instance serves one request.
+
+    The result does not depend on how the text is cut into `feed` calls. A call is given whole, as
+    soon as it is; text that turns out to be no call is given as content, so that nothing is lost.
+    markers: texts that the parser looks for; tokens with exactly such a text reach it even when
+    special tokens are skipped.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = ()
+
+    def start(self, tools: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - optional
+        """Called once, before any text, with the request's tools; () when it came without."""
+
+    @abstractmethod
+    def feed(self, text: str) -> list[str | ToolCall]:
+        """What the new text settles: content and calls, in order."""
+
+    @abstractmethod
+    def finish(self) -> list[str | ToolCall]:
+        """What was held back, once no more text comes."""
+
+    @final
+    def parse(self, text: str) -> list[str | ToolCall]:
         """The whole text at once: `feed` and `finish`."""
         return self.feed(text) + self.finish()
 

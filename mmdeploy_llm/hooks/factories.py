@@ -14,6 +14,8 @@ from .contracts import (
     ModelSpec,
     ReasoningParser,
     ReasoningParserSpec,
+    ToolParser,
+    ToolParserSpec,
 )
 from .names import error_text, listing
 from .records import FAULTS, PluginOrigin, Spec, describe
@@ -71,6 +73,8 @@ def _problem(spec: Spec, built: object) -> str | None:
             return _model_problem(spec, built)
         case ReasoningParserSpec():
             return _class_problem(built, ReasoningParser)
+        case ToolParserSpec():
+            return _class_problem(built, ToolParser)
         case MediaProcessorSpec():
             return _class_problem(built, MediaProcessor) or _processor_problem(spec, built)
 

@@ -29,6 +29,8 @@ from .contracts import (
     ModelSpec,
     ReasoningParser,
     ReasoningParserSpec,
+    ToolParser,
+    ToolParserSpec,
 )
 from .guard import CallGuard
 from .names import error_text, listing
@@ -103,6 +105,11 @@ class PluginManager:
         return tuple(item.spec for item in self._registry.provided(ReasoningParserSpec))
 
     @property
+    def tool_parsers(self) -> tuple[ToolParserSpec, ...]:
+        """All tool parser specs, in load order."""
+        return tuple(item.spec for item in self._registry.provided(ToolParserSpec))
+
+    @property
     def media_processors(self) -> tuple[MediaProcessorSpec, ...]:
         """All media processor specs, in load order."""
         return tuple(item.spec for item in self._registry.provided(MediaProcessorSpec))
@@ -127,12 +134,17 @@ class PluginManager:
         return selection.select_model(models, architectures, self._note())
 
     def reasoning_parser(self, name: str) -> ReasoningParserSpec:
-        """The parser of this name; "_" is "-" and case does not matter.
+        """The parser of this name or alias; "_" is "-" and case does not matter.
 
         Raises ConfigError when there is none, PluginConflictError on a tie.
         """
         parsers = self._registry.provided(ReasoningParserSpec)
-        return selection.select_parser(parsers, name, self._note())
+        return selection.select_parser(parsers, "reasoning", name, self._note())
+
+    def tool_parser(self, name: str) -> ToolParserSpec:
+        """As `reasoning_parser`, for parsers of tool calls."""
+        parsers = self._registry.provided(ToolParserSpec)
+        return selection.select_parser(parsers, "tool", name, self._note())
 
     def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
         """The processor of `kind` for the model family (a ModelSpec's name), None without one.
@@ -154,6 +166,8 @@ class PluginManager:
     def build(self, spec: ModelSpec, *args: Any) -> Model: ...
     @overload
     def build(self, spec: ReasoningParserSpec, *args: Any) -> ReasoningParser: ...
+    @overload
+    def build(self, spec: ToolParserSpec, *args: Any) -> ToolParser: ...
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
     def build(self, spec: Spec, *args: Any) -> Any:

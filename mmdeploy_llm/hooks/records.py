@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec
+from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-Spec = ModelSpec | ReasoningParserSpec | MediaProcessorSpec
+Spec = ModelSpec | ReasoningParserSpec | ToolParserSpec | MediaProcessorSpec
 # What a plugin may raise without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
-SpecT = TypeVar("SpecT", ModelSpec, ReasoningParserSpec, MediaProcessorSpec)
+SpecT = TypeVar("SpecT", ModelSpec, ReasoningParserSpec, ToolParserSpec, MediaProcessorSpec)
+ParserSpecT = TypeVar("ParserSpecT", ReasoningParserSpec, ToolParserSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ def describe(spec: Spec) -> str:
             return f"model {spec.name}"
         case ReasoningParserSpec():
             return f"reasoning parser {spec.name}"
+        case ToolParserSpec():
+            return f"tool parser {spec.name}"
         case MediaProcessorSpec():
             return f"{spec.kind} processor {spec.name}"
 

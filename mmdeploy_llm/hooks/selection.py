@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
 
-from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec
+from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .names import did_you_mean, listing, normalise
-from .records import Provided, SpecT
+from .records import ParserSpecT, Provided, SpecT
 
 ANY_MODEL = "*"
 
@@ -55,17 +55,24 @@ def select_model(
 
 
 def select_parser(
-    provided: Sequence[Provided[ReasoningParserSpec]], name: str, note: str
-) -> ReasoningParserSpec:
-    """The spec of this name, compared normalised. Raises ConfigError when there is none."""
-    candidates = [item for item in provided if normalise(item.spec.name) == normalise(name)]
+    provided: Sequence[Provided[ParserSpecT]], kind: str, name: str, note: str
+) -> ParserSpecT:
+    """The spec of this name or alias, compared normalised. kind: of parser, for messages.
+
+    Raises ConfigError when there is none.
+    """
+    candidates = [item for item in provided if normalise(name) in map(normalise, _names(item.spec))]
     if candidates:
-        return top(candidates, f"reasoning parser {name!r}")
-    known = [item.spec.name for item in provided]
+        return top(candidates, f"{kind} parser {name!r}")
+    known = [each for item in provided for each in _names(item.spec)]
     raise ConfigError(
-        f"there is no reasoning parser {name!r}{did_you_mean(name, known)}. "
-        f"Known: {listing(known)}{note}"
+        f"there is no {kind} parser {name!r}{did_you_mean(name, known)}. "
+        f"Known: {listing(item.spec.name for item in provided)}{note}"
     )
+
+
+def _names(spec: ReasoningParserSpec | ToolParserSpec) -> tuple[str, ...]:
+    return (spec.name, *spec.aliases)
 
 
 def select_processor(

@@ -14,7 +14,13 @@ import pluggy
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 
-from .contracts import MediaLimits, MediaProcessorSpec, ModelSpec, ReasoningParserSpec
+from .contracts import (
+    MediaLimits,
+    MediaProcessorSpec,
+    ModelSpec,
+    ReasoningParserSpec,
+    ToolParserSpec,
+)
 
 if TYPE_CHECKING:
     import typer
@@ -36,6 +42,14 @@ def provide_models() -> Iterable[ModelSpec]:  # type: ignore[empty-body]
 @hookspec
 def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:  # type: ignore[empty-body]
     """Named parsers that split generated text into reasoning and content. Called once, at load.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_tool_parsers() -> Iterable[ToolParserSpec]:  # type: ignore[empty-body]
+    """Named parsers that take tool calls out of generated text. Called once, at load.
 
     .. versionadded:: 0.1
     """

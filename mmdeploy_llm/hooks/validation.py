@@ -13,7 +13,7 @@ import pluggy
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.messages import MEDIA_KIND
 
-from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec
+from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
 from .names import did_you_mean, error_text, listing, normalise
 from .records import Spec
 
@@ -21,6 +21,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
     {
         "provide_models": ModelSpec,
         "provide_reasoning_parsers": ReasoningParserSpec,
+        "provide_tool_parsers": ToolParserSpec,
         "provide_media_processors": MediaProcessorSpec,
     }
 )
@@ -109,7 +110,9 @@ def _claims(spec: Spec) -> list[str]:
                 *(f"architecture {name}" for name in spec.architectures),
             ]
         case ReasoningParserSpec():
-            return [f"reasoning parser {normalise(spec.name)}"]
+            return [f"reasoning parser {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case ToolParserSpec():
+            return [f"tool parser {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case MediaProcessorSpec():
             return [
                 f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models
@@ -161,6 +164,11 @@ _SOME_NAMES: Rule = (
     "a tuple of texts, one at least",
     lambda value: _is_names(value) and value != (),
 )
+_NAMES: Rule = ("a tuple of texts", _is_names)
+_NAME_OR_NONE: Rule = (
+    "a parser's name or None",
+    lambda value: value is None or _is_name(value),
+)
 _KIND: Rule = (
     "a word in lower case such as 'image', 'video' or one of your own (not 'text')",
     lambda value: isinstance(value, str) and MEDIA_KIND.fullmatch(value) is not None,
@@ -175,14 +183,13 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
                 "a tuple of words in lower case such as 'image' and 'video' (not 'text')",
                 lambda value: isinstance(value, tuple) and all(map(_KIND[1], value)),
             ),
-            "reasoning": (
-                "a parser's name or None",
-                lambda value: value is None or _is_name(value),
-            ),
+            "reasoning": _NAME_OR_NONE,
+            "tools": _NAME_OR_NONE,
             "atomic_media": ("a bool", lambda value: isinstance(value, bool)),
             "tp_plan": ('a mapping of names to "colwise" or "rowwise"', _is_tp_plan),
         },
-        ReasoningParserSpec: _COMMON,
+        ReasoningParserSpec: {**_COMMON, "aliases": _NAMES},
+        ToolParserSpec: {**_COMMON, "aliases": _NAMES},
         MediaProcessorSpec: {
             **_COMMON,
             "kind": _KIND,

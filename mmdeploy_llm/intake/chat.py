@@ -14,6 +14,8 @@ from typing import Any
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
+from .tools import template_calls
+
 MARKS = range(0xE000, 0xF900)  # private use: no text means anything by them
 MAX_SHOWN = 60  # characters of a wrong value in a message
 IGNORED = frozenset({"detail", "uuid"})  # of OpenAI's and FastDeploy's image parts
@@ -28,15 +30,22 @@ class Conversation:
     messages: tuple[Mapping[str, Any], ...]
     media: tuple[MediaItem, ...]
     mark: str
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def read_messages(
-    messages: Any, *, markers: Sequence[str], template: str, kinds: Sequence[str] = MEDIA_KINDS
+    messages: Any,
+    *,
+    markers: Sequence[str],
+    template: str,
+    kinds: Sequence[str] = MEDIA_KINDS,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Conversation:
     """Checked copies of the messages with their media taken out; the caller's stay as they are.
 
     markers: texts that stand for media in a prompt. template: media parts get the type that it
-    asks for (`image_url` where the template mentions it, else `image`). kinds: of media.
+    asks for (`image_url` where the template mentions it, else `image`). kinds: of media. tools:
+    what `read_tools` gave; their texts are made harmless too.
     Raises RequestError that says which message and part is wrong.
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
@@ -45,13 +54,25 @@ def read_messages(
         )
     if not messages:
         raise RequestError("messages must not be empty")
-    reader = _Reader(markers, _free_mark(messages, template), template, kinds)
+    messages = [_with_calls(message, f"message {i}") for i, message in enumerate(messages)]
+    reader = _Reader(markers, _free_mark([*messages, *tools], template), template, kinds)
     copies = tuple(
         reader.message(message, f"message {index}") for index, message in enumerate(messages)
     )
+    copied_tools = tuple(reader.copy(tool) for tool in tools)
     return Conversation(
-        messages=copies, media=tuple(reader.media), mark=reader.mark if reader.has_marked else ""
+        messages=copies,
+        media=tuple(reader.media),
+        mark=reader.mark if reader.has_marked else "",
+        tools=copied_tools,
     )
+
+
+def _with_calls(message: Any, place: str) -> Any:
+    """The message with its tool calls as templates read them."""
+    if not isinstance(message, Mapping) or not message.get("tool_calls"):
+        return message
+    return {**message, "tool_calls": template_calls(message["tool_calls"], place)}
 
 
 class _Reader:
@@ -77,9 +98,9 @@ class _Reader:
         content = message.get("content")
         if content is None and not message.get("tool_calls"):
             raise RequestError(f"{place} of role {message['role']!r} has no 'content'")
-        copied = {name: self._value(value) for name, value in message.items() if name != "content"}
+        copied = {name: self.copy(value) for name, value in message.items() if name != "content"}
         if content is None or isinstance(content, str):
-            return {**copied, "content": self._value(content)}
+            return {**copied, "content": self.copy(content)}
         if not isinstance(content, (list, tuple)):
             raise RequestError(
                 f"{place}: 'content' must be a text or a list of parts, "
@@ -100,18 +121,18 @@ class _Reader:
                 raise RequestError(
                     f"{place}: a text part needs a 'text', got {_brief(part.get('text'))}"
                 )
-            return {"type": "text", "text": self._value(part["text"])}
+            return {"type": "text", "text": self.copy(part["text"])}
         self.media.append(_media_item(part, part_type))
         return _template_part(self.media[-1].kind, self._template)
 
-    def _value(self, value: Any) -> Any:
+    def copy(self, value: Any) -> Any:
         """A copy of nested lists and dicts; no text in it holds a whole marker text."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, Mapping):
-            return {key: self._value(item) for key, item in value.items()}
+            return {key: self.copy(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._value(item) for item in value]
+            return [self.copy(item) for item in value]
         return value
 
     def _text(self, text: str) -> str:

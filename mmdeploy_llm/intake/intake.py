@@ -28,6 +28,7 @@ from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt
 from .template import load_template, render, template_variables
 from .tokenizer import PromptTokenizer
+from .tools import read_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Rendered:
 
     pieces: what `text` consists of, tokenized one by one; () for a prompt given as ids.
     is_template: rendered by a chat template, which has put its own special tokens at its ends.
+    tools: what the model was told of.
     """
 
     text: str
@@ -52,6 +54,7 @@ class Rendered:
     items: tuple[MediaItem, ...]
     pieces: tuple[str, ...] = ()
     is_template: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 class Intake:
@@ -133,13 +136,18 @@ class Intake:
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
+        tools: Any = None,
         stream: bool = False,
         priority: int = 0,
         number: int | None = None,
     ) -> tuple[Request, ...]:
-        """As `accept`, for a conversation. chat_template: a Jinja text or a file with one."""
+        """As `accept`, for a conversation. chat_template: a Jinja text or a file with one. tools:
+        what the model may call, see `read_tools`."""
         parts = PromptParts(
-            messages=messages, template=chat_template, template_kwargs=chat_template_kwargs
+            messages=messages,
+            template=chat_template,
+            template_kwargs=chat_template_kwargs,
+            tools=tools,
         )
         return self._accept(messages, parts, params, stream, priority, number)
 
@@ -188,6 +196,7 @@ class Intake:
             eos_token_ids=self._eos_token_ids,
             media=expanded.spans,
             prompt_text=rendered.text,
+            tools=rendered.tools,
             reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
             bad_words_token_ids=self._bad_words(params),
             priority=priority,
@@ -222,10 +231,11 @@ class Intake:
         return rendered
 
     def _render_text(self, parts: PromptParts) -> Rendered:
-        if parts.template is not None or parts.template_kwargs is not None:
+        settings = (parts.template, parts.template_kwargs, parts.tools)
+        if any(setting is not None for setting in settings):
             raise RequestError(
-                "chat_template and chat_template_kwargs need 'messages'; a text prompt is taken "
-                "as it is"
+                "chat_template, chat_template_kwargs and tools need 'messages'; a text prompt is "
+                "taken as it is"
             )
         if parts.ids is not None:
             self._check_vocabulary(parts.ids)
@@ -238,12 +248,15 @@ class Intake:
     def _render_chat(self, parts: PromptParts) -> Rendered:
         template = self._template(parts.template)
         variables = template_variables(parts.template_kwargs)
+        tools = _tools_of(parts, variables)
         conversation = read_messages(
             parts.messages,
             markers=self._placeholders.markers,
             template=template,
             kinds=self.media.kinds,
+            tools=tools,
         )
+        variables["tools"] = list(conversation.tools) or None
         items = _with_sources(conversation.media, parts.media)
         self.media.check(items)
         text = render(self._tokenizer.raw, template, conversation.messages, variables)
@@ -255,6 +268,7 @@ class Intake:
             items=items,
             pieces=tuple(pieces),
             is_template=True,
+            tools=tools,
         )
 
     def _encode_pieces(self, pieces: Sequence[str]) -> list[int]:
@@ -315,6 +329,14 @@ class Intake:
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         single = tuple((token_id,) for token_id in params.bad_words_token_ids)
         return tuple(dict.fromkeys((*self._tokenizer.bad_words(params.bad_words), *single)))
+
+
+def _tools_of(parts: PromptParts, variables: dict[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The tools of a chat, given by themselves or taken from the template's variables."""
+    given = variables.pop("tools", None)
+    if given is not None and parts.tools is not None:
+        raise RequestError("tools are given twice, once in chat_template_kwargs; leave out one")
+    return read_tools(given if parts.tools is None else parts.tools)
 
 
 def _with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tuple[MediaItem, ...]:

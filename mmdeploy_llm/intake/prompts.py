@@ -15,12 +15,13 @@ from .media import media_items
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
-KNOWN_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template", "chat_template_kwargs")
+KNOWN_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template", "chat_template_kwargs", "tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptParts:
-    """Exactly one of text, ids and messages is given. media: of `multimodal_data`, unopened."""
+    """Exactly one of text, ids and messages is given. media: of `multimodal_data`, unopened. tools:
+    as the caller gave them."""
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
@@ -28,6 +29,7 @@ class PromptParts:
     media: tuple[MediaItem, ...] = ()
     template: str | None = None
     template_kwargs: Mapping[str, Any] | None = None
+    tools: Any = None
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
@@ -63,6 +65,7 @@ def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
         media=tuple(media_items(prompt[media[0]], kinds)) if media else (),
         template=prompt.get("chat_template"),
         template_kwargs=prompt.get("chat_template_kwargs"),
+        tools=prompt.get("tools"),
     )
 
 

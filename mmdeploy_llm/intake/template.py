@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from inspect import isroutine
 from pathlib import Path
 from typing import Any
-
-from transformers.utils import get_json_schema
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
 from mmdeploy_llm.hooks.names import error_text
@@ -122,7 +119,6 @@ def render(
         chat = [_message(message) for message in messages]
         if field:
             chat[-1] = _marked(chat[-1], field if isinstance(field, str) else "content")
-        values["tools"] = _tools(values.get("tools"))
         inputs = {**tokenizer.special_tokens_map, **defaults, **values, "messages": chat}
         text = run(template, _plain(inputs), seconds)
         return _until_mark(text) if field else text
@@ -165,13 +161,6 @@ def _until_mark(text: str) -> str:
     then it would have stripped the message's own."""
     place = text.rindex(END_MARK.rstrip())
     return text[:place] if text.startswith(END_MARK, place) else text[:place].rstrip()
-
-
-def _tools(tools: Any) -> Any:
-    """Functions among the tools as JSON schemas."""
-    if tools is None:
-        return None
-    return [get_json_schema(tool) if isroutine(tool) else tool for tool in tools]
 
 
 def _plain(value: Any) -> Any:

@@ -13,11 +13,13 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="ernie4_5",
             architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
+            tools="ernie-x1",
         ),
         ModelSpec(
             name="ernie4_5_moe",
             architectures=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
+            tools="ernie-x1",
         ),
         ModelSpec(
             name="ernie4_5_vl_moe",
@@ -28,6 +30,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.ernie.vl:ErnieVLForConditionalGeneration",
             media=("image", "video"),
             reasoning="ernie-45-vl",
+            tools="ernie-45-vl-thinking",
         ),
         ModelSpec(
             name="paddleocr_vl",

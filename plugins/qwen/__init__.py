@@ -18,23 +18,27 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen2",
             architectures=("Qwen2ForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen2ForCausalLM",
+            tools="qwen",
         ),
         ModelSpec(
             name="qwen2_moe",
             architectures=("Qwen2MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen2MoeForCausalLM",
+            tools="qwen",
         ),
         ModelSpec(
             name="qwen3",
             architectures=("Qwen3ForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3ForCausalLM",
             reasoning="qwen3",
+            tools="qwen",
         ),
         ModelSpec(
             name="qwen3_moe",
             architectures=("Qwen3MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen3MoeForCausalLM",
             reasoning="qwen3",
+            tools="qwen",
         ),
     )
 
@@ -46,12 +50,14 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             architectures=("Qwen2VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen2VLForConditionalGeneration",
             media=("image", "video"),
+            tools="qwen",
         ),
         ModelSpec(
             name="qwen2_5_vl",
             architectures=("Qwen2_5_VLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.qwen.vl:Qwen25VLForConditionalGeneration",
             media=("image", "video"),
+            tools="qwen",
         ),
         ModelSpec(
             name="qwen3_vl",
@@ -59,6 +65,7 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLForConditionalGeneration",
             media=("image", "video"),
             reasoning="qwen3",
+            tools="qwen",
         ),
         ModelSpec(
             name="qwen3_vl_moe",
@@ -66,5 +73,6 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLMoeForConditionalGeneration",
             media=("image", "video"),
             reasoning="qwen3",
+            tools="qwen",
         ),
     )

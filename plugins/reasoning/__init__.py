@@ -4,19 +4,31 @@ from collections.abc import Iterable
 
 from mmdeploy_llm.hooks import ReasoningParserSpec, hookimpl
 
+from .formats import FORMATS
+
+# Those with rules of their own: name -> class and other names.
 PARSERS = {
-    "deepseek-r1": "DeepSeekR1Parser",
-    "ernie-45-vl": "Ernie45VLParser",
-    "ernie-45-vl-thinking": "Ernie45VLThinkingParser",
-    "ernie-x1": "ErnieX1Parser",
-    "qwen3": "Qwen3Parser",
+    "ernie-45-vl": ("parsers:Ernie45VLParser", ()),
+    "ernie-45-vl-thinking": ("parsers:Ernie45VLThinkingParser", ()),
+    "ernie-x1": ("parsers:ErnieX1Parser", ()),
+    "gpt-oss": ("harmony:HarmonyParser", ("gptoss", "harmony", "openai-gptoss")),
+    "granite": ("parsers:GraniteParser", ("granite-3.2",)),
+    "qwen3": ("parsers:Qwen3Parser", ()),
 }
 
 
 @hookimpl
 def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:
-    """The parsers by the names that FastDeploy gives them."""
-    return [
-        ReasoningParserSpec(name=name, factory=f"{__name__}.parsers:{class_name}")
-        for name, class_name in PARSERS.items()
+    """The parsers, by the names that FastDeploy, vLLM and SGLang give them."""
+    own = [
+        ReasoningParserSpec(name=name, factory=f"{__name__}.{factory}", aliases=aliases)
+        for name, (factory, aliases) in PARSERS.items()
+    ]
+    return own + [
+        ReasoningParserSpec(
+            name=form.name,
+            factory=f"{__name__}.parsers:formats.{form.key}",
+            aliases=form.aliases,
+        )
+        for form in FORMATS
     ]

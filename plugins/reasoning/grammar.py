@@ -15,15 +15,19 @@ from typing import Literal
 
 Decided = Literal["reasoning", "content"]
 # "held": not decided yet; the exit that is taken, or the end of the text, decides.
-Kind = Literal["reasoning", "content", "held", "dropped"]
+Kind = Literal["reasoning", "content", "tool_calls", "held", "dropped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """Where a tag leads. held: what the undecided text before the tag turns out to be."""
+    """Where a tag leads. held: what the undecided text before the tag turns out to be.
+
+    is_kept: the tag is text of the mode it leads to.
+    """
 
     mode: str
     held: Decided = "reasoning"
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,8 @@ class Mode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """All modes of a parser. Every tag begins with "<" and has no second one.
+    """All modes of a parser. No tag of a mode stands inside another tag of it, so that the first
+    one in the text is the one to follow, wherever the text is cut.
 
     entries: tag -> the mode to begin in when that tag is the last one in the prompt; `default`
     when there is none. Held text that no tag decides is content.

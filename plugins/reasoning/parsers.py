@@ -1,4 +1,6 @@
-"""The parsers. What they have in common, so that each class only states how it differs:
+"""The parsers with rules of their own; those of formats.py are made from their data at the end.
+
+What they have in common, so that each class only states how it differs:
 
 - The last tag in the prompt gives the state. Behind an open `<think>` the text begins as reasoning;
   if it never closes, it is reasoning to its end, since text that was streamed as reasoning cannot
@@ -8,16 +10,16 @@
 - Without either, some families think without saying so (their text is reasoning until `</think>`),
   others may not think at all (their text waits for a `</think>` to decide).
 
-The rules are those of FastDeploy's parsers of the same names.
+The rules are those of FastDeploy's parsers of the same names, where it has one.
 """
 
 from string import whitespace
+from types import SimpleNamespace
 
+from .formats import END_THINK, FORMATS, THINK, TagFormat
 from .grammar import Exit, Grammar, Mode
 from .scanner import TagParser
 
-THINK = "<think>"
-END_THINK = "</think>"
 RESPONSE = "<response>"
 END_RESPONSE = "</response>"
 TOOL_CALL = "<tool_call>"
@@ -57,7 +59,8 @@ class Ernie45VLParser(TagParser):
 class Ernie45VLThinkingParser(TagParser):
     """ERNIE 4.5 VL Thinking: reasoning up to `</think>`, or to the end without one.
 
-    A tool call with only newlines before it leaves no content.
+    A tool call with only newlines before it leaves no content; it and what follows are for the
+    tool parser.
     """
 
     end_marker = END_THINK
@@ -67,12 +70,12 @@ class Ernie45VLThinkingParser(TagParser):
             "reasoning": _reasoning("answer"),
             "answer": Mode(
                 kind="dropped",
-                exits={TOOL_CALL: Exit(mode="tool call")},
+                exits={TOOL_CALL: Exit(mode="tool calls", is_kept=True)},
                 blanks="\n",
                 otherwise="content",
             ),
             "content": Mode(kind="content"),
-            "tool call": Mode(kind="dropped"),
+            "tool calls": Mode(kind="tool_calls"),
         },
         entries={THINK: "begin", END_THINK: "answer"},
         default="begin",
@@ -83,7 +86,8 @@ class Ernie45VLThinkingParser(TagParser):
 class ErnieX1Parser(TagParser):
     """ERNIE X1: reasoning up to `</think>`, content in `<response>`, the rest dropped.
 
-    A tool call before the response means that there is no content. A prompt that ends an earlier
+    A tool call before the response means that there is no content. Calls before or behind the
+    response, and what follows them, are for the tool parser. A prompt that ends an earlier
     turn (`</response>`) says nothing about this one.
     """
 
@@ -94,10 +98,14 @@ class ErnieX1Parser(TagParser):
             "reasoning": _reasoning("between"),
             "between": Mode(
                 kind="dropped",
-                exits={RESPONSE: Exit(mode="response"), TOOL_CALL: Exit(mode="over")},
+                exits={
+                    RESPONSE: Exit(mode="response"),
+                    TOOL_CALL: Exit(mode="tool calls", is_kept=True),
+                },
             ),
             "response": Mode(kind="content", exits={END_RESPONSE: Exit(mode="over")}),
-            "over": Mode(kind="dropped"),
+            "over": Mode(kind="dropped", exits={TOOL_CALL: Exit(mode="tool calls", is_kept=True)}),
+            "tool calls": Mode(kind="tool_calls"),
         },
         entries={
             THINK: "begin",
@@ -143,29 +151,48 @@ class Qwen3Parser(TagParser):
     markers = grammar.tags
 
 
-class DeepSeekR1Parser(TagParser):
-    """DeepSeek R1: reasoning between `<think>` and `</think>`, nothing stripped; no tags: content.
+class GraniteParser(TagParser):
+    """Granite 3.2: reasoning behind "Here is my thought process:" at the beginning of the text, up
+    to "Here is my response:"; content without it.
 
-    As with Qwen3 a `<think>` at the beginning of the text counts whatever the prompt says.
+    Both sentences may say "Here's" (vLLM's and Dynamo's parsers). They stand in the system prompt
+    of the model's template too, so that a prompt says nothing.
     """
 
-    end_marker = END_THINK
+    end_marker = "Here is my response:"
     grammar = Grammar(
         modes={
-            "begin": _begin("unknown"),
-            "begin open": _begin("reasoning"),
-            "begin closed": _begin("content"),
-            "unknown": Mode(
-                kind="held",
+            "begin": Mode(
+                kind="dropped",
                 exits={
-                    THINK: Exit(mode="reasoning", held="content"),
-                    END_THINK: Exit(mode="content"),
+                    "Here is my thought process:": Exit(mode="reasoning"),
+                    "Here's my thought process:": Exit(mode="reasoning"),
+                },
+                blanks=whitespace,
+                otherwise="content",
+            ),
+            "reasoning": Mode(
+                kind="reasoning",
+                exits={
+                    end_marker: Exit(mode="content"),
+                    "Here's my response:": Exit(mode="content"),
                 },
             ),
-            "reasoning": _reasoning("content"),
             "content": Mode(kind="content"),
         },
-        entries={THINK: "begin open", END_THINK: "begin closed"},
+        entries={},
         default="begin",
     )
     markers = grammar.tags
+
+
+def _parser_of(form: TagFormat) -> type[TagParser]:
+    """The parser class of a row of the table."""
+    grammar = form.grammar()
+    fields = {"grammar": grammar, "markers": grammar.tags, "end_marker": form.end}
+    fields |= {"__module__": __name__, "__doc__": f"The format {form.name!r} of the table."}
+    return type(f"TagParser({form.name})", (TagParser,), fields)
+
+
+# formats.<key>: the parser classes of the table.
+formats = SimpleNamespace(**{form.key: _parser_of(form) for form in FORMATS})

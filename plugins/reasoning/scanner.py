@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from mmdeploy_llm.hooks import ReasoningParser, Segment
 
@@ -84,6 +84,8 @@ class TagParser(ReasoningParser):
         self._spaces, self._has_text = "", False
         self._mode = self.grammar.modes[way.mode]
         self._buffer = rest
+        if way.is_kept:
+            self._emit(tag)
 
     def _emit(self, text: str) -> None:
         """Text of the present mode."""
@@ -110,7 +112,7 @@ class TagParser(ReasoningParser):
         self._has_text = self._has_text or bool(kept)
         return kept
 
-    def _add(self, kind: Decided, text: str) -> None:
+    def _add(self, kind: Decided | Literal["tool_calls"], text: str) -> None:
         if text:
             self._segments.append(Segment(kind=kind, text=text))
 
@@ -120,7 +122,9 @@ class TagParser(ReasoningParser):
 
 
 def _num_open(text: str, mode: Mode) -> int:
-    """Length of the end of `text` with which a tag of the mode begins."""
-    place = text.rfind("<")
-    end = text[place:] if place >= 0 else ""
-    return len(end) if end and any(tag.startswith(end) for tag in mode.exits) else 0
+    """Length of the longest end of `text` with which a tag of the mode begins."""
+    longest = max(map(len, mode.exits), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(tag.startswith(text[-length:]) for tag in mode.exits):
+            return length
+    return 0

@@ -21,6 +21,7 @@ PROCESSORS = (ROOT / "processors/README.md").read_text()
 HOOKS = {
     "provide_models": (),
     "provide_reasoning_parsers": (),
+    "provide_tool_parsers": (),
     "provide_media_processors": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
@@ -87,6 +88,7 @@ def test_every_method_of_a_processor_is_a_heading():
     [
         (PLUGINS, "`ModelSpec`:", "ModelSpec"),
         (PLUGINS, "`ReasoningParserSpec`:", "ReasoningParserSpec"),
+        (PLUGINS, "`ToolParserSpec`:", "ToolParserSpec"),
         (PLUGINS, "`MediaProcessorSpec`:", "MediaProcessorSpec"),
         (PROCESSORS, "## MediaInput", "MediaInput"),
         (PROCESSORS, "## Limits", "MediaLimits"),
@@ -96,7 +98,9 @@ def test_every_field_stands_in_the_table(text, introduction, name):
     assert table_after(text, introduction) == [item.name for item in fields(getattr(hooks, name))]
 
 
-@pytest.mark.parametrize("name", ["ModelSpec", "ReasoningParserSpec", "MediaProcessorSpec"])
+@pytest.mark.parametrize(
+    "name", ["ModelSpec", "ReasoningParserSpec", "ToolParserSpec", "MediaProcessorSpec"]
+)
 def test_types_in_the_tables(name):
     rows = PLUGINS[PLUGINS.index(f"`{name}`:") :].split("\n\n")[1].splitlines()[2:]
     cells = [re.split(r"(?<!\\)\|", row) for row in rows]
@@ -113,6 +117,21 @@ def test_methods_of_a_model_stand_in_the_table():
         for name in methods
     ]
     assert written == signatures
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "tool"])
+def test_every_parser_stands_in_the_table(kind):
+    """Names and aliases of the parsers that come along, as the registry has them."""
+    plugin = "reasoning" if kind == "reasoning" else "tools"
+    manager = PluginManager.load([plugin])
+    specs = manager.reasoning_parsers if kind == "reasoning" else manager.tool_parsers
+    text = PLUGINS[PLUGINS.index(f"{kind.capitalize()} parsers:\n") :]
+    rows = text.split("\n\n")[1].splitlines()[2:]
+    cells = [re.split(r"(?<!\\)\|", row)[1:4] for row in rows]
+    written = {name.strip(" `"): tuple(re.findall("`(.+?)`", also)) for name, also, _ in cells}
+    assert written == {spec.name: spec.aliases for spec in specs}
+    assert list(written) == sorted(written)
+    assert all(about.strip() for _, _, about in cells)
 
 
 def test_error_codes_in_the_table():

@@ -18,6 +18,7 @@ from mmdeploy_llm.hooks import (
     ModelSpec,
     PluginManager,
     ReasoningParserSpec,
+    ToolParserSpec,
     hookimpl,
 )
 
@@ -58,6 +59,14 @@ def test_hook_provide_reasoning_parsers(manager):
     spec = ReasoningParserSpec(name="p", factory="a:b")
     plugins = manager(one={"provide_reasoning_parsers": lambda: (spec,)})
     assert plugins.reasoning_parsers == (spec,)
+
+
+def test_hook_provide_tool_parsers(manager):
+    spec = ToolParserSpec(name="p", factory="a:b", aliases=("pp",))
+    plugins = manager(one={"provide_tool_parsers": lambda: iter([spec])})
+    assert plugins.tool_parsers == (spec,)
+    assert plugins.tool_parser("PP") is spec
+    assert plugins.plugins[0].provides == ("tool parser p",)
 
 
 def test_hook_provide_media_processors(manager):

@@ -9,6 +9,7 @@ import pytest
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
 from mmdeploy_llm.intake.template import checkpoint_template, load_template, render
+from mmdeploy_llm.intake.tools import read_tools
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_tools_as_functions(raw_tokenizer):
     expected = raw_tokenizer.apply_chat_template(
         CHAT, tools=[weather], chat_template=template, tokenize=False
     )
-    assert render(raw_tokenizer, template, CHAT, {"tools": [weather]}) == expected
+    assert render(raw_tokenizer, template, CHAT, {"tools": list(read_tools(weather))}) == expected
     assert "where" in expected
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from operator import attrgetter
 
 import pytest
 from mmdeploy_llm_plugins import reasoning
@@ -16,8 +17,8 @@ Parse = Callable[..., tuple[str, str]]
 def make_parser(name: str) -> ReasoningParser:
     """A new parser of that name."""
     spec = {spec.name: spec for spec in reasoning.provide_reasoning_parsers()}[name]
-    module, _, attribute = spec.factory.partition(":")
-    parser: ReasoningParser = getattr(importlib.import_module(module), attribute)()
+    module, _, attributes = spec.factory.partition(":")
+    parser: ReasoningParser = attrgetter(attributes)(importlib.import_module(module))()
     return parser
 
 

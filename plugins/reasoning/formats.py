@@ -1,0 +1,188 @@
+"""Reasoning formats that are only tags, as a table: what opens and closes the thinking, and what a
+text without tags is.
+
+The rules are those of the model families, as their chat templates and the parsers of vLLM and
+SGLang have them (docs.vllm.ai, features/reasoning_outputs; docs.sglang.io, separate reasoning).
+Where a rule needs the end of the text (vLLM: no `</think>` at all means no reasoning), it cannot
+hold for text that was streamed as reasoning already; that text stays reasoning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from string import whitespace
+from typing import Literal
+
+from .grammar import Exit, Grammar, Mode
+
+THINK, END_THINK = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagFormat:
+    """A format whose reasoning stands between `start` and `end`.
+
+    name, aliases: what users write. untagged: what a text is when neither it nor the prompt has a
+    tag: reasoning up to `end`, content, or undecided until a tag or the end decides (content then).
+    calls: tags of tool calls that end the reasoning too; they stay in the content. answer: tags
+    around the content, dropped. is_stripped: reasoning and content lose the white space at their
+    ends. is_repeated: reasoning may come again behind content.
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    start: str = THINK
+    end: str = END_THINK
+    untagged: Literal["reasoning", "content", "undecided"]
+    calls: tuple[str, ...] = ()
+    answer: tuple[str, str] | None = None
+    is_stripped: bool = False
+    is_repeated: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name as Python spells names."""
+        return re.sub(r"\W", "_", self.name)
+
+    def grammar(self) -> Grammar:
+        """The modes: a beginning for each state that the prompt can leave, then the thinking.
+
+        A `start` with which the text begins opens the thinking whatever the prompt says: the last
+        tag of the prompt may be of an earlier turn.
+        """
+        return Grammar(
+            modes=dict(self._modes()),
+            entries={self.start: "begin open", self.end: "begin closed"},
+            default="begin",
+        )
+
+    def _modes(self) -> Iterator[tuple[str, Mode]]:
+        stripped = self.is_stripped
+        first = {"reasoning": "reasoning", "content": "answer", "undecided": "undecided"}
+        yield "begin", self._begin(first[self.untagged])
+        yield "begin open", self._begin("reasoning")
+        yield "begin closed", self._begin("answer")
+        yield "undecided", Mode(kind="held", exits=self._decisions(), is_stripped=stripped)
+        ends = {self.end: Exit(mode="answer")}
+        ends |= {tag: Exit(mode="content", is_kept=True) for tag in self.calls}
+        yield "reasoning", Mode(kind="reasoning", exits=ends, is_stripped=stripped)
+        again = {self.start: Exit(mode="reasoning")} if self.is_repeated else {}
+        yield "content", Mode(kind="content", exits=again, is_stripped=stripped)
+        yield from self._answer_modes()
+
+    def _begin(self, otherwise: str) -> Mode:
+        kind: Literal["dropped", "reasoning"] = "dropped" if self.is_stripped else "reasoning"
+        exits = {self.start: Exit(mode="reasoning")}
+        return Mode(kind=kind, exits=exits, blanks=whitespace, otherwise=otherwise)
+
+    def _decisions(self) -> dict[str, Exit]:
+        """Tags by which an undecided text becomes one thing or the other."""
+        exits = {self.start: Exit(mode="reasoning", held="content"), self.end: Exit(mode="answer")}
+        if self.answer is not None:
+            exits[self.answer[0]] = Exit(mode="in answer", held="content")
+        return exits
+
+    def _answer_modes(self) -> Iterator[tuple[str, Mode]]:
+        """What comes behind the thinking: the content, or its tags and then the content."""
+        if self.answer is None:
+            yield "answer", Mode(kind="content", blanks="", otherwise="content")
+            return
+        start, end = self.answer
+        exits = {start: Exit(mode="in answer")}
+        yield "answer", Mode(kind="dropped", exits=exits, blanks=whitespace, otherwise="content")
+        closing = {end: Exit(mode="content")}
+        yield "in answer", Mode(kind="content", exits=closing, is_stripped=self.is_stripped)
+
+
+FORMATS = (
+    # Any model that thinks in <think>, once or several times.
+    TagFormat(
+        name="think-tag",
+        aliases=("think", "think-tags"),
+        untagged="undecided",
+        is_stripped=True,
+        is_repeated=True,
+    ),
+    # FastDeploy's deepseek parsers, which all have this rule.
+    TagFormat(
+        name="deepseek-r1",
+        aliases=("deepseek", "deepseek-v3", "deepseek-v3-0324", "deepseek-v3.1"),
+        untagged="undecided",
+    ),
+    # The template of GLM-4.5 leaves <think> to the model and writes <think></think> where thinking
+    # is off; those of GLM-4.6 and later may open it. A call can come without </think> (vLLM 56635).
+    TagFormat(
+        name="glm-4.5",
+        aliases=("glm45", "glm-4-5", "glm-45", "glm-4.6", "glm-4.7"),
+        untagged="undecided",
+        calls=("<tool_call>",),
+    ),
+    # Hunyuan-A13B: "<think>\n...\n</think>\n<answer>\n...\n</answer>" (docstring of vLLM's parser).
+    TagFormat(
+        name="hunyuan",
+        aliases=("hunyuan-a13b",),
+        untagged="undecided",
+        answer=("<answer>", "</answer>"),
+        is_stripped=True,
+    ),
+    # Step-3: reasoning until </think>, always (vLLM 45247). A call ends it too (SGLang 38892).
+    TagFormat(
+        name="step3",
+        aliases=("step", "step-3"),
+        untagged="reasoning",
+        calls=("<tool_call>",),
+    ),
+    # Step-3.5: the line breaks around </think> are no text (vLLM 51201).
+    TagFormat(
+        name="step3p5",
+        aliases=("step-3.5", "step-3p5", "step3.5"),
+        untagged="reasoning",
+        calls=("<tool_call>",),
+        is_stripped=True,
+    ),
+    # Magistral: no reasoning without [THINK] (docstring of vLLM's parser). Both tags also stand in
+    # its system prompt, so that the last one of a prompt is a closed one.
+    TagFormat(
+        name="mistral",
+        aliases=("magistral",),
+        start="[THINK]",
+        end="[/THINK]",
+        untagged="content",
+    ),
+    # Kimi K2 Thinking and later: thinks unless the prompt has closed it; a section of calls ends
+    # the thinking too (smg 1873, on vLLM's kimi_k2).
+    TagFormat(
+        name="kimi-k2",
+        aliases=("kimi-k2-thinking", "kimi-k2.5", "kimi-k25"),
+        untagged="reasoning",
+        calls=("<|tool_calls_section_begin|>",),
+    ),
+    # Kimi-VL Thinking, whose tags are plain text; "kimi" is SGLang's name for it.
+    TagFormat(
+        name="kimi-vl",
+        aliases=("kimi", "kimi-vl-thinking"),
+        start="◁think▷",
+        end="◁/think▷",
+        untagged="undecided",
+    ),
+    # MiniMax-M2: its template opens the thinking, the text has </think> only; calls may come
+    # without one (ai-dynamo/frontend-crates 108).
+    TagFormat(
+        name="minimax-m2",
+        aliases=("minimax", "minimax-m2.1", "minimax-m2.5"),
+        untagged="reasoning",
+        calls=("<minimax:tool_call>",),
+    ),
+    # Seed-OSS: as DeepSeek R1 with tags of its own, the first of which may be missing (docstring of
+    # vLLM's parser).
+    TagFormat(
+        name="seed-oss",
+        aliases=("seed", "seed-oss-36b"),
+        start="<seed:think>",
+        end="</seed:think>",
+        untagged="reasoning",
+        calls=("<seed:tool_call>",),
+    ),
+)

@@ -1,0 +1,156 @@
+"""The table's formats, Granite and gpt-oss: every rule by itself; the kit for all parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from mmdeploy_llm_plugins import reasoning
+from mmdeploy_llm_plugins.reasoning.scanner import TagParser
+
+from mmdeploy_llm.hooks import PluginManager, ReasoningParserSpec
+from mmdeploy_llm.testing import ParserExample, ReasoningParserConformance
+from mmdeploy_llm.testing.checks.parsers import ParserSubject
+
+SPECS = {spec.name: spec for spec in reasoning.provide_reasoning_parsers()}
+OPEN, CLOSED = "Q\nA: <think>\n", "Q\nA: <think>\n\n</think>\n\n"
+SAID = "<|start|>user<|message|>hi<|end|><|start|>assistant"
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+
+# parser, prompt, text, reasoning, content
+ROWS = [
+    # think-tag: once or several times, white space at the ends of each part dropped
+    ("think-tag", "", "<think>\nwhy\n</think>\n\nso\n", "why", "so"),
+    ("think-tag", "", "so <think> but </think> then", "but", "so then"),
+    ("think-tag", "", "<think>a</think>b<think>c</think>d", "ac", "bd"),
+    ("think-tag", "", "why</think>so", "why", "so"),
+    ("think-tag", "", " no tag ", "", " no tag "),
+    ("think-tag", OPEN, "why, cut ", "why, cut", ""),
+    ("think-tag", CLOSED, "so", "", "so"),
+    # glm-4.5: the model opens the thinking, the template may close it; a call ends it
+    ("glm-4.5", "<|assistant|>", "\n<think>why</think>\nso", "\nwhy", "\nso"),
+    ("glm-4.5", "<|assistant|>\n<think></think>", "\nso", "", "\nso"),
+    ("glm-4.5", "<|assistant|>\n<think></think>", "<think>a</think>b", "a", "b"),
+    ("glm-4.5", "", "why</think>so", "why", "so"),
+    ("glm-4.5", "", "so", "", "so"),
+    ("glm-4.5", OPEN, "why<tool_call>f", "why", "<tool_call>f"),
+    ("glm-4.5", OPEN, "why</think><tool_call>f", "why", "<tool_call>f"),
+    # hunyuan: an answer in tags of its own
+    ("hunyuan", "", "<think>\nwhy\n</think>\n<answer>\nso\n</answer>", "why", "so"),
+    ("hunyuan", CLOSED, "<answer>\nso\n</answer>", "", "so"),
+    ("hunyuan", CLOSED, "so", "", "so"),
+    ("hunyuan", "", "<answer>so</answer>", "", "so"),
+    ("hunyuan", "", "<think>why</think>so", "why", "so"),
+    ("hunyuan", "", "<think>why</think><answer>so, cut", "why", "so, cut"),
+    # step3, step3p5: reasoning until </think>; the line breaks around it are Step-3.5's
+    ("step3", OPEN, "why\n</think>\nso", "why\n", "\nso"),
+    ("step3", "", "why, cut", "why, cut", ""),
+    ("step3", OPEN, "why<tool_call>f</think>", "why", "<tool_call>f</think>"),
+    ("step3p5", OPEN, "why\n</think>\nso", "why", "so"),
+    # mistral: no [THINK], no reasoning
+    ("mistral", "", "[THINK]why[/THINK]so", "why", "so"),
+    ("mistral", "[THINK]draft[/THINK] [INST]hi[/INST]", "[THINK]why[/THINK]so", "why", "so"),
+    ("mistral", "", "so[/THINK]", "", "so[/THINK]"),
+    ("mistral", "", "[THINK]why, cut", "why, cut", ""),
+    # kimi-k2: thinks unless it is closed; a section of calls ends it
+    ("kimi-k2", "", "why</think>so", "why", "so"),
+    ("kimi-k2", "", "<think>why</think>so", "why", "so"),
+    ("kimi-k2", CLOSED, "so", "", "so"),
+    ("kimi-k2", CLOSED, "<think>why</think>so", "why", "so"),
+    ("kimi-k2", "", "a<|tool_calls_section_begin|>b", "a", "<|tool_calls_section_begin|>b"),
+    # kimi-vl
+    ("kimi-vl", "", "◁think▷why◁/think▷so", "why", "so"),
+    ("kimi-vl", "", "so", "", "so"),
+    ("kimi-vl", "A: ◁think▷", "why, cut", "why, cut", ""),
+    # minimax-m2
+    ("minimax-m2", OPEN, "why\n</think>\n\nso", "why\n", "\n\nso"),
+    ("minimax-m2", OPEN, "why<minimax:tool_call>", "why", "<minimax:tool_call>"),
+    # seed-oss
+    ("seed-oss", "", "<seed:think>why</seed:think>so", "why", "so"),
+    ("seed-oss", "", "why</seed:think>so", "why", "so"),
+    ("seed-oss", "<seed:think>x</seed:think>", "so", "", "so"),
+    ("seed-oss", "", "why<seed:tool_call>f", "why", "<seed:tool_call>f"),
+    # granite
+    ("granite", "", "Here is my thought process: a Here is my response: b", " a ", " b"),
+    ("granite", "", "\nHere's my thought process:a Here's my response:b", "a ", "b"),
+    ("granite", "Here is my response:", "Here is my thought process:a", "a", ""),
+    ("granite", "", "so. Here is my response: x", "", "so. Here is my response: x"),
+    ("granite", "", "Here is my dog", "", "Here is my dog"),
+    # gpt-oss
+    ("gpt-oss", SAID, f"<|channel|>analysis<|message|>why{FINAL}so", "why", "so"),
+    ("gpt-oss", SAID, "<|channel|>final<|message|>so<|return|>", "", "so"),
+    ("gpt-oss", SAID, "<|channel|>analysis<|message|>why, cut", "why, cut", ""),
+    ("gpt-oss", SAID, f"<|channel|>analysis<|message|>a<|end|><|start|>assistant{CALL}", "a", ""),
+    ("gpt-oss", SAID, " to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", ""),
+    ("gpt-oss", SAID, "<|channel|>commentary<|message|>a<|end|>", "", "a"),
+    ("gpt-oss", SAID, "<|channel|>ana", "", ""),
+    ("gpt-oss", SAID, "so", "", "so"),
+    ("gpt-oss", "", "so <|", "", "so <|"),
+    ("gpt-oss", SAID, "<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "a", "b"),
+    ("gpt-oss", f"{SAID}<|channel|>analysis<|message|>", f"why{FINAL}so", "why", "so"),
+    ("gpt-oss", f"{SAID}<|channel|>", "analysis<|message|>why", "why", ""),
+]
+
+
+def examples_of(name: str) -> tuple[ParserExample, ...]:
+    return tuple(
+        ParserExample(prompt=prompt, text=text, reasoning=thought, content=answer)
+        for parser, prompt, text, thought, answer in ROWS
+        if parser == name
+    )
+
+
+class TestEveryParser(ReasoningParserConformance):
+    """All checks of the kit for all parsers."""
+
+    @pytest.fixture(scope="class", params=SPECS.values(), ids=SPECS)
+    @classmethod
+    def subject(cls, request: pytest.FixtureRequest) -> Iterator[ParserSubject]:
+        spec: ReasoningParserSpec = request.param
+        return ParserSubject(spec=spec, examples=examples_of(spec.name))
+
+
+@pytest.mark.parametrize(("name", "prompt", "text", "thought", "answer"), ROWS)
+def test_rule(parse, name: str, prompt: str, text: str, thought: str, answer: str) -> None:
+    assert parse(name, text, prompt=prompt) == (thought, answer)
+    assert parse(name, *text, prompt=prompt) == (thought, answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        (
+            "ernie-45-vl-thinking",
+            "a</think>\n<tool_call>{}</tool_call>",
+            "<tool_call>{}</tool_call>",
+        ),
+        ("ernie-x1", "a</think><tool_call>x</tool_call>\n", "<tool_call>x</tool_call>\n"),
+        ("ernie-x1", "a</think><response>b</response>\n<tool_call>x", "<tool_call>x"),
+        ("gpt-oss", CALL, CALL),
+        (
+            "gpt-oss",
+            f"<|channel|>analysis<|message|>a<|end|><|start|>assistant{CALL}",
+            f"<|start|>assistant{CALL}",
+        ),
+    ],
+)
+def test_tool_calls_are_kept_apart(new_parser, name: str, text: str, calls: str) -> None:
+    for pieces in ((text,), tuple(text)):
+        parser = new_parser(name)
+        parser.start(SAID)
+        segments = [segment for piece in pieces for segment in parser.feed(piece)]
+        segments += parser.finish()
+        assert "".join(item.text for item in segments if item.kind == "tool_calls") == calls
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_no_tag_inside_another(name: str) -> None:
+    """The scanner counts on it."""
+    manager = PluginManager.load(plugins=["reasoning"])
+    parser = manager.build(manager.reasoning_parser(name))
+    for mode in parser.grammar.modes.values() if isinstance(parser, TagParser) else ():
+        pairs = ((one, other) for one in mode.exits for other in mode.exits if one != other)
+        assert not any(one in other for one, other in pairs)
+        leads = [way.mode for way in mode.exits.values()] + [mode.otherwise] * bool(mode.otherwise)
+        assert set(leads) <= set(parser.grammar.modes)
