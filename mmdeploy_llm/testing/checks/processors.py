@@ -392,6 +392,13 @@ def _difference(first: MediaInput, other: MediaInput) -> str | None:
     if first.tensors.keys() != other.tensors.keys():
         return f"the tensors were {sorted(first.tensors)} and are {sorted(other.tensors)}"
     for name, tensor in first.tensors.items():
-        if not torch.equal(tensor, other.tensors[name]):
+        if not _is_same(tensor, other.tensors[name]):
             return f"tensors[{name!r}] has other values"
     return None
+
+
+def _is_same(one: Any, two: Any) -> bool:
+    """What is no tensor on the CPU is for tensors_are_ready to report."""
+    if _tensor_problem(one) is not None:
+        return True
+    return isinstance(two, torch.Tensor) and one.dtype == two.dtype and torch.equal(one, two)

@@ -1,0 +1,151 @@
+"""Broken plugins: each fails the check it is for, which says what to do."""
+
+import re
+import sys
+from textwrap import dedent
+
+import pytest
+
+from mmdeploy_llm.errors import PluginLoadError
+from mmdeploy_llm.testing import check_plugin
+from mmdeploy_llm.testing.checks.plugins import CHECKS, PluginSubject
+
+NAMES = [check.__name__ for check in CHECKS]
+IMPORTS = """
+from mmdeploy_llm.hooks import (
+    MediaProcessorSpec, ModelSpec, ReasoningParserSpec, hookimpl,
+)
+"""
+PARSER = """
+@hookimpl
+def provide_reasoning_parsers():
+    return [ReasoningParserSpec(name={name!r}, factory={factory!r})]
+"""
+FAKE = "mmdeploy_llm.testing.fakes:FakeReasoningParser"
+GOOD = PARSER.format(name="kit-made-up", factory=FAKE)
+
+BROKEN = [
+    # source, checks that fail, what the message of the first says
+    (
+        "import no_such_module",
+        {"imports_in_a_fresh_process", "*"},
+        "ModuleNotFoundError: No module named 'no_such_module'; a plugin must be importable",
+    ),
+    ("raise SystemExit(3)", {"imports_in_a_fresh_process", "*"}, "exit status 3; a plugin must"),
+    (
+        GOOD.replace("    return", "    raise RuntimeError('no licence')\n    return"),
+        {"imports_in_a_fresh_process", "*"},
+        "RuntimeError: no licence",
+    ),
+    (
+        GOOD.replace("    return", "    import torch\n    return"),
+        {"lists_without_torch"},
+        "listing imports torch; move what needs it into another module",
+    ),
+    (
+        f"import time; time.sleep(0.4)\n{GOOD}",
+        {"imports_quickly"},
+        r"took 0.\d s, 0.3 s are allowed; do nothing at import",
+    ),
+    (
+        GOOD.replace("provide_reasoning_parsers", "provide_parsers"),
+        {"hooks_are_valid", "*"},
+        "there is no hook 'provide_parsers'.*plugins/README.md",
+    ),
+    (
+        GOOD.replace("factory=", "model="),
+        {"imports_in_a_fresh_process", "*"},
+        "unexpected keyword argument 'model'",
+    ),
+    (
+        GOOD.replace("name='kit-made-up'", "name=''"),
+        {"hooks_are_valid", "*"},
+        "name must be a text that is not empty",
+    ),
+    (
+        "import itertools\nnumbers = itertools.count()\n"
+        + GOOD.replace("name='kit-made-up'", "name=f'kit-{next(numbers)}'"),
+        {"provides_the_same_twice"},
+        "gave reasoning parser kit-0, then reasoning parser kit-1; return the same specs",
+    ),
+    (
+        PARSER.format(name="kit-made-up", factory="mmdeploy_llm.testing.fakes:NoSuchParser"),
+        {"factories_can_be_imported"},
+        "NoSuchParser.*cannot be imported.*; correct the spec's `factory`",
+    ),
+    (
+        PARSER.format(name="Qwen3", factory=FAKE),
+        {"names_are_unique"},
+        "claims reasoning parser qwen3 at priority 0, as the installed plugin 'reasoning' does",
+    ),
+    (
+        "@hookimpl\ndef on_step(stats):\n    print(stats.no_such_count)",
+        {"hooks_take_what_is_documented"},
+        "on_step.stats. raised AttributeError: .*; let the hook take any valid argument",
+    ),
+    (
+        "@hookimpl\ndef fetch_media(ref, limits):\n    return ref.uri",
+        {"hooks_take_what_is_documented"},
+        "fetch_media gives a str; return bytes, or None to pass",
+    ),
+    (
+        "@hookimpl\ndef on_engine_stop(info):\n    return info",
+        {"hooks_take_what_is_documented"},
+        "on_engine_stop gives a EngineInfo; return nothing",
+    ),
+    (
+        "@hookimpl\ndef extend_cli(app):\n    app.add_command('hello')",
+        {"hooks_take_what_is_documented"},
+        "extend_cli.app. raised AttributeError",
+    ),
+]
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module that can be imported, by other processes too."""
+    names = []
+
+    def write(source):
+        names.append(f"kit_module_{len(names)}_{tmp_path.name}".replace("-", "_"))
+        (tmp_path / f"{names[-1]}.py").write_text(IMPORTS + dedent(source))
+        return names[-1]
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(("source", "checks", "message"), BROKEN)
+def test_a_broken_plugin_fails(module, failures, source, checks, message):
+    """ "*" stands for checks that fail as a consequence."""
+    bound = 0.3 if "sleep" in source else 30.0
+    found = failures(CHECKS, PluginSubject.of(module(source), max_import_seconds=bound))
+    first = next(name for name in NAMES if name in checks)
+    assert re.search(message, found[first]), found[first]
+    if "*" not in checks:
+        assert set(found) == checks
+
+
+def test_a_good_plugin_passes(module, failures):
+    source = GOOD + "\n@hookimpl\ndef fetch_media(ref):\n    return None\n"
+    assert failures(CHECKS, PluginSubject.of(module(source), max_import_seconds=30.0)) == {}
+
+
+def test_every_check_has_a_broken_plugin():
+    covered = {next(name for name in NAMES if name in checks) for _, checks, _ in BROKEN}
+    assert covered == set(NAMES)
+
+
+def test_a_module_that_no_other_process_has(failures):
+    """A module object made by a test: what needs a fresh process is skipped, the rest is not."""
+    code = compile(IMPORTS + GOOD, "made up", "exec")
+    made = type(sys)("kit_in_memory")
+    exec(code, vars(made))
+    assert failures(CHECKS, PluginSubject.of(made)) == {}
+
+
+def test_check_plugin_names_the_installed_ones():
+    with pytest.raises(PluginLoadError, match=r"'reasonin'; did you mean 'reasoning'.*installed: "):
+        check_plugin("reasonin")

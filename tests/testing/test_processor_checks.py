@@ -1,0 +1,255 @@
+"""Broken media processors: each fails the check it is for, which says what to do."""
+
+import re
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaProcessorSpec
+from mmdeploy_llm.testing import FakeMediaProcessor
+from mmdeploy_llm.testing.checks.processors import CHECKS, ProcessorSubject
+
+NAMES = [check.__name__ for check in CHECKS]
+SAMPLES = {"one": b"FAKE 12x8 one", "two": b"FAKE 12x8 two", "large": b"FAKE 40x80 three"}
+TOO_LARGE = {"a claim": (b"FAKE 9999x9999 ", MediaLimits(max_pixels=1000))}
+
+
+def changed(**fields):
+    """A processor whose MediaInputs have other fields; a function gets the right value."""
+
+    class Changed(FakeMediaProcessor):
+        def process(self, item, options):
+            made = super().process(item, options)
+            new = {
+                name: value(getattr(made, name)) if callable(value) else value
+                for name, value in fields.items()
+            }
+            return replace(made, **new)
+
+    return Changed
+
+
+def with_tensor(make):
+    return changed(tensors=lambda tensors: {"bytes": make(tensors["bytes"])})
+
+
+class OtherKind(FakeMediaProcessor):
+    kind = "video"
+
+    def process(self, item, options):
+        return replace(super().process(item, options), kind="image")
+
+
+class NoToken(FakeMediaProcessor):
+    token = None
+
+
+class NoMarkers(FakeMediaProcessor):
+    markers = ()
+
+
+class GivesATuple(FakeMediaProcessor):
+    def process(self, item, options):
+        return (torch.zeros(1), 3)
+
+
+class NoTokens(FakeMediaProcessor):
+    def count_tokens(self, item, options):
+        return 0
+
+
+class CountsOtherwise(FakeMediaProcessor):
+    def process(self, item, options):
+        return replace(super().process(item, options), num_tokens=7)
+
+
+class PeeksOtherwise(FakeMediaProcessor):
+    def peek(self, source, limits):
+        num_pixels, content = super().decode(source, limits)
+        return num_pixels * 2, content
+
+
+class ForgetsOptions(FakeMediaProcessor):
+    def __init__(self, checkpoint, options):
+        super().__init__(checkpoint, {})
+
+
+class TakesAnything(FakeMediaProcessor):
+    def decode(self, source, limits):
+        try:
+            return super().decode(source, limits)
+        except MediaError as error:
+            if "must look like" in str(error):
+                return 16, bytes(source)
+            raise
+
+
+class OwnError(FakeMediaProcessor):
+    def decode(self, source, limits):
+        if not source.startswith(b"FAKE"):
+            raise ValueError("no fake image")
+        return super().decode(source, limits)
+
+
+class StumblesOverShortFiles(FakeMediaProcessor):
+    def decode(self, source, limits):
+        if source.startswith(b"FAKE 1") and b"x" not in source:
+            return source[100]
+        return super().decode(source, limits)
+
+
+class SilentError(FakeMediaProcessor):
+    def decode(self, source, limits):
+        if not source.startswith(b"FAKE"):
+            raise MediaError
+        return super().decode(source, limits)
+
+
+class NoLimits(FakeMediaProcessor):
+    def decode(self, source, limits):
+        return super().decode(source, MediaLimits())
+
+
+class DecodesFirst(FakeMediaProcessor):
+    """Finds its file broken before it looks at the limits."""
+
+    def decode(self, source, limits):
+        if source.endswith(b" "):
+            raise MediaError("the fake image ends behind its header")
+        return super().decode(source, limits)
+
+
+class OneItemInSelf(FakeMediaProcessor):
+    def process(self, item, options):
+        self.item = item
+        time.sleep(0.002)
+        return super().process(self.item, options)
+
+
+class ClosesOnce(FakeMediaProcessor):
+    def __init__(self, checkpoint, options):
+        super().__init__(checkpoint, options)
+        self.pool = [1]
+
+    def close(self):
+        self.pool.pop()
+
+
+BROKEN = [
+    # factory, checks that fail, what the message of the first says
+    (OtherKind, {"builds"}, "`kind` is 'video', but the spec says 'image'; make them equal"),
+    (
+        lambda checkpoint, options: {},
+        {"builds", "*"},
+        "derive it from mmdeploy_llm.hooks.MediaProcessor",
+    ),
+    (NoToken, {"token_and_markers_are_texts"}, "set it to the text of the placeholder token"),
+    (NoMarkers, {"token_and_markers_are_texts"}, "name the texts that stand for one item"),
+    (GivesATuple, {"samples_are_processed", "*"}, "gives a tuple; return a MediaInput"),
+    (NoTokens, {"samples_are_processed"}, "num_tokens is 0; give an int above 0"),
+    (changed(kind="video"), {"samples_are_processed"}, "has kind 'video'; set 'image'"),
+    (changed(key=""), {"samples_are_processed", "*"}, "give a digest of the content"),
+    (with_tensor(torch.Tensor.double), {"tensors_are_ready"}, "convert it to float32"),
+    (with_tensor(torch.Tensor.numpy), {"tensors_are_ready", "*"}, "make it a tensor with"),
+    (
+        with_tensor(lambda x: torch.stack([x, x]).t()),
+        {"tensors_are_ready"},
+        "is not contiguous; call .contiguous",
+    ),
+    (with_tensor(lambda x: x.float() * np.inf), {"tensors_are_ready"}, "holds NaN or infinity"),
+    (
+        with_tensor(lambda x: x.float().requires_grad_()),
+        {"tensors_are_ready"},
+        "requires a gradient; detach it",
+    ),
+    (with_tensor(lambda x: x.to("meta")), {"tensors_are_ready", "*"}, "leave it on the CPU"),
+    (
+        CountsOtherwise,
+        {"count_tokens_equals_process"},
+        "what decode gave is 6, but process gives 7 tokens; compute both from one function",
+    ),
+    (PeeksOtherwise, {"count_tokens_equals_process"}, "what peek gave is 12, but process gives 6"),
+    (
+        changed(prompt_text="<|image_pad|>\n"),
+        {"prompt_text_holds_the_tokens"},
+        "1 times, but num_tokens is 6; each embedding needs one placeholder",
+    ),
+    (
+        changed(key=lambda key: uuid.uuid4().hex),
+        {"keys_are_deterministic", "threads_do_not_disturb_each_other"},
+        r"nothing but the content and the options may count \(no time",
+    ),
+    (
+        changed(key="picture"),
+        {"keys_change_with_the_content", "keys_change_with_the_options"},
+        "samples 'one' and 'two' have the same key.*; hash the content",
+    ),
+    (ForgetsOptions, {"keys_change_with_the_options"}, "hash all resolved options into the key"),
+    (
+        TakesAnything,
+        {"corrupt_bytes_are_media_errors"},
+        "were processed without an error; raise MediaError from mmdeploy_llm.errors",
+    ),
+    (
+        OwnError,
+        {"corrupt_bytes_are_media_errors", "damaged_samples_raise_nothing_else"},
+        "raised ValueError: no fake image; raise MediaError instead",
+    ),
+    (
+        SilentError,
+        {"corrupt_bytes_are_media_errors", "damaged_samples_raise_nothing_else"},
+        "has no message; say what was wrong",
+    ),
+    (
+        StumblesOverShortFiles,
+        {"damaged_samples_raise_nothing_else"},
+        "cut off at byte .* raised IndexError: .*; raise MediaError instead",
+    ),
+    (NoLimits, {"limits_are_respected"}, "but was processed; raise MediaLimitError in `decode`"),
+    (DecodesFirst, {"limits_are_respected"}, "raised MediaError: .* before the content is decoded"),
+    (OneItemInSelf, {"threads_do_not_disturb_each_other"}, "in local variables, not in `self`"),
+    (ClosesOnce, {"closes_twice"}, "the second close.. before any use raised IndexError"),
+]
+
+
+@pytest.fixture
+def subject(factory):
+    def make(processor, kind="image", **fields):
+        spec = MediaProcessorSpec(name="made-up", kind=kind, factory=factory(processor))
+        given = {"samples": SAMPLES, "too_large": TOO_LARGE, "other_options": {"size": 3}}
+        checkpoint = Checkpoint(folder=Path("."), config=SimpleNamespace())
+        return ProcessorSubject(spec=spec, checkpoint=checkpoint, **{**given, **fields})
+
+    return make
+
+
+@pytest.mark.parametrize(("processor", "checks", "message"), BROKEN)
+def test_a_broken_processor_fails(subject, failures, processor, checks, message):
+    """ "*" stands for checks that fail as a consequence."""
+    found = failures(CHECKS, subject(processor))
+    first = next(name for name in NAMES if name in checks)
+    assert re.search(message, found[first]), found[first]
+    if "*" not in checks:
+        assert set(found) == checks
+
+
+def test_the_fake_one_passes(subject, failures):
+    assert failures(CHECKS, subject(FakeMediaProcessor, item_options={"crop": True})) == {}
+
+
+def test_a_broken_sample_is_named(subject, failures):
+    samples = {**SAMPLES, "torn": b"FAKE 12x"}
+    found = failures(CHECKS, subject(FakeMediaProcessor, samples=samples))
+    assert "sample 'torn': decode and process raised MediaError" in found["samples_are_processed"]
+
+
+def test_every_check_has_a_broken_processor():
+    covered = {next(name for name in NAMES if name in checks) for _, checks, _ in BROKEN}
+    assert covered == set(NAMES)
