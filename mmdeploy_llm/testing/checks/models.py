@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,13 +21,13 @@ from mmdeploy_llm.testing.dense import DenseRunner
 from mmdeploy_llm.testing.paged import PagedRunner
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.weights import build_model
+from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.find import find_weights
 
 from .base import Check, CheckFailed, CheckSkipped, attributed, demand, factory_of
 
 UNKNOWN_KEY = "no_model_has.this_key.weight"
-MOST_REMOVED = 6  # keys that are taken out of the checkpoint, one at a time
-MOST_BYTES = 256 * 2**20  # of a checkpoint that is copied for that
+MOST_BYTES = 256 * 2**20  # of a checkpoint that is copied, a key less
 
 Grid = tuple[int, int, int]
 Prompt = tuple[list[int], list[MediaSpan]]
@@ -166,10 +166,12 @@ def missing_keys_are_refused(subject: ModelSubject) -> None:
         raise CheckSkipped("the checkpoint is too large to be copied")
     tensors = {key: value for path in paths for key, value in load_file(path).items()}
     wanted = [key for key in tensors if subject.model.weight_targets(key)]
-    demand(wanted, "the model reads no key of the checkpoint; let weight_targets name places")
-    step = max(1, len(wanted) // MOST_REMOVED)
-    # The ends first: what models treat specially (embedding, head, last norm) lies there.
-    for key in dict.fromkeys((wanted[0], wanted[-1], *wanted[::step])):
+    demand(
+        wanted,
+        "the model reads no key of the checkpoint, so that nothing can be missing; make its "
+        "weights parameters, and let weight_targets name them",
+    )
+    for key in (wanted[0], wanted[-1]):
         rest = {name: tensor for name, tensor in tensors.items() if name != key}
         with TemporaryDirectory() as folder:
             save_file(rest, Path(folder) / "model.safetensors")
@@ -179,9 +181,26 @@ def missing_keys_are_refused(subject: ModelSubject) -> None:
                 continue
         raise CheckFailed(
             f"without {key!r}, which it reads, the checkpoint still loads; make every weight a "
-            "parameter when the model is built, not when its key comes, and decide by the config "
-            "(such as tie_word_embeddings) what there is"
+            "parameter when the model is built"
         )
+
+
+def ignored_keys_are_not_needed(subject: ModelSubject) -> None:
+    """No key is passed over that transformers' model computes with."""
+    ignored = [key for key in _keys(subject.folder) if subject.model.weight_targets(key) == ()]
+    if not ignored:
+        return
+    inner = getattr(subject.reference, "model", None)
+    if not isinstance(inner, torch.nn.Module):
+        raise CheckSkipped("the reference does not tell its parameters")
+    # A tied head is one parameter under its first name.
+    used = set(dict(inner.named_parameters()))
+    needed = [key for key in ignored if key in used]
+    demand(
+        not needed,
+        f"{_some(needed)} are passed over, but transformers' model computes with them; give them "
+        "a place in weight_targets, or narrow the patterns in `ignored`",
+    )
 
 
 def dummy_weights_give_finite_logits(subject: ModelSubject) -> None:
@@ -287,6 +306,12 @@ def _shape(value: Any) -> str:
     return type(value).__name__
 
 
+def _keys(folder: Path) -> Iterator[str]:
+    for path in find_weights(folder):
+        with SafetensorsFile(path) as file:
+            yield from file.entries
+
+
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -297,6 +322,7 @@ CHECKS: tuple[Check, ...] = (
     loads_the_checkpoint,
     unknown_keys_are_refused,
     missing_keys_are_refused,
+    ignored_keys_are_not_needed,
     dummy_weights_give_finite_logits,
     shapes_are_right,
     encoding_together_equals_one_by_one,
