@@ -12,30 +12,45 @@ from PIL import Image, ImageDraw, ImageFont
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,
 )
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+    PaddleOCRVLImageProcessorPil,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.hooks import hookimpl
 from mmdeploy_llm.testing.tiny import MAX_PIXELS, MIN_PIXELS, write_tiny
 
-IMAGE_TOKENS = {"ernie4_5_vl_moe": "<|IMAGE_PLACEHOLDER|>", "qwen2_5_vl": "<|image_pad|>"}
-VIDEO_TOKENS = {"ernie4_5_vl_moe": "<|VIDEO_PLACEHOLDER|>", "qwen2_5_vl": "<|video_pad|>"}
+QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+ERNIE = ("ernie4_5_vl_moe",)
+QWEN3 = ("qwen3_vl", "qwen3_vl_moe")
+IMAGE_TOKENS = {
+    **dict.fromkeys((*ERNIE, "paddleocr_vl"), "<|IMAGE_PLACEHOLDER|>"),
+    **dict.fromkeys(QWEN, "<|image_pad|>"),
+}
+VIDEO_TOKENS = {
+    **dict.fromkeys(ERNIE, "<|VIDEO_PLACEHOLDER|>"),
+    **dict.fromkeys(QWEN, "<|video_pad|>"),
+}
 IMAGE_MARKERS = {
-    "ernie4_5_vl_moe": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
-    "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
+    **dict.fromkeys((*ERNIE, "paddleocr_vl"), ("<|IMAGE_START|>", "<|IMAGE_END|>")),
+    **dict.fromkeys(QWEN, ("<|vision_start|>", "<|vision_end|>")),
 }
 VIDEO_MARKERS = {
-    "ernie4_5_vl_moe": ("<|VIDEO_START|>", "<|VIDEO_END|>"),
-    "qwen2_5_vl": ("<|vision_start|>", "<|vision_end|>"),
+    **dict.fromkeys(ERNIE, ("<|VIDEO_START|>", "<|VIDEO_END|>")),
+    **dict.fromkeys(QWEN, ("<|vision_start|>", "<|vision_end|>")),
 }
 PROCESSORS = {
-    "ernie4_5_vl_moe": Ernie4_5_VLMoeImageProcessorPil,
-    "qwen2_5_vl": Qwen2VLImageProcessorPil,
+    **dict.fromkeys(ERNIE, Ernie4_5_VLMoeImageProcessorPil),
+    **dict.fromkeys(QWEN, Qwen2VLImageProcessorPil),
+    "paddleocr_vl": PaddleOCRVLImageProcessorPil,
 }
 FONT = Path(mmdeploy_llm_processors.video.__file__).with_name("Roboto-Regular.ttf")
 RATE = 8  # frames per second of the clips
 # Of the tiny checkpoints' video_preprocessor_config.json.
 VIDEO_SIZE = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
+# Qwen3-VL bounds a video as a whole; the clips of these tests lie within its bounds.
+NO_BOUNDS = {"shortest_edge": 32 * 32, "longest_edge": 2**24}
 
 
 def picture(seed, width, height):
@@ -51,6 +66,12 @@ def filled(prompt, placeholder, counts):
     for count, text in zip(counts, rest, strict=True):
         first += placeholder * count + text
     return first
+
+
+def written_out(prompt, marker, texts):
+    """The prompt with the i-th marker replaced by the i-th text."""
+    first, *rest = prompt.split(marker)
+    return first + "".join(text + part for text, part in zip(texts, rest, strict=True))
 
 
 def stamped(frame, seconds):
@@ -92,6 +113,10 @@ class Reference:
     def has_images(self):
         return self.family in IMAGE_TOKENS
 
+    @property
+    def has_videos(self):
+        return self.family in VIDEO_TOKENS
+
     def image_text(self):
         """What stands for one image in a prompt."""
         start, end = IMAGE_MARKERS[self.family]
@@ -120,13 +145,34 @@ class Reference:
             extra["video_grid_thw"] = torch.tensor([grid for _, grid, _ in made])
             frames_a_token = 8 if self.is_ernie else 4
             counts = [int(np.prod(grid)) // frames_a_token for _, grid, _ in made]
-            prompt = filled(prompt, VIDEO_TOKENS[self.family], counts)
-            if not self.is_ernie:
+            if self.family in QWEN3:
+                texts = [self.stamped_text(*pair) for pair in zip(videos, counts, strict=True)]
+                prompt = written_out(prompt, self.video_text(), texts)
+            else:
+                prompt = filled(prompt, VIDEO_TOKENS[self.family], counts)
+            if self.family == "qwen2_5_vl":
                 extra["second_per_grid_ts"] = [seconds for _, _, seconds in made]
         ids = self.tokenizer(prompt, return_tensors="pt").input_ids
         if self.has_images:
             extra |= self._token_types(ids)
         return {"input_ids": ids, **extra}
+
+    def stamped_text(self, clip, count):
+        """A clip of `count` tokens in a prompt of Qwen3-VL, with a time before every two frames."""
+        used = [*clip.used, *clip.used[-1:] * (len(clip.used) % 2)]
+        start, end = VIDEO_MARKERS[self.family]
+        tokens = VIDEO_TOKENS[self.family] * (2 * count // len(used))
+        return "".join(
+            f"<{(first + last) / 2 / RATE:.1f} seconds>{start}{tokens}{end}"
+            for first, last in zip(used[::2], used[1::2], strict=True)
+        )
+
+    @property
+    def media_size(self):
+        """Values that the encoder gives for a token."""
+        config = self.model.config
+        taps = getattr(config.vision_config, "deepstack_visual_indexes", ())
+        return config.text_config.hidden_size * (1 + len(taps))
 
     @property
     def is_ernie(self):
@@ -140,7 +186,8 @@ class Reference:
                 stamped(frame, index / RATE) for frame, index in zip(frames, clip.used, strict=True)
             ]
         frames += frames[-1:] * (len(frames) % 2)
-        processor = PROCESSORS[self.family].from_pretrained(self.folder, size=VIDEO_SIZE)
+        size = NO_BOUNDS if self.family in QWEN3 else VIDEO_SIZE
+        processor = PROCESSORS[self.family].from_pretrained(self.folder, size=size)
         made = processor(frames, return_tensors="pt")
         _, rows, columns = made["image_grid_thw"][0].tolist()
         pixels = made["pixel_values"].view(len(frames), rows * columns, -1)
@@ -194,7 +241,9 @@ class Stats:
         self.steps.append(stats)
 
 
-FAMILIES = ("ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe", "qwen2", "qwen2_5_vl")
+# Two families that differ in their experts only; test_exact_chat.py runs all.
+VL_FAMILIES = sorted(set(IMAGE_TOKENS) - {"qwen3_vl_moe"})
+FAMILIES = ("ernie4_5", "ernie4_5_moe", "qwen2", *VL_FAMILIES)
 
 
 @pytest.fixture(scope="session")
@@ -229,7 +278,17 @@ def reference(request, reference_of):
 
 
 @pytest.fixture(params=sorted(IMAGE_TOKENS))
+def chat_reference(request, reference_of):
+    return reference_of(request.param)
+
+
+@pytest.fixture(params=VL_FAMILIES)
 def vl_reference(request, reference_of):
+    return reference_of(request.param)
+
+
+@pytest.fixture(params=[family for family in VL_FAMILIES if family in VIDEO_TOKENS])
+def video_reference(request, reference_of):
     return reference_of(request.param)
 
 

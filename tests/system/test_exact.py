@@ -118,9 +118,10 @@ def test_without_prefix_cache_and_chunks(reference, make_llm, make_picture):
 
 def test_small_encoder_cache(vl_reference, make_llm, make_picture):
     """Only one image's embeddings fit at a time."""
-    hidden = vl_reference.model.config.text_config.hidden_size
     most = max(w * h for w, h in SIZES) // (28 * 28) + 8
-    llm, _ = make_llm(vl_reference.folder, encoder_cache_memory=4 * hidden * most, max_num_seqs=3)
+    llm, _ = make_llm(
+        vl_reference.folder, encoder_cache_memory=4 * vl_reference.media_size * most, max_num_seqs=3
+    )
     found = cases(vl_reference, make_picture)
     assert tokens(run(llm, found)) == expected(vl_reference, found)
 

@@ -46,56 +46,56 @@ def tokens(outputs):
 
 
 @pytest.fixture
-def found(vl_reference, make_clip, make_picture):
-    return video_cases(vl_reference, make_clip, make_picture)
+def found(video_reference, make_clip, make_picture):
+    return video_cases(video_reference, make_clip, make_picture)
 
 
 @pytest.fixture
-def wanted(vl_reference, found):
-    return [vl_reference.generate(*case) for case in found]
+def wanted(video_reference, found):
+    return [video_reference.generate(*case) for case in found]
 
 
-def test_token_ids_and_counts(vl_reference, make_llm, found):
-    llm, _ = make_llm(vl_reference.folder)
-    config = vl_reference.model.config
+def test_token_ids_and_counts(video_reference, make_llm, found):
+    llm, _ = make_llm(video_reference.folder)
+    config = video_reference.model.config
     for case, output in zip(found, run(llm, found), strict=True):
-        ids = vl_reference.inputs(*case)["input_ids"][0].tolist()
+        ids = video_reference.inputs(*case)["input_ids"][0].tolist()
         assert list(output.prompt_token_ids) == ids
         assert output.num_input_video_tokens == ids.count(config.video_token_id)
         assert output.num_input_image_tokens == ids.count(config.image_token_id)
 
 
-def test_pixels(vl_reference, make_llm, found):
+def test_pixels(video_reference, make_llm, found):
     """Patch rows equal those of transformers' image processor on the same frames, bit for bit."""
-    llm, _ = make_llm(vl_reference.folder)
+    llm, _ = make_llm(video_reference.folder)
     for case in found:
         request, *_ = llm._intake.accept(as_prompt(*case), GREEDY)
-        want = vl_reference.inputs(*case)
+        want = video_reference.inputs(*case)
         got = [span.item for span in request.media if span.item.kind == "video"]
         pixels = torch.cat([item.tensors["pixels"] for item in got])
         assert torch.equal(pixels, want["pixel_values_videos"])
         assert [list(item.grid_thw) for item in got] == want["video_grid_thw"].tolist()
 
 
-def test_alone(vl_reference, make_llm, found, wanted):
-    llm, _ = make_llm(vl_reference.folder)
+def test_alone(video_reference, make_llm, found, wanted):
+    llm, _ = make_llm(video_reference.folder)
     assert [tokens(run(llm, [case]))[0] for case in found] == wanted
 
 
-def test_batched(vl_reference, make_llm, found, wanted):
-    llm, stats = make_llm(vl_reference.folder)
+def test_batched(video_reference, make_llm, found, wanted):
+    llm, stats = make_llm(video_reference.folder)
     assert tokens(run(llm, found)) == wanted
     assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
 
-def test_in_chunks_smaller_than_a_video(vl_reference, make_llm, found, wanted):
-    llm, stats = make_llm(vl_reference.folder, max_num_batched_tokens=7, max_num_seqs=3)
+def test_in_chunks_smaller_than_a_video(video_reference, make_llm, found, wanted):
+    llm, stats = make_llm(video_reference.folder, max_num_batched_tokens=7, max_num_seqs=3)
     assert tokens(run(llm, found)) == wanted
     assert max(step.num_scheduled_tokens for step in stats.steps) <= 7
 
 
-def test_with_a_prefix_cache_hit(vl_reference, make_llm, found, wanted):
-    llm, _ = make_llm(vl_reference.folder, block_size=4)
+def test_with_a_prefix_cache_hit(video_reference, make_llm, found, wanted):
+    llm, _ = make_llm(video_reference.folder, block_size=4)
     cold, warm = run(llm, found), run(llm, found)
     assert tokens(cold) == tokens(warm) == wanted
     assert all(output.num_cached_tokens > 0 for output in warm)
@@ -110,12 +110,12 @@ class TestForms:
     """A video in every form, in generate and in chat."""
 
     @pytest.fixture
-    def ask(self, vl_reference, make_llm):
-        llm, _ = make_llm(vl_reference.folder)
+    def ask(self, video_reference, make_llm):
+        llm, _ = make_llm(video_reference.folder)
 
         def ask(source):
             """Its tokens from generate and from chat, which must have the same video tokens."""
-            prompt = f"User: {vl_reference.video_text()} what moves? Assistant:"
+            prompt = f"User: {video_reference.video_text()} what moves? Assistant:"
             generate = {"prompt": prompt, "multimodal_data": {"video": [source]}}
             part = {"type": "video", "video": source}
             if isinstance(source, dict):
@@ -161,9 +161,9 @@ class TestForms:
         ):
             assert ask(source) == want
 
-    def test_a_url_part(self, vl_reference, make_llm, blob):
+    def test_a_url_part(self, video_reference, make_llm, blob):
         """OpenAI's form, with options beside it."""
-        llm, _ = make_llm(vl_reference.folder)
+        llm, _ = make_llm(video_reference.folder)
         url = "data:video/mp4;base64," + base64.b64encode(blob).decode()
         text, found = {"type": "text", "text": "what moves?"}, []
         for options in ({"fps": 5, "min_frames": 2}, {"fps": 10}):
