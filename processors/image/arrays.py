@@ -19,23 +19,34 @@ ACCEPTED = (
     "[H, W, 1|3|4] or [1|3|4, H, W] with uint8, uint16, bool or floats in 0..1"
 )
 ROUNDING = 1e-3  # how far floats may leave 0..1: resampled images overshoot a little
-STRIP_BYTES = 256 * 2**10
+
+
+class _Target:
+    """A file to write to, in memory of numpy's, which comes in large pages."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.values = np.empty(num_bytes, dtype=np.uint8)
+        self.place = 0
+        self._view = memoryview(self.values)
+
+    def write(self, data: bytes) -> int:
+        """Appends the bytes; raises ValueError when there is no room."""
+        self._view[self.place : self.place + len(data)] = data
+        self.place += len(data)
+        return len(data)
 
 
 def to_array(image: Image.Image) -> np.ndarray:
     """The RGB image as a new uint8 [H, W, 3].
 
-    Strip by strip: Pillow's own way holds all pixels three times, and mapping so much fresh memory
-    costs several times as much as copying.
+    Written piece by piece as a PPM file, which is a head and then the pixels: Pillow's own way to
+    numpy holds all pixels three times, and mapping so much fresh memory costs more than copying.
     """
-    values = np.empty((image.height, image.width, 3), dtype=np.uint8)
-    rows = min(image.height, max(1, STRIP_BYTES // (3 * image.width)))
-    strip = Image.new("RGB", (image.width, rows))
-    for start in range(0, image.height, rows):
-        strip.paste(image, (0, -start))
-        part = values[start : start + rows]
-        part[...] = np.asarray(strip)[: len(part)]
-    return values
+    head = len(f"P6\n{image.width} {image.height}\n255\n")
+    target = _Target(head + 3 * image.width * image.height)
+    image.save(target, "PPM")
+    assert target.place == target.values.size, "Pillow writes another head"
+    return target.values[head:].reshape(image.height, image.width, 3)
 
 
 def array_size(source: Any) -> tuple[int, int]:

@@ -13,12 +13,15 @@ from types import MappingProxyType
 import numpy as np
 import torch
 from PIL import Image
-from torch.nn.functional import interpolate
 
 from .arrays import to_array
 
+# What torch.nn.functional.interpolate(..., antialias=True) calls.
 TORCH_FILTERS = MappingProxyType(
-    {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
+    {
+        Image.Resampling.BILINEAR: "_upsample_bilinear2d_aa",
+        Image.Resampling.BICUBIC: "_upsample_bicubic2d_aa",
+    }
 )
 
 
@@ -29,6 +32,13 @@ def resize_draft(image: Image.Image, height: int, width: int, resample: int) -> 
     name = TORCH_FILTERS.get(Image.Resampling(resample))
     if name is None:
         return to_array(image.resize((width, height), resample=Image.Resampling(resample)))
-    pixels = torch.from_numpy(to_array(image)).permute(2, 0, 1)[None]  # channels last in memory
-    resized = interpolate(pixels, (height, width), mode=name, antialias=True)
-    return resized[0].permute(1, 2, 0).numpy()
+    # Into memory of numpy's, which comes in large pages: torch's own costs as much as the resizing.
+    resized = np.empty((height, width, 3), dtype=np.uint8)
+    function = getattr(torch.ops.aten, name).out
+    function(_planes(to_array(image)), [height, width], False, None, None, out=_planes(resized))
+    return resized
+
+
+def _planes(pixels: np.ndarray) -> torch.Tensor:
+    """[H, W, 3] as [1, 3, H, W], the channels last in memory."""
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None]

@@ -138,26 +138,31 @@ def patchify_group(
     """
     num_values = table.shape[1]  # of an entry, which is moved as one element
     index, element = (np.uint8, np.float32) if num_values == 1 else (np.uint16, np.complex64)
-    entries, area = table.view(element).reshape(-1), options.patch_size**2 // num_values
-    first = np.repeat(np.arange(3) * 256**num_values, area)  # where a channel's entries begin
+    entries = table.view(element).reshape(3, -1)
+    area = options.patch_size**2 // num_values
     split = out.view(element).reshape(-1, 3, options.temporal_patch_size, area)
     for number, frame in enumerate(frames):
         place = slice(None) if len(frames) == 1 else slice(number, number + 1)
         start = 0
         for rows in _patch_rows(frame, options):
-            # "clip" has nothing to clip; it spares numpy the second buffer that "raise" needs.
-            values = entries.take(rows.view(index) + first, mode="clip")
-            split[start : start + len(rows), :, place] = values.reshape(-1, 3, 1, area)
-            start += len(rows)
+            group = split[start : start + rows.shape[1]]
+            for channel in range(3):
+                # "clip" has nothing to clip; it spares numpy the second buffer that "raise" needs.
+                values = entries[channel].take(rows[channel].view(index), mode="clip")
+                group[:, channel, place] = values[:, None]
+            start += len(group)
 
 
 def _patch_rows(pixels: np.ndarray, options: ImageOptions) -> Iterator[np.ndarray]:
-    """uint8 [H, W, 3] as uint8 [n, 3 * P * P] in patch order, one row of merged cells after the
-    other: what is held of one stays in the cache."""
+    """uint8 [H, W, 3] as uint8 [3, n, P * P] in patch order, one row of merged cells after the
+    other: what is held of one stays in the cache. Each is written over the one before."""
     patch, merge = options.patch_size, options.merge_size
-    height, width = pixels.shape[:2]
-    cells = pixels.reshape(
-        height // options.factor, merge, patch, width // options.factor, merge, patch, 3
-    )
+    rows, columns = pixels.shape[0] // options.factor, pixels.shape[1] // options.factor
+    cells = pixels.reshape(rows, merge, patch, columns, merge, patch, 3)
+    ordered = np.empty((3, columns, merge, merge, patch, patch), dtype=np.uint8)
     for row in cells:  # [M, P, W/PM, M, P, 3]
-        yield row.transpose(2, 0, 3, 5, 1, 4).reshape(-1, 3 * patch * patch)
+        # One plane of one line of patches at a time: numpy is slow where it moves many axes.
+        for channel in range(3):
+            for line in range(merge):
+                ordered[channel, :, line] = row[line, ..., channel].transpose(1, 2, 0, 3)
+        yield ordered.reshape(3, -1, patch * patch)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mmdeploy_llm_processors.image.arrays import to_array
 from mmdeploy_llm_processors.image.decode import FORMATS, ImageDecoder
 from PIL import Image, ImageChops
 from PIL.PngImagePlugin import PngInfo
@@ -232,6 +233,15 @@ def test_broken_exif_is_no_orientation(encode):
 
 
 # Arrays and tensors
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (257, 129), (1500, 1001)])
+def test_an_image_as_an_array(size):
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    values = to_array(Image.fromarray(pixels))
+    assert values.dtype == np.uint8
+    assert np.array_equal(values, pixels)
+    values[:] = 0  # it is the caller's own
 
 
 def test_arrays_of_every_form_are_the_same_image():

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from mmdeploy_llm_processors.image.decode import ImageDecoder
+from mmdeploy_llm_processors.image.draft import resize_draft
 from PIL import Image
+from torch.nn.functional import interpolate
 
 from mmdeploy_llm.errors import ConfigError, MediaError, MediaLimitError
 from mmdeploy_llm.hooks import MediaLimits
@@ -154,3 +156,18 @@ def test_the_option_is_the_users(make_processor):
         make_processor(options={"fast_decode": 1})
     with pytest.raises(ConfigError, match="do_resize is off"):
         make_processor(options={"fast_decode": True, "do_resize": False})
+
+
+@pytest.mark.parametrize("size", [(1000, 750), (751, 1003), (31, 640)])
+@pytest.mark.parametrize("name", ["bilinear", "bicubic", "lanczos"])
+def test_resizing_is_that_of_torch_where_torch_has_the_filter(size, name, photo):
+    image = photo(*size)
+    resample = Image.Resampling[name.upper()]
+    made = resize_draft(image, 168, 224, resample)
+    if name == "lanczos":
+        wanted = np.asarray(image.resize((224, 168), resample))
+    else:
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+        resized = interpolate(pixels, (168, 224), mode=name, antialias=True)
+        wanted = resized[0].permute(1, 2, 0).numpy()
+    assert np.array_equal(made, wanted)
