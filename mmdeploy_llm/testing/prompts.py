@@ -34,7 +34,8 @@ def make_prompt(
         start, end = (_marker(config, kind, part) for part in ("start", "end"))
         placeholder = getattr(config, f"{kind}_token_id")
         num_runs = grid[0] if config.model_type in FRAMES_APART else 1
-        offset, places = len(ids) + 1, []
+        offset = len(ids) + 1
+        places: list[int] = []
         for number in range(num_runs):
             ids += [*(text(5) if number else ()), start]
             places += range(len(ids), len(ids) + item.num_tokens // num_runs)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
+from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import (
+    PositionTable,
     Segments,
+    VisionConfig,
+    VisionEncoder,
     axial_rotary,
     frame_lengths,
     grid_positions,
@@ -74,3 +79,43 @@ def test_media_positions():
     assert found[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 10, 7]
     assert found[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 6, 7]
     assert found[2].tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6, 7]
+
+
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("merge", [1, 2])
+def test_a_position_table_equals_transformers(align_corners, merge):
+    """Larger and smaller than the table, of its size, and of one row and several frames."""
+    grids = [(1, 12, 4), (1, 2, 2), (1, 6, 6), (3, merge, 8)]
+    table = PositionTable(36, 5, align_corners=align_corners)
+    table.weight.data.normal_()
+    places, weights = get_vision_interpolation_indices_and_weights(
+        torch.tensor(grids),
+        num_grid_per_side=6,
+        align_corners=align_corners,
+        spatial_merge_size=merge,
+    )
+    expected = (table.weight[places] * weights[..., None]).sum(1)
+    torch.testing.assert_close(table(grids, merge), expected)
+
+
+def vision_config(**options):
+    sizes = {"size": 16, "intermediate_size": 24, "num_layers": 3, "num_heads": 2}
+    fixed = {"patch_shape": (12,), "norm_eps": 1e-6, "theta": 1e4, "merge_size": 2}
+    return VisionConfig(**{**sizes, **fixed, "activation": "gelu", **options})
+
+
+def test_the_last_state_is_the_encoders_result():
+    encoder = VisionEncoder(vision_config(num_positions=16))
+    for parameter in encoder.parameters():
+        parameter.data.normal_(std=0.2)
+    encoder.rotary.init_buffers(CPU)
+    pixels, grids = torch.randn(24, 12), [(1, 2, 4), (2, 4, 2)]
+    states = [state.clone() for state in encoder.states(pixels, grids)]
+    assert len(states) == 3
+    assert not torch.equal(states[0], states[1])
+    assert torch.equal(encoder(pixels, grids), states[-1])
+
+
+def test_unknown_activations_are_refused():
+    with pytest.raises(ModelNotSupportedError, match=r"'relu6' of the vision tower.*only gelu,"):
+        VisionEncoder(vision_config(activation="relu6"))
