@@ -3,9 +3,11 @@ options."""
 
 from __future__ import annotations
 
+import json
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
@@ -15,7 +17,7 @@ from rich.text import Text
 from .batch.records import Record, seconds
 from .errors import MMDeployLLMError
 from .messages import Prompt
-from .outputs import RequestOutput
+from .outputs import RequestOutput, ToolCall
 from .params import SamplingParams
 
 if TYPE_CHECKING:
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
 
 WIDTH_WITHOUT_TERMINAL = 100
 CHAT_HELP = "/image PATH adds a picture to your next message, /reset forgets, /quit ends"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a model said. error: why it failed, None when it did not."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    error: str | None = None
 
 
 class Streamer(Protocol):
@@ -91,14 +102,13 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
     return "\n".join(lines)
 
 
-def print_answer(
-    outputs: Iterable[RequestOutput], out: Console, aside: Console
-) -> tuple[str, str | None]:
-    """Writes deltas as they come: text to `out`, reasoning dimmed to `aside`.
+def print_answer(outputs: Iterable[RequestOutput], out: Console, aside: Console) -> Answer:
+    """Writes deltas as they come: text to `out`, tool calls behind it, reasoning dimmed to `aside`.
 
-    Returns the whole text, and the error's message or None.
+    Gives the whole answer.
     """
     pieces: list[str] = []
+    calls: list[ToolCall] = []
     is_thinking, error = False, None
     for output in outputs:
         thought, text = output.outputs.reasoning_content or "", output.outputs.text
@@ -113,13 +123,17 @@ def print_answer(
         if text:
             pieces.append(text)
             out.print(Text(printable(text)), end="", soft_wrap=True)
+        calls += output.outputs.tool_calls or ()
         if not output.is_ok:
             error = output.error_msg or "no message was given"
     if is_thinking:
         aside.print()
     if pieces:
         out.print()
-    return "".join(pieces), error
+    for call in calls:
+        line = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+        out.print(Text(printable(line)), soft_wrap=True)
+    return Answer(text="".join(pieces), calls=tuple(calls), error=error)
 
 
 def user_message(text: str, images: Sequence[str]) -> dict[str, Any]:
@@ -129,7 +143,7 @@ def user_message(text: str, images: Sequence[str]) -> dict[str, Any]:
 
 
 class ChatSession:
-    """A conversation on the terminal. Its own methods write the messages."""
+    """A conversation on the terminal. Its own methods write the messages. more: of each prompt."""
 
     def __init__(
         self,
@@ -139,13 +153,13 @@ class ChatSession:
         out: Console,
         aside: Console,
         system: str | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         self._llm = llm
         self._params = params
         self._out = out
         self._aside = aside
-        self._template_kwargs = dict(template_kwargs or {})
+        self._more = dict(more or {})
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self._messages: list[dict[str, Any]] = list(self._opening)
         self._images: list[str] = []
@@ -172,21 +186,24 @@ class ChatSession:
         A message that fails, or is stopped with Ctrl-C, is forgotten.
         """
         asked = [*self._messages, user_message(text, self._images)]
-        prompt: Prompt = {"messages": asked, "chat_template_kwargs": self._template_kwargs}
+        prompt: Prompt = {"messages": asked, **self._more}
         try:
             outputs = self._llm.stream(prompt, self._params)
-            answer, error = print_answer(outputs, self._out, self._aside)
+            answer = print_answer(outputs, self._out, self._aside)
         except KeyboardInterrupt:
             self._note("\nstopped")
             return
         except MMDeployLLMError as problem:
-            answer, error = "", str(problem)
+            answer = Answer(error=str(problem))
         self._images = []
-        if error is not None:
+        if answer.error is not None:
             self.num_failed += 1
-            self._note(f"error: {error}", "red")
+            self._note(f"error: {answer.error}", "red")
             return
-        self._messages = [*asked, {"role": "assistant", "content": answer}]
+        said: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.calls:
+            said["tool_calls"] = [call.to_dict() for call in answer.calls]
+        self._messages = [*asked, said]
 
     def _command(self, text: str) -> None:
         name, _, rest = text.partition(" ")

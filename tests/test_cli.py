@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, cli
 from mmdeploy_llm.hooks import PluginManager, hookimpl
-from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput, ToolCall
 
 MAX_HELP_SECONDS = 0.5
 PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
@@ -23,6 +23,9 @@ PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
 
 Job = namedtuple("Job", "index")
 JobOutput = namedtuple("JobOutput", "job output error")
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 class FakeLLM:
@@ -63,19 +66,26 @@ class FakeLLM:
         if said == "fail":
             yield output(prompt, "", is_ok=False)
             return
+        if said == "call":
+            yield output(prompt, "", calls=(ToolCall(name="f", arguments='{"x": "é"}', id="c"),))
+            return
         for index, (thought, text) in enumerate(
             [("I th", ""), ("ink.", "\n"), ("", "you said: "), ("", said)]
         ):
             yield output(prompt, text, thought=thought, index=index)
 
 
-def output(prompt, text, *, is_ok=True, thought=None, index=0):
+def output(prompt, text, *, is_ok=True, thought=None, index=0, calls=None):
     return RequestOutput(
         request_id="r",
         prompt=prompt,
         prompt_token_ids=(1, 2),
         outputs=CompletionOutput(
-            text=text if is_ok else "", reasoning_content=thought, token_ids=(3,), send_idx=index
+            text=text if is_ok else "",
+            reasoning_content=thought,
+            token_ids=(3,),
+            send_idx=index,
+            tool_calls=calls,
         ),
         finished=True,
         metrics=RequestMetrics(arrival_time=0, model_execute_time=0.5),
@@ -382,6 +392,26 @@ class TestGenerate:
     def test_an_error_of_the_call_is_exit_code_2(self, run, made):
         assert run("generate", "raise").exit_code == 2
 
+    def test_tools_go_in_and_calls_come_out(self, run, made, tmp_path):
+        (tmp_path / "tools.json").write_text(json.dumps([TOOL]))
+        result = run("generate", "call", "--tools", "tools.json", "--tool-call-parser", "hermes")
+        assert result.exit_code == 0, result.output
+        assert made[0].prompts[0]["tools"] == [TOOL]
+        assert made[0].options["tool_call_parser"] == "hermes"
+        assert json.loads(result.stdout) == {"name": "f", "arguments": '{"x": "é"}'}
+
+    @pytest.mark.parametrize(("choice", "option"), [("auto", "auto"), ("none", None)])
+    def test_the_tool_parser_is_the_models_own_unless_asked(self, run, made, choice, option):
+        run("generate", "hi", "--tool-call-parser", choice)
+        assert made[0].options.get("tool_call_parser") == option
+
+    def test_a_file_of_tools_that_is_no_json(self, run, made, tmp_path):
+        (tmp_path / "tools.json").write_text("def f(): ...")
+        result = run("generate", "hi", "--tools", "tools.json")
+        assert result.exit_code == 2
+        assert "tools.json' cannot be read as JSON" in result.stderr
+        assert made == []
+
 
 class TestChat:
     def test_lines_of_a_pipe(self, run, made):
@@ -405,6 +435,17 @@ class TestChat:
         assert [message["role"] for message in third] == ["system", "user"]
         assert len(third[1]["content"]) == 1
         assert "/image PATH" in result.stderr
+
+    def test_calls_stay_in_the_conversation(self, run, made, tmp_path):
+        (tmp_path / "tools.json").write_text(json.dumps([TOOL]))
+        result = run("chat", "--tools", "tools.json", input="call\nso?\n")
+        assert json.loads(result.stdout.splitlines()[0])["name"] == "f"
+        prompt = made[0].prompts[1]
+        assert prompt["tools"] == [TOOL]
+        function = {"name": "f", "arguments": '{"x": "é"}'}
+        assert prompt["messages"][1]["tool_calls"] == [
+            {"id": "c", "type": "function", "function": function}
+        ]
 
     def test_one_message(self, run, made):
         result = run("chat", "--message", "hi", "--image", "a.png", "--no-thinking")

@@ -1,7 +1,7 @@
 """One line of a batch as an Item: checked, its media paths resolved, its sampling parameters whole.
 
 {"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
- "sampling_params": {...}, "chat_template_kwargs": {...}}
+ "sampling_params": {...}, "chat_template_kwargs": {...}, "tools": [...]}
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmdeploy_llm.params import SamplingParams
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
-PROMPT_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template_kwargs")
+PROMPT_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template_kwargs", "tools")
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
 MAX_QUESTION = 200  # characters of it that a record repeats
 

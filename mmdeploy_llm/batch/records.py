@@ -5,7 +5,8 @@ id             the item's own, else its line number; the path for files; null wh
 line           its line in the input, from 1; absent for files
 path           the file, as given; only for files
 text           the answer; reasoning: what was thought before it, null without a reasoning parser
-finish_reason  "stop", "length", "error" or "abort"
+tool_calls     [{"id", "type", "function": {"name", "arguments"}}], without calls left out
+finish_reason  "stop", "tool_calls", "length", "error" or "abort"
 error_code     200 when good, 4xx the item's fault, 5xx ours; error_msg and error_class: null when
                good; error: {"code", "message"} or null, the same once more
 num_*_tokens   num_prompt_tokens has those of images and videos in it
@@ -28,7 +29,8 @@ from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from .items import BadItem, Item, Media
 
 NUM_DECIMALS = 4  # of seconds: tenths of a millisecond
-OPTIONAL = ("line", "path", "media", "prompt", "outputs")  # left out of the JSON when empty
+# Left out of the JSON when empty.
+OPTIONAL = ("line", "path", "tool_calls", "media", "prompt", "outputs")
 LOWEST_LOGPROB = -1e30
 COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens")
 
@@ -61,6 +63,7 @@ class Record:
     path: str | None = None
     text: str = ""
     reasoning: str | None = None
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
     finish_reason: str | None = None
     error_code: int = OK
     error_msg: str | None = None
@@ -145,6 +148,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
         "error": fault,
         "media": tuple(Media(**item) for item in values.get("media", ())),
         "outputs": tuple(values.get("outputs", ())),
+        "tool_calls": tuple(values.get("tool_calls", ())),
     }
     if fault is not None:
         nested["error_code"] = values.get("error_code", fault.code)
@@ -185,6 +189,7 @@ def record_of(
         path=item.path,
         text=first.outputs.text.strip(),
         reasoning=_stripped(first.outputs.reasoning_content),
+        tool_calls=_calls(first.outputs),
         finish_reason=(failed or first).outputs.finish_reason,
         error_code=code,
         error_msg=message,
@@ -225,11 +230,17 @@ def _sample(output: RequestOutput) -> dict[str, Any]:
         "error_msg": output.error_msg,
         "token_ids": list(own.token_ids),
     }
+    if own.tool_calls:
+        sample["tool_calls"] = _calls(own)
     if own.logprobs is not None:
         sample["logprobs"] = _logprobs(own)
     if output.prompt_logprobs is not None:
         sample["prompt_logprobs"] = [_candidates(place) for place in output.prompt_logprobs]
     return sample
+
+
+def _calls(own: CompletionOutput) -> tuple[Mapping[str, Any], ...]:
+    return tuple(call.to_dict() for call in own.tool_calls or ())
 
 
 def _logprobs(own: CompletionOutput) -> list[Any]:

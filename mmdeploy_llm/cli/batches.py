@@ -35,6 +35,7 @@ from .options import (
     Shard,
     Temperature,
     Thinking,
+    ToolParser,
     engine_options,
     named_value,
     open_llm,
@@ -67,7 +68,7 @@ A line of the input is one JSON object, through the model's chat template:
   {{"id": "a", "messages": [{{"role": "user", "content": [
      {{"type": "image", "image": "a.jpg"}}, {{"type": "video", "video": "b.mp4"}},
      {{"type": "text", "text": "What?"}}]}}],
-   "chat_template_kwargs": {{"enable_thinking": false}},
+   "chat_template_kwargs": {{"enable_thinking": false}}, "tools": [...],
    "sampling_params": {{"max_tokens": 50}}}}
 or raw, with the model's own placeholders for media in the prompt:
   {{"prompt": "...", "multimodal_data": {{"image": ["a.jpg"], "video": ["b.mp4"]}}}}
@@ -80,7 +81,8 @@ Up to 16 images and 4 videos in a line, unless said otherwise, such as
 A line of the output, in the order in which items finish:
   id, line, path       which item; path only for files of a folder
   text, reasoning      the answer, and what was thought before it
-  finish_reason        stop, length, error or abort
+  tool_calls           only where the model called tools
+  finish_reason        stop, tool_calls, length, error or abort
   error_code, error_msg, error_class, error     200 and null when good
   num_image_tokens, num_video_tokens, num_prompt_tokens, num_output_tokens,
   num_cached_tokens, timings (seconds)
@@ -196,6 +198,7 @@ def batch(
     temperature: LineTemperature = None,
     sampling: Sampling = None,
     reasoning_parser: Parser = "auto",
+    tool_call_parser: ToolParser = "auto",
     dtype: DType = "auto",
     device: Device = "auto",
     max_num_seqs: NumSeqs = None,
@@ -239,8 +242,9 @@ def batch_settings(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> B
 
 def engine_choices(options: Mapping[str, Any]) -> dict[str, Any]:
     """The command's options that are options of LLM() too."""
-    names = ("dtype", "device", "max_num_seqs", "num_threads", "reasoning_parser")
-    return {name: options[name] for name in names}
+    names = ("dtype", "device", "max_num_seqs", "num_threads")
+    parsers = ("reasoning_parser", "tool_call_parser")
+    return {name: options[name] for name in (*names, *parsers) if name in options}
 
 
 def run_and_tell(

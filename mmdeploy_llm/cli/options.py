@@ -28,6 +28,14 @@ Parser = Annotated[
     str,
     typer.Option(help="Splits off reasoning: a parser's name, auto: the model's own, none."),
 ]
+ToolParser = Annotated[
+    str,
+    typer.Option(help="Takes out tool calls: a parser's name, auto: the model's own, none."),
+]
+Tools = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="JSON file: a list of tools that the model may call."),
+]
 Thinking = Annotated[
     bool | None,
     typer.Option("--thinking/--no-thinking", help="Reason first or not.  [default: as the model]"),
@@ -98,8 +106,9 @@ def engine_options(ctx: typer.Context, extra: list[str] | None, **options: Any) 
     the engine. Values are read as JSON where they are JSON, else as text. The context brings the
     plugins that the environment names."""
     parsed = dict(named_value("--engine", text, "max_model_len=4096") for text in extra or [])
-    if options.get("reasoning_parser") == "none":
-        options["reasoning_parser"] = None
+    for name in ("reasoning_parser", "tool_call_parser"):
+        if options.get(name) == "none":
+            options[name] = None
     asked = {**options, **parsed, **ctx.obj}
     return {name: value for name, value in asked.items() if value is not None}
 
@@ -113,6 +122,16 @@ def named_value(option: str, text: str, example: str) -> tuple[str, Any]:
         return name.replace("-", "_"), json.loads(value)
     except ValueError:
         return name.replace("-", "_"), value
+
+
+def read_tools(path: Path | None) -> Any:
+    """What the file of --tools holds; None without one. Raises ConfigError when it is no JSON."""
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tools {str(path)!r} cannot be read as JSON: {error}") from error
 
 
 @contextmanager

@@ -20,9 +20,12 @@ from .options import (
     Parser,
     Temperature,
     Thinking,
+    ToolParser,
+    Tools,
     engine_options,
     open_llm,
     print_error,
+    read_tools,
     sampling_params,
     template_kwargs,
 )
@@ -38,16 +41,19 @@ def generate(
         typer.Option("--raw", help="Continue PROMPT as it is, without the model's chat template."),
     ] = False,
     thinking: Thinking = None,
+    tools: Tools = None,
     max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
     reasoning_parser: Parser = "auto",
+    tool_call_parser: ToolParser = "auto",
     dtype: DType = "auto",
     device: Device = "auto",
     engine: Engine = None,
 ) -> None:
     """Answer one prompt.
 
-    The answer goes to standard output, reasoning to standard error."""
+    The answer goes to standard output, each tool call as a line of JSON behind it; reasoning goes
+    to standard error."""
     from mmdeploy_llm.terminal import make_console, print_answer, user_message
 
     text, images = sys.stdin.read() if prompt == "-" else prompt, image or []
@@ -55,20 +61,23 @@ def generate(
     if not raw:
         message = user_message(text, images)
         request = {"messages": [message], "chat_template_kwargs": template_kwargs(thinking)}
+    if tools is not None:
+        request["tools"] = read_tools(tools)
     options = engine_options(
         ctx,
         engine,
         dtype=dtype,
         device=device,
         reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
         limit_mm_per_prompt={"image": max(1, len(images))},
     )
     params = sampling_params(max_tokens=max_tokens, temperature=temperature)
     with open_llm(model, options) as llm:
         outputs = llm.stream(request, params)
-        _, error = print_answer(outputs, make_console(), make_console(is_stderr=True))
-    if error is not None:
-        print_error(error)
+        answer = print_answer(outputs, make_console(), make_console(is_stderr=True))
+    if answer.error is not None:
+        print_error(answer.error)
         raise typer.Exit(SOME_FAILED)
 
 
@@ -79,9 +88,11 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     model: Model = "shapes-vl",
     thinking: Thinking = None,
+    tools: Tools = None,
     max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
     reasoning_parser: Parser = "auto",
+    tool_call_parser: ToolParser = "auto",
     dtype: DType = "auto",
     device: Device = "auto",
     engine: Engine = None,
@@ -98,15 +109,16 @@ def chat(
         dtype=dtype,
         device=device,
         reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
         limit_mm_per_prompt=MANY_MEDIA,
     )
     params = sampling_params(max_tokens=max_tokens, temperature=temperature)
     out, aside = make_console(), make_console(is_stderr=True)
+    more = {"chat_template_kwargs": template_kwargs(thinking)}
+    if tools is not None:
+        more["tools"] = read_tools(tools)
     with open_llm(model, options) as llm:
-        kwargs = template_kwargs(thinking)
-        session = ChatSession(
-            llm, params, out=out, aside=aside, system=system, template_kwargs=kwargs
-        )
+        session = ChatSession(llm, params, out=out, aside=aside, system=system, more=more)
         for path in image or []:
             session.add_image(path)
         if message is None and sys.stdin.isatty():

@@ -170,14 +170,18 @@ class TextPipeline:
         """Sets the parsers and gives their markers; `failure` when one cannot be built or
         started."""
         reasoning, tools = self._sources.reasoning, self._sources.tools
+        markers: list[str] = []
         if reasoning is not None:
             create = partial(_started, reasoning, request.prompt_text)
-            self._reasoning = next(iter(self._asked("reasoning", reasoning, create)), None)
+            for parser in self._asked("reasoning", reasoning, create):
+                self._reasoning = parser
+                markers += parser.markers
         if tools is not None and self.failure is None:
             create_tools = partial(_started, tools, request.tools)
-            self._tools = next(iter(self._asked("tool", tools, create_tools)), None)
-        parsers = (self._reasoning, self._tools)
-        return [marker for parser in parsers if parser is not None for marker in parser.markers]
+            for tool_parser in self._asked("tool", tools, create_tools):
+                self._tools = tool_parser
+                markers += tool_parser.markers
+        return markers
 
     def _asked(
         self, kind: str, source: ParserSource[ParserT] | None, ask: Callable[[], list[T]]

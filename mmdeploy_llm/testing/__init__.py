@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from .checkpoint import write_checkpoint
     from .checks.base import CheckFailed, CheckSkipped
     from .checks.parsers import ParserExample
+    from .checks.tools import ToolParserExample
     from .conformance import (
         MediaProcessorConformance,
         PluginConformance,
         ReasoningParserConformance,
+        ToolParserConformance,
     )
     from .fakes import FakeMediaProcessor, FakeModel, FakeReasoningParser, fake_manager
     from .model_conformance import ModelConformance
@@ -41,6 +43,8 @@ __all__ = [
     "ParserExample",
     "PluginConformance",
     "ReasoningParserConformance",
+    "ToolParserConformance",
+    "ToolParserExample",
     "Verdict",
     "check_plugin",
     "fake_manager",
@@ -61,6 +65,8 @@ _MODULES = MappingProxyType(
         "ParserExample": "checks.parsers",
         "PluginConformance": "conformance",
         "ReasoningParserConformance": "conformance",
+        "ToolParserConformance": "conformance",
+        "ToolParserExample": "checks.tools",
         "Verdict": "check",
         "check_plugin": "check",
         "fake_manager": "fakes",

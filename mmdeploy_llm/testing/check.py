@@ -21,7 +21,7 @@ from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
 
-from .checks import equalities, models, parsers, plugins, processors
+from .checks import equalities, models, parsers, plugins, processors, tools
 from .checks.base import Check, CheckFailed, CheckSkipped
 from .prompts import make_prompt
 from .samples import samples
@@ -77,6 +77,9 @@ def _verdicts(subject: plugins.PluginSubject, checkpoint: Checkpoint | None) -> 
         return  # hooks_are_valid has said why
     for parser in manager.reasoning_parsers:
         yield from _run(parsers.CHECKS, describe(parser), parsers.ParserSubject(spec=parser))
+    for tool_parser in manager.tool_parsers:
+        found = tools.ToolParserSubject(spec=tool_parser)
+        yield from _run(tools.CHECKS, describe(tool_parser), found)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
     for model in manager.models:

@@ -18,9 +18,10 @@ from mmdeploy_llm.hooks import (
     MediaLimits,
     MediaProcessorSpec,
     ReasoningParserSpec,
+    ToolParserSpec,
 )
 
-from .checks import parsers, plugins, processors
+from .checks import parsers, plugins, processors, tools
 from .checks.base import Check, CheckSkipped
 
 
@@ -38,7 +39,7 @@ def _method(name: str, check: Check) -> Any:
 
 
 class Conformance:
-    """What all four classes share: a test for each of `checks`, which gets the fixture
+    """What all classes share: a test for each of `checks`, which gets the fixture
     `subject`."""
 
     checks: ClassVar[Sequence[Check]] = ()
@@ -66,6 +67,23 @@ class ReasoningParserConformance(Conformance):
     def subject(cls) -> parsers.ParserSubject:
         """What the checks get; `subject.new()` gives a parser."""
         return parsers.ParserSubject(spec=cls.spec, examples=tuple(cls.examples))
+
+
+class ToolParserConformance(Conformance):
+    """spec: the parser. examples: texts, and what the parser must make of them.
+
+    Beside the examples the parser is tried on texts made of its own `markers`.
+    """
+
+    checks = tools.CHECKS
+    spec: ClassVar[ToolParserSpec]
+    examples: ClassVar[Sequence[tools.ToolParserExample]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> tools.ToolParserSubject:
+        """What the checks get; `subject.new()` gives a parser."""
+        return tools.ToolParserSubject(spec=cls.spec, examples=tuple(cls.examples))
 
 
 class MediaProcessorConformance(Conformance):

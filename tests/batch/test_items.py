@@ -27,6 +27,12 @@ def test_a_line_without_id_has_its_number():
     assert item == Item(line=5, id=5, prompt={"prompt": "hi"}, params=DEFAULTS, question="hi")
 
 
+def test_tools_go_with_the_prompt():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    item = read({"messages": [{"role": "user", "content": "hi"}], "tools": tools})
+    assert item.prompt["tools"] == tools
+
+
 def test_media_paths_are_relative_to_the_folder():
     data = {"image": ["a.jpg", "/b.jpg", "https://x.org/c.jpg", "data:image/png;base64,AA"]}
     values = {"prompt": "hi", "multimodal_data": data}

@@ -1,6 +1,7 @@
 """Outputs become records, and records survive a round trip through JSON."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from mmdeploy_llm.batch.records import (
     seconds,
 )
 from mmdeploy_llm.errors import PromptTooLongError
+from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.params import SamplingParams
 
 
@@ -47,6 +49,21 @@ def test_several_samples_are_listed_in_their_order(fake_llm):
     assert [sample["index"] for sample in record.outputs] == [0, 1, 2]
     assert record.num_output_tokens == 9
     assert record.outputs[0]["token_ids"] == [5, 6, 7]
+
+
+def test_tool_calls(fake_llm):
+    """They are written as OpenAI's API has them; a record without calls has no such key."""
+    made = ToolCall(id="c", name="f", arguments='{"x": 1}')
+    outputs = [fake_llm.answer({"prompt": "cat"}, index) for index in (0, 1)]
+    own = replace(outputs[0].outputs, tool_calls=(made,), finish_reason="tool_calls")
+    record = record_of(item("cat", n=2), [replace(outputs[0], outputs=own), outputs[1]])
+    function = {"name": "f", "arguments": '{"x": 1}'}
+    assert record.tool_calls == ({"id": "c", "type": "function", "function": function},)
+    assert record.finish_reason == "tool_calls"
+    assert [sample.get("tool_calls") for sample in record.outputs] == [record.tool_calls, None]
+    again = Record.from_json(record.to_json())
+    assert again.tool_calls == record.tool_calls
+    assert "tool_calls" not in json.loads(answer(fake_llm, "cat").to_json())
 
 
 def test_a_failed_output_has_its_code_and_class(fake_llm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from typing import Any
@@ -15,9 +16,10 @@ from mmdeploy_llm_plugins.reasoning.parsers import (
     Ernie45VLThinkingParser,
     Qwen3Parser,
 )
+from mmdeploy_llm_plugins.tools.parsers import formats
 
 from mmdeploy_llm.delivery.delivery import Delivery, record_of
-from mmdeploy_llm.hooks import ReasoningParser, Segment
+from mmdeploy_llm.hooks import ReasoningParser, Segment, ToolCall, ToolParser
 from mmdeploy_llm.outputs import CompletionOutput, Logprob, RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure
@@ -27,7 +29,7 @@ from mmdeploy_llm.request import MediaInput, MediaSpan
 class CharTokenizer:
     """One token a character of `CHARS`, or one of `SPECIAL`; what Delivery reads of a tokenizer."""
 
-    CHARS = "abcdefghijklmnopqrstuvwxyz <>/\n#!"
+    CHARS = 'abcdefghijklmnopqrstuvwxyz <>/\n#!{}":,_1'
     SPECIAL = ("</s>", "<think>", "</think>")
 
     def __init__(self) -> None:
@@ -397,6 +399,151 @@ def test_an_abort_stays_an_abort_when_the_parser_raises(generation: Any) -> None
     (output,) = run(Delivery(CHARS, Failing), generation(), [CHARS.ids("ab"), []], "abort")
     assert output.outputs.finish_reason == "abort"
     assert output.outputs.text == "ab"
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+
+
+def tool_delivery(parser: Any = None, tools: Any = None) -> Delivery:
+    return Delivery(CHARS, parser, "p", tools or new_tool_parser, "'t' of plugin 'p'")
+
+
+def new_tool_parser() -> ToolParser:
+    return formats.hermes()
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "abort"])
+def test_tool_calls(generation: Any, reason: str) -> None:
+    """Only what stopped by itself stopped for its calls."""
+    made = generation(request_id="r")
+    chunks = [CHARS.ids(f"so\n{CALL}\n{CALL}")]
+    (output,) = run(tool_delivery(), made, chunks, reason)
+    assert output.outputs.finish_reason == ("tool_calls" if reason == "stop" else reason)
+    assert output.outputs.text == "so"
+    first, second = output.outputs.tool_calls
+    assert (first.name, first.arguments, first.index, second.index) == ("f", '{"x": 1}', 0, 1)
+    assert first.function.arguments == first.arguments
+    assert re.fullmatch("chatcmpl-tool-[0-9a-f]{32}", first.id)
+    assert first.id != second.id
+    assert output.to_dict()["outputs"]["tool_calls"][0] == first.to_dict()
+
+
+def test_no_calls(generation: Any) -> None:
+    (output,) = run(tool_delivery(), generation(), [CHARS.ids("so")], "stop")
+    assert output.outputs.tool_calls == ()
+    assert output.outputs.finish_reason == "stop"
+    (output,) = run(Delivery(CHARS), generation(), [CHARS.ids(CALL)], "stop")
+    assert output.outputs.tool_calls is None
+    assert output.outputs.text == CALL
+
+
+def test_calls_are_looked_for_behind_the_reasoning_only(generation: Any) -> None:
+    text = f"a {CALL}</think>\n{CALL}"
+    for parser in (Ernie45VLParser, Ernie45VLThinkingParser):
+        (output,) = run(tool_delivery(parser), generation(), [CHARS.ids(text)], "stop")
+        assert output.outputs.reasoning_content == f"a {CALL}"
+        assert output.outputs.text == ""
+        assert [call.name for call in output.outputs.tool_calls] == ["f"]
+
+
+def test_calls_that_are_no_content_are_dropped_without_a_tool_parser(generation: Any) -> None:
+    text = f"a</think>\n{CALL}"
+    delivery = Delivery(CHARS, Ernie45VLThinkingParser, "p")
+    (output,) = run(delivery, generation(), [CHARS.ids(text)], "stop")
+    assert (output.outputs.text, output.outputs.tool_calls) == ("", None)
+
+
+def test_a_call_is_in_the_delta_that_completes_it(generation: Any) -> None:
+    made = generation(stream=True)
+    chunks = [CHARS.ids("so"), CHARS.ids(CALL[:-1]), CHARS.ids(">"), CHARS.ids("\nnow"), []]
+    outputs = run(tool_delivery(), made, chunks, "stop")
+    assert [len(output.outputs.tool_calls) for output in outputs] == [0, 0, 1, 0, 0]
+    assert "".join(output.outputs.text for output in outputs) == "so\nnow"
+    assert outputs[-1].outputs.finish_reason == "tool_calls"
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_streamed_calls_are_the_unstreamed_ones(generation: Any, data: st.DataObject) -> None:
+    words = st.sampled_from([CALL, "<tool_call>", "</tool_call>", "a", " ", "\n", "{", "</think>"])
+    ids = CHARS.ids("".join(data.draw(st.lists(words, min_size=1, max_size=8))))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=8)))
+    chunks = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    (whole,) = run(tool_delivery(Ernie45VLParser), generation(), [ids], "stop")
+    deltas = run(tool_delivery(Ernie45VLParser), generation(stream=True), chunks, "stop")
+    calls = [call for delta in deltas for call in delta.outputs.tool_calls]
+    assert tuple(calls) == whole.outputs.tool_calls
+    assert merged(deltas).text == whole.outputs.text
+    assert deltas[-1].outputs.finish_reason == whole.outputs.finish_reason
+
+
+class BrokenTools(ToolParser):
+    """Raises at `failing`."""
+
+    failing = ""
+
+    def start(self, tools: Any) -> None:
+        self._check("start")
+
+    def feed(self, text: str) -> list[str | ToolCall]:
+        self._check("feed")
+        return [text]
+
+    def finish(self) -> list[str | ToolCall]:
+        self._check("finish")
+        return []
+
+    def _check(self, step: str) -> None:
+        if self.failing == step:
+            raise KeyError(f"no {step}")
+
+
+@pytest.mark.parametrize("step", ["start", "feed", "finish"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_raising_tool_parser_ends_its_request_only(
+    generation: Any, step: str, stream: bool
+) -> None:
+    class Failing(BrokenTools):
+        failing = step
+
+    made, good = generation(stream=stream), generation(request_id="good")
+    makers = iter([Failing, BrokenTools])
+    delivery = tool_delivery(Ernie45VLParser, lambda: next(makers)())
+    outputs = delivery.deliver([made.update(CHARS.ids("a</think>b"))])
+    delivery.deliver([good.update(CHARS.ids("a</think>b"))])
+    if not (outputs and outputs[-1].finished):
+        outputs = delivery.deliver([made.update(CHARS.ids("c"), "stop")])
+    last = outputs[-1]
+    assert last.error_code == 500
+    assert "tool parser 't' of plugin 'p' failed" in last.error_msg
+    assert f"KeyError: 'no {step}'" in last.error_msg
+    assert last.outputs.finish_reason == "error"
+    assert last.outputs.text.startswith("a</think>b")
+    assert last.outputs.tool_calls == ()
+    (other,) = delivery.deliver([good.update(CHARS.ids("c"), "length")])
+    assert (other.is_ok, other.outputs.text) == (True, "bc")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[None], [5], None, [ToolCall(name="", arguments="{}")], [ToolCall(name="f", arguments=None)]],  # type: ignore[arg-type]
+)
+def test_a_tool_parser_that_breaks_its_contract(generation: Any, given: Any) -> None:
+    class Wrong(BrokenTools):
+        def feed(self, text: str) -> list[str | ToolCall]:
+            return given
+
+    (output,) = run(tool_delivery(None, Wrong), generation(), [CHARS.ids("ab")], "stop")
+    assert (output.error_code, output.outputs.text) == (500, "ab")
+
+
+def test_markers_of_the_tool_parser_reach_it_though_they_are_special(generation: Any) -> None:
+    class Tags(BrokenTools):
+        markers = ("<think>",)
+
+    made = generation(params=params(skip_special_tokens=True))
+    (output,) = run(tool_delivery(None, Tags), made, [CHARS.ids("a<think>b</think>c")], "stop")
+    assert output.outputs.text == "a<think>bc"
 
 
 def test_state_is_dropped(generation: Any) -> None:
