@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .interface import refused
+from .structure import child_with
 
 
 class _Found:
@@ -44,20 +45,17 @@ class _Given(nn.Module):
 
 
 def head_of(model: Any, decoder: nn.Module) -> Any:
-    """A view of `model` whose base model does nothing; it shares all parameters."""
+    """A view of `model` whose base model does nothing; it shares all parameters.
+
+    Raises ModelNotSupportedError for a model that is nothing but a decoder.
+    """
     view = copy.copy(model)
-    base = base_name(model, decoder)
+    base = child_with(model, decoder)
+    if base is None:
+        raise refused(type(model).__name__, "the model", "is its own decoder, without a head")
     given = _Given(model._modules[base], decoder)
     view.__dict__["_modules"] = {**model._modules, base: given}
     return view
-
-
-def base_name(model: nn.Module, decoder: nn.Module) -> str:
-    """Which child of `model` is or holds the decoder."""
-    for name, child in model.named_children():
-        if any(module is decoder for module in child.modules()):
-            return name
-    raise refused(type(model).__name__, "the model", "is its own decoder, without a head")
 
 
 def logits(head: Any, hidden: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ token ids, media --> embeddings --> transformers' decoder --> transformers' head
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +19,11 @@ from mmdeploy_llm.forward import AttentionContext, ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
 
-from . import buffers, head, interface, media, probe, rope
+from . import ATOMIC, buffers, head, interface, media, mixing, probe, rope, structure
 from .interface import Step, refused
 from .weights import WeightTable
+
+WITHOUT_VALUES = "batched_mm"  # transformers' way to run experts that needs no tokens to be counted
 
 
 class AnyModel(nn.Module):
@@ -41,17 +42,19 @@ class AnyModel(nn.Module):
         architecture = _architecture(config)
         self.name = architecture.__name__
         self.inner: Any = _build(architecture, copy.deepcopy(config))
-        decoder = _decoder(self.inner)
-        _check_decoder(self.name, decoder)
+        decoder = structure.decoder_of(self.inner)
+        structure.check_decoder(self.name, decoder)
+        if self.name not in ATOMIC:
+            structure.check_masks(self.name, self.inner, decoder)
         text = decoder.config.get_text_config()
         self.hidden_size = int(text.hidden_size)
         self._set("_decoder", decoder)
         self._set("_head", head.head_of(self.inner, decoder))
+        base = getattr(self.inner, str(structure.child_with(self.inner, decoder)))
+        self._set("_base", base)
         self._step = Step()
         interface.connect(decoder, self._step)
         decoder.config._attn_implementation = interface.NAME
-        base = getattr(self.inner, head.base_name(self.inner, decoder))
-        self._set("_base", base)
         self._has_mrope = hasattr(base, "get_rope_index")
         self._max_position = rope.check(self.name, decoder)
         self._ties = buffers.untie(self.inner)
@@ -69,8 +72,8 @@ class AnyModel(nn.Module):
         self.eval()
         with torch.inference_mode():
             if not self._is_observed:
-                self._set_sizes(self._observed())
-            probe.check_mixing(self.name, self._decoder, self.hidden_size, self._silent_pass)
+                self._set_sizes(self._observed_on_weights())
+            mixing.check_mixing(self.name, self._decoder, self.hidden_size, self._silent_pass)
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Hidden states after the final norm, [T, hidden]."""
@@ -119,7 +122,7 @@ class AnyModel(nn.Module):
         return hidden.squeeze(0)
 
     def _silent_pass(self, embeds: Tensor) -> Tensor:
-        return self._decode(embeds, self._places(embeds.device), _Silence())
+        return self._decode(embeds, self._places(embeds.device), mixing.Silence())
 
     def _places(self, device: torch.device) -> Tensor:
         places = torch.arange(probe.NUM_TOKENS, device=device)
@@ -139,15 +142,27 @@ class AnyModel(nn.Module):
             )
 
     def _observed_on_meta(self) -> probe.Sizes | None:
-        """None where the decoder looks at values (experts do), which tensors on meta do not have:
-        then it is observed once the weights are there."""
+        """None where the decoder looks at values, which tensors on meta do not have: then it is
+        observed once the weights are there."""
+        config = self._decoder.config
+        before = config._experts_implementation
         try:
+            config._experts_implementation = WITHOUT_VALUES
             with torch.inference_mode():
                 return self._observed()
-        except ModelNotSupportedError:
-            raise
-        except Exception:  # transformers' code on meta: anything may come
+        except probe.TrialFailed:
             return None
+        finally:
+            config._experts_implementation = before
+
+    def _observed_on_weights(self) -> probe.Sizes:
+        try:
+            return self._observed()
+        except probe.TrialFailed as error:
+            raise ModelNotSupportedError(
+                f"transformers_any cannot run {self.name}: {error}; use a plugin made for this "
+                "model"
+            ) from error
 
     def _set_sizes(self, sizes: probe.Sizes) -> None:
         self.num_layers = sizes.num_layers
@@ -157,14 +172,6 @@ class AnyModel(nn.Module):
     def _set(self, name: str, value: Any) -> None:
         """An attribute that is no submodule: its parameters are those of `inner` already."""
         self.__dict__[name] = value
-
-
-class _Silence:
-    """Attention that gives zeros."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-        """[T, H, D]."""
-        return torch.zeros_like(q)
 
 
 def _architecture(config: Any) -> Any:
@@ -186,20 +193,10 @@ def _architecture(config: Any) -> Any:
 
 def _build(architecture: Any, config: Any) -> Any:
     """The module, on the device of the context. Attention of vision towers is transformers' own."""
-    model = architecture._from_config(config, dtype=buffers.MARK)
-    return model.eval()
-
-
-def _decoder(model: Any) -> Any:
-    """What holds the layers."""
-    found = model.get_decoder()
-    return getattr(model, "model", model) if found is model else found
-
-
-def _check_decoder(name: str, decoder: Any) -> None:
-    parameters = inspect.signature(decoder.forward).parameters
-    missing = [word for word in ("inputs_embeds", "position_ids") if word not in parameters]
-    if missing:
-        parts = [type(decoder).__name__, *probe.describe_layers(decoder)]
-        what = f"its decoder ({', '.join(parts)})"
-        raise refused(name, what, f"takes no {' and no '.join(missing)}")
+    try:
+        return architecture._from_config(config, dtype=buffers.MARK).eval()
+    except Exception as error:  # transformers' code: anything may come
+        raise ModelNotSupportedError(
+            f"transformers cannot make {architecture.__name__} of this config.json: "
+            f"{type(error).__name__}: {error}"
+        ) from error

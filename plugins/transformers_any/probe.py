@@ -1,10 +1,8 @@
-"""What a decoder asks of its attention, found out by running it once on a few tokens.
+"""What a decoder asks of its attention, found out by running it once on a few tokens, before
+weights are read: which layers come to us, with what masks, windows, sizes and further arguments.
 
-    observe       on the meta device, before weights are read: which layers came to us, with what
-                  masks, windows, sizes and further arguments
-    check_mixing  on the weights: with attention that gives zeros, no token may depend on another
-
-so that what the engine cannot do is an error that names the layer, never a wrong token.
+What the engine cannot do is an error that names the layer, never a wrong token. See mixing.py for
+what only weights can show.
 """
 
 from __future__ import annotations
@@ -18,7 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from mmdeploy_llm.errors import MMDeployLLMError
+
 from .interface import STEP, refused, unknown_arguments
+from .structure import NOT_OURS, decoder_layers, parts_of
 
 PROBE = "mmdeploy_llm_probe"
 NUM_TOKENS = 6
@@ -34,6 +35,10 @@ class Sizes:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+
+
+class TrialFailed(Exception):
+    """The trial run ended in an error of the model's code."""
 
 
 class _MaskUsed(Exception):
@@ -93,7 +98,7 @@ def observe(model: str, decoder: nn.Module, forward: Callable[[], object]) -> Si
     before = {id(m): m.__dict__.get(STEP) for _, m in _named(decoder)}
     for _, module in _named(decoder):
         setattr(module, STEP, probe)
-    entered = [""]
+    entered: list[str] = []
     hooks = [
         layer.register_forward_pre_hook(lambda *_, path=path: entered.append(path))
         for path, layer in layers.items()
@@ -102,8 +107,14 @@ def observe(model: str, decoder: nn.Module, forward: Callable[[], object]) -> Si
         with told(config, PROBE):
             forward()
     except _MaskUsed:
-        layer = layers.get(entered[-1], decoder)
-        raise refused(model, f"{entered[-1]} ({_parts(layer)})", NOT_OURS) from None
+        raise refused(model, _last(entered, layers, decoder), NOT_OURS) from None
+    except MMDeployLLMError:
+        raise
+    except Exception as error:  # transformers' code: anything may come
+        raise TrialFailed(
+            f"{_last(entered, layers, decoder)} failed on a trial of {NUM_TOKENS} tokens "
+            f"({type(error).__name__}: {error})"
+        ) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -111,11 +122,8 @@ def observe(model: str, decoder: nn.Module, forward: Callable[[], object]) -> Si
             setattr(module, STEP, before[id(module)])
     for path, layer in layers.items():
         if not any(id(part) in probe.modules for part in layer.modules()):
-            raise refused(model, f"{path} ({_parts(layer)})", NOT_OURS)
+            raise refused(model, f"{path} ({parts_of(layer)})", NOT_OURS)
     return _sizes(model, probe)
-
-
-NOT_OURS = "has no attention that goes through transformers' attention interface"
 
 
 @contextmanager
@@ -129,57 +137,11 @@ def told(config: Any, name: str) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def check_mixing(
-    model: str, decoder: nn.Module, hidden_size: int, forward: Callable[[Tensor], object]
-) -> None:
-    """With attention that gives zeros, a token must not depend on those before it.
-
-    forward: a pass over [NUM_TOKENS, hidden]. Raises ModelNotSupportedError with the first layer
-    that mixes tokens in another way: a state space, a convolution, an attention of its own.
-    """
-    weight = next(decoder.parameters())
-    rows = torch.randn(NUM_TOKENS, hidden_size, generator=torch.Generator().manual_seed(0))
-    other = torch.cat([-rows[:1], rows[1:]])
-    seen: list[dict[str, Tensor]] = []
-    for embeds in (rows, other):
-        found: dict[str, Tensor] = {}
-        hooks = [
-            layer.register_forward_hook(_keeper(found, path))
-            for path, layer in decoder_layers(decoder).items()
-        ]
-        try:
-            forward(embeds.to(weight.device, weight.dtype))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        seen.append(found)
-    for path, out in seen[0].items():
-        if not torch.allclose(out, seen[1][path], rtol=1e-2, atol=1e-3, equal_nan=True):
-            layer = decoder.get_submodule(path)
-            raise refused(
-                model,
-                f"{path} ({_parts(layer)})",
-                "mixes tokens in another way than through transformers' attention interface",
-            )
-
-
-def decoder_layers(decoder: nn.Module) -> dict[str, nn.Module]:
-    """Path -> layer, of the decoder's longest list of modules. {} where there is none."""
-    lists = [
-        (path, module)
-        for path, module in decoder.named_modules()
-        if isinstance(module, nn.ModuleList) and "." not in path
-    ]
-    if not lists:
-        return {}
-    path, layers = max(lists, key=lambda item: len(item[1]))
-    return {f"{path}.{number}": layer for number, layer in enumerate(layers)}
-
-
-def describe_layers(decoder: nn.Module) -> list[str]:
-    """The classes of its first layer and of what that consists of; [] without layers."""
-    layers = decoder_layers(decoder)
-    return [_parts(next(iter(layers.values())))] if layers else []
+def _last(entered: list[str], layers: dict[str, nn.Module], decoder: nn.Module) -> str:
+    """The layer that ran last, the decoder where none did."""
+    if not entered:
+        return f"its decoder ({type(decoder).__name__})"
+    return f"{entered[-1]} ({parts_of(layers[entered[-1]])})"
 
 
 def _attend(
@@ -255,7 +217,7 @@ def _check_types(model: str, config: Any, layers: dict[str, nn.Module]) -> None:
     types = getattr(config, "layer_types", None) or ()
     for path, kind in zip(layers, types, strict=False):
         if kind not in ATTENTION_TYPES:
-            raise refused(model, f"{path} ({_parts(layers[path])})", f"is of the type {kind!r}")
+            raise refused(model, f"{path} ({parts_of(layers[path])})", f"is of the type {kind!r}")
 
 
 def _sizes(model: str, probe: Probe) -> Sizes:
@@ -281,18 +243,3 @@ def _named(decoder: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, module in decoder.named_modules():
         if isinstance(getattr(module, "layer_idx", None), int):
             yield path, module
-
-
-def _parts(layer: nn.Module) -> str:
-    """The class of a layer and of what it consists of, norms and the like left out."""
-    children = [type(child).__name__ for child in layer.children()]
-    kept = [name for name in children if "Norm" not in name and "MLP" not in name]
-    return ", ".join([type(layer).__name__, *kept[:3]])
-
-
-def _keeper(found: dict[str, Tensor], path: str) -> Callable[..., None]:
-    def keep(_module: nn.Module, _args: object, out: Any) -> None:
-        hidden = out[0] if isinstance(out, tuple) else out
-        found[path] = hidden.detach().reshape(NUM_TOKENS, -1)[1:].float()
-
-    return keep

@@ -1,0 +1,73 @@
+"""Whether tokens of a decoder meet anywhere but in the attention that we compute.
+
+Run with attention that gives zeros, no token may depend on another. It needs the weights, and finds
+what the trial before them (probe.py) cannot: a convolution or a state space beside the attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .interface import refused
+from .probe import NUM_TOKENS
+from .structure import decoder_layers, parts_of
+
+# Largest change, against the size of a layer's output, that rounding may make; experts see other
+# batches when another token changes.
+ROUNDING = {torch.float32: 1e-4}
+ROUNDING_OF_HALF = 2e-2
+
+
+class Silence:
+    """Attention that gives zeros."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        """[T, H, D]."""
+        return torch.zeros_like(q)
+
+
+def check_mixing(
+    model: str, decoder: nn.Module, hidden_size: int, forward: Callable[[Tensor], object]
+) -> None:
+    """forward: a pass over [NUM_TOKENS, hidden] with silent attention. Raises
+    ModelNotSupportedError with the first layer in which tokens meet."""
+    weight = next(decoder.parameters())
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(NUM_TOKENS, hidden_size, generator=generator).to(weight)
+    first = _outputs(decoder, rows, forward)
+    second = _outputs(decoder, torch.cat([-rows[:1], rows[1:]]), forward)
+    allowed = ROUNDING.get(weight.dtype, ROUNDING_OF_HALF)
+    for path, out in first.items():
+        if (second[path] - out).norm() > allowed * out.norm():
+            raise refused(
+                model,
+                f"{path} ({parts_of(decoder.get_submodule(path))})",
+                "mixes tokens in another way than through transformers' attention interface",
+            )
+
+
+def _outputs(
+    decoder: nn.Module, rows: Tensor, forward: Callable[[Tensor], object]
+) -> dict[str, Tensor]:
+    """Layer -> its output for all tokens but the first."""
+    found: dict[str, Tensor] = {}
+    layers = decoder_layers(decoder)
+    hooks = [layer.register_forward_hook(_keeper(found, path)) for path, layer in layers.items()]
+    try:
+        forward(rows)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _keeper(found: dict[str, Tensor], path: str) -> Callable[..., None]:
+    def keep(_module: nn.Module, _args: object, out: Any) -> None:
+        hidden = out[0] if isinstance(out, tuple) else out
+        found[path] = hidden.detach().reshape(NUM_TOKENS, -1)[1:].float()
+
+    return keep

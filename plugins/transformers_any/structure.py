@@ -1,0 +1,91 @@
+"""How a transformers model is put together: its decoder, the layers of that, what lies around."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from torch import nn
+
+from .interface import refused
+
+NOT_OURS = "has no attention that goes through transformers' attention interface"
+
+# Arguments of a decoder that leave the result as it is when nothing is given for them.
+OPTIONAL = frozenset(
+    {"input_ids", "inputs_embeds", "position_ids", "attention_mask", "past_key_values"}
+    | {"use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict"}
+    | {"encoder_hidden_states", "encoder_attention_mask", "token_type_ids", "head_mask"}
+    | {"logits_to_keep", "labels", "kwargs", "output_router_logits"}
+)
+# In the code of a model that lets media tokens see each other in its own way.
+MASK_WORDS = ("block_sequence_ids", "or_mask_function", "and_mask_function")
+
+
+def decoder_of(model: Any) -> Any:
+    """What holds the layers."""
+    found = model.get_decoder()
+    return getattr(model, "model", model) if found is model else found
+
+
+def child_with(model: nn.Module, part: nn.Module) -> str | None:
+    """The name of the child of `model` that is or holds `part`; None when there is none."""
+    for name, child in model.named_children():
+        if any(module is part for module in child.modules()):
+            return name
+    return None
+
+
+def decoder_layers(decoder: nn.Module) -> dict[str, nn.Module]:
+    """Path -> layer, of the decoder's longest list of modules. {} where there is none."""
+    lists = [
+        (path, module)
+        for path, module in decoder.named_modules()
+        if isinstance(module, nn.ModuleList) and "." not in path
+    ]
+    if not lists:
+        return {}
+    path, layers = max(lists, key=lambda item: len(item[1]))
+    return {f"{path}.{number}": layer for number, layer in enumerate(layers)}
+
+
+def describe_layers(decoder: nn.Module) -> list[str]:
+    """The classes of its first layer and of what that consists of; [] without layers."""
+    layers = decoder_layers(decoder)
+    return [parts_of(next(iter(layers.values())))] if layers else []
+
+
+def parts_of(layer: nn.Module) -> str:
+    """The class of a layer and of what it consists of, norms and the like left out."""
+    children = [type(child).__name__ for child in layer.children()]
+    kept = [name for name in children if "Norm" not in name and "MLP" not in name]
+    return ", ".join([type(layer).__name__, *kept[:3]])
+
+
+def check_decoder(name: str, decoder: Any) -> None:
+    """Raises ModelNotSupportedError for a decoder that cannot be given a batch of tokens, or that
+    is given more than embeddings by the model around it."""
+    parameters = inspect.signature(decoder.forward).parameters
+    what = f"its decoder ({', '.join([type(decoder).__name__, *describe_layers(decoder)])})"
+    missing = [word for word in ("inputs_embeds", "position_ids") if word not in parameters]
+    if missing:
+        raise refused(name, what, f"takes no {' and no '.join(missing)}")
+    more = [word for word in parameters if word not in OPTIONAL]
+    if more:
+        raise refused(name, what, f"takes {', '.join(more)} beside the embeddings")
+
+
+def check_masks(name: str, model: Any, decoder: nn.Module) -> None:
+    """Raises ModelNotSupportedError for a model whose media tokens see each other: only specs with
+    atomic media serve these, each looked at by hand."""
+    around: Any = model
+    while around is not decoder:
+        code = inspect.getsource(sys.modules[type(around).__module__])
+        found = next((word for word in MASK_WORDS if word in code), None)
+        if found is not None and hasattr(around, "get_image_features"):
+            what = f"{type(around).__name__}, around the layers,"
+            raise refused(name, what, f"makes masks of its own for media ({found})")
+        child = child_with(around, decoder)
+        assert child is not None, "the decoder is a part of the model"
+        around = getattr(around, child)

@@ -1,0 +1,84 @@
+"""The processor of images for any model: the kit's checks, and what it makes of options and
+checkpoints."""
+
+import json
+
+import pytest
+import transformers
+from mmdeploy_llm_plugins.transformers_any import IMAGES
+from mmdeploy_llm_plugins.transformers_any.processor import AnyImageProcessor
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, UnsupportedMediaError
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits
+from mmdeploy_llm.testing.conformance import MediaProcessorConformance
+from mmdeploy_llm.testing.tiny import make_tokenizer
+
+IDEFICS = {
+    "image_processor_type": "Idefics3ImageProcessor",
+    "size": {"longest_edge": 56},
+    "max_image_size": {"longest_edge": 28},
+}
+
+
+def idefics(folder, image_token="<image>"):
+    """The files of Idefics3's processor, without a model."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(folder)
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
+    (folder / "processor_config.json").write_text(json.dumps(processor))
+    (folder / "preprocessor_config.json").write_text(json.dumps(IDEFICS))
+    config = transformers.Idefics3Config()
+    config.image_token_id = tokenizer.convert_tokens_to_ids(image_token)
+    return Checkpoint(folder=folder, config=config)
+
+
+class TestConformance(MediaProcessorConformance):
+    spec = IMAGES
+    other_options = {"do_image_splitting": False}  # noqa: RUF012 - never written to
+
+    @staticmethod
+    def checkpoint(folder):
+        return idefics(folder)
+
+
+def test_rows_and_columns_are_the_processors_own(tmp_path, picture):
+    processor = AnyImageProcessor(idefics(tmp_path), {})
+    item = processor.decode(picture(0, 56, 30), MediaLimits())
+    made = processor.process(item, {})
+    text = "<fake_token_around_image><row_1_col_1>" + "<image>" * 4
+    assert made.prompt_text.startswith(text)
+    assert made.num_tokens == made.prompt_text.count("<image>") == 4 * (2 * 2 + 1)
+    assert made.tensors["pixel_values"].shape == (1, 5, 3, 28, 28)
+    assert set(made.tensors) == {"pixel_values", "pixel_attention_mask"}
+
+
+def test_options_of_the_caller_win(tmp_path, picture):
+    processor = AnyImageProcessor(idefics(tmp_path), {"do_image_splitting": False, "video_fps": 2})
+    item = processor.decode(picture(0, 56, 30), MediaLimits())
+    assert processor.process(item, {}).num_tokens == processor.count_tokens(item, {}) == 4
+
+
+def test_an_unknown_option(tmp_path):
+    with pytest.raises(ConfigError, match="no option 'do_image_spliting'; did you mean"):
+        AnyImageProcessor(idefics(tmp_path), {"do_image_spliting": False})
+
+
+def test_options_of_one_image_are_refused(tmp_path, picture):
+    processor = AnyImageProcessor(idefics(tmp_path), {})
+    item = processor.decode(picture(0, 56, 30), MediaLimits())
+    with pytest.raises(MediaError, match="takes no options of its own, found 'size'"):
+        processor.process(item, {"size": 28})
+
+
+def test_a_text_model_has_no_images(tmp_path):
+    make_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedMediaError, match="no processor of images for the model type"):
+        AnyImageProcessor(Checkpoint(folder=tmp_path, config=transformers.LlamaConfig()), {})
+
+
+def test_files_that_cannot_be_used(tmp_path):
+    checkpoint = idefics(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Nonsense"}')
+    with pytest.raises(CheckpointError, match="Idefics3Processor cannot be made"):
+        AnyImageProcessor(checkpoint, {})

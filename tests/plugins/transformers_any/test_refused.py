@@ -1,0 +1,208 @@
+"""What cannot run says why in one sentence that names the layer, before weights are read where that
+is possible."""
+
+import pytest
+import torch
+import transformers
+from mmdeploy_llm_plugins.transformers_any import ATOMIC, provide_models
+from mmdeploy_llm_plugins.transformers_any.mixing import NUM_TOKENS, check_mixing
+from mmdeploy_llm_plugins.transformers_any.model import AnyModel
+from torch import nn
+from transformers.core_model_loading import Interleave, WeightConverter
+
+from mmdeploy_llm import LLM
+from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
+from mmdeploy_llm.testing.tiny import make_tokenizer
+
+FIELDS = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+CONV = {"layer_types": ["conv", "full_attention"] * 2}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+REFUSED = {
+    "an attention of its own": (
+        "Falcon",
+        {},
+        r"h\.0 \(FalconDecoderLayer, FalconAttention\) has no attention that goes through",
+    ),
+    "a bias in the mask": ("Bloom", {}, r"BloomAttention\) takes no position_ids"),
+    "state space": ("Mamba", {}, r"MambaMixer\) takes no position_ids"),
+    "state space between attention": (
+        "Jamba",
+        {},
+        r"layers\.0 \(JambaMambaDecoderLayer, JambaMambaMixer\) is of the type 'linear_attention'",
+    ),
+    "convolutions": (
+        "Lfm2",
+        CONV,
+        r"layers\.0 \(Lfm2DecoderLayer, Lfm2ShortConv\) is of the type 'conv'",
+    ),
+    "linear attention": ("Qwen3Next", {}, r"layers\.0 .*DeltaNet.* type 'linear_attention'"),
+    "chunked attention": ("Llama4Text", {}, r"layers\.0 .* is of the type 'chunked_attention'"),
+    "sinks": ("GptOss", {"head_dim": 8}, r"layers\.0\.self_attn \(GptOssAttention\) passes s_aux"),
+    "both directions": ("Bert", {}, r"encoder\.layer\.0\.attention\.self .* is not causal"),
+    "an encoder": ("Bart", {}, r"its decoder attends to an encoder"),
+    "frequencies by length": (
+        "Llama",
+        {"rope_parameters": DYNAMIC},
+        r"rotary_emb \(LlamaRotaryEmbedding\) changes all frequencies with the length",
+    ),
+    "two attentions in a layer": ("DiffLlama", {}, r"layers\.0\.self_attn .* shares the keys"),
+}
+ARCHITECTURES = {"Bert": "BertLMHeadModel", "Llama4Text": "Llama4ForCausalLM"}
+
+
+def on_meta(config):
+    with torch.device("meta"):
+        return AnyModel(config)
+
+
+def config_of(kind, **fields):
+    config = getattr(transformers, f"{kind}Config")(**{**FIELDS, **fields})
+    config.architectures = [ARCHITECTURES.get(kind, f"{kind}ForCausalLM")]
+    return config
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_layer_is_named(case):
+    kind, fields, message = REFUSED[case]
+    with pytest.raises(ModelNotSupportedError, match=message) as refused:
+        on_meta(config_of(kind, **fields))
+    text = str(refused.value)
+    assert text.startswith("transformers_any cannot run ")
+    assert text.endswith("use a plugin made for this model")
+    assert ". " not in text  # one sentence
+
+
+def test_a_layer_with_other_heads_is_named():
+    config = config_of("Llama")
+
+    class Uneven(transformers.LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            attention = self.model.layers[2].self_attn
+            attention.k_proj, attention.v_proj = (nn.Linear(32, 32) for _ in "kv")
+
+    with pytest.raises(
+        ModelNotSupportedError, match="layer 2 has 4 key/value heads, layer 0 has 2"
+    ):
+        build_as(Uneven, config)
+
+
+def test_media_that_see_each_other_need_an_atomic_spec(monkeypatch):
+    config = transformers.Gemma3Config(text_config=FIELDS, vision_config={"num_hidden_layers": 1})
+    config.architectures = ["Gemma3ForConditionalGeneration"]
+    assert on_meta(config).num_layers == 4
+    monkeypatch.setattr("mmdeploy_llm_plugins.transformers_any.model.ATOMIC", ())
+    with pytest.raises(ModelNotSupportedError, match="makes masks of its own for media"):
+        on_meta(config)
+
+
+def test_atomic_architectures_have_a_spec_with_atomic_media():
+    (spec,) = (spec for spec in provide_models() if spec.atomic_media)
+    assert spec.architectures == ATOMIC
+
+
+def test_deepstack_is_refused():
+    config = transformers.Qwen3VLConfig(
+        text_config={**FIELDS, "head_dim": 8}, vision_config={"depth": 1}
+    )
+    config.architectures = ["Qwen3VLForConditionalGeneration"]
+    with pytest.raises(ModelNotSupportedError, match="takes visual_pos_masks, deepstack"):
+        on_meta(config)
+
+
+@pytest.mark.parametrize("name", ["NoSuchForCausalLM", "AutoConfig", ""])
+def test_an_unknown_architecture(name):
+    config = config_of("Llama")
+    config.architectures = [name]
+    with pytest.raises(ModelNotSupportedError, match="has no model class"):
+        on_meta(config)
+
+
+def test_a_model_without_a_head():
+    config = config_of("Llama")
+    config.architectures = ["LlamaModel"]
+    with pytest.raises(ModelNotSupportedError, match="has no head that gives logits"):
+        on_meta(config)
+
+
+def test_a_config_that_transformers_refuses():
+    config = config_of("Llama", num_attention_heads=4)
+    config.hidden_act = "nonsense"
+    with pytest.raises(ModelNotSupportedError, match="cannot make LlamaForCausalLM of this"):
+        on_meta(config)
+
+
+def build_as(architecture, config):
+    """The model of a class that transformers does not have."""
+    config.architectures = [architecture.__name__]
+    setattr(transformers, architecture.__name__, architecture)
+    try:
+        return on_meta(config)
+    finally:
+        delattr(transformers, architecture.__name__)
+
+
+class Layer(nn.Module):
+    """shift: how much of the token before is added, as a convolution does."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.shift = shift
+
+    def forward(self, x):
+        return x * self.scale + self.shift * torch.roll(x, 1, dims=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0.0, 0.1])
+def test_tokens_that_meet_elsewhere_are_found_on_the_weights(shift, dtype):
+    decoder = nn.Module()
+    decoder.layers = nn.ModuleList([Layer(0.0), Layer(shift), Layer(0.0)]).to(dtype)
+
+    def forward(x):
+        assert x.shape == (NUM_TOKENS, 8)
+        for layer in decoder.layers:
+            x = layer(x)
+
+    if shift:
+        with pytest.raises(ModelNotSupportedError, match=r"layers\.1 \(Layer\) mixes tokens"):
+            check_mixing("Model", decoder, 8, forward)
+    else:
+        check_mixing("Model", decoder, 8, forward)
+
+
+def test_a_convolution_beside_attention_is_found_when_the_model_is_loaded(tmp_path, monkeypatch):
+    """Nothing in the config tells, and the attention is there in every layer."""
+    forward = transformers.models.llama.modeling_llama.LlamaMLP.forward
+    monkeypatch.setattr(
+        "transformers.models.llama.modeling_llama.LlamaMLP.forward",
+        lambda self, x: forward(self, x) + torch.roll(x, 1, dims=1),
+    )
+    tokenizer = make_tokenizer()
+    config = transformers.LlamaConfig(**{**FIELDS, "vocab_size": len(tokenizer)})
+    write_checkpoint(config, tmp_path, tokenizer=tokenizer)
+    with pytest.raises(ModelNotSupportedError, match=r"layers\.0 \(LlamaDecoderLayer.*mixes"):
+        LLM(model=str(tmp_path), blocked_plugins=("llama",), num_threads=1)
+
+
+def test_a_conversion_that_computes_is_named():
+    config = config_of("Llama")
+    model = on_meta(config)
+    model._weights._converters = [
+        WeightConverter("fused.weight", "mlp.down_proj.weight", [Interleave(dim=0)])
+    ]
+    with pytest.raises(
+        CheckpointError, match=r"model\.layers\.0\.fused\.weight needs .*Interleave"
+    ):
+        model.weight_targets("model.layers.0.fused.weight")

@@ -1,0 +1,188 @@
+"""Text models against transformers: see testing.model_conformance. Each family is here for what its
+attention or its head does differently."""
+
+import pytest
+import transformers
+from mmdeploy_llm_plugins.transformers_any import ANY
+
+from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
+from mmdeploy_llm.testing.model_conformance import ModelConformance
+from mmdeploy_llm.testing.tiny import make_tokenizer
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+TEXTS = ("The quick brown fox", "User: how many circles are there? Assistant:", "a circle " * 9)
+OTHERS = ("ernie", "glm", "llama", "qwen")  # plugins of single families
+ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+CONFIGS = {
+    "llama": ("Llama", {}),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 20}),
+    "phi3": ("Phi3", {"sliding_window": 9}),
+    "phi3_long": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {**ROPE, "short_factor": [1.1] * 8, "long_factor": [4.0] * 8},
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5}),
+    "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 3.0}),
+    "cohere": ("Cohere", {"logit_scale": 0.3}),
+    "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        {
+            "num_key_value_heads": 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 24,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 24,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "first_k_dense_replace": 1,
+        },
+    ),
+}
+
+
+def write(name, folder):
+    kind, fields = CONFIGS[name]
+    tokenizer = make_tokenizer()
+    config = getattr(transformers, f"{kind}Config")(
+        **{
+            "vocab_size": len(tokenizer),
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            **fields,
+        }
+    )
+    config.architectures = [f"{kind}ForCausalLM"]
+    write_checkpoint(config, folder, tokenizer=tokenizer)
+
+
+class AnyText(ModelConformance):
+    """A family of CONFIGS."""
+
+    spec = ANY
+    name = ""
+
+    @classmethod
+    def write(cls, folder):
+        write(cls.name, folder)
+
+    def test_the_engine_gives_the_reference_tokens(self, subject, make_llm):
+        """Batched, in chunks, and with prefixes found in the cache."""
+        options = {"block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+        llm, stats = make_llm(subject.folder, blocked_plugins=OTHERS, **options)
+        for _ in range(2):
+            outputs = llm.generate(list(TEXTS), GREEDY, use_tqdm=False)
+            for output in outputs:
+                assert output.error_msg is None
+                wanted = subject.reference.generate(list(output.prompt_token_ids), 12)
+                assert list(output.outputs.token_ids) == wanted
+        assert any(output.num_cached_tokens for output in outputs)
+        assert max(step.num_scheduled_requests for step in stats.steps) > 1
+
+
+class TestLlama(AnyText):
+    """The plain decoder."""
+
+    name = "llama"
+
+
+class TestTiedLlama(AnyText):
+    """The head is the embedding."""
+
+    name = "llama_tied"
+
+
+class TestGemma2(AnyText):
+    """Soft caps on scores and logits, every other layer with a window, a scale of its own."""
+
+    name = "gemma2"
+
+
+class TestPhi3(AnyText):
+    """A window in all layers; q, k and v in one matrix."""
+
+    name = "phi3"
+
+
+class TestPhi3Long(AnyText):
+    """Rotary factors that depend on the length; up to 128 tokens they are the short ones."""
+
+    name = "phi3_long"
+
+    def test_longer_requests_say_why_not(self, subject, make_llm):
+        llm, _ = make_llm(subject.folder)
+        long, short = llm.generate(["a " * 200, TEXTS[0]], GREEDY, use_tqdm=False)
+        assert long.error_code == 400
+        assert "sequence of more than 128 tokens by other frequencies" in long.error_msg
+        assert short.error_msg is None
+
+
+class TestOlmo2(AnyText):
+    """Norms behind the layers' parts, and on queries and keys."""
+
+    name = "olmo2"
+
+
+class TestGPTNeoX(AnyText):
+    """Half of each head is turned; attention and MLP side by side; LayerNorm."""
+
+    name = "gpt_neox"
+
+
+class TestGranite(AnyText):
+    """A scale for scores and one for logits."""
+
+    name = "granite"
+
+
+class TestCohere(AnyText):
+    """Logits that are scaled, norms without bias."""
+
+    name = "cohere"
+
+
+class TestOPT(AnyText):
+    """Learned positions, a decoder two levels down."""
+
+    name = "opt"
+
+
+class TestQwen3MoE(AnyText):
+    """Experts, one tensor each in the checkpoint and stacked in the model."""
+
+    name = "qwen3_moe"
+
+
+class TestDeepseekV3(AnyText):
+    """Latent attention: values smaller than keys; experts in groups, a shared one."""
+
+    name = "deepseek_v3"
+
+
+@pytest.mark.parametrize("blocked", [(), OTHERS])
+def test_a_plugin_made_for_the_model_comes_first(make_llm, tmp_path, blocked):
+    write("llama", tmp_path)
+    llm, _ = make_llm(tmp_path, blocked_plugins=blocked)
+    spec = llm.plugins.model_for(["LlamaForCausalLM"])
+    assert spec.name == ("transformers_any" if blocked else "llama")
