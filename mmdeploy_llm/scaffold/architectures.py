@@ -16,8 +16,8 @@ from mmdeploy_llm.hooks.discovery import OUR_DISTRIBUTION
 
 BEGIN, END = "<!-- architectures: begin -->", "<!-- architectures: end -->"
 HEADER = (
-    "| architecture | family | plugin | input | reasoning parser |",
-    "|---|---|---|---|---|",
+    "| architecture | family | plugin | input | reasoning parser | tool parser |",
+    "|---|---|---|---|---|---|",
 )
 
 
@@ -58,12 +58,14 @@ def update(files: Iterable[Path]) -> None:
 
 
 def _rows(spec: ModelSpec, owner: str) -> list[str]:
-    inputs = ", ".join(("text", *spec.media))
-    parser = f"`{spec.reasoning}`" if spec.reasoning else ""
-    return [
-        f"| {_named(architecture)} | `{spec.name}` | `{owner}` | {inputs} | {parser} |"
-        for architecture in spec.architectures
-    ]
+    cells = (
+        f"`{spec.name}`",
+        f"`{owner}`",
+        ", ".join(("text", *spec.media)),
+        *(f"`{parser}`" if parser else "" for parser in (spec.reasoning, spec.tools)),
+    )
+    rest = " | ".join(cells)
+    return [f"| {_named(architecture)} | {rest} |" for architecture in spec.architectures]
 
 
 def _named(architecture: str) -> str:

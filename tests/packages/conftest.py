@@ -40,7 +40,7 @@ class Environment:
     def _script(self, name, words):
         """A command of the environment, such as pip has written elsewhere."""
         last = f'case "$1" in install) shift; set -- install {OFFLINE} "$@";; esac\n'
-        text = f"#!/bin/sh\n{last if name == 'pip' else ''}exec {self.python} {words} \"$@\"\n"
+        text = f'#!/bin/sh\n{last if name == "pip" else ""}exec {self.python} {words} "$@"\n'
         path = self.folder / "bin" / name
         path.write_text(text)
         path.chmod(0o755)

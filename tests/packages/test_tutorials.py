@@ -1,0 +1,131 @@
+"""The tutorials of the two READMEs, step by step in a fresh environment, as a reader does them."""
+
+import ast
+import importlib.util
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from mmdeploy_llm.scaffold.package import package_names, render
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = ROOT / "plugins" / "README.md"
+PROCESSORS = ROOT / "processors" / "README.md"
+BLOCK = re.compile(r"(.*?)^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"`((?:src|tests)/[\w/]+\.py)`")
+MAX_SECONDS_TO_PASS = 180  # from `new` to a passing conformance run
+
+
+def section(readme, title):
+    text = readme.read_text()
+    start = text.index(f"\n## {title}\n")
+    return text[start : text.index("\n## ", start + 1)]
+
+
+def steps(text):
+    """(what the text says before, language, code) of each block."""
+    return [match.groups() for match in BLOCK.finditer(text)]
+
+
+class Reader:
+    """Does what a tutorial says: runs shell blocks, writes files, runs programs."""
+
+    def __init__(self, environment, replaced=()):
+        self._environment = environment
+        self._replaced = dict(replaced)
+        self.folder = environment.folder / "work"
+        self.folder.mkdir()
+        self.printed = []
+        self.seconds_to_pass = None
+
+    def read(self, text):
+        start = time.monotonic()
+        for words, language, code in steps(text):
+            for written, real in self._replaced.items():
+                code = code.replace(written, real)
+            if language == "bash":
+                self._shell(code)
+                if self.seconds_to_pass is None:
+                    self.seconds_to_pass = time.monotonic() - start
+            elif language == "python":
+                self._python(words, code)
+
+    def _shell(self, code):
+        done = self._environment.run(f"{code}\npwd > {self._environment.folder}/place", self.folder)
+        self.folder = Path((self._environment.folder / "place").read_text().strip())
+        self.printed.append(done.stdout)
+
+    def _python(self, words, code):
+        files = FILE.findall(words)
+        if files:
+            path = self.folder / files[-1]
+            before = f"{path.read_text()}\n\n" if "at the end of" in words else ""
+            path.write_text(before + code)
+            return
+        (self.folder / "use.py").write_text(code)
+        self.printed.append(self._environment.run("python use.py", self.folder).stdout)
+
+
+@pytest.fixture
+def new_reader(new_environment):
+    return lambda **replaced: Reader(new_environment(), **replaced)
+
+
+@pytest.mark.parametrize(
+    ("title", "kind", "name"),
+    [("Write a parser", "parser", "acme"), ("Write a model", "model", "acme-seed")],
+)
+def test_what_is_shown_is_what_is_written(title, kind, name):
+    written = render(kind, package_names(name))
+    for words, language, code in steps(section(PLUGINS, title)):
+        files = FILE.findall(words)
+        if language == "python" and files and "Replace" not in words:
+            assert code == written[files[-1]], files[-1]
+        if language == "toml":
+            assert code in written["pyproject.toml"]
+
+
+@pytest.mark.slow
+def test_the_parser(new_reader):
+    reader = new_reader()
+    reader.read(section(PLUGINS, "Write a parser"))
+    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
+    assert " passed" in reader.printed[0]
+    assert " passed" in reader.printed[1]
+    assert " 0 failed" in reader.printed[1]
+    answer = [line.partition("  # ")[2] for line in section(PLUGINS, "Write a parser").splitlines()]
+    assert reader.printed[2].splitlines() == [line for line in answer if line.endswith(".")]
+
+
+@pytest.mark.slow
+def test_the_processor(new_reader, tmp_path):
+    file = ROOT / "examples" / "plugin_minimal" / "tests" / "tiny.py"
+    spec = importlib.util.spec_from_file_location("tiny_llava", file)
+    tiny = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tiny)
+    copy = tmp_path / "REPOSITORY"
+    (copy / "examples").mkdir(parents=True)
+    replaced = {
+        "REPOSITORY/examples/plugin_minimal": str(copy / "examples" / "plugin_minimal"),
+        "checkpoints/llava-1.5-7b-hf": str(tiny.write_tiny_llava(tmp_path / "llava")),
+    }
+    shutil.copytree(file.parents[1], copy / "examples" / "plugin_minimal")
+    reader = new_reader(replaced=replaced)
+    reader.read(section(PROCESSORS, "Write a processor"))
+    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
+    assert " passed" in reader.printed[0]
+    assert " passed" in reader.printed[2]
+    assert " 0 failed" in reader.printed[2]
+    assert len(reader.printed) == 4  # an answer, whatever random weights say
+
+
+@pytest.mark.slow
+def test_the_model(new_reader):
+    reader = new_reader()
+    reader.read(section(PLUGINS, "Write a model"))
+    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
+    assert " passed" in reader.printed[0]
+    assert len(ast.literal_eval(reader.printed[1])) == 8
