@@ -29,6 +29,7 @@ LAYERS = (
     ("request",),
     ("plan", "forward"),
     ("hooks",),
+    ("native",),
     ("attention", "layers", "sampling", "weights"),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),

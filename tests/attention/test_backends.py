@@ -8,8 +8,10 @@ import torch
 from mmdeploy_llm.attention import select as selection
 from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.attention.flash import FlashAttention
+from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError
+from mmdeploy_llm.native import BuildError, load
 
 
 def dense(q, k, v, *, scale=None, window=None, softcap=None, spans=(), is_causal=True):
@@ -93,18 +95,29 @@ BATCHES = [
 ]
 
 
+@pytest.fixture(params=["reference", "native"])
+def backend(request):
+    """The backends that compute on the CPU."""
+    if request.param == "reference":
+        return ReferenceAttention()
+    try:
+        return NativeAttention(load())
+    except BuildError as error:
+        pytest.skip(f"no kernels on this machine: {error}")
+
+
 @pytest.mark.parametrize(("query_lens", "earlier"), BATCHES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
-def test_reference_equals_dense_attention(query_lens, earlier, heads, kv_heads):
+def test_equals_dense_attention(backend, query_lens, earlier, heads, kv_heads):
     case = Case(len(query_lens), query_lens, earlier, heads, kv_heads)
-    context = ReferenceAttention().begin(case.layout, case.cache)
+    context = backend.begin(case.layout, case.cache)
     out = context.attend(0, case.q, case.k, case.v)
     torch.testing.assert_close(out.double(), case.expected(), atol=1e-5, rtol=1e-5)
 
 
-def test_new_keys_and_values_lie_in_their_slots():
+def test_new_keys_and_values_lie_in_their_slots(backend):
     case = Case(3, [1, 6], [4, 2])
-    ReferenceAttention().begin(case.layout, case.cache).attend(0, case.q, case.k, case.v)
+    backend.begin(case.layout, case.cache).attend(0, case.q, case.k, case.v)
     assert torch.equal(case.cache.keys[0].flatten(0, 1)[case.layout.slots], case.k)
     assert torch.equal(case.cache.values[0].flatten(0, 1)[case.layout.slots], case.v)
 
@@ -138,9 +151,9 @@ SPANS = [  # (query_lens, earlier, spans): whole, behind a prefix hit inside the
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("query_lens", "earlier"), BATCHES)
-def test_reference_with_options_equals_dense_attention(query_lens, earlier, options):
+def test_options_equal_dense_attention(backend, query_lens, earlier, options):
     case = Case(len(query_lens), query_lens, earlier)
-    context = ReferenceAttention().begin(case.layout, case.cache)
+    context = backend.begin(case.layout, case.cache)
     for _ in range(2):  # the second layer of a window finds its index tensors made
         out = context.attend(0, case.q, case.k, case.v, **options)
         torch.testing.assert_close(out.double(), case.expected(**options), atol=1e-5, rtol=1e-5)
@@ -148,9 +161,9 @@ def test_reference_with_options_equals_dense_attention(query_lens, earlier, opti
 
 @pytest.mark.parametrize("options", [{}, *OPTIONS])
 @pytest.mark.parametrize(("query_lens", "earlier", "spans"), SPANS)
-def test_reference_lets_tokens_of_a_span_see_each_other(query_lens, earlier, spans, options):
+def test_tokens_of_a_span_see_each_other(backend, query_lens, earlier, spans, options):
     case = Case(7, query_lens, earlier, spans=spans)
-    context = ReferenceAttention().begin(case.layout, case.cache)
+    context = backend.begin(case.layout, case.cache)
     out = context.attend(0, case.q, case.k, case.v, **options)
     torch.testing.assert_close(out.double(), case.expected(**options), atol=1e-5, rtol=1e-5)
 

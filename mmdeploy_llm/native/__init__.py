@@ -1,0 +1,11 @@
+"""C++ kernels for the CPU: what torch has no single operation for.
+
+    kernels.cpp --compiler, once--> a library in the user's cache --ctypes--> Kernels
+
+Without a compiler there are no kernels, and the plain torch paths compute the same.
+"""
+
+from .build import BuildError, Level, build, cpu_level
+from .kernels import Kernels, Sequences, load
+
+__all__ = ["BuildError", "Kernels", "Level", "Sequences", "build", "cpu_level", "load"]

@@ -1,0 +1,102 @@
+"""Builds the library: a few seconds, once for each version of the sources, the flags and the
+compiler; then it lies in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+
+import torch
+
+SOURCES = Path(__file__).parent / "src"
+MAIN = "kernels.cpp"
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+TIMEOUT = 120.0  # seconds
+
+
+class Level(Enum):
+    """What the processor can do, and the compiler flags that let it."""
+
+    AVX512_BF16 = (
+        "-march=x86-64-v4",
+        "-mavx512bf16",
+        "-mavx512vnni",
+        "-mprefer-vector-width=512",
+    )
+    AVX512 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+    AVX2 = ("-march=x86-64-v3",)
+    PORTABLE = ()
+
+
+class BuildError(Exception):
+    """The library cannot be built here; the text says why."""
+
+
+def cpu_level() -> Level:
+    """The best level that this processor has."""
+    has = {name: bool(value) for name, value in torch.cpu.get_capabilities().items()}
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return Level.PORTABLE
+    if has.get("avx512_f") and has.get("avx512_bf16") and has.get("avx512_vnni"):
+        return Level.AVX512_BF16
+    if has.get("avx512_f"):
+        return Level.AVX512
+    return Level.AVX2 if has.get("avx2") else Level.PORTABLE
+
+
+def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
+    """The library for `level`, from `cache` or built into it. flags: further ones.
+
+    Several processes may build at once: each writes a file of its own and renames it. Raises
+    BuildError.
+    """
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
+    command = [compiler, *FLAGS, *level.value, *flags]
+    path = cache / f"kernels-{_digest(command)}.so"
+    if not path.exists():
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=cache) as folder:
+                _compile(command, Path(folder)).replace(path)
+        except OSError as error:
+            raise BuildError(f"the kernels cannot be written to {cache}: {error}") from error
+    return path
+
+
+def _compile(command: Sequence[str], folder: Path) -> Path:
+    """Compiled with OpenMP and linked without its runtime: torch's own is found when the library
+    is loaded."""
+    built, library = folder / "kernels.o", folder / "kernels.so"
+    _run([*command, "-c", str(SOURCES / MAIN), "-o", str(built)])
+    linking = [flag for flag in command[1:] if flag.startswith("-fsanitize")]
+    _run([command[0], "-shared", *linking, str(built), "-o", str(library)])
+    return library
+
+
+def _run(command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} did not run: {error}") from error
+    if done.returncode:
+        raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
+
+
+def _digest(command: Sequence[str]) -> str:
+    """Names the result: sources, flags, and the compiler as it is now."""
+    digest = hashlib.blake2b(repr(command).encode(), digest_size=12)
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    stat = os.stat(command[0])
+    digest.update(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,269 @@
+"""The library's functions on tensors. Shapes: T tokens, H query heads, K key/value heads, D head
+size, B sequences, N blocks, P tokens in a block."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .build import BuildError, build, cpu_level
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+INT8 = 2
+MAX_HEAD_DIM = 256
+
+
+class _AttentionArgs(Structure):
+    """As in attention.h."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("q_stride", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("kv_stride", c_int64),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("out", c_void_p),
+        ("block_tables", c_void_p),
+        ("table_stride", c_int64),
+        ("block_size", c_int64),
+        ("query_starts", c_void_p),
+        ("first_seen", c_void_p),
+        ("behind_seen", c_void_p),
+        ("num_sequences", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("num_threads", c_int32),
+    )
+
+
+SIGNATURES = {
+    "mm_rms_norm": (
+        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32
+    ),
+    "mm_silu_mul": (
+        c_int32, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32
+    ),
+    "mm_rotate": (
+        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int32,
+        c_int32,
+    ),
+    "mm_attend": (c_int32, c_int32, POINTER(_AttentionArgs)),
+    "mm_write_cache": (
+        c_int32, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
+        c_int64, c_int32,
+    ),
+    "mm_pack_s8": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_linear_s8": (
+        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
+        c_int64, c_int32,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """Which keys the tokens of a call see.
+
+    query_starts: [B + 1] int64, the first token of each sequence. first_seen, behind_seen: [T]
+    int64, of the sequence's keys. block_tables: [B, M] int32; None when the keys lie in one piece,
+    beside the queries.
+    """
+
+    query_starts: Tensor
+    first_seen: Tensor
+    behind_seen: Tensor
+    block_tables: Tensor | None = None
+
+
+class Kernels:
+    """One loaded library. Tensors are float32 or bf16 on the CPU, unless said otherwise.
+
+    Methods check nothing that `takes` has answered. Each runs on torch's threads, as many as
+    torch.get_num_threads says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises BuildError when the library or torch's OpenMP runtime cannot be loaded."""
+        try:
+            for runtime in _openmp_runtimes():
+                ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BuildError(f"the kernels cannot be loaded: {error}") from error
+        for name, types in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
+        self._library = library
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Whether the kernels compute on tensors like these: on the CPU, of one dtype, with
+        channels side by side."""
+        dtype = tensors[0].dtype
+        return dtype in DTYPES and all(
+            x.is_cpu and x.dtype is dtype and x.stride(-1) == 1 for x in tensors
+        )
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """norm(x) * weight of rows [T, size]; with a residual [T, size], which becomes
+        residual + x, of that."""
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._library.mm_rms_norm(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            None if residual is None else residual.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            eps,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up, both [T, size]."""
+        out = torch.empty(gate.shape, dtype=gate.dtype)
+        self._library.mm_silu_mul(
+            DTYPES[gate.dtype],
+            gate.data_ptr(),
+            gate.stride(0),
+            up.data_ptr(),
+            up.stride(0),
+            out.data_ptr(),
+            gate.shape[0],
+            gate.shape[1],
+            torch.get_num_threads(),
+        )
+        return out
+
+    def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
+        """Turns the first 2 R channels of every head of `x` [T, heads, D] in place. cosines, sines:
+        [T, R] float32, contiguous."""
+        self._library.mm_rotate(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[1],
+            x.stride(1),
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            x.shape[0],
+            cosines.shape[1],
+            is_interleaved,
+            torch.get_num_threads(),
+        )
+
+    def write_cache(
+        self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
+    ) -> None:
+        """`rows` [T, K, D] to their slots [T] int64 of `cache` [N, P, K, D]: of the same dtype, or
+        int8 with `scales` [N, P, K] float32."""
+        self._library.mm_write_cache(
+            DTYPES[rows.dtype],
+            INT8 if scales is not None else DTYPES[cache.dtype],
+            rows.data_ptr(),
+            rows.stride(0),
+            cache.data_ptr(),
+            None if scales is None else scales.data_ptr(),
+            slots.data_ptr(),
+            *rows.shape,
+            torch.get_num_threads(),
+        )
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        sequences: Sequences,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of `q` [T, H, D] as [T, H, D]. keys, values: pages [N, P, K, D] of the same
+        dtype (or int8, with scales [N, P, K]), or [T, K, D] in one piece."""
+        out = torch.empty(q.shape, dtype=q.dtype)
+        tables = sequences.block_tables
+        args = _AttentionArgs(
+            q=q.data_ptr(),
+            q_stride=q.stride(0),
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            kv_stride=keys.stride(-3),
+            key_scales=None if key_scales is None else key_scales.data_ptr(),
+            value_scales=None if value_scales is None else value_scales.data_ptr(),
+            out=out.data_ptr(),
+            block_tables=None if tables is None else tables.data_ptr(),
+            table_stride=0 if tables is None else tables.stride(0),
+            block_size=0 if tables is None else keys.shape[1],
+            query_starts=sequences.query_starts.data_ptr(),
+            first_seen=sequences.first_seen.data_ptr(),
+            behind_seen=sequences.behind_seen.data_ptr(),
+            num_sequences=sequences.query_starts.shape[0] - 1,
+            num_heads=q.shape[1],
+            num_kv_heads=keys.shape[-2],
+            head_dim=q.shape[2],
+            scale=scale,
+            softcap=softcap or 0.0,
+            num_threads=torch.get_num_threads(),
+        )
+        cache_dtype = INT8 if key_scales is not None else DTYPES[keys.dtype]
+        self._library.mm_attend(DTYPES[q.dtype], cache_dtype, byref(args))
+        return out
+
+    def pack_s8(self, weight: Tensor) -> Tensor:
+        """int8 `weight` [n, k], contiguous, as `linear_s8` reads it."""
+        n, k = weight.shape
+        packed = torch.empty(-(-n // 64), -(-k // 4), 64, 4, dtype=torch.uint8)
+        self._library.mm_pack_s8(
+            weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
+        )
+        return packed
+
+    def linear_s8(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        """`x` [T, k] quantized row by row, times the packed weights -> [T, n]. scales: [n] float32,
+        of the rows of the weights. bias: [n] of x's dtype."""
+        out = torch.empty(x.shape[0], scales.shape[0], dtype=x.dtype)
+        self._library.mm_linear_s8(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            packed.data_ptr(),
+            scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            scales.shape[0],
+            x.shape[1],
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def _openmp_runtimes() -> list[str]:
+    """The OpenMP libraries in torch's wheel; none where torch uses the system's."""
+    root = Path(torch.__file__).parent
+    folders = (root / "lib", root.parent / "torch.libs")
+    return [str(path) for folder in folders for path in sorted(folder.glob("libgomp*.so*"))]
+
+
+def load(cache: Path | None = None) -> Kernels:
+    """The kernels for this processor, built on first use into `cache` (by default in the user's
+    home). Raises BuildError."""
+    folder = Path.home() / ".cache" / "mmdeploy_llm" if cache is None else cache
+    return Kernels(build(cpu_level(), folder))

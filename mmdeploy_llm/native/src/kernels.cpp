@@ -1,0 +1,121 @@
+// The functions that Python calls, by name. dtype: 0 is float, 1 is bf16. All pointers are to host
+// memory, all strides count values; nothing is checked here, the caller does.
+#include <algorithm>
+#include <cstdint>
+
+#include "attention.h"
+#include "gemm_s8.h"
+#include "numbers.h"
+#include "rows.h"
+
+using mm::bf16;
+
+namespace {
+
+constexpr int32_t FLOAT = 0;
+
+// cache_dtype: as dtype, or 2 for int8.
+template <typename T>
+void attend_over(const mm::AttentionArgs& args, int32_t cache_dtype) {
+    if (cache_dtype == 2) {
+        mm::attend<T, int8_t>(args);
+    } else {
+        mm::attend<T, T>(args);
+    }
+}
+
+template <typename T>
+void write_to(const void* rows, int64_t row_stride, void* cache, float* scales,
+              const int64_t* slots, int64_t tokens, int64_t num_kv_heads, int64_t head_dim,
+              int32_t cache_dtype, int32_t num_threads) {
+    const T* from = static_cast<const T*>(rows);
+    if (cache_dtype == 2) {
+        mm::write_cache(from, row_stride, static_cast<int8_t*>(cache), scales, slots, tokens,
+                        num_kv_heads, head_dim, num_threads);
+    } else {
+        mm::write_cache(from, row_stride, static_cast<T*>(cache), scales, slots, tokens,
+                        num_kv_heads, head_dim, num_threads);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+void mm_rms_norm(int32_t dtype, const void* x, int64_t x_stride, void* residual,
+                 const void* weight, void* out, int64_t rows, int64_t size, float eps,
+                 int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::rms_norm(static_cast<const float*>(x), x_stride, static_cast<float*>(residual),
+                     static_cast<const float*>(weight), static_cast<float*>(out), rows, size, eps,
+                     num_threads);
+    } else {
+        mm::rms_norm(static_cast<const bf16*>(x), x_stride, static_cast<bf16*>(residual),
+                     static_cast<const bf16*>(weight), static_cast<bf16*>(out), rows, size, eps,
+                     num_threads);
+    }
+}
+
+void mm_silu_mul(int32_t dtype, const void* gate, int64_t gate_stride, const void* up,
+                 int64_t up_stride, void* out, int64_t rows, int64_t size, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::silu_mul(static_cast<const float*>(gate), gate_stride, static_cast<const float*>(up),
+                     up_stride, static_cast<float*>(out), rows, size, num_threads);
+    } else {
+        mm::silu_mul(static_cast<const bf16*>(gate), gate_stride, static_cast<const bf16*>(up),
+                     up_stride, static_cast<bf16*>(out), rows, size, num_threads);
+    }
+}
+
+void mm_rotate(int32_t dtype, void* x, int64_t row_stride, int64_t heads, int64_t head_stride,
+               const float* cosines, const float* sines, int64_t rows, int64_t pairs,
+               int32_t is_interleaved, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::rotate(static_cast<float*>(x), row_stride, heads, head_stride, cosines, sines, rows,
+                   pairs, is_interleaved != 0, num_threads);
+    } else {
+        mm::rotate(static_cast<bf16*>(x), row_stride, heads, head_stride, cosines, sines, rows,
+                   pairs, is_interleaved != 0, num_threads);
+    }
+}
+
+void mm_attend(int32_t dtype, int32_t cache_dtype, const mm::AttentionArgs* args) {
+    if (dtype == FLOAT) {
+        attend_over<float>(*args, cache_dtype);
+    } else {
+        attend_over<bf16>(*args, cache_dtype);
+    }
+}
+
+void mm_write_cache(int32_t dtype, int32_t cache_dtype, const void* rows, int64_t row_stride,
+                    void* cache, float* scales, const int64_t* slots, int64_t tokens,
+                    int64_t num_kv_heads, int64_t head_dim, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        write_to<float>(rows, row_stride, cache, scales, slots, tokens, num_kv_heads, head_dim,
+                        cache_dtype, num_threads);
+    } else {
+        write_to<bf16>(rows, row_stride, cache, scales, slots, tokens, num_kv_heads, head_dim,
+                       cache_dtype, num_threads);
+    }
+}
+
+void mm_pack_s8(const int8_t* weights, int64_t n, int64_t k, uint8_t* packed,
+                int32_t num_threads) {
+    mm::pack_s8(weights, n, k, packed, num_threads);
+}
+
+void mm_linear_s8(int32_t dtype, const void* x, int64_t x_stride, const uint8_t* packed,
+                  const float* scales, const void* bias, void* out, int64_t rows, int64_t n,
+                  int64_t k, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::linear_s8(static_cast<const float*>(x), x_stride, packed, scales,
+                      static_cast<const float*>(bias), static_cast<float*>(out), rows, n, k,
+                      num_threads);
+    } else {
+        mm::linear_s8(static_cast<const bf16*>(x), x_stride, packed, scales,
+                      static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
+                      num_threads);
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,71 @@
+// Number formats: values are read as float, computed in float, and rounded to nearest even when
+// they are stored, as torch does. Loops over these functions are vectorised by the compiler.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace mm {
+
+struct bf16 {
+    uint16_t bits;
+};
+
+inline float bits_to_float(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline uint32_t float_to_bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+inline float load(float value) { return value; }
+inline float load(bf16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
+
+template <typename T>
+inline T store(float value);
+
+template <>
+inline float store<float>(float value) {
+    return value;
+}
+
+template <>
+inline bf16 store<bf16>(float value) {
+    const uint32_t bits = float_to_bits(value);
+    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    return bf16{uint16_t(is_nan ? 0x7fc0 : rounded)};
+}
+
+// The value that a T holds after `value` was stored in it.
+template <typename T>
+inline float rounded(float value) {
+    return load(store<T>(value));
+}
+
+// exp(x) to 2 units in the last place; 0 and infinity where the result is no normal number.
+// Cephes' polynomial of degree 5 on [-ln 2 / 2, ln 2 / 2].
+inline float fast_exp(float x) {
+    const float limited = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
+    const float n = std::floor(limited * 1.44269504088896341f + 0.5f);
+    const float r = (limited - n * 0.693359375f) + n * 2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    const float power = bits_to_float(uint32_t(int32_t(n) + 127) << 23);
+    return x < -87.3f ? 0.0f : (x > 88.3f ? INFINITY : y * power);
+}
+
+inline float fast_tanh(float x) { return 1.0f - 2.0f / (fast_exp(2.0f * x) + 1.0f); }
+
+}  // namespace mm

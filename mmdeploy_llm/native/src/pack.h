@@ -1,0 +1,104 @@
+// Keys and values of a tile, laid out for the products of dot.h.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "dot.h"
+#include "numbers.h"
+
+namespace mm {
+
+inline int64_t round_up(int64_t value, int64_t multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+#ifdef MM_HAS_BF16_DOT
+
+// 16 rows of 16 dwords each -> 16 columns. in, out: strides in dwords.
+inline void transpose_16(const uint32_t* const* rows, int64_t first, uint32_t* out,
+                         int64_t out_stride) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i] + first);
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    // Register 4 g + c holds, in its 128-bit lane l, column 4 l + c of rows 4 g .. 4 g + 3.
+    for (int c = 0; c < 4; ++c) {
+        const __m512i low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);
+        const __m512i high = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
+        const __m512i low2 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+        const __m512i high2 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+        _mm512_storeu_si512(out + c * out_stride, _mm512_shuffle_i32x4(low, low2, 0x88));
+        _mm512_storeu_si512(out + (4 + c) * out_stride, _mm512_shuffle_i32x4(high, high2, 0x88));
+        _mm512_storeu_si512(out + (8 + c) * out_stride, _mm512_shuffle_i32x4(low, low2, 0xdd));
+        _mm512_storeu_si512(out + (12 + c) * out_stride, _mm512_shuffle_i32x4(high, high2, 0xdd));
+    }
+}
+
+#endif
+
+// rows[0 .. count] of `depth` channels -> [depth / 2][columns][2], columns a multiple of 16 that is
+// not less than count. Columns without a row hold those of some other row: their results are not
+// used.
+template <typename T>
+inline void pack_keys(const T* const* rows, int64_t count, int64_t depth, T* packed,
+                      int64_t columns) {
+    int64_t pair = 0;
+#ifdef MM_HAS_BF16_DOT
+    if constexpr (sizeof(T) == 2) {
+        for (; pair + 16 <= depth / 2; pair += 16) {
+            for (int64_t column = 0; column < columns; column += 16) {
+                const uint32_t* sixteen[16];
+                for (int64_t i = 0; i < 16; ++i) {
+                    const int64_t row = column + i < count ? column + i : count - 1;
+                    sixteen[i] = reinterpret_cast<const uint32_t*>(rows[row]);
+                }
+                uint32_t* out = reinterpret_cast<uint32_t*>(packed) + pair * columns + column;
+                transpose_16(sixteen, pair, out, columns);
+            }
+        }
+    }
+#endif
+    for (; pair < depth / 2; ++pair) {
+        T* out = packed + pair * columns * 2;
+        for (int64_t column = 0; column < columns; ++column) {
+            const T* row = rows[column < count ? column : count - 1];
+            out[column * 2] = row[pair * 2];
+            out[column * 2 + 1] = row[pair * 2 + 1];
+        }
+    }
+}
+
+// rows[0 .. count] of `depth` channels -> [ceil(count / 2)][columns][2], columns = depth rounded up
+// to 16; what has no value is 0.
+template <typename T>
+inline void pack_values(const T* const* rows, int64_t count, int64_t depth, T* packed,
+                        int64_t columns) {
+    for (int64_t pair = 0; pair < (count + 1) / 2; ++pair) {
+        T* out = packed + pair * columns * 2;
+        const T* first = rows[pair * 2];
+        if (pair * 2 + 1 < count) {
+            const T* second = rows[pair * 2 + 1];
+            for (int64_t c = 0; c < depth; ++c) {
+                out[c * 2] = first[c];
+                out[c * 2 + 1] = second[c];
+            }
+        } else {
+            for (int64_t c = 0; c < depth; ++c) {
+                out[c * 2] = first[c];
+                out[c * 2 + 1] = store<T>(0.0f);
+            }
+        }
+        if (columns > depth) std::memset(out + depth * 2, 0, (columns - depth) * 2 * sizeof(T));
+    }
+}
+
+}  // namespace mm

@@ -1,0 +1,51 @@
+// One way to run a loop on several threads: OpenMP's pool, which is torch's own (the library is
+// linked without a runtime of its own and finds the one that torch has loaded). A second pool would
+// spin beside it on the same cores. With MM_STD_THREADS, for checkers that do not know OpenMP, each
+// loop has threads of its own.
+#pragma once
+
+#include <cstdint>
+
+#ifdef MM_STD_THREADS
+#include <atomic>
+#include <thread>
+#include <vector>
+#endif
+
+namespace mm {
+
+// body(i) for every i in 0 .. num; `num_threads` at most at once, in any order.
+template <typename Body>
+void parallel_for(int64_t num, int num_threads, const Body& body) {
+    if (num <= 1 || num_threads <= 1) {
+        for (int64_t i = 0; i < num; ++i) body(i);
+        return;
+    }
+#ifdef MM_STD_THREADS
+    std::atomic<int64_t> next{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < num_threads; ++t) {
+        threads.emplace_back([&] {
+            for (int64_t i = next++; i < num; i = next++) body(i);
+        });
+    }
+    for (auto& thread : threads) thread.join();
+#else
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
+    for (int64_t i = 0; i < num; ++i) body(i);
+#endif
+}
+
+// body(begin, end) for parts of 0 .. num, a few per thread.
+template <typename Body>
+void parallel_parts(int64_t num, int num_threads, const Body& body) {
+    const int64_t parts = num_threads <= 1 ? 1 : int64_t(num_threads) * 4;
+    const int64_t step = (num + parts - 1) / parts;
+    if (step == 0) return;
+    parallel_for((num + step - 1) / step, num_threads, [&](int64_t part) {
+        const int64_t begin = part * step;
+        body(begin, begin + step < num ? begin + step : num);
+    });
+}
+
+}  // namespace mm

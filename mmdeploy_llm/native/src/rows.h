@@ -1,0 +1,85 @@
+// Work on the rows of a step: norm with residual, gated activation, rotary embedding.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "numbers.h"
+#include "parallel.h"
+
+namespace mm {
+
+// out = norm(x + residual) * weight, residual += x; without a residual out = norm(x) * weight. The
+// normed value is rounded to T before it is weighted, as transformers' modules do.
+template <typename T>
+void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out, int64_t rows,
+              int64_t size, float eps, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* in = x + row * x_stride;
+            T* sum = residual == nullptr ? nullptr : residual + row * size;
+            T* result = out + row * size;
+            float squares = 0.0f;
+            if (sum != nullptr) {
+#pragma omp simd
+                for (int64_t c = 0; c < size; ++c) sum[c] = store<T>(load(in[c]) + load(sum[c]));
+                in = sum;
+            }
+#pragma omp simd reduction(+ : squares)
+            for (int64_t c = 0; c < size; ++c) squares += load(in[c]) * load(in[c]);
+            const float scale = 1.0f / std::sqrt(squares / float(size) + eps);
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) {
+                result[c] = store<T>(rounded<T>(load(in[c]) * scale) * load(weight[c]));
+            }
+        }
+    });
+}
+
+// out = silu(gate) * up.
+template <typename T>
+void silu_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride, T* out,
+              int64_t rows, int64_t size, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* g = gate + row * gate_stride;
+            const T* u = up + row * up_stride;
+            T* result = out + row * size;
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) {
+                const float value = load(g[c]);
+                const float activated = rounded<T>(value / (1.0f + fast_exp(-value)));
+                result[c] = store<T>(activated * load(u[c]));
+            }
+        }
+    });
+}
+
+// Turns the first 2 * pairs channels of every head of x [rows, heads, head_dim] in place.
+// cosines, sines: [rows, pairs]. Pairs of channels are (c, c + pairs), or (2 c, 2 c + 1).
+template <typename T>
+void rotate(T* x, int64_t row_stride, int64_t heads, int64_t head_stride, const float* cosines,
+            const float* sines, int64_t rows, int64_t pairs, bool is_interleaved,
+            int num_threads) {
+    const int64_t step = is_interleaved ? 2 : 1;
+    const int64_t across = is_interleaved ? 1 : pairs;
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const float* cosine = cosines + row * pairs;
+            const float* sine = sines + row * pairs;
+            for (int64_t head = 0; head < heads; ++head) {
+                T* first = x + row * row_stride + head * head_stride;
+#pragma omp simd
+                for (int64_t c = 0; c < pairs; ++c) {
+                    T* a = first + c * step;
+                    T* b = a + across;
+                    const float low = load(*a), high = load(*b);
+                    *a = store<T>(low * cosine[c] - high * sine[c]);
+                    *b = store<T>(high * cosine[c] + low * sine[c]);
+                }
+            }
+        }
+    });
+}
+
+}  // namespace mm

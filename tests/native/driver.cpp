@@ -1,0 +1,130 @@
+// Calls every kernel on random shapes, in memory that is exactly as large as it must be, for a
+// build with a sanitizer. Prints "clean" at its end.
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "kernels.cpp"
+
+namespace {
+
+std::mt19937 generator(1);
+
+int64_t between(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(generator);
+}
+
+template <typename T>
+std::vector<T> random_values(int64_t size) {
+    std::vector<T> values(size);
+    std::normal_distribution<float> normal;
+    for (T& value : values) value = mm::store<T>(normal(generator));
+    return values;
+}
+
+template <typename T>
+void run_rows(int32_t dtype, int32_t threads) {
+    const int64_t rows = between(1, 70), size = between(1, 200), stride = size + between(0, 9);
+    auto x = random_values<T>(rows * stride), residual = random_values<T>(rows * size);
+    auto weight = random_values<T>(size);
+    std::vector<T> out(rows * size);
+    mm_rms_norm(dtype, x.data(), stride, residual.data(), weight.data(), out.data(), rows, size,
+                1e-6f, threads);
+    mm_rms_norm(dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f,
+                threads);
+    mm_silu_mul(dtype, x.data(), stride, residual.data(), size, out.data(), rows, size, threads);
+    const int64_t heads = between(1, 5), pairs = between(1, 40);
+    auto turned = random_values<T>(rows * heads * pairs * 2);
+    auto angles = random_values<float>(rows * pairs);
+    for (int32_t is_interleaved : {0, 1}) {
+        mm_rotate(dtype, turned.data(), heads * pairs * 2, heads, pairs * 2, angles.data(),
+                  angles.data(), rows, pairs, is_interleaved, threads);
+    }
+}
+
+template <typename T, typename C>
+void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
+    const int64_t kv_heads = between(1, 3), heads = kv_heads * between(1, 8);
+    const int64_t head_dim = 2 * between(1, 64), block_size = between(1, 80);
+    const int64_t sequences = between(1, 4), blocks_each = between(1, 5);
+    const int64_t blocks = sequences * blocks_each, slots_each = blocks_each * block_size;
+    std::vector<C> keys(blocks * block_size * kv_heads * head_dim), values(keys.size());
+    std::vector<float> scales(blocks * block_size * kv_heads), other_scales(scales.size());
+    std::vector<int32_t> tables(blocks);
+    for (int64_t i = 0; i < blocks; ++i) tables[i] = int32_t(blocks - 1 - i);
+    std::vector<int64_t> starts{0}, first, behind, slots;
+    for (int64_t s = 0; s < sequences; ++s) {
+        const int64_t context = between(1, slots_each), count = between(1, context);
+        for (int64_t i = context - count; i < context; ++i) {
+            first.push_back(between(0, i));
+            behind.push_back(between(i + 1, context));
+        }
+        starts.push_back(starts.back() + count);
+    }
+    const int64_t tokens = starts.back();
+    for (int64_t slot = 0; slot < blocks * block_size; ++slot) slots.push_back(slot);
+    auto rows = random_values<T>(int64_t(slots.size()) * kv_heads * head_dim);
+    for (auto* cache : {&keys, &values}) {
+        mm_write_cache(dtype, cache_dtype, rows.data(), kv_heads * head_dim, cache->data(),
+                       (cache == &keys ? scales : other_scales).data(), slots.data(),
+                       int64_t(slots.size()), kv_heads, head_dim, threads);
+    }
+    auto q = random_values<T>(tokens * heads * head_dim);
+    std::vector<T> out(q.size());
+    mm::AttentionArgs args{};
+    args.q = q.data();
+    args.q_stride = heads * head_dim;
+    args.keys = keys.data();
+    args.values = values.data();
+    args.kv_stride = kv_heads * head_dim;
+    args.key_scales = scales.data();
+    args.value_scales = other_scales.data();
+    args.out = out.data();
+    args.block_tables = tables.data();
+    args.table_stride = blocks_each;
+    args.block_size = block_size;
+    args.query_starts = starts.data();
+    args.first_seen = first.data();
+    args.behind_seen = behind.data();
+    args.num_sequences = sequences;
+    args.num_heads = heads;
+    args.num_kv_heads = kv_heads;
+    args.head_dim = head_dim;
+    args.scale = 0.1f;
+    args.softcap = between(0, 1) ? 3.0f : 0.0f;
+    args.num_threads = threads;
+    mm_attend(dtype, cache_dtype, &args);
+}
+
+template <typename T>
+void run_linear(int32_t dtype, int32_t threads) {
+    const int64_t rows = between(1, 120), n = between(1, 200), k = between(1, 90);
+    std::vector<int8_t> weights(n * k);
+    for (int8_t& weight : weights) weight = int8_t(between(-127, 127));
+    std::vector<uint8_t> packed((n + 63) / 64 * ((k + 3) / 4) * 256);
+    mm_pack_s8(weights.data(), n, k, packed.data(), threads);
+    auto x = random_values<T>(rows * k), bias = random_values<T>(n);
+    auto scales = random_values<float>(n);
+    std::vector<T> out(rows * n);
+    mm_linear_s8(dtype, x.data(), k, packed.data(), scales.data(), bias.data(), out.data(), rows,
+                 n, k, threads);
+    mm_linear_s8(dtype, x.data(), k, packed.data(), scales.data(), nullptr, out.data(), rows, n, k,
+                 threads);
+}
+
+}  // namespace
+
+int main() {
+    for (int round = 0; round < 40; ++round) {
+        const int32_t threads = int32_t(between(1, 4));
+        run_rows<float>(0, threads);
+        run_rows<bf16>(1, threads);
+        run_attention<float, float>(0, 0, threads);
+        run_attention<bf16, bf16>(1, 1, threads);
+        run_attention<float, int8_t>(0, 2, threads);
+        run_attention<bf16, int8_t>(1, 2, threads);
+        run_linear<float>(0, threads);
+        run_linear<bf16>(1, threads);
+    }
+    std::puts("clean");
+}

@@ -1,0 +1,89 @@
+"""Building and loading the library."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmdeploy_llm.native import BuildError, Kernels, Level, build, cpu_level, load
+from mmdeploy_llm.native.build import COMPILERS, FLAGS, SOURCES
+
+DRIVER = Path(__file__).parent / "driver.cpp"
+
+
+def compiler():
+    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no C++ compiler on this machine")
+    return found
+
+
+def test_built_once(tmp_path):
+    compiler()
+    path = build(Level.PORTABLE, tmp_path)
+    before = path.stat()
+    assert build(Level.PORTABLE, tmp_path) == path
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
+def test_without_a_compiler(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler \(c\+\+, g\+\+, clang\+\+\)"):
+        load(tmp_path)
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path):
+    compiler()
+    with pytest.raises(BuildError, match="no-such-option"):
+        build(Level.PORTABLE, tmp_path, ("-no-such-option",))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    compiler()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BuildError, match="cannot be written"):
+        build(cpu_level(), tmp_path / "file" / "cache")
+
+
+def test_a_library_of_something_else(tmp_path):
+    path = tmp_path / "broken.so"
+    path.write_bytes(b"not a library")
+    with pytest.raises(BuildError, match="cannot be loaded"):
+        Kernels(path)
+
+
+def test_one_openmp_runtime(tmp_path):
+    """A second one would spin on the same cores."""
+    compiler()
+    program = (
+        "import torch, pathlib, sys\n"
+        "from mmdeploy_llm.native import load\n"
+        "load(pathlib.Path(sys.argv[1]))\n"
+        "maps = pathlib.Path('/proc/self/maps').read_text().split()\n"
+        "print(len({path for path in maps if 'libgomp' in path or 'libomp' in path}))"
+    )
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("the loaded libraries are listed on Linux alone")
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [Level.PORTABLE, Level.AVX2, Level.AVX512_BF16], ids=str)
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
+    """All kernels over random shapes, with threads that the sanitizer knows."""
+    if list(Level).index(level) < list(Level).index(cpu_level()):
+        pytest.skip(f"this processor has no {level.name}")
+    program = tmp_path / "driver"
+    flags = [flag for flag in (*FLAGS, *level.value) if flag != "-fopenmp"]
+    own = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O1", "-pthread"]
+    command = [compiler(), *flags, "-DMM_STD_THREADS", *own, f"-I{SOURCES}", str(DRIVER)]
+    subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]

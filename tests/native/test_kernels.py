@@ -1,0 +1,211 @@
+"""Every kernel against the plain torch path, over random shapes."""
+
+import itertools
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmdeploy_llm.layers.norm import _rms_norm
+from mmdeploy_llm.layers.rotary import HalfSplitRope, InterleavedRope
+from mmdeploy_llm.native import Sequences
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = [(1, 1), (1, 64), (3, 17), (64, 96), (65, 100), (200, 896)]
+
+
+def tolerance(dtype):
+    """bf16 has 8 bits; where sums were taken in another order the last one may differ."""
+    return {"atol": 2e-6, "rtol": 2e-6} if dtype is torch.float32 else {"atol": 0, "rtol": 2**-7}
+
+
+def values(*shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return (torch.randn(*shape, generator=generator) * 3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), SHAPES)
+def test_rms_norm(kernels, dtype, rows, size):
+    x, residual = (values(rows, size, dtype=dtype, seed=seed) for seed in (1, 2))
+    weight = values(size, dtype=dtype)
+    found = kernels.rms_norm(x, weight, 1e-6)
+    torch.testing.assert_close(found, _rms_norm(x, weight, 1e-6), **tolerance(dtype))
+    total = residual + x
+    found = kernels.rms_norm(x, weight, 1e-6, residual)
+    assert torch.equal(residual, total)
+    torch.testing.assert_close(found, _rms_norm(total, weight, 1e-6), **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_of_rows_of_a_wider_tensor(kernels, dtype):
+    wide = values(7, 40, dtype=dtype)
+    weight = values(24, dtype=dtype)
+    found = kernels.rms_norm(wide[:, 8:32], weight, 1e-5)
+    expected = _rms_norm(wide[:, 8:32].clone(), weight, 1e-5)
+    torch.testing.assert_close(found, expected, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), SHAPES)
+def test_silu_mul(kernels, dtype, rows, size):
+    gate, up = values(rows, 2 * size, dtype=dtype).mul(4).chunk(2, -1)
+    found = kernels.silu_mul(gate, up)
+    torch.testing.assert_close(found, F.silu(gate) * up, **tolerance(dtype))
+
+
+def test_silu_of_the_largest_values(kernels):
+    gate = torch.tensor([[-1e30, -200.0, -88.0, 0.0, 88.0, 1e30, float("inf"), float("nan")]])
+    found = kernels.silu_mul(gate, torch.ones_like(gate))
+    torch.testing.assert_close(found, F.silu(gate), atol=1e-30, rtol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rope", [HalfSplitRope, InterleavedRope])
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 10), (5, 64), (2, 80), (16, 128)])
+def test_rotate(kernels, dtype, rope, heads, head_dim):
+    x = values(33, heads + 2, head_dim, dtype=dtype)
+    angles = values(33, head_dim // 2, dtype=torch.float32)
+    cosines, sines = angles.cos(), angles.sin()
+    turned = rope(cosines, sines).rotate(x[:, :heads].clone())
+    kept = x[:, heads:].clone()
+    kernels.rotate(x[:, :heads], cosines, sines, is_interleaved=rope is InterleavedRope)
+    torch.testing.assert_close(x[:, :heads], turned, **tolerance(dtype) | {"atol": 1e-5})
+    assert torch.equal(x[:, heads:], kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotate_some_channels(kernels, dtype):
+    x = values(9, 3, 32, dtype=dtype)
+    angles = values(9, 6, dtype=torch.float32)
+    expected = HalfSplitRope(angles.cos(), angles.sin()).rotate(x[..., :12].clone())
+    kept = x[..., 12:].clone()
+    kernels.rotate(x, angles.cos(), angles.sin(), is_interleaved=False)
+    torch.testing.assert_close(x[..., :12], expected, **tolerance(dtype) | {"atol": 1e-5})
+    assert torch.equal(x[..., 12:], kept)
+
+
+def ranges(lengths, seen):
+    """Sequences of `lengths` tokens, token i of all seeing keys seen[i]."""
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    first, behind = torch.tensor(seen).T.contiguous()
+    return starts, first, behind
+
+
+def dense(q, k, v, first, behind, scale):
+    """Full attention of each token over its range, in float64."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    places = torch.arange(len(k))
+    is_seen = (places >= first[:, None]) & (places < behind[:, None])
+    weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 64, 72, 80, 96, 128, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (16, 1)])
+def test_attention_over_one_piece(kernels, dtype, head_dim, heads, kv_heads):
+    lengths = [1, 5, 64, 130]
+    q = values(sum(lengths), heads, head_dim, dtype=dtype, seed=1)
+    k, v = (values(sum(lengths), kv_heads, head_dim, dtype=dtype, seed=seed) for seed in (2, 3))
+    generator = random.Random(head_dim)
+    seen = []
+    for length in lengths:
+        begins = [generator.randrange(length) for _ in range(length)]
+        seen += [(begin, generator.randint(begin + 1, length)) for begin in begins]
+    starts, first, behind = ranges(lengths, seen)
+    sequences = Sequences(query_starts=starts, first_seen=first, behind_seen=behind)
+    found = kernels.attend(q, k, v, sequences, scale=0.05)
+    for begin, end in itertools.pairwise(starts):
+        own = slice(begin, end)
+        expected = dense(q[own], k[own], v[own], first[own], behind[own], 0.05)
+        atol = 1e-4 if dtype is torch.float32 else 0.06
+        torch.testing.assert_close(found[own].double(), expected, atol=atol, rtol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [1, 16, 48, 64, 256])
+def test_int8_cache(kernels, dtype, block_size):
+    """Values within a half step of their scale; attention near that of the exact cache."""
+    tokens, heads, kv_heads, head_dim = 70, 4, 2, 32
+    num_blocks = -(-tokens // block_size) + 2
+    k, v = (values(tokens, kv_heads, head_dim, dtype=dtype, seed=seed) for seed in (4, 5))
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).int()
+    places = torch.arange(tokens)
+    slots = order[places // block_size].long() * block_size + places % block_size
+    caches, scales = [], []
+    for rows in (k, v):
+        caches.append(torch.zeros(num_blocks, block_size, kv_heads, head_dim, dtype=torch.int8))
+        scales.append(torch.zeros(num_blocks, block_size, kv_heads))
+        kernels.write_cache(rows, caches[-1], slots, scales[-1])
+        stored = caches[-1].flatten(0, 1)[slots].float()
+        steps = scales[-1].flatten(0, 1)[slots][..., None]
+        assert ((stored * steps - rows.float()).abs() <= steps * 0.501).all()
+    q = values(tokens, heads, head_dim, dtype=dtype)
+    behind = places + 1
+    sequences = Sequences(
+        query_starts=torch.tensor([0, tokens]),
+        first_seen=torch.zeros_like(behind),
+        behind_seen=behind,
+        block_tables=order[None],
+    )
+    found = kernels.attend(
+        q, *caches, sequences, scale=0.05, key_scales=scales[0], value_scales=scales[1]
+    )
+    expected = dense(q, k, v, torch.zeros_like(behind), behind, 0.05)
+    assert (found.double() - expected).std() / expected.std() < 0.02
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    [(1, 1, 1), (1, 64, 4), (5, 130, 50), (7, 63, 129), (97, 200, 64), (32, 128, 896)],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
+    """The same integers as quantizing and multiplying step by step."""
+    x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
+    generator = torch.Generator().manual_seed(n)
+    weight = torch.randint(-127, 128, (n, k), generator=generator, dtype=torch.int8)
+    scales = torch.rand(n, generator=generator)
+    bias = values(n, dtype=dtype) if has_bias else None
+    found = kernels.linear_s8(x, kernels.pack_s8(weight), scales, bias)
+    row_scales = x.float().abs().amax(1, keepdim=True) / 127
+    quantized = torch.where(row_scales > 0, x.float() * (127 / (row_scales * 127)), 0.0).round()
+    expected = (quantized.double() @ weight.double().T) * row_scales * scales
+    if bias is not None:
+        expected += bias.double()
+    # A value that lies between two integers may be rounded to the other one.
+    slack = float(row_scales.max() * scales.max()) * 127 * 1.01
+    atol, rtol = (slack, 1e-5) if dtype is torch.float32 else (slack, 2**-7)
+    torch.testing.assert_close(found.double(), expected, atol=atol, rtol=rtol)
+
+
+def test_linear_s8_of_zeros(kernels):
+    weight = torch.ones(3, 5, dtype=torch.int8)
+    found = kernels.linear_s8(torch.zeros(2, 5), kernels.pack_s8(weight), torch.ones(3), None)
+    assert torch.equal(found, torch.zeros(2, 3))
+
+
+def test_takes(kernels):
+    x = torch.zeros(4, 6)
+    assert kernels.takes(x)
+    assert kernels.takes(x[:, 1:3], x[2:])
+    assert not kernels.takes(x.T)
+    assert not kernels.takes(x.half())
+    assert not kernels.takes(x, x.bfloat16())
+    assert not kernels.takes(torch.zeros(2, 2, device="meta"))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_number_of_threads_changes_nothing(kernels, threads):
+    before = torch.get_num_threads()
+    x, weight = values(100, 64, dtype=torch.bfloat16), values(64, dtype=torch.bfloat16)
+    torch.set_num_threads(1)
+    expected = kernels.rms_norm(x, weight, 1e-6)
+    torch.set_num_threads(threads)
+    assert torch.equal(kernels.rms_norm(x, weight, 1e-6), expected)
+    torch.set_num_threads(before)
