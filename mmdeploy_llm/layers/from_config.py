@@ -35,7 +35,8 @@ def standard_decoder(config: Any, rotary: RotaryConfig | None = None) -> Decoder
         num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
         rotary=rotary_config(config) if rotary is None else rotary,
         norm_eps=config.rms_norm_eps,
-        is_tied=config.tie_word_embeddings,
+        # The text part of a multimodal config may leave it to the whole one.
+        is_tied=getattr(config, "tie_word_embeddings", False),
     )
 
 

@@ -140,10 +140,10 @@ def _check_processor(
 def _taken(subject: processors.ProcessorSubject) -> dict[str, Any]:
     """The generated media that the processor reads at all: not every image processor reads image
     files."""
-    taken = {}
+    processor, taken = subject.processor, {}
     for name, source in samples(subject.spec.kind).items():
         try:
-            subject.processor.decode(source, subject.limits)
+            processor.decode(source, subject.limits)
         except MediaError:
             continue
         except FAULTS:

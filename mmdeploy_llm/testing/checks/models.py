@@ -103,7 +103,8 @@ def builds_on_meta(subject: ModelSubject) -> None:
     with (
         attributed(
             f"{subject.spec.factory}(config) on the meta device",
-            "create parameters empty and read no values while building: they have none yet",
+            "build from the config alone, create parameters empty, read no values while building: "
+            "they have none yet",
         ),
         torch.device("meta"),
     ):

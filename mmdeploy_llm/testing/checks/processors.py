@@ -43,6 +43,7 @@ class ProcessorSubject:
 
     def __post_init__(self) -> None:
         self._built: list[MediaProcessor] = []
+        self._made: dict[str, MediaInput] = {}
         if self.too_large is None:
             self.too_large = {} if self.samples is not None else generated.too_large(self.spec.kind)
         if self.samples is None:
@@ -81,6 +82,12 @@ class ProcessorSubject:
     def encoded(self) -> dict[str, bytes]:
         """The samples that are bytes."""
         return {name: it for name, it in self.sources().items() if isinstance(it, bytes)}
+
+    def made(self, name: str) -> MediaInput:
+        """The model inputs of a sample, made once for all checks that look at them."""
+        if name not in self._made:
+            self._made[name] = self.run(name)
+        return self._made[name]
 
     def run(
         self,
@@ -138,7 +145,7 @@ def token_and_markers_are_texts(subject: ProcessorSubject) -> None:
 def samples_are_processed(subject: ProcessorSubject) -> None:
     """Every sample becomes a MediaInput that keeps its contract."""
     for name in subject.sources():
-        made = subject.run(name)
+        made = subject.made(name)
         demand(
             made.kind == subject.spec.kind,
             f"sample {name!r}: the MediaInput has kind {made.kind!r}; set {subject.spec.kind!r}",
@@ -156,7 +163,7 @@ def samples_are_processed(subject: ProcessorSubject) -> None:
 def tensors_are_ready(subject: ProcessorSubject) -> None:
     """Tensors lie contiguous on the CPU, are finite and need no gradient."""
     for name in subject.sources():
-        tensors = subject.run(name).tensors
+        tensors = subject.made(name).tensors
         demand(
             isinstance(tensors, Mapping),
             f"sample {name!r}: `tensors` is a {type(tensors).__name__}; give a dict of tensors",
@@ -187,7 +194,7 @@ def count_tokens_equals_process(subject: ProcessorSubject) -> None:
     """count_tokens gives num_tokens, from `peek` too where the processor has one."""
     processor = subject.processor
     for name, source in subject.sources().items():
-        made = subject.run(name)
+        made = subject.made(name)
         finders = {"decode": processor.decode}
         if callable(getattr(processor, "peek", None)):
             finders["peek"] = processor.peek  # type: ignore[attr-defined]
@@ -205,7 +212,7 @@ def prompt_text_holds_the_tokens(subject: ProcessorSubject) -> None:
     """`prompt_text`, where there is one, holds `token` num_tokens times."""
     token, checked = subject.processor.token, False
     for name in subject.sources():
-        made = subject.run(name)
+        made = subject.made(name)
         if made.prompt_text is None:
             continue
         checked = True
@@ -223,7 +230,7 @@ def keys_are_deterministic(subject: ProcessorSubject) -> None:
     """The same source gives the same key and tensors, in another processor too."""
     other = subject.build()
     for name in subject.sources():
-        first = subject.run(name)
+        first = subject.made(name)
         for made in (subject.run(name), subject.run(name, other)):
             problem = _difference(first, made)
             demand(
@@ -239,7 +246,7 @@ def keys_change_with_the_content(subject: ProcessorSubject) -> None:
     if len(subject.sources()) < 2:
         raise CheckSkipped("there is one sample only; add one of other content to `samples`")
     for name in subject.sources():
-        twin = seen.setdefault(subject.run(name).key, name)
+        twin = seen.setdefault(subject.made(name).key, name)
         demand(
             twin == name,
             f"samples {twin!r} and {name!r} have the same key, so that one would be answered with "
@@ -252,7 +259,7 @@ def keys_change_with_the_options(subject: ProcessorSubject) -> None:
     if subject.other_options is None and subject.item_options is None:
         raise CheckSkipped("neither `other_options` nor `item_options` were given")
     name = next(iter(subject.sources()))
-    key = subject.run(name).key
+    key = subject.made(name).key
     for field_name, options in (("other_options", True), ("item_options", False)):
         given = getattr(subject, field_name)
         if given is None:
@@ -314,7 +321,7 @@ def limits_are_respected(subject: ProcessorSubject) -> None:
 def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
     """Many threads on one processor get what one alone gets."""
     names = tuple(subject.sources()) * NUM_THREADS
-    expected = {name: subject.run(name) for name in subject.sources()}
+    expected = {name: subject.made(name) for name in subject.sources()}
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for name, made in zip(names, pool.map(subject.run, names), strict=True):
             problem = _difference(expected[name], made)

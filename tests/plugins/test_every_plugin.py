@@ -1,0 +1,38 @@
+"""Every in-tree plugin keeps the contract of a plugin, and passes what `plugins check` runs."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmdeploy_llm.testing import PluginConformance, check_plugin
+from mmdeploy_llm.testing.checks.plugins import PluginSubject
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NAMES = sorted(PROJECT["entry-points"]["mmdeploy_llm"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class TestEveryPlugin(PluginConformance):
+    """The class as an author uses it, once for each name."""
+
+    @pytest.fixture(scope="class", params=NAMES)
+    @classmethod
+    def subject(cls, request):
+        return PluginSubject.of(request.param)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plugins_check_finds_nothing(name):
+    verdicts = list(check_plugin(name))
+    assert [verdict for verdict in verdicts if verdict.outcome == "fail"] == []
+    assert any(verdict.outcome == "pass" for verdict in verdicts)

@@ -1,0 +1,73 @@
+"""The in-tree processors with the conformance kit, as a third party uses it."""
+
+from types import SimpleNamespace
+
+import pytest
+from mmdeploy_llm_processors.image import provide_media_processors as image_processors
+from mmdeploy_llm_processors.video import provide_media_processors as video_processors
+
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits
+from mmdeploy_llm.testing import MediaProcessorConformance
+from mmdeploy_llm.testing.checks.processors import ProcessorSubject
+
+SPECS = {spec.name: spec for spec in (*image_processors(), *video_processors())}
+IMAGE, VIDEO = (
+    [spec for spec in SPECS.values() if spec.kind == kind] for kind in ("image", "video")
+)
+SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_min_frames": 2}
+
+
+def checkpoint_of(spec, folder):
+    """With a vision tower's config, as a real checkpoint has it."""
+    patch_size = 16 if spec.name.startswith("qwen3") else 14
+    vision = SimpleNamespace(patch_size=patch_size, spatial_merge_size=2)
+    return Checkpoint(folder=folder, config=SimpleNamespace(vision_config=vision))
+
+
+class TestImages(MediaProcessorConformance):
+    """Every image processor, on generated files, Pillow images and arrays."""
+
+    @pytest.fixture(scope="class", params=IMAGE, ids=lambda spec: spec.name)
+    @classmethod
+    def subject(cls, request, tmp_path_factory):
+        subject = ProcessorSubject(
+            spec=request.param,
+            checkpoint=checkpoint_of(request.param, tmp_path_factory.mktemp("checkpoint")),
+            other_options={"do_normalize": False},
+        )
+        yield subject
+        subject.close()
+
+
+class TestVideos(MediaProcessorConformance):
+    """Every video processor; files are read in processes of their own."""
+
+    @pytest.fixture(scope="class", params=VIDEO, ids=lambda spec: spec.name)
+    @classmethod
+    def subject(cls, request, tmp_path_factory):
+        subject = ProcessorSubject(
+            spec=request.param,
+            checkpoint=checkpoint_of(request.param, tmp_path_factory.mktemp("checkpoint")),
+            options=SMALL,
+            other_options={"video_max_pixels": 28 * 28 * 12},
+            item_options={"target_frames": 4, "fps": -1},
+        )
+        yield subject
+        subject.close()
+
+
+class TestIsolatedImages(TestImages):
+    """Images that are decoded in processes of their own."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls, tmp_path_factory):
+        spec = SPECS["qwen-image"]
+        subject = ProcessorSubject(
+            spec=spec,
+            checkpoint=checkpoint_of(spec, tmp_path_factory.mktemp("checkpoint")),
+            limits=MediaLimits(isolation="process"),
+            other_options={"do_normalize": False},
+        )
+        yield subject
+        subject.close()
