@@ -137,8 +137,9 @@ class Placeholders:
     ) -> Expanded:
         """The i-th placeholder of a kind takes the i-th item of it, as many ids as it has tokens.
 
-        Runs that hold whole items already, id by id, stay as they are. encode: text to ids, for
-        items with a prompt_text. Raises MediaError when places and items do not match, either way.
+        Runs that hold whole items already, id by id, stay as they are, and so do ids that hold all
+        of all items, whatever stands between. encode: text to ids, for items with a prompt_text.
+        Raises MediaError when places and items do not match, either way.
         """
         if not media:
             return Expanded(ids=list(ids), spans=())
@@ -146,6 +147,9 @@ class Placeholders:
         queues = {kind: [item for item in media if item.kind == kind] for kind in given}
         places = [place for place, token_id in enumerate(ids) if token_id in self._kinds]
         found = Counter(self._kinds[ids[place]] for place in places)
+        totals = {kind: sum(item.num_tokens for item in queues[kind]) for kind in queues}
+        if found == totals and found != given:
+            return self.locate(ids, media)
         expanded: list[int] = []
         spans: list[MediaSpan] = []
         end = 0

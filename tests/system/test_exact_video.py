@@ -65,6 +65,18 @@ def test_token_ids_and_counts(video_reference, make_llm, found):
         assert output.num_input_image_tokens == ids.count(config.image_token_id)
 
 
+def test_ids_that_are_written_out(video_reference, make_llm, found, wanted):
+    """As transformers' processor gives them, with every token of every item."""
+    llm, _ = make_llm(video_reference.folder)
+    for case, want in zip(found, wanted, strict=True):
+        ids = video_reference.inputs(*case)["input_ids"][0].tolist()
+        request = {**as_prompt(*case), "prompt_token_ids": ids}
+        del request["prompt"]
+        [output] = llm.generate([request], GREEDY, use_tqdm=False)
+        assert output.error_msg is None
+        assert (list(output.prompt_token_ids), list(output.outputs.token_ids)) == (ids, want)
+
+
 def test_pixels(video_reference, make_llm, found):
     """Patch rows equal those of transformers' image processor on the same frames, bit for bit."""
     llm, _ = make_llm(video_reference.folder)
