@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from .llm import LLM
-    from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, ToolCall
     from .params import GuidedDecodingParams, SamplingParams
 
 __version__ = "0.1.0"
@@ -58,6 +58,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ToolCall",
     "UnsupportedMediaError",
     "WorkerDiedError",
 ]
@@ -71,6 +72,7 @@ _HOMES = {
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
+    "ToolCall": "outputs",
 }
 
 

@@ -7,8 +7,14 @@ from collections.abc import Iterator
 import pytest
 from mmdeploy_llm_plugins import reasoning
 from mmdeploy_llm_plugins.reasoning.scanner import TagParser
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.hooks import PluginManager, ReasoningParserSpec
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plan import TokenUpdate
+from mmdeploy_llm.request import Request
 from mmdeploy_llm.testing import ParserExample, ReasoningParserConformance
 from mmdeploy_llm.testing.checks.parsers import ParserSubject
 
@@ -154,3 +160,41 @@ def test_no_tag_inside_another(name: str) -> None:
         assert not any(one in other for one, other in pairs)
         leads = [way.mode for way in mode.exits.values()] + [mode.otherwise] * bool(mode.otherwise)
         assert set(leads) <= set(parser.grammar.modes)
+
+
+def tokenizer_with(markers: tuple[str, ...]) -> PreTrainedTokenizerFast:
+    """Every byte a token, and every marker a special one."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({byte: place for place, byte in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in ("<eos>", *markers)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_markers_that_are_special_tokens_reach_the_parser(
+    new_parser, name: str, stream: bool
+) -> None:
+    tokenizer = tokenizer_with(new_parser(name).markers)
+    examples = [ParserExample(prompt=OPEN, text="a</think>b", reasoning="", content="")]
+    for example in examples_of(name) or examples:
+        expected = ParserSubject(spec=SPECS[name]).split((example.text,), example.prompt)
+        request = Request(
+            request_id="r",
+            prompt="",
+            prompt_token_ids=[0],
+            prompt_text=example.prompt,
+            params=SamplingParams(max_tokens=1000, skip_special_tokens=True),
+            stream=stream,
+        )
+        delivery = Delivery(tokenizer, lambda: new_parser(name))
+        outputs = []
+        for token_id in tokenizer(example.text).input_ids:
+            request.output_token_ids.append(token_id)
+            outputs += delivery.deliver([TokenUpdate(request=request, new_token_ids=(token_id,))])
+        end = TokenUpdate(request=request, new_token_ids=(), finish_reason="length")
+        found = [output.outputs for output in [*outputs, *delivery.deliver([end])]]
+        reasoning = "".join(part.reasoning_content or "" for part in found)
+        assert (reasoning, "".join(part.text for part in found)) == expected

@@ -1,0 +1,175 @@
+"""Tool calls and reasoning through the engine: tiny models that a grammar makes say the text."""
+
+import json
+
+import pytest
+
+from mmdeploy_llm import LLM, GuidedDecodingParams, SamplingParams, ToolCall
+
+TEMPLATE = """{%- for tool in tools or [] %}{{ tool | tojson }}
+{% endfor -%}
+{%- for m in messages %}{{ m.role }}: {{ m.content }}
+{%- for call in m.tool_calls or [] %}<{{ call.function.name }} {{ call.function.arguments.city }}>
+{%- endfor %}
+{% endfor -%}
+{%- if add_generation_prompt %}assistant: <think>
+{% if enable_thinking is defined and not enable_thinking %}</think>
+{% endif %}{% endif -%}"""
+ASK = [{"role": "user", "content": "Is it warm in Rome?"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Weather of a city, such as <|image@placeholder|>",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+XML = """<tool_call>
+<function=weather>
+<parameter=city>
+Rome
+</parameter>
+<parameter=days>
+2
+</parameter>
+</function>
+</tool_call>"""
+
+
+def saying(*texts, **fields):
+    """Sampling parameters with which the model says one of these texts."""
+    guided = GuidedDecodingParams(choice=list(texts))
+    return SamplingParams(temperature=0, max_tokens=400, guided_decoding=guided, **fields)
+
+
+@pytest.fixture(scope="module")
+def open_llm(tiny_folder):
+    """LLM of a tiny checkpoint with TEMPLATE and the parsers of its family."""
+    opened = {}
+
+    def make(family):
+        if family not in opened:
+            opened[family] = LLM(
+                model=str(tiny_folder(family)),
+                chat_template=TEMPLATE,
+                reasoning_parser="auto",
+                tool_call_parser="auto",
+                block_size=16,
+                num_threads=1,
+                use_warmup=False,
+            )
+        return opened[family]
+
+    yield make
+    for llm in opened.values():
+        llm.close()
+
+
+def chat(llm, params, messages=ASK, **options):
+    (output,) = llm.chat(messages, params, use_tqdm=False, tools=TOOLS, **options)
+    assert output.is_ok, output.error_msg
+    return output
+
+
+@pytest.mark.parametrize(
+    ("family", "said"), [("ernie4_5_vl_moe", CALL), ("qwen3", CALL), ("qwen3_moe", XML)]
+)
+def test_a_call_comes_out_whole_and_apart(open_llm, family, said):
+    output = chat(open_llm(family), saying(f"I ask.</think>\n{said}"))
+    outputs = output.outputs
+    assert (outputs.reasoning_content, outputs.text) == ("I ask.", "")
+    assert outputs.finish_reason == "tool_calls"
+    (call,) = outputs.tool_calls
+    assert (call.name, call.index) == ("weather", 0)
+    assert json.loads(call.arguments) == {"city": "Rome", "days": 2}
+    json.dumps(output.to_dict())
+
+
+def test_the_template_gets_the_tools_and_the_calls_come_back(open_llm):
+    llm = open_llm("ernie4_5_vl_moe")
+    (call,) = chat(llm, saying(f"I ask.</think>\n{CALL}")).outputs.tool_calls
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "31 degrees", "tool_call_id": call.id},
+    ]
+    output = chat(llm, saying("Yes.</think>It is."), messages)
+    assert output.outputs.text == "It is."
+    assert output.outputs.finish_reason == "stop"
+    assert output.outputs.tool_calls == ()
+    assert messages[1]["tool_calls"] == [call]
+    rendered = llm._intake._tokenizer.decode(output.prompt_token_ids)
+    schema, asked, *_ = rendered.splitlines()
+    assert json.loads(schema) == TOOLS[0]
+    assert asked.startswith("user: Is it warm in Rome?")
+    assert "<weather Rome>" in rendered
+    assert "tool: 31 degrees" in rendered
+
+
+def test_a_call_streams_in_the_delta_that_completes_it(open_llm):
+    llm = open_llm("qwen3")
+    params = saying(f"I ask.</think>\nLet me see.\n{CALL}\n{CALL}")
+    whole = chat(llm, params).outputs
+    deltas = [delta.outputs for delta in llm.stream(ASK, params, tools=TOOLS)]
+    assert "".join(delta.text for delta in deltas) == whole.text == "Let me see."
+    calls = [call for delta in deltas for call in delta.tool_calls]
+    assert [(call.name, call.index) for call in calls] == [("weather", 0), ("weather", 1)]
+    assert [delta.finish_reason for delta in deltas][-1] == "tool_calls"
+    assert max(len(delta.tool_calls) for delta in deltas) == 1
+
+
+def test_what_is_no_call_stays_content(open_llm):
+    broken = CALL.replace("}}", "")
+    outputs = chat(open_llm("qwen3"), saying(f"a</think>{broken}")).outputs
+    assert (outputs.text, outputs.tool_calls, outputs.finish_reason) == (broken, (), "stop")
+
+
+def test_a_call_that_the_length_cuts_off_is_no_call(open_llm):
+    params = saying(f"a</think>{CALL}").model_copy(update={"max_tokens": 40})
+    outputs = chat(open_llm("qwen3"), params).outputs
+    assert outputs.finish_reason == "length"
+    assert outputs.tool_calls == ()
+    assert CALL.startswith(outputs.text)
+
+
+def test_tools_of_one_prompt(open_llm):
+    llm, params = open_llm("qwen3"), saying(f"a</think>{CALL}")
+    prompts = [{"messages": ASK, "tools": tools} for tools in (TOOLS, {"name": "f"}, None)]
+    good, bad, without = llm.generate(prompts, params, use_tqdm=False)
+    assert [call.name for call in good.outputs.tool_calls] == ["weather"]
+    assert bad.error_code == 400
+    assert "tool 0 must be" in bad.error_msg
+    assert len(without.prompt_token_ids) < len(good.prompt_token_ids)
+
+
+@pytest.mark.parametrize("family", ["ernie4_5_vl_moe", "qwen3"])
+def test_the_template_may_open_or_close_the_thinking(open_llm, family):
+    """`reasoning_parser="auto"`: the family's parser reads the state from the prompt."""
+    llm = open_llm(family)
+    opened = chat(llm, saying("why</think>so")).outputs
+    assert (opened.reasoning_content, opened.text) == ("why", "so")
+    cut = chat(llm, saying("why, and so on").model_copy(update={"max_tokens": 5})).outputs
+    assert cut.text == ""
+    assert "why, and so on".startswith(cut.reasoning_content)
+    kwargs = {"enable_thinking": False}
+    closed = chat(llm, saying("so it is"), chat_template_kwargs=kwargs).outputs
+    assert (closed.reasoning_content, closed.text) == ("", "so it is")
+
+
+def test_no_parser_unless_asked(tiny_folder):
+    options = {"chat_template": TEMPLATE, "block_size": 16, "use_warmup": False, "num_threads": 1}
+    with LLM(model=str(tiny_folder("qwen3")), **options) as llm:
+        outputs = chat(llm, saying(CALL)).outputs
+    assert (outputs.text, outputs.tool_calls, outputs.finish_reason) == (CALL, None, "stop")
+
+
+def test_calls_are_public_values():
+    call = ToolCall(id="1", name="f", arguments="{}")
+    assert call.to_dict()["function"] == {"name": "f", "arguments": "{}"}
+    assert (call.type, call.function.name) == ("function", "f")
