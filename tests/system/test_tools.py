@@ -1,6 +1,8 @@
 """Tool calls and reasoning through the engine: tiny models that a grammar makes say the text."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ TEMPLATE = """{%- for tool in tools or [] %}{{ tool | tojson }}
 {%- if add_generation_prompt %}assistant: <think>
 {% if enable_thinking is defined and not enable_thinking %}</think>
 {% endif %}{% endif -%}"""
+ROLES = ("assistant", "tool")  # of the messages behind the question, once a tool was called
 ASK = [{"role": "user", "content": "Is it warm in Rome?"}]
 TOOLS = [
     {
@@ -173,3 +176,29 @@ def test_calls_are_public_values():
     call = ToolCall(id="1", name="f", arguments="{}")
     assert call.to_dict()["function"] == {"name": "f", "arguments": "{}"}
     assert (call.type, call.function.name) == ("function", "f")
+
+
+def test_the_example_makes_a_round_trip(tiny_folder, monkeypatch, capsys):
+    """examples/tools.py with a tiny model that is made to say a call, and then an answer."""
+    path = Path(__file__).parents[2] / "examples" / "tools.py"
+    spec = importlib.util.spec_from_file_location("example_tools", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    arguments = json.dumps({"path": str(example.PICTURE)})
+    call = f'<tool_call>\n{{"name": "image_size", "arguments": {arguments}}}\n</tool_call>'
+    turns = [call, "440 by 220."]
+
+    class Guided(LLM):
+        """Says one of the turns after the other."""
+
+        def chat(self, messages, params, **options):
+            assert [message["role"] for message in messages] in (["user"], ["user", *ROLES])
+            return super().chat(messages, saying(f"a</think>{turns.pop(0)}"), **options)
+
+    monkeypatch.setattr(example, "LLM", lambda **options: Guided(chat_template=TEMPLATE, **options))
+    example.main(str(tiny_folder("qwen3")))
+    assert capsys.readouterr().out.splitlines() == [
+        f"image_size({arguments}) gives 440 x 220 pixels",
+        "440 by 220.",
+    ]
+    assert turns == []
