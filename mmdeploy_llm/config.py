@@ -175,7 +175,7 @@ class EngineConfig(FrozenParams):
         "auto: processes for video, threads for images",
     )
     media_timeout: float = Field(
-        default=60.0, gt=0, le=86400, description="seconds a process may take to decode one item"
+        default=60.0, gt=0, le=86400, description="seconds to decode or process one item"
     )
     media_process_memory: int = Field(
         default=4 * 2**30, ge=2**28, description="bytes a process that decodes may use"

@@ -18,13 +18,11 @@ from .contracts import (
     ToolParser,
     ToolParserSpec,
 )
-from .guard import CallGuard
 from .manager import PluginManager
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 
 __all__ = [
-    "CallGuard",
     "Checkpoint",
     "EngineInfo",
     "MediaInput",

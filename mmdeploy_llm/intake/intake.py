@@ -16,7 +16,8 @@ from typing import Any
 
 from mmdeploy_llm.config import RuntimeConfig
 from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
-from mmdeploy_llm.hooks import CallGuard, MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks.guard import CallGuard
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.request import Request

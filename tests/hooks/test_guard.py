@@ -8,7 +8,8 @@ import weakref
 import pytest
 
 from mmdeploy_llm.errors import MediaError, MediaTimeoutError
-from mmdeploy_llm.hooks import CallGuard, guard
+from mmdeploy_llm.hooks import guard
+from mmdeploy_llm.hooks.guard import CallGuard
 
 
 @pytest.fixture(autouse=True)
