@@ -9,7 +9,8 @@ import pytest
 
 IMPORTS = """
 from mmdeploy_llm.hooks import (
-    MediaProcessor, MediaProcessorSpec, ModelSpec, ReasoningParser, ReasoningParserSpec, hookimpl,
+    MediaProcessor, MediaProcessorSpec, ModelSpec, ReasoningParser, ReasoningParserSpec, ToolParser,
+    ToolParserSpec, hookimpl,
 )
 """
 

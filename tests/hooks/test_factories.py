@@ -1,9 +1,11 @@
 """Specs become objects; a wrong factory is told with its plugin's name and never replaced."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from mmdeploy_llm.errors import CheckpointError, MediaError, PluginContractError, PluginError
-from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.hooks import PluginManager, ToolParserSpec, hookimpl
 
 SOURCE = """
 from mmdeploy_llm.errors import CheckpointError, MediaError
@@ -187,6 +189,14 @@ def test_abstract_parser_cannot_be_built(manager):
     manager = manager(parser="Unfinished")
     with pytest.raises(PluginError, match=r"'acme'.*abstract.*finish"):
         manager.build(manager.reasoning_parser("p"))
+
+
+def test_tool_parser_of_another_type():
+    manager = PluginManager()
+    spec = ToolParserSpec(name="t", factory="builtins:list")
+    manager.register(SimpleNamespace(provide_tool_parsers=hookimpl(lambda: [spec])), "acme")
+    with pytest.raises(PluginContractError, match=r"'acme'.*must be a ToolParser .*got list"):
+        manager.build(spec)
 
 
 def test_parser_of_another_type(manager):

@@ -1,3 +1,5 @@
+import types
+
 import pytest
 
 from mmdeploy_llm.errors import (
@@ -6,7 +8,7 @@ from mmdeploy_llm.errors import (
     PluginConflictError,
     PluginError,
 )
-from mmdeploy_llm.hooks import PluginManager, ReasoningParserSpec
+from mmdeploy_llm.hooks import PluginManager, ReasoningParserSpec, ToolParserSpec, hookimpl
 
 PROCESSORS = """
 @hookimpl
@@ -162,6 +164,27 @@ def test_processor_priority_and_tie(site):
     site.install("three", processor("three", priority=1))
     with pytest.raises(PluginConflictError, match="the image processor for model 'x'"):
         PluginManager.load().media_processor("image", "x")
+
+
+def test_parsers_by_other_names():
+    """A name and an alias weigh the same: priority decides, a tie is an error."""
+    manager = PluginManager()
+
+    def add(plugin_name, **fields):
+        spec = ToolParserSpec(factory="a:b", **fields)
+        plugin = types.SimpleNamespace(provide_tool_parsers=hookimpl(lambda: [spec]))
+        manager.register(plugin, plugin_name)
+        return spec
+
+    one = add("one", name="one", aliases=("Same_Name",))
+    assert manager.tool_parser("same-name") is one
+    two = add("two", name="same_name", priority=1)
+    assert manager.tool_parser("SAME-NAME") is two
+    add("three", name="three", aliases=("same-name",), priority=1)
+    with pytest.raises(PluginConflictError, match="tool parser 'same-name' comes from"):
+        manager.tool_parser("same-name")
+    with pytest.raises(ConfigError, match=r"no tool parser 'thre'; did you mean 'three'\?"):
+        manager.tool_parser("thre")
 
 
 def test_owner_of_a_foreign_spec():

@@ -127,6 +127,16 @@ def test_value_whose_repr_raises_or_has_an_address(site):
             "reasoning parser x-y",
         ),
         (
+            "provide_reasoning_parsers",
+            "ReasoningParserSpec(name=n, factory='a:b', aliases=('z',)) for n in ('x', 'y')",
+            "reasoning parser z",
+        ),
+        (
+            "provide_tool_parsers",
+            "ToolParserSpec(name=n, factory='a:b', aliases=('y',)) for n in ('x', 'Y')",
+            "tool parser y",
+        ),
+        (
             "provide_media_processors",
             "MediaProcessorSpec(name=n, kind='image', factory='a:b') for n in ('x', 'y')",
             "the image processor for model *",

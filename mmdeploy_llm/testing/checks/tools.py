@@ -25,6 +25,7 @@ TOOL: Mapping[str, Any] = {
     },
 }
 
+Case = tuple[str, tuple[Mapping[str, Any], ...]]  # a text, and the tools that it comes with
 Result = tuple[str, tuple[tuple[str, str], ...]]  # content, and (name, arguments) of the calls
 
 
@@ -62,7 +63,7 @@ class ToolParserSubject:
         )
         return parser  # type: ignore[no-any-return]
 
-    def cases(self) -> Iterator[tuple[str, tuple[Mapping[str, Any], ...]]]:
+    def cases(self) -> Iterator[Case]:
         """Texts and the tools they come with: the examples, and what its markers combine to."""
         yield from ((example.text, example.tools) for example in self.examples)
         made = list(dict.fromkeys(generic_texts(self.new().markers)))
@@ -186,21 +187,27 @@ def no_state_is_shared(subject: ToolParserSubject) -> None:
     cases = list(subject.cases())
     for (text, tools), (other, other_tools) in zip(cases, cases[::-1], strict=True):
         expected = subject.result(tuple(text), tools)
-        first, second = subject.new(), subject.new()
-        first.start(tools)
-        second.start(other_tools)
-        items: list[str | ToolCall] = []
-        for index in range(max(len(text), len(other))):
-            items += first.feed(text[index : index + 1])
-            second.feed(other[index : index + 1])
-        second.finish()
-        found = _result(items + first.finish())
+        found = _beside(subject, (text, tools), (other, other_tools))
         demand(
             found == expected,
             f"{text!r} gives {expected!r} alone, but {found!r} while another parser reads "
             f"{other!r}; keep the state in the instance (`self`, set in __init__), not in the "
             "class or the module",
         )
+
+
+def _beside(subject: ToolParserSubject, case: Case, other: Case) -> Result:
+    """The result of one case while another parser reads the other one."""
+    first, second = subject.new(), subject.new()
+    items: list[str | ToolCall] = []
+    with attributed(f"parsing {case[0]!r} beside {other[0]!r}", "a parser takes any text"):
+        first.start(case[1])
+        second.start(other[1])
+        for index in range(max(len(case[0]), len(other[0]))):
+            items += first.feed(case[0][index : index + 1])
+            second.feed(other[0][index : index + 1])
+        second.finish()
+        return _result(items + first.finish())
 
 
 def examples_hold(subject: ToolParserSubject) -> None:
