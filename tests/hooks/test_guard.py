@@ -31,9 +31,17 @@ def run(calls, call, seconds=5.0, owner="plugin 'x'"):
 
 
 def hang(calls, awake, count=1):
+    """The helper threads of calls that hang until `awake` is set."""
+    helpers = []
+
+    def wait():
+        helpers.append(threading.current_thread())
+        awake.wait(20)
+
     for _ in range(count):
         with pytest.raises(MediaTimeoutError, match="plugin 'x' is late"):
-            run(calls, lambda: awake.wait(20), seconds=0.05)
+            run(calls, wait, seconds=0.05)
+    return helpers
 
 
 def wait_until(condition):
@@ -88,12 +96,11 @@ def test_plugins_that_keep_hanging_are_not_called_until_they_let_go(awake):
 
 
 def test_helpers_that_were_left_behind_end_with_their_call(awake):
-    calls = CallGuard()
-    before = threading.active_count()
-    hang(calls, awake, count=3)
-    assert threading.active_count() == before + 3
+    helpers = hang(CallGuard(), awake, count=3)
+    assert len(set(helpers)) == 3
+    assert all(helper.is_alive() and helper.daemon for helper in helpers)
     awake.set()
-    wait_until(lambda: threading.active_count() == before)
+    wait_until(lambda: not any(helper.is_alive() for helper in helpers))
 
 
 def test_closing_ends_helpers_and_waiting(awake):
@@ -105,8 +112,7 @@ def test_closing_ends_helpers_and_waiting(awake):
         except MediaError as error:
             errors.append(str(error))
 
-    before = threading.active_count()
-    run(calls, lambda: 1)
+    idle = run(calls, threading.current_thread)
     waiting = threading.Thread(target=wait)
     waiting.start()
     calls.close()
@@ -115,17 +121,16 @@ def test_closing_ends_helpers_and_waiting(awake):
     with pytest.raises(MediaError, match="closed"):
         run(calls, lambda: 1)
     awake.set()
-    wait_until(lambda: threading.active_count() == before)
+    wait_until(lambda: not idle.is_alive())
 
 
 def test_helpers_end_with_a_guard_that_nobody_closed():
-    before = threading.active_count()
     calls = CallGuard()
-    run(calls, lambda: 1)
-    assert threading.active_count() == before + 1
+    helper = run(calls, threading.current_thread)
+    assert helper.is_alive()
     del calls
     gc.collect()
-    wait_until(lambda: threading.active_count() == before)
+    wait_until(lambda: not helper.is_alive())
 
 
 def test_an_idle_helper_holds_nothing_of_its_last_call():
