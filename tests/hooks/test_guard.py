@@ -97,7 +97,7 @@ def test_plugins_that_keep_hanging_are_not_called_until_they_let_go(awake):
 
 def test_helpers_that_were_left_behind_end_with_their_call(awake):
     helpers = hang(CallGuard(), awake, count=3)
-    assert len(set(helpers)) == 3
+    wait_until(lambda: len(set(helpers)) == 3)
     assert all(helper.is_alive() and helper.daemon for helper in helpers)
     awake.set()
     wait_until(lambda: not any(helper.is_alive() for helper in helpers))
