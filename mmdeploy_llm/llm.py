@@ -148,12 +148,12 @@ class LLM:
 
         input: a JSONL file, a Parquet file, a folder of images and videos (`prompt` is asked about
         each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
-        "multimodal_data", "sampling_params", "chat_template_kwargs"}, read lazily. A file's media
-        paths are relative to its folder. sampling_params, chat_template_kwargs: what a line does
-        not say itself. resume: keep the output and do what is missing, and what failed unless
-        `retry_failed` is False. overwrite: replace it; else it must not exist. shard: "2/8", the
-        second of eight parts by line number; limit: the first lines only. max_failures: end when
-        so many items failed. report: write an HTML page there.
+        "multimodal_data", "sampling_params", "chat_template_kwargs", "tools"}, read lazily. A
+        file's media paths are relative to its folder. sampling_params, chat_template_kwargs: what
+        a line does not say itself. resume: keep the output and do what is missing, and what failed
+        unless `retry_failed` is False. overwrite: replace it; else it must not exist. shard: "2/8",
+        the second of eight parts by line number; limit: the first lines only. max_failures: end
+        when so many items failed. report: write an HTML page there.
 
         An item that is wrong is a line with its error. Raises ConfigError for a wrong call. Ctrl-C
         raises KeyboardInterrupt after the output is closed; the same call with resume=True goes on.

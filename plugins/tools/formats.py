@@ -2,9 +2,10 @@
 
     json    {"name": "f", "arguments": {"x": 1}}
     xml     <function=f> <parameter=x> 1 </parameter> </function>
+    channel ...<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}
 
 Sources: FastDeploy's tool parsers (ERNIE); the chat templates of Qwen2.5, Qwen3 and Qwen3-Coder and
-vLLM's parsers hermes and qwen3_coder.
+vLLM's parsers hermes and qwen3_coder; OpenAI's cookbook, articles/openai-harmony.md (gpt-oss).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Body = Literal["json", "xml"]
+Body = Literal["json", "xml", "channel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,24 @@ class CallFormat:
         return tuple(tag for tags in self.tags for tag in (tags.start, tags.end))
 
 
+# The recipient of a message may stand before its channel. What ends the message ends the request
+# too, mostly, and is no text then.
+MESSAGES = tuple(
+    Tags(start=start, end="<|call|>", is_part=True)
+    for start in ("<|start|>assistant", "<|channel|>", " to=functions.")
+)
+
 FORMATS = (
     # ERNIE 4.5 VL Thinking: FastDeploy takes calls only at the beginning of the answer.
     CallFormat(name="ernie-45-vl-thinking", is_first=True),
     CallFormat(name="ernie-x1", aliases=("ernie", "ernie45")),
+    # Behind the reasoning parser gpt-oss, which leaves nothing of other messages but their text.
+    CallFormat(
+        name="gpt-oss",
+        aliases=("gptoss", "harmony", "openai"),
+        tags=MESSAGES,
+        bodies=("channel",),
+    ),
     CallFormat(name="hermes", aliases=("qwen2.5", "qwen25", "qwen3")),
     CallFormat(
         name="qwen3-coder",

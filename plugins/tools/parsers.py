@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from mmdeploy_llm.hooks import ToolCall, ToolParser
 
-from .formats import FORMATS, HERMES, Body, CallFormat, Tags
-from .readers import NoCallError, OpenTextError, Schemas, read_json, read_xml
+from .formats import BARE_FUNCTION, FORMATS, HERMES, Body, CallFormat, Tags
+from .readers import NoCallError, OpenTextError, Schemas, read_channel, read_json, read_xml
 
 READERS: Mapping[Body, Callable[[str, Schemas], ToolCall]] = MappingProxyType(
-    {"json": read_json, "xml": read_xml}
+    {"json": read_json, "xml": read_xml, "channel": read_channel}
 )
 
 
@@ -107,11 +107,11 @@ class CallParser(ToolParser):
     def _close(self, tags: Tags) -> None:
         """The text ends with an open call: one that is whole but for its tag, or none."""
         try:
-            inner = self._buffer[len(tags.start) :]
-            if tags.is_part or not inner.rstrip().endswith(("}", "</function>")):
+            body = self._buffer if tags.is_part else self._buffer[len(tags.start) :]
+            if not body.rstrip().endswith(("}", "</function>")):
                 raise NoCallError("cut off")
             self._search = len(self._buffer)
-            self._call(tags, inner)
+            self._call(tags, body)
         except NoCallError:
             self._no_call(tags)
 
@@ -121,7 +121,7 @@ class CallParser(ToolParser):
         self._found.append(call)
         self._num_calls += 1
         self._blanks, self._is_behind_call = "", True
-        self._is_stray = tags is not HERMES
+        self._is_stray = tags is BARE_FUNCTION
         self._tags, self._buffer = None, self._buffer[self._search :]
 
     def _no_call(self, tags: Tags) -> None:

@@ -17,6 +17,12 @@ _PARAMETER = re.compile(
     r"\s*<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=\n<parameter=))", re.DOTALL
 )
 
+_MESSAGE = re.compile(
+    r"(?:<\|start\|>assistant)?(?: to=([^\s<]+))?<\|channel\|>\w+(?: to=([^\s<]+))?"
+    r"(?:\s*<\|constrain\|>\s*\w+|\s+\w+)?\s*<\|message\|>(.*?)(?:<\|call\|>)?",
+    re.DOTALL,
+)
+
 Schemas = Mapping[str, Mapping[str, Any]]  # tool -> JSON schema of its parameters
 
 
@@ -72,6 +78,20 @@ def read_xml(body: str, schemas: Schemas) -> ToolCall:
         error = OpenTextError if rest.startswith("<parameter=") else NoCallError
         raise error("text that is no parameter")
     return ToolCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+
+
+def read_channel(body: str, schemas: Schemas) -> ToolCall:
+    """The call of a message of gpt-oss to a tool, whose arguments are JSON. Raises NoCallError."""
+    del schemas
+    message = _MESSAGE.fullmatch(body)
+    recipient = (message[1] or message[2]) if message else None
+    name = recipient.removeprefix("functions.") if recipient else ""
+    if message is None or not name:
+        raise NoCallError("no message to a tool")
+    given = message[3].strip()
+    if not isinstance(_loads(given), dict):
+        raise NoCallError("the arguments must be an object")
+    return ToolCall(name=name, arguments=given)
 
 
 def _members(text: str) -> dict[str, str]:

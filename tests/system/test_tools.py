@@ -165,6 +165,26 @@ def test_the_template_may_open_or_close_the_thinking(open_llm, family):
     assert (closed.reasoning_content, closed.text) == ("", "so it is")
 
 
+def test_a_batch(open_llm, tmp_path):
+    """A line may bring tools; its record has the calls, a report shows them."""
+    guided = {"guided_decoding": {"choice": [f"a</think>{CALL}"]}, "max_tokens": 400}
+    lines = [
+        {"id": "a", "messages": ASK, "tools": TOOLS, "sampling_params": guided},
+        {"id": "b", "messages": ASK, "tools": "weather"},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out, page = tmp_path / "out.jsonl", tmp_path / "out.html"
+    open_llm("qwen3").run_batch(tmp_path / "in.jsonl", out, report=page, use_tqdm=False)
+    records = {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}
+    (call,) = records["a"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Rome", "days": 2}
+    assert records["a"]["finish_reason"] == "tool_calls"
+    assert "tool 0 must be" in records["b"]["error_msg"]
+    assert "tool_calls" not in records["b"]
+    assert "weather({&#34;city" in page.read_text()
+    assert "answered nothing" not in page.read_text()
+
+
 def test_no_parser_unless_asked(tiny_folder):
     options = {"chat_template": TEMPLATE, "block_size": 16, "use_warmup": False, "num_threads": 1}
     with LLM(model=str(tiny_folder("qwen3")), **options) as llm:

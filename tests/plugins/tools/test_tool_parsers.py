@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 from mmdeploy_llm_plugins import tools
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager, ToolCall, ToolParser
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plan import TokenUpdate
+from mmdeploy_llm.request import Request
 from mmdeploy_llm.testing import ToolParserConformance, ToolParserExample
 from mmdeploy_llm.testing.checks.tools import ToolParserSubject
 
@@ -49,6 +55,7 @@ def wrapped(inner: str) -> str:
 
 
 F1 = ("f", {"x": 1})
+MESSAGE = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}'
 NO_CALLS = [  # texts that are no call, and stay what they are
     "no call at all",
     "a <tool_call> that never ends",
@@ -115,6 +122,19 @@ EXAMPLES = {
     "ernie-x1": JSON_ROWS + [(text, text, ()) for text in NO_CALLS],
     "qwen3-coder": [*XML_ROWS, (call(), call(), ())],
     "qwen": JSON_ROWS + XML_ROWS + [(text, text, ()) for text in NO_CALLS],
+    "gpt-oss": [
+        (MESSAGE, "", (F1,)),
+        (MESSAGE + "<|call|>", "", (F1,)),
+        ("<|start|>assistant" + MESSAGE + "<|call|>", "", (F1,)),
+        ("I look." + MESSAGE + "<|call|>" + MESSAGE, "I look.", (F1, F1)),
+        (' to=functions.f<|channel|>commentary json<|message|>{"x": 1}<|call|>', "", (F1,)),
+        (MESSAGE.replace(" <|constrain|>json", ""), "", (F1,)),
+        (MESSAGE.replace("functions.f", "browser.open"), "", (("browser.open", {"x": 1}),)),
+        (MESSAGE[:-1], MESSAGE[:-1], ()),
+        (MESSAGE.replace("{", "["), MESSAGE.replace("{", "["), ()),
+        ("<|channel|>final<|message|>{}", "<|channel|>final<|message|>{}", ()),
+        ("add to=functions.f to it", "add to=functions.f to it", ()),
+    ],
     "ernie-45-vl-thinking": [
         (call() + "\n" + call(), "", (F1, F1)),
         ("\n \n" + call() + " so", "so", (F1,)),
@@ -201,3 +221,48 @@ def test_other_names(asked: str, found: str) -> None:
 def test_did_you_mean() -> None:
     with pytest.raises(ConfigError, match="no tool parser 'hermess'; did you mean 'hermes'"):
         PluginManager.load(plugins=["tools"]).tool_parser("hermess")
+
+
+def harmony_tokenizer() -> PreTrainedTokenizerFast:
+    """Every byte a token, and the tokens of gpt-oss, all of them special."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({byte: place for place, byte in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    names = ("start", "channel", "constrain", "message", "end", "call", "return")
+    backend.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|return|>")
+
+
+def test_gpt_oss_both_parsers_and_special_tokens() -> None:
+    """Reasoning, a word to the user, and a call whose last token ends the request."""
+    said = "<|channel|>{}<|message|>{}<|end|><|start|>assistant"
+    text = said.format("analysis", "why") + said.format("commentary", "I look.") + MESSAGE
+    tokenizer = harmony_tokenizer()
+    manager = PluginManager.load(plugins=["tools", "reasoning"])
+    delivery = Delivery(
+        tokenizer,
+        lambda: manager.build(manager.reasoning_parser("gpt-oss")),
+        "r",
+        lambda: manager.build(manager.tool_parser("gpt-oss")),
+        "t",
+    )
+    end_id = tokenizer.convert_tokens_to_ids("<|call|>")
+    ids = [*tokenizer(text).input_ids, end_id]
+    request = Request(
+        request_id="r",
+        prompt="",
+        prompt_token_ids=[0],
+        prompt_text="<|start|>user<|message|>hi<|end|><|start|>assistant",
+        params=SamplingParams(max_tokens=1000),
+        eos_token_ids=frozenset({end_id}),
+        output_token_ids=ids,
+    )
+    update = TokenUpdate(request=request, new_token_ids=tuple(ids), finish_reason="stop")
+    (output,) = delivery.deliver([update])
+    assert output.is_ok, output.error_msg
+    assert (output.outputs.reasoning_content, output.outputs.text) == ("why", "I look.")
+    assert [(call.name, call.arguments) for call in output.outputs.tool_calls] == [
+        ("f", '{"x": 1}')
+    ]
+    assert output.outputs.finish_reason == "tool_calls"
