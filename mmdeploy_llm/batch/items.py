@@ -164,7 +164,7 @@ class _Media:
     def of_kinds(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """{"image": ..., "video": ...}, resolved; anything else is left for the intake to judge."""
         return {
-            kind: self._resolved(kind, value) if kind in MEDIA_KINDS else value
+            kind: self._resolved(kind, value) if kind in MEDIA_KINDS else self._named(value)
             for kind, value in data.items()
         }
 
@@ -183,9 +183,18 @@ class _Media:
     def _part(self, part: Any) -> Any:
         field = part.get("type") if isinstance(part, Mapping) else None
         kind = str(field).removesuffix("_url")
-        if kind not in MEDIA_KINDS or field not in part:
+        if not isinstance(field, str) or field == "text" or field not in part:
             return part
-        return {**part, field: self._resolved(kind, part[field])}
+        is_known = kind in MEDIA_KINDS
+        value = self._resolved(kind, part[field]) if is_known else self._named(part[field])
+        return {**part, field: value}
+
+    def _named(self, value: Any) -> Any:
+        """Media of a kind that a plugin brings: names are resolved, and nothing within them, since
+        only the plugin knows what a list or a dict of it means."""
+        if isinstance(value, list):
+            return [self._path(item) for item in value]
+        return self._path(value)
 
     def _resolved(self, kind: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)):

@@ -73,6 +73,15 @@ def test_media_in_messages_are_resolved_and_options_left_alone():
     assert item.question == "What?"
 
 
+def test_names_of_other_kinds_of_media_are_relative_to_the_folder_too():
+    rows = [["apples", 3], ["pears", 5]]
+    item = read({"prompt": "hi", "multimodal_data": {"chart": ["a.csv", rows, "/b.csv"]}})
+    assert item.prompt["multimodal_data"]["chart"] == ["/data/a.csv", rows, "/b.csv"]
+    parts = [{"type": "chart", "chart": "a.csv"}, {"type": "text", "text": "Which?"}]
+    content = read({"messages": [{"role": "user", "content": parts}]}).prompt["messages"]
+    assert content[0]["content"] == [{"type": "chart", "chart": "/data/a.csv"}, parts[1]]
+
+
 def test_objects_of_an_iterable_pass_as_they_are():
     blob = b"bytes"
     item = read({"prompt": "hi", "multi_modal_data": {"image": [blob, "a.jpg"]}}, folder=None)

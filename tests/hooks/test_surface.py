@@ -74,9 +74,10 @@ def _public(module):
 def _described(name, item):
     if not inspect.isclass(item):
         return {name: _signature(item) if callable(item) else type(item).__name__}
-    found = {name: f"class({', '.join(base.__name__ for base in item.__bases__)})"}
-    if issubclass(item, Exception) and hasattr(item, "code"):
-        return found | {f"{name}.code": str(item.code)}
+    if issubclass(item, Exception):  # who catches a base catches its children
+        bases = ", ".join(base.__name__ for base in item.__bases__)
+        return {name: f"{bases} {getattr(item, 'code', '')}".strip()}
+    found = {name: "class"}
     if dataclasses.is_dataclass(item):
         fields = dataclasses.fields(item)
         found |= {f"{name}.{field.name}": _field(field) for field in fields}
@@ -135,7 +136,7 @@ def test_what_is_recorded():
     assert found["mmdeploy_llm.hooks.ModelSpec.name"] == "str"
     assert found["mmdeploy_llm.hooks.specs.fetch_media"].startswith("(ref: 'MediaRef', limits:")
     assert found["mmdeploy_llm.hooks.ReasoningParser.feed"].startswith("(self, text: 'str')")
-    assert found["mmdeploy_llm.errors.MediaLimitError.code"] == "413"
+    assert found["mmdeploy_llm.errors.MediaLimitError"] == "MediaError 413"
     assert "mmdeploy_llm.layers.CausalLM.logits" in found
     assert "mmdeploy_llm.testing.ModelConformance.write" in found
 
