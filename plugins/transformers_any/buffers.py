@@ -48,8 +48,9 @@ def prepare(model: Any) -> None:
                 del module._buffers[own]
                 setattr(module, own, nn.Parameter(buffer, requires_grad=False))
         names = [name for name, _ in module.named_parameters(recurse=False)]
-        if any(word in f"{path}.{name}".split(".") for word in strict for name in names):
-            module.fp32_parameters = tuple(names)
+        module.fp32_parameters = tuple(
+            name for name in names if any(word in f"{path}.{name}".split(".") for word in strict)
+        )
 
 
 def compute(model: Any, device: torch.device) -> None:

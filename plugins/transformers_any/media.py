@@ -12,15 +12,16 @@ from torch import Tensor
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 
-METHODS = {"image": "get_image_features", "video": "get_video_features"}
-TYPES = {"image": 1, "video": 2}  # in transformers' mm_token_type_ids
+IMAGE = 1  # in transformers' mm_token_type_ids
 
 
 def encode(name: str, model: Any, item: MediaInput) -> Tensor:
     """[num_tokens, hidden] of one item, whose tensors are the method's arguments."""
-    method = getattr(model, METHODS[item.kind], None)
+    method = getattr(model, "get_image_features", None)
     if method is None:
-        raise MediaError(f"transformers' {name} has no {METHODS[item.kind]}: it takes no media")
+        raise MediaError(
+            f"transformers' {name} has no get_image_features; use a plugin made for this model"
+        )
     weight = model.get_input_embeddings().weight
     inputs = {
         key: _placed(tensor, weight) for key, tensor in item.tensors.items() if _takes(method, key)
@@ -38,17 +39,14 @@ def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
     kinds = torch.zeros(1, num_tokens, dtype=torch.int64)
     for span in spans:
         for start, end in span.runs:
-            kinds[0, start:end] = TYPES[span.item.kind]
-    given: dict[str, Any] = {}
-    for kind in TYPES:
-        grids = [span.item.grid_thw for span in spans if span.item.kind == kind]
-        given[f"{kind}_grid_thw"] = torch.tensor(grids) if grids else None
+            kinds[0, start:end] = IMAGE
+    grids = torch.tensor([span.item.grid_thw for span in spans])
     if not _takes(base.get_rope_index, "mm_token_type_ids"):
         raise MediaError(
             f"get_rope_index of {type(base).__name__} reads token ids, not their kinds"
         )
     ids = torch.zeros_like(kinds)
-    found, _ = base.get_rope_index(ids, mm_token_type_ids=kinds, **given)
+    found, _ = base.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
     result: Tensor = found[:, 0]
     return result
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
 from mmdeploy_llm_processors.image.decode import DecodedImage, ImageDecoder, ImageHeader
-from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
@@ -102,12 +102,14 @@ class AnyImageProcessor(MediaProcessor):
         """What stands for an image of this size."""
         text = self._texts.get(item.size)
         if text is None:
-            text = self._make(Image.new("RGB", item.size)).text
+            width, height = item.size
+            text = self._make(np.zeros((height, width, 3), dtype=np.uint8)).text
             if len(self._texts) < MAX_SIZES:
                 self._texts[item.size] = text
         return text
 
-    def _make(self, image: Image.Image) -> _Made:
+    def _make(self, image: Any) -> _Made:
+        """image: an RGB image of Pillow, or [height, width, 3] bytes."""
         with self._lock:
             made = self._processor(
                 images=[image],
