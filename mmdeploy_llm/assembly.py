@@ -95,7 +95,7 @@ def assemble(config: EngineConfig) -> Assembly:
     if runtime.num_threads != torch.get_num_threads():
         torch.set_num_threads(runtime.num_threads)
     model: Model = build_model(
-        parts.plugins.resolve(parts.spec),
+        lambda config: parts.plugins.build(parts.spec, config),
         parts.checkpoint,
         dtype=getattr(torch, runtime.dtype),
         device=torch.device(runtime.device),

@@ -190,7 +190,7 @@ class MediaLoader:
 
     def _process(self, processor: MediaProcessor, item: MediaItem, decoded: Any) -> MediaInput:
         made = self._call(processor, lambda: processor.process(decoded, item.options))
-        if not isinstance(made, MediaInput) or made.num_tokens < 1:
+        if not _is_usable(made):
             raise MediaError(
                 f"{_owner(processor)} returned no usable MediaInput for the {item.kind}"
             )
@@ -332,6 +332,13 @@ def _key(item: MediaItem, form: str, content: bytes) -> str:
     digest = blake2b(f"{item.kind}\0{form}\0{options!r}\0".encode(), digest_size=20)
     digest.update(content)
     return digest.hexdigest()
+
+
+def _is_usable(made: object) -> bool:
+    """Whether a processor kept to what everybody behind it relies on."""
+    if not isinstance(made, MediaInput) or made.num_tokens < 1:
+        return False
+    return all(hasattr(tensor, "nbytes") for tensor in made.tensors.values())
 
 
 def _owner(processor: MediaProcessor) -> str:

@@ -12,6 +12,7 @@ from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.contracts import media_size
 from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.request import MediaInput
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class EncoderCache:
         for batch in _batches(items):
             try:
                 self._encode(batch)
-            except Exception:
+            except FAULTS:
                 logger.debug(
                     "an encoder call failed; its items are tried one by one", exc_info=True
                 )
@@ -60,7 +61,7 @@ class EncoderCache:
     def _encode_alone(self, item: MediaInput) -> None:
         try:
             self._encode([item])
-        except Exception as error:
+        except FAULTS as error:
             self._failures[item.key] = f"the {item.kind} could not be encoded: {error_text(error)}"
             logger.warning("a media item could not be encoded", exc_info=True)
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
-from mmdeploy_llm.errors import MMDeployLLMError
+from mmdeploy_llm.errors import MMDeployLLMError, PluginContractError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
@@ -93,7 +94,7 @@ class Runner:
             positions = self._positions(new)
             slot = self._slots.add(new, positions).index
             self._sampler.add(slot, _slot_request(new))
-        except Exception as error:
+        except FAULTS as error:
             logger.warning("a request could not start", exc_info=True)
             out.errors[new.request_id] = _failure("the request could not start", error)
 
@@ -121,7 +122,7 @@ class Runner:
         fault fail."""
         try:
             self._forward_and_sample(scheduled, out)
-        except Exception as error:
+        except FAULTS as error:
             if len(scheduled) == 1:
                 logger.warning("the model failed on a request", exc_info=True)
                 failure = _failure("the model failed on this request", error)
@@ -141,6 +142,13 @@ class Runner:
             has_atomic_media=self._has_atomic_media,
         )
         hidden = self._model.forward(self._inputs(batch))
+        shape = (batch.token_ids.shape[0], self._model.hidden_size)
+        if tuple(getattr(hidden, "shape", ())) != shape:  # else rows of others might be read
+            found = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
+            raise PluginContractError(
+                f"forward of {type(self._model).__name__} gave {found}, must be {shape}: a row of "
+                "hidden_size values for each token"
+            )
         self._report_prompt(batch, hidden, out)
         self._sample(batch, hidden, out)
 
@@ -251,6 +259,6 @@ def _slot_request(new: NewRequest) -> SlotRequest:
     )
 
 
-def _failure(what: str, error: Exception) -> RequestFailure:
+def _failure(what: str, error: BaseException) -> RequestFailure:
     code = error.code if isinstance(error, MMDeployLLMError) else 500
     return RequestFailure(code=code, message=f"{what}: {error_text(error)}")

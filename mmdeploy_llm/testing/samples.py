@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.messages import MEDIA_KINDS
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -28,7 +29,9 @@ CORRUPT: Mapping[str, bytes] = MappingProxyType(
 
 
 def samples(kind: str) -> dict[str, Any]:
-    """name -> source of that kind, each of different content."""
+    """name -> source of that kind, each of different content; none for kinds of third parties."""
+    if kind not in MEDIA_KINDS:
+        return {}
     if kind == "video":
         return {
             "mp4": video_bytes(pixels(48, 80, seed=1), num_frames=6),
@@ -46,6 +49,8 @@ def samples(kind: str) -> dict[str, Any]:
 
 def too_large(kind: str) -> dict[str, tuple[Any, MediaLimits]]:
     """name -> a source of that kind, and limits that it is over."""
+    if kind not in MEDIA_KINDS:
+        return {}
     if kind == "video":
         blob = video_bytes(pixels(64, 64, seed=1), num_frames=8)
         return {
