@@ -56,6 +56,7 @@ class TagFormat:
             modes=dict(self._modes()),
             entries={self.start: "begin open", self.end: "begin closed"},
             default="begin",
+            openings=frozenset({self.start}),
         )
 
     def _modes(self) -> Iterator[tuple[str, Mode]]:

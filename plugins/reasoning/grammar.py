@@ -9,9 +9,15 @@ A mode says what its text is. Two sorts of modes:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+# What templates put between turns: tokens such as <|im_end|>, <｜Assistant｜>, </s>, [/INST].
+TURN = re.compile(
+    r"<[|\uff5c][^\s<>]+[|\uff5c]>|</s>|\[/?INST\]|<(?:start|end)_of_turn>|<seed:[be]os>"
+)
 
 Decided = Literal["reasoning", "content"]
 # "held": not decided yet; the exit that is taken, or the end of the text, decides.
@@ -50,12 +56,14 @@ class Grammar:
     one in the text is the one to follow, wherever the text is cut.
 
     entries: tag -> the mode to begin in when that tag is the last one in the prompt; `default`
-    when there is none. Held text that no tag decides is content.
+    when there is none. openings: those of them that count in the turn that the prompt leaves open
+    only; in an earlier one they are what somebody wrote. Held text that no tag decides is content.
     """
 
     modes: Mapping[str, Mode]
     entries: Mapping[str, str]
     default: str
+    openings: frozenset[str] = frozenset()
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -66,4 +74,5 @@ class Grammar:
     def entry(self, prompt: str) -> str:
         """The mode that `prompt` leaves the text in."""
         place, tag = max(((prompt.rfind(tag), tag) for tag in self.entries), default=(-1, ""))
-        return self.entries[tag] if place >= 0 else self.default
+        is_old = tag in self.openings and TURN.search(prompt, place + len(tag)) is not None
+        return self.default if place < 0 or is_old else self.entries[tag]

@@ -2,9 +2,10 @@
 
 What they have in common, so that each class only states how it differs:
 
-- The last tag in the prompt gives the state. Behind an open `<think>` the text begins as reasoning;
-  if it never closes, it is reasoning to its end, since text that was streamed as reasoning cannot
-  become content later. Behind `</think>` (a template with thinking off) all of it is content.
+- The last tag in the prompt gives the state, unless it opens something in a turn that is over:
+  users may write about tags. Behind an open `<think>` the text begins as reasoning; if it never
+  closes, it is reasoning to its end, since text that was streamed as reasoning cannot become
+  content later. Behind `</think>` (a template with thinking off) all of it is content.
 - A `<think>` with which the generated text begins (white space aside) opens the reasoning as one in
   the prompt does. In a text that is reasoning from the start it is dropped as well.
 - Without either, some families think without saying so (their text is reasoning until `</think>`),
@@ -52,6 +53,7 @@ class Ernie45VLParser(TagParser):
         },
         entries={THINK: "begin open", END_THINK: "content"},
         default="begin",
+        openings=frozenset({THINK}),
     )
     markers = grammar.tags
 
@@ -79,6 +81,7 @@ class Ernie45VLThinkingParser(TagParser):
         },
         entries={THINK: "begin", END_THINK: "answer"},
         default="begin",
+        openings=frozenset({THINK}),
     )
     markers = grammar.tags
 
@@ -114,6 +117,7 @@ class ErnieX1Parser(TagParser):
             END_RESPONSE: "begin",
         },
         default="begin",
+        openings=frozenset({THINK, RESPONSE}),
     )
     markers = grammar.tags
 
@@ -147,6 +151,7 @@ class Qwen3Parser(TagParser):
         },
         entries={THINK: "begin open", END_THINK: "begin closed"},
         default="begin",
+        openings=frozenset({THINK}),
     )
     markers = grammar.tags
 

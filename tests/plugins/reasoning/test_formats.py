@@ -99,6 +99,25 @@ ROWS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("name", "prompt"),
+    [
+        ("qwen3", "<|im_start|>user\nWhy <think>?<|im_end|>\n<|im_start|>assistant\n"),
+        ("deepseek-r1", "<\uff5cUser\uff5c>Why <think>?<\uff5cAssistant\uff5c>"),
+        ("think-tag", "<start_of_turn>user\nWhy <think>?<end_of_turn>\n<start_of_turn>model\n"),
+        ("glm-4.5", "<|user|>\nWhy <think>?<|assistant|>"),
+        ("mistral", "[INST]Why [THINK]?[/INST]"),
+        ("ernie-45-vl", "<|begin_of_sentence|>User: <think>?<|end_of_sentence|>Assistant: "),
+    ],
+)
+def test_a_tag_that_a_user_wrote_opens_nothing(parse, name: str, prompt: str) -> None:
+    assert parse(name, "It opens.", prompt=prompt) == ("", "It opens.")
+    # the template's own does, and so does one in an answer that is to be continued
+    tag = "[THINK]" if name == "mistral" else "<think>"
+    for end in (tag, f"{tag}\n", f"{tag}I see"):
+        assert parse(name, "why, cut", prompt=prompt + end) == ("why, cut", "")
+
+
 def examples_of(name: str) -> tuple[ParserExample, ...]:
     return tuple(
         ParserExample(prompt=prompt, text=text, reasoning=thought, content=answer)
