@@ -49,6 +49,11 @@ GLM_TOKENS = {
     "image_token_id": "<|image|>",
     "video_token_id": "<|video|>",
 }
+TEMPLATE = (
+    "{%% for message in messages %%}User: {%% for part in message['content'] %%}"
+    "{%% if part['type'] == 'text' %%}{{ part['text'] }}{%% else %%}%s{%% endif %%}"
+    "{%% endfor %%}{%% endfor %%} Assistant:"
+)
 MISTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 
 
@@ -85,6 +90,7 @@ def build_tokenizer(family):
         eos_token="</s>",
         pad_token="<pad>",
         extra_special_tokens=family.named,
+        chat_template=TEMPLATE % family.marker,
         clean_up_tokenization_spaces=False,
     )
 

@@ -76,3 +76,24 @@ def test_tokens_are_counted_without_pixels(reference, make_llm, picture):
         (output,) = run(llm, [(text, images)])
         assert count.num_prompt_tokens == len(output.prompt_token_ids)
         assert count.num_input_image_tokens == output.num_input_image_tokens > 0
+
+
+def test_chat(reference, make_llm, picture):
+    llm, _ = make_llm(reference.folder)
+    images = [picture(seed, *size) for seed, size in enumerate(SIZES[:2])]
+    content = [
+        {"type": "text", "text": "what is it? "},
+        *({"type": "image", "image": image} for image in images),
+    ]
+    messages = [{"role": "user", "content": content}]
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.error_msg is None
+    prompt = f"User: what is it? {reference.family.marker * 2} Assistant:"
+    assert tokens([output]) == expected(reference, [(prompt, images)])
+
+
+def test_bf16_runs(reference, make_llm, picture):
+    """In bf16 tokens may differ from another order of additions; the run itself must be sound."""
+    llm, _ = make_llm(reference.folder, dtype="bfloat16")
+    outputs = run(llm, cases(reference, picture))
+    assert all(len(output.outputs.token_ids) == GREEDY.max_tokens for output in outputs)
