@@ -11,11 +11,14 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from . import native
 from .attention import select as attention
 from .config import (
     AttentionChoice,
@@ -47,6 +50,8 @@ from .intake.intake import Intake
 from .intake.media import MediaLoader
 from .intake.template import checkpoint_template, load_template
 from .intake.tokenizer import PromptTokenizer, load_tokenizer
+from .layers.kernels import use_kernels
+from .native import Kernels
 from .runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
 from .runner.runner import Runner
 from .runner.slots import Slots
@@ -90,7 +95,8 @@ class _Parts:
 def assemble(config: EngineConfig) -> Assembly:
     """Everything from a config. Raises ConfigError, ModelError and PluginError."""
     parts = _read(config)
-    runtime = _runtime(config, parts.checkpoint)
+    kernels = _load_kernels(config)
+    runtime = _runtime(config, parts.checkpoint, kernels)
     _bound_kernel_cache()
     if runtime.num_threads != torch.get_num_threads():
         torch.set_num_threads(runtime.num_threads)
@@ -101,6 +107,8 @@ def assemble(config: EngineConfig) -> Assembly:
         device=torch.device(runtime.device),
         load_format=config.load_format,
     )
+    if kernels is not None and isinstance(model, nn.Module):
+        use_kernels(model, kernels)
     shape = _kv_cache_shape(runtime, model)
     num_blocks = _num_blocks(runtime, shape)
     runtime = _fitted(config, runtime, num_blocks)
@@ -108,7 +116,7 @@ def assemble(config: EngineConfig) -> Assembly:
     _log_cache(num_blocks, shape)
     engine = Engine(
         scheduler=_scheduler(parts, runtime, shape, num_blocks),
-        runner=_runner(parts, runtime, model, shape, num_blocks),
+        runner=_runner(parts, runtime, model, shape, num_blocks, kernels),
         delivery=_delivery(parts),
         plugins=parts.plugins,
         info=_info(parts, runtime, num_blocks),
@@ -174,7 +182,24 @@ def _eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozen
     return frozenset(given) if isinstance(given, (list, tuple)) else frozenset({int(given)})
 
 
-def _runtime(config: EngineConfig, checkpoint: Checkpoint) -> RuntimeConfig:
+def _load_kernels(config: EngineConfig) -> Kernels | None:
+    """The CPU kernels, where they are wanted and can be had; without them plain torch computes the
+    same, which is told once. Raises ConfigError when native_kernels=True and they cannot."""
+    is_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+    if config.native_kernels is False or not is_cpu:
+        return None
+    try:
+        return native.load()
+    except native.BuildError as error:
+        if config.native_kernels:
+            raise ConfigError(f"native_kernels = True, but {error}") from error
+        logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
+        return None
+
+
+def _runtime(
+    config: EngineConfig, checkpoint: Checkpoint, kernels: Kernels | None
+) -> RuntimeConfig:
     text = checkpoint.config.get_text_config()
     dtype = getattr(checkpoint.config, "dtype", None) or getattr(text, "dtype", None) or "float32"
     limits = ModelLimits(
@@ -183,7 +208,8 @@ def _runtime(config: EngineConfig, checkpoint: Checkpoint) -> RuntimeConfig:
         hidden_size=text.hidden_size,
     )
     host = HostFacts(has_cuda=torch.cuda.is_available(), num_cpus=_num_cpus())
-    return resolve(config, limits, host, attention.select)
+    choose = partial(attention.select, has_kernels=kernels is not None)
+    return resolve(config, limits, host, choose)
 
 
 def _num_cpus() -> int:
@@ -281,13 +307,18 @@ def _scheduler(
 
 
 def _runner(
-    parts: _Parts, runtime: RuntimeConfig, model: Model, shape: KVCacheShape, num_blocks: int
+    parts: _Parts,
+    runtime: RuntimeConfig,
+    model: Model,
+    shape: KVCacheShape,
+    num_blocks: int,
+    kernels: Kernels | None,
 ) -> Runner:
     device = torch.device(runtime.device)
     chosen = AttentionChoice(name=runtime.attention_backend, block_size=runtime.block_size)
     runner = Runner(
         model=model,
-        backend=attention.create(chosen),
+        backend=attention.create(chosen, kernels, model.head_dim),
         cache=allocate(shape, num_blocks, device),
         sampler=Sampler(
             max_num_slots=runtime.max_num_seqs,

@@ -122,7 +122,10 @@ class EngineConfig(FrozenParams):
     num_gpu_blocks_override: int | None = Field(
         default=None, ge=2, description="KV cache blocks, instead of by memory"
     )
-    kv_cache_dtype: DType = Field(default="auto", description="of the KV cache; auto: as dtype")
+    kv_cache_dtype: DType | Literal["int8"] = Field(
+        default="auto",
+        description="of the KV cache; auto: as dtype; int8: half of bf16's memory, on CPU",
+    )
     enable_prefix_caching: bool = Field(
         default=True, description="share the blocks of equal prompt beginnings"
     )
@@ -206,6 +209,10 @@ class EngineConfig(FrozenParams):
     )
     blocked_plugins: Names = Field(default=(), description="plugins not to load")
     num_threads: int | None = Field(default=None, ge=1, description="CPU threads for compute")
+    native_kernels: bool | None = Field(
+        default=None,
+        description="C++ kernels on CPU, built on first use; default: where a compiler is found",
+    )
     use_warmup: bool = Field(
         default=True, description="run one small step before the first request"
     )
@@ -335,8 +342,19 @@ class AttentionChoice:
     block_size: int
 
 
-# (asked backend, device, dtype, asked block size) -> the choice; raises ConfigError.
-ChooseAttention = Callable[[str, str, str, int | None], AttentionChoice]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionNeeds:
+    """What a backend is chosen by. name: the one asked for, or "auto". block_size: the one asked
+    for, None leaves it to the backend."""
+
+    name: str
+    device: str
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int | None = None
+
+
+ChooseAttention = Callable[[AttentionNeeds], AttentionChoice]  # raises ConfigError
 
 
 def resolve(
@@ -351,26 +369,26 @@ def resolve(
         dtype = "bfloat16"  # CPUs have no fast float16
     max_num_seqs = config.max_num_seqs or (256 if is_cuda else 32)
     max_model_len = _max_model_len(config, model)
-    num_batched = config.max_num_batched_tokens or (8192 if is_cuda else 2048)
-    if not config.enable_chunked_prefill:
-        num_batched = max(num_batched, max_model_len)
-    if num_batched < max_num_seqs:
-        raise ConfigError(
-            f"max_num_batched_tokens = {num_batched} is below max_num_seqs = {max_num_seqs}: "
-            "a step could not give every running request one token; raise the first "
-            "or lower the second"
+    kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    attention = choose_attention(
+        AttentionNeeds(
+            name=config.attention_backend,
+            device=device,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            block_size=config.block_size,
         )
-    attention = choose_attention(config.attention_backend, device, dtype, config.block_size)
+    )
     encoder_bytes = config.encoder_cache_memory or (2**30 if is_cuda else 2**28)
     itemsize = 4 if dtype == "float32" else 2
     return RuntimeConfig(
         device=device,
         dtype=dtype,
-        kv_cache_dtype=dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         block_size=attention.block_size,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=num_batched,
+        max_num_batched_tokens=_num_batched_tokens(config, max_num_seqs, max_model_len, is_cuda),
         gpu_memory_utilization=config.gpu_memory_utilization,
         kv_cache_memory_bytes=config.kv_cache_memory,
         num_blocks_override=config.num_gpu_blocks_override,
@@ -389,6 +407,22 @@ def resolve(
         use_warmup=config.use_warmup,
         attention_backend=attention.name,
     )
+
+
+def _num_batched_tokens(
+    config: EngineConfig, max_num_seqs: int, max_model_len: int, is_cuda: bool
+) -> int:
+    """Tokens of a step at most: one for every running request at least."""
+    num_batched = config.max_num_batched_tokens or (8192 if is_cuda else 2048)
+    if not config.enable_chunked_prefill:
+        num_batched = max(num_batched, max_model_len)
+    if num_batched < max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens = {num_batched} is below max_num_seqs = {max_num_seqs}: "
+            "a step could not give every running request one token; raise the first "
+            "or lower the second"
+        )
+    return num_batched
 
 
 def _device(config: EngineConfig, host: HostFacts) -> str:

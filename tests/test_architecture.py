@@ -70,7 +70,7 @@ MAY_OPEN_MEDIA = ("processors/", "mmdeploy_llm/testing/samples.py")  # the kit m
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
-MAX_CORE_LINES = 8000
+MAX_CORE_LINES = 10_000  # with tool calls, calls under a deadline and the CPU kernels
 NOT_CORE = {"testing", "batch", "scaffold", "terminal", "cli"}
 NO_CODE = {
     tokenize.COMMENT,
@@ -490,7 +490,7 @@ BAD = [  # rule, changed file, its text, what must be found
     (hidden_state, ONE, "from os import environ", "reads os.environ"),
     (too_long, ONE, "\n" * (MAX_FILE_LINES + 1), "501 lines, 500 are allowed"),
     (too_long, ONE, "async def f():\n" + " x\n" * MAX_FUNCTION_LINES, "f has 51 lines"),
-    (over_the_core_budget, RUNNER, "x = 1\n" * MAX_CORE_LINES, "lines of code, below 8000"),
+    (over_the_core_budget, RUNNER, "x = 1\n" * MAX_CORE_LINES, "lines of code, below 10000"),
     (unpacked_folders, "plugins/two/model.py", "", "mmdeploy_llm_plugins.two is not listed"),
     (unpacked_folders, "plugins/one", None, "package mmdeploy_llm_plugins.one has no folder"),
     (untested_hooks, "plugins/README.md", "# Plugins\nhook", "hook hook has no heading"),

@@ -17,8 +17,10 @@ def run(host=CPU, model=MODEL, **options):
     return resolve(EngineConfig(model="m", **options), model, host, choose)
 
 
-def choose(name, device, dtype, block_size):
-    return AttentionChoice(name=f"{name} on {device}", block_size=block_size or 64)
+def choose(needs):
+    return AttentionChoice(
+        name=f"{needs.name} on {needs.device}", block_size=needs.block_size or 64
+    )
 
 
 def test_cpu_defaults():

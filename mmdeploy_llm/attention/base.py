@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCache:
     """The paged cache of all layers: keys[layer] and values[layer] are [N, P, K, D], zeroed
-    once."""
+    once. In int8 each token and head has a scale, [N, P, K] float32."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    key_scales: tuple[Tensor, ...] | None = None
+    value_scales: tuple[Tensor, ...] | None = None
 
     @property
     def block_size(self) -> int:

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 class NativeAttention:
     """Reads keys and values where they lie in their pages. float32 and bf16, with a cache of the
-    same dtype."""
+    same dtype or of int8."""
 
     name = "native"
 
@@ -59,10 +59,13 @@ class NativeContext:
         softcap: float | None = None,
     ) -> Tensor:
         """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext."""
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        cache, slots = self._cache, self._layout.slots
+        keys, values = cache.keys[layer], cache.values[layer]
+        key_scales = None if cache.key_scales is None else cache.key_scales[layer]
+        value_scales = None if cache.value_scales is None else cache.value_scales[layer]
         q, k, v = (_with_heads_side_by_side(x) for x in (q, k, v))
-        self._kernels.write_cache(k, keys, self._layout.slots)
-        self._kernels.write_cache(v, values, self._layout.slots)
+        self._kernels.write_cache(k, keys, slots, key_scales)
+        self._kernels.write_cache(v, values, slots, value_scales)
         if window not in self._sequences:
             self._sequences[window] = self._ranges(window)
         return self._kernels.attend(
@@ -72,6 +75,8 @@ class NativeContext:
             self._sequences[window],
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
             softcap=softcap,
+            key_scales=key_scales,
+            value_scales=value_scales,
         )
 
     def _ranges(self, window: int | None) -> Sequences:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .kernels import WithKernels
 from .linear import Linear, MergedLinear
 from .rows import row_parts
 
@@ -29,7 +30,7 @@ def quick_gelu(x: Tensor) -> Tensor:
     return (x * 1.702).sigmoid_().mul_(x)
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(WithKernels):
     """down(silu(gate(x)) * up(x)). Checkpoint names: gate_proj, up_proj, down_proj."""
 
     def __init__(self, size: int, intermediate_size: int, *, bias: bool = False) -> None:
@@ -41,7 +42,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, size] -> [T, size]."""
-        if x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS:
+        if self.kernels is None and (x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS):
             out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
             return out
         rows = row_parts(x, self.intermediate_size, MAX_VALUES)
@@ -49,7 +50,9 @@ class GatedMLP(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _activate(self, x: Tensor) -> Tensor:
-        """silu(gate(x)) * up(x) in two products."""
+        """silu(gate(x)) * up(x); in plain torch in two products."""
+        if self.kernels is not None and self.kernels.takes(x):
+            return self.kernels.silu_mul(*self.gate_up_proj(x).chunk(2, -1))
         weights = self.gate_up_proj.weight.chunk(2)
         bias = self.gate_up_proj.bias
         biases = (None, None) if bias is None else bias.chunk(2)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .kernels import WithKernels
 from .linear import empty_parameter
 from .rows import row_parts
 
@@ -15,9 +16,9 @@ from .rows import row_parts
 MAX_VALUES = 2**18
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(WithKernels):
     """x / sqrt(mean(x ** 2) + eps) * weight over the last axis: statistics in float32, cast to x's
-    dtype, then times weight, as transformers does, and bit-equal to it on the CPU.
+    dtype, then times weight, as transformers does; in plain torch bit-equal to it on the CPU.
 
     On CUDA torch's fused kernel is used: one launch instead of six, and the same but for one
     rounding less in bf16 (the weight is applied before the cast).
@@ -32,6 +33,9 @@ class RMSNorm(nn.Module):
         """Same shape and dtype as `x`."""
         if x.is_cuda:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if self.kernels is not None and x.is_contiguous() and self.kernels.takes(x, self.weight):
+            flat = x.view(-1, x.shape[-1])
+            return self.kernels.rms_norm(flat, self.weight, self.eps).view(x.shape)
         rows = row_parts(x, math.prod(x.shape[1:]), MAX_VALUES)
         if len(rows) == 1:
             return _rms_norm(x, self.weight, self.eps)
@@ -43,8 +47,19 @@ class RMSNorm(nn.Module):
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual). Writes into `residual`; without one, `x` starts it
         and must not be written to afterwards."""
-        residual = x if residual is None else residual.add_(x)
+        if residual is None:
+            return self(x), x
+        if self._can_join(x, residual):
+            assert self.kernels is not None
+            return self.kernels.rms_norm(x, self.weight, self.eps, residual), residual
+        residual.add_(x)
         return self(residual), residual
+
+    def _can_join(self, x: Tensor, residual: Tensor) -> bool:
+        """Whether one kernel adds and norms."""
+        if self.kernels is None or x.dim() != 2 or not residual.is_contiguous():
+            return False
+        return self.kernels.takes(x, residual, self.weight)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from mmdeploy_llm.native import Kernels
+
+from .kernels import WithKernels
 from .rows import row_parts
 
 # Values of a float32 temporary, see rows.py.
@@ -102,6 +105,34 @@ class PartialRope:
         return torch.cat([turned, x[..., self._size :]], -1)
 
 
+class KernelRope:
+    """Either layout, some channels or all of them, in place."""
+
+    def __init__(self, cos: Tensor, sin: Tensor, *, is_interleaved: bool, kernels: Kernels) -> None:
+        """cos, sin: [T, R / 2] float32."""
+        self._cos = cos
+        self._sin = sin
+        self._is_interleaved = is_interleaved
+        self._kernels = kernels
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """See Rope."""
+        if not self._kernels.takes(x):
+            plain = _plain_rope(
+                self._cos, self._sin, is_interleaved=self._is_interleaved, head_dim=x.shape[-1]
+            )
+            return plain.rotate(x)
+        self._kernels.rotate(x, self._cos, self._sin, is_interleaved=self._is_interleaved)
+        return x
+
+
+def _plain_rope(cos: Tensor, sin: Tensor, *, is_interleaved: bool, head_dim: int) -> Rope:
+    """In plain torch."""
+    rope: Rope = (InterleavedRope if is_interleaved else HalfSplitRope)(cos, sin)
+    size = 2 * cos.shape[-1]
+    return rope if size == head_dim else PartialRope(rope, size)
+
+
 def _by_parts(x: Tensor, turn: Callable[[Tensor, slice], Tensor]) -> Tensor:
     """turn(rows of `x` in float32, which rows), in `x`'s dtype again."""
     rows = row_parts(x, x.shape[1] * x.shape[2], MAX_VALUES)
@@ -113,7 +144,7 @@ def _by_parts(x: Tensor, turn: Callable[[Tensor, slice], Tensor]) -> Tensor:
     return out
 
 
-class Rotary(nn.Module):
+class Rotary(WithKernels):
     """Positions -> Rope."""
 
     frequencies: Tensor
@@ -141,13 +172,14 @@ class Rotary(nn.Module):
         if self.axes is None:
             per_pair = positions[:, None].float()
         else:
-            per_pair = positions[self.axes].T.float()
+            per_pair = positions[self.axes].T.float().contiguous()
         angles = per_pair * self.frequencies  # [T, R / 2]
         cos, sin = angles.cos() * self.config.scale, angles.sin() * self.config.scale
-        kind = InterleavedRope if self.config.is_interleaved else HalfSplitRope
-        rope: Rope = kind(cos, sin)
-        size = self.config.turned_dim
-        return rope if size is None else PartialRope(rope, size)
+        is_interleaved = self.config.is_interleaved
+        if self.kernels is not None and cos.is_cpu:
+            return KernelRope(cos, sin, is_interleaved=is_interleaved, kernels=self.kernels)
+        head_dim = self.config.head_dim
+        return _plain_rope(cos, sin, is_interleaved=is_interleaved, head_dim=head_dim)
 
 
 def base_frequencies(size: int, theta: float) -> Tensor:

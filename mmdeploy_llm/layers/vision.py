@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import isqrt
 from typing import Any
 
@@ -20,7 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.native import Kernels, Sequences
 
+from .kernels import WithKernels
 from .linear import Linear, MergedLinear, empty_parameter
 from .mlp import MLP, quick_gelu
 from .norm import LayerNorm
@@ -49,20 +51,35 @@ class SegmentGroup:
 class Segments:
     """Which patches attend to each other."""
 
-    def __init__(
-        self, lengths: Sequence[int], device: torch.device, places: Tensor | None = None
-    ) -> None:
-        """lengths: of the segments, in the order of the patches; they add up to P. places: [P] on
-        the CPU, where each patch lies now, for patches that were reordered."""
-        sizes = torch.tensor(lengths)
-        starts = sizes.cumsum(0) - sizes
-        self.groups = tuple(
-            _group(starts[sizes == length], length, places, device)
-            for length in sorted(set(lengths))
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        """lengths: of the segments, in the order of the patches; they add up to P."""
+        self._sizes = torch.tensor(lengths)
+        self._device = device
+
+    @cached_property
+    def groups(self) -> tuple[SegmentGroup, ...]:
+        """Segments of equal length, for attention in plain torch."""
+        starts = self._sizes.cumsum(0) - self._sizes
+        return tuple(
+            _group(starts[self._sizes == length], length, self._device)
+            for length in sorted(set(self._sizes.tolist()))
         )
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Full attention within each segment: [P, H, D] -> [P, H, D]."""
+    @cached_property
+    def sequences(self) -> Sequences:
+        """What each patch sees, for the kernels."""
+        behind = self._sizes.repeat_interleave(self._sizes)
+        return Sequences(
+            query_starts=F.pad(self._sizes.cumsum(0), (1, 0)),
+            first_seen=torch.zeros_like(behind),
+            behind_seen=behind,
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, kernels: Kernels | None = None) -> Tensor:
+        """Full attention within each segment: [P, H, D] -> [P, H, D]. kernels: compute it where
+        they take the tensors."""
+        if kernels is not None and kernels.can_attend(q, k, v):
+            return kernels.attend(q, k, v, self.sequences, scale=q.shape[-1] ** -0.5)
         if len(self.groups) == 1 and self.groups[0].rows is None:
             return _attend(self.groups[0], q, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -75,14 +92,9 @@ class Segments:
         return out
 
 
-def _group(
-    starts: Tensor, length: int, places: Tensor | None, device: torch.device
-) -> SegmentGroup:
+def _group(starts: Tensor, length: int, device: torch.device) -> SegmentGroup:
     """starts: of all segments of this length, ascending."""
-    rows = starts[:, None] + torch.arange(length)
-    if places is not None:
-        rows = places[rows].sort(-1).values  # attention does not depend on the order in a segment
-    rows = rows.flatten()
+    rows = (starts[:, None] + torch.arange(length)).flatten()
     num, first = starts.numel(), int(rows[0])
     if torch.equal(rows, torch.arange(first, first + rows.numel())):
         return SegmentGroup(num=num, length=length, start=first)
@@ -150,7 +162,7 @@ class PositionTable(nn.Module):
         return blocks.permute(1, 3, 2, 4, 0).reshape(height * width, -1).repeat(frames, 1)
 
 
-class VisionAttention(nn.Module):
+class VisionAttention(WithKernels):
     """Multi-head attention within segments. Checkpoints may hold qkv in one or as q_proj, k_proj
     and v_proj."""
 
@@ -167,7 +179,7 @@ class VisionAttention(nn.Module):
         turned = rope.rotate(qkv[:, : 2 * self.num_heads])
         q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
         v = qkv[:, 2 * self.num_heads :]
-        out: Tensor = self.proj(segments.attend(q, k, v).flatten(1))
+        out: Tensor = self.proj(segments.attend(q, k, v, self.kernels).flatten(1))
         return out
 
 

@@ -6,6 +6,15 @@ Without a compiler there are no kernels, and the plain torch paths compute the s
 """
 
 from .build import BuildError, Level, build, cpu_level
-from .kernels import Kernels, Sequences, load
+from .kernels import MAX_HEAD_DIM, Kernels, Sequences, load
 
-__all__ = ["BuildError", "Kernels", "Level", "Sequences", "build", "cpu_level", "load"]
+__all__ = [
+    "MAX_HEAD_DIM",
+    "BuildError",
+    "Kernels",
+    "Level",
+    "Sequences",
+    "build",
+    "cpu_level",
+    "load",
+]

@@ -15,7 +15,7 @@ from .build import BuildError, build, cpu_level
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 INT8 = 2
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512  # as in attention.h
 
 
 class _AttentionArgs(Structure):
@@ -113,6 +113,17 @@ class Kernels:
             x.is_cpu and x.dtype is dtype and x.stride(-1) == 1 for x in tensors
         )
 
+    def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether `attend` computes on [T, heads, D] like these."""
+        head_dim = q.shape[-1]
+        return (
+            head_dim <= MAX_HEAD_DIM
+            and head_dim % 2 == 0
+            and k.stride() == v.stride()
+            and all(x.stride(1) == head_dim for x in (q, k))
+            and self.takes(q, k, v)
+        )
+
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor:
@@ -152,6 +163,8 @@ class Kernels:
     def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
         """Turns the first 2 R channels of every head of `x` [T, heads, D] in place. cosines, sines:
         [T, R] float32, contiguous."""
+        assert cosines.is_contiguous()
+        assert sines.is_contiguous()
         self._library.mm_rotate(
             DTYPES[x.dtype],
             x.data_ptr(),

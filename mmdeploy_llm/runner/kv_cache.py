@@ -29,9 +29,14 @@ class KVCacheShape:
 
     @property
     def bytes_per_block(self) -> int:
-        """Keys and values of one block in every layer."""
-        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-        return per_token * self.block_size
+        """Keys and values of one block in every layer, with their scales."""
+        per_head = self.head_dim * self.dtype.itemsize + self.scale_size
+        return 2 * self.num_layers * self.num_kv_heads * per_head * self.block_size
+
+    @property
+    def scale_size(self) -> int:
+        """Bytes of the scale of one token and head: float32 in int8, else none."""
+        return 4 if self.dtype is torch.int8 else 0
 
 
 def count_blocks(shape: KVCacheShape, memory: int, most_blocks: int) -> int:
@@ -64,18 +69,24 @@ def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCa
     On the CPU its pages are zero pages of the system until they are written: a cache of gigabytes
     costs nothing at start, and no memory that is not used.
     """
-    size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+    heads = (num_blocks, shape.block_size, shape.num_kv_heads)
 
-    def layer() -> torch.Tensor:
-        if device.type != "cpu":
-            return torch.zeros(size, dtype=shape.dtype, device=device)
-        num_bytes = math.prod(size) * shape.dtype.itemsize
-        return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(shape.dtype).view(size)
+    def layers(size: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        return tuple(_zeros(size, dtype, device) for _ in range(shape.num_layers))
 
-    return KVCache(
-        keys=tuple(layer() for _ in range(shape.num_layers)),
-        values=tuple(layer() for _ in range(shape.num_layers)),
-    )
+    rows = (*heads, shape.head_dim)
+    keys, values = layers(rows, shape.dtype), layers(rows, shape.dtype)
+    if not shape.scale_size:
+        return KVCache(keys=keys, values=values)
+    scales = layers(heads, torch.float32), layers(heads, torch.float32)
+    return KVCache(keys=keys, values=values, key_scales=scales[0], value_scales=scales[1])
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    num_bytes = math.prod(size) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(size)
 
 
 def _free_ram() -> int:

@@ -1,9 +1,8 @@
 """The vision towers of Qwen2-VL and Qwen2.5-VL: patches in, tokens of the decoder out.
 
 Qwen2-VL attends within whole frames. In Qwen2.5-VL most layers attend within windows, some within
-whole frames: patches are reordered once, window by window, short windows first, so that in the
-window layers each length of window is one contiguous block; the tokens are put back in order at the
-end.
+whole frames: patches are reordered once, window by window within each frame, so that both are
+contiguous; the tokens are put back in order at the end.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ class WindowTower(nn.Module):
         order, window_lengths = window_order(grids, self.merge_size, self.window_size)
         patch_order = (order[:, None] * unit + torch.arange(unit)).flatten()
         windows = Segments([length * unit for length in window_lengths], device)
-        frames = Segments(frame_lengths(grids), device, places=patch_order.argsort())
+        frames = Segments(frame_lengths(grids), device)  # windows do not cross them
         positions = patch_positions(grids, self.merge_size, device)
         rope = self.rotary(positions[:, patch_order.to(device)])
         x = self.patch_embed(pixels.index_select(0, patch_order.to(device)))
@@ -128,8 +127,7 @@ class WindowTower(nn.Module):
 def window_order(
     grids: Sequence[Grid], merge_size: int, window_size: int
 ) -> tuple[Tensor, list[int]]:
-    """Token numbers window by window [M], shorter windows first, and the windows' lengths in
-    tokens.
+    """Token numbers window by window [M], and the windows' lengths in tokens.
 
     A window is window_size x window_size tokens of one frame, cut at its right and lower edge.
     """
@@ -145,7 +143,4 @@ def window_order(
         start += frames * across * down
     window_of_token = torch.cat(window_ids)
     lengths = torch.bincount(window_of_token)
-    by_length = lengths.argsort(stable=True)
-    rank = torch.empty_like(by_length)
-    rank[by_length] = torch.arange(len(by_length))
-    return rank[window_of_token].argsort(stable=True), lengths[by_length].tolist()
+    return window_of_token.argsort(stable=True), lengths.tolist()

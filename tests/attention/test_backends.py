@@ -10,6 +10,7 @@ from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.attention.flash import FlashAttention
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
+from mmdeploy_llm.config import AttentionChoice, AttentionNeeds
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError
 from mmdeploy_llm.native import BuildError, load
 
@@ -229,29 +230,68 @@ def install_fake_flash(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "flash_attn", module)
 
 
+def needs(name="auto", device="cpu", dtype="bfloat16", block_size=None, kv_cache_dtype=None):
+    return AttentionNeeds(
+        name=name,
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype or dtype,
+        block_size=block_size,
+    )
+
+
 class TestSelect:
-    def test_cpu_takes_the_reference(self):
-        chosen = selection.select("auto", "cpu", "bfloat16", None)
-        assert (chosen.name, chosen.block_size) == ("reference", 64)
-        assert isinstance(selection.create(chosen), ReferenceAttention)
+    @pytest.mark.parametrize(
+        ("asked", "has_kernels", "name"),
+        [
+            (needs(), True, "native"),
+            (needs(), False, "reference"),
+            (needs(dtype="float32"), True, "native"),
+            (needs(dtype="float16"), True, "reference"),
+            (needs(kv_cache_dtype="int8"), True, "native"),
+            (needs(kv_cache_dtype="float32"), True, "reference"),
+            (needs("reference"), True, "reference"),
+        ],
+    )
+    def test_cpu(self, asked, has_kernels, name):
+        chosen = selection.select(asked, has_kernels=has_kernels)
+        assert (chosen.name, chosen.block_size) == (name, 64)
 
     def test_block_size_of_the_user_wins(self):
-        assert selection.select("reference", "cpu", "float32", 16).block_size == 16
+        chosen = selection.select(needs("reference", block_size=16), has_kernels=True)
+        assert chosen.block_size == 16
 
-    def test_unknown_name(self):
-        with pytest.raises(ConfigError, match="use auto, flash-attn, reference"):
-            selection.select("flesh", "cpu", "float32", None)
-
-    def test_flash_on_cpu_is_refused(self):
-        with pytest.raises(ConfigError, match="needs a CUDA device"):
-            selection.select("flash-attn", "cpu", "bfloat16", None)
-
-    def test_flash_names_the_allowed_block_sizes(self):
-        with pytest.raises(ConfigError, match="multiple of 256"):
-            selection.select("flash-attn", "cuda", "bfloat16", 64)
+    @pytest.mark.parametrize(
+        ("asked", "message"),
+        [
+            (needs("flesh"), "use auto, flash-attn, native, reference"),
+            (needs("flash-attn"), "needs a CUDA device"),
+            (needs("flash-attn", "cuda", block_size=64), "multiple of 256"),
+            (needs("flash-attn", "cuda", kv_cache_dtype="float16"), "kv_cache_dtype = dtype"),
+            (needs("native"), "C\\+\\+ kernels, which are not there"),
+            (needs("native", "cuda"), "needs a CPU"),
+            (needs("native", dtype="float16"), "needs a CPU and bfloat16 or float32"),
+            (needs(kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
+            (needs(device="cuda", kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
+        ],
+    )
+    def test_what_cannot_be(self, asked, message):
+        with pytest.raises(ConfigError, match=message):
+            selection.select(asked, has_kernels=False)
 
     def test_flash_chooses_its_block_size(self):
-        assert selection.select("flash-attn", "cuda:0", "float16", None).block_size == 256
+        asked = needs("flash-attn", "cuda:0", "float16")
+        assert selection.select(asked, has_kernels=False).block_size == 256
+
+    def test_create(self, monkeypatch):
+        def made(name, head_dim=64):
+            return selection.create(AttentionChoice(name=name, block_size=64), object(), head_dim)
+
+        assert isinstance(made("reference"), ReferenceAttention)
+        assert isinstance(made("native"), NativeAttention)
+        for head_dim in (7, 514):
+            with pytest.raises(ConfigError, match=f"have {head_dim} channels"):
+                made("native", head_dim)
 
     def test_missing_flash_attn_says_what_to_install(self, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "flash_attn", None)

@@ -37,16 +37,6 @@ def test_segments_equal_one_call_each(lengths):
     torch.testing.assert_close(found, attend_one_by_one(lengths, q, k, v))
 
 
-@pytest.mark.parametrize("lengths", [[8], [4, 4], [3, 5]])
-def test_segments_of_reordered_patches(lengths):
-    """One group that is contiguous, one that is not, and several."""
-    order = torch.tensor([7, 1, 4, 0, 6, 2, 5, 3])  # the patch that now lies at each place
-    q, k, v = torch.randn(3, 8, 2, 4).unbind(0)
-    segments = Segments(lengths, CPU, places=order.argsort())
-    found = segments.attend(q[order], k[order], v[order])[order.argsort()]
-    torch.testing.assert_close(found, attend_one_by_one(lengths, q, k, v))
-
-
 def test_one_call_per_length():
     assert len(Segments([4, 9, 4, 9, 9], CPU).groups) == 2
     assert len(Segments([4] * 100, CPU).groups) == 1

@@ -27,7 +27,7 @@ namespace mm {
 
 constexpr int64_t TILE_ROWS = 64;
 constexpr int64_t TILE_KEYS = 64;
-constexpr int64_t MAX_HEAD_DIM = 256;
+constexpr int64_t MAX_HEAD_DIM = 512;
 
 // Pointers to host memory; strides in values.
 struct AttentionArgs {

@@ -87,13 +87,13 @@ class TestQwenVL(ModelConformance):
         assert positions[1].tolist() == [0, 1, 1, 1, 2, 3]
 
 
-def test_windows_of_one_length_lie_together():
+def test_windows_lie_one_behind_the_other_in_their_frames():
     order, lengths = window_order([(1, 10, 12), (2, 4, 4)], merge_size=2, window_size=4)
     assert sorted(order.tolist()) == list(range(30 + 8))
-    assert lengths == sorted(lengths)
-    assert sum(lengths) == 38
-    # the lower right window of the first grid: row 4, columns 4 and 5 of 6
-    assert order[:2].tolist() == [28, 29]
+    # 5 x 6 tokens: windows of 4 x 4 and 4 x 2, then what is left below; two frames of 2 x 2
+    assert lengths == [16, 8, 4, 2, 4, 4]
+    assert order[16:20].tolist() == [4, 5, 10, 11]
+    assert order[28:30].tolist() == [28, 29]
 
 
 def test_layers_of_unknown_types_are_refused(tmp_path):

@@ -1,0 +1,105 @@
+"""Layers with the CPU kernels against the same layers without."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments, VisionBlock
+from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.vision import axial_rotary
+from mmdeploy_llm.native import BuildError, load
+from mmdeploy_llm.testing.tiny import randomize
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels leave the last one to torch
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    try:
+        return load()
+    except BuildError as error:
+        pytest.skip(f"no kernels on this machine: {error}")
+
+
+def filled(module, dtype):
+    torch.manual_seed(1)
+    randomize(module)
+    for child in module.modules():
+        if isinstance(child, Rotary):
+            child.init_buffers(torch.device("cpu"))
+    return module.to(dtype)
+
+
+def assert_near(found, expected):
+    limit = 1e-5 if expected.dtype is torch.float32 else 0.05
+    torch.testing.assert_close(found.float(), expected.float(), atol=limit, rtol=limit)
+
+
+def both(module, kernels, call):
+    """What `call(module)` gives without and with kernels."""
+    with torch.inference_mode():
+        before = call(module)
+        use_kernels(module, kernels)
+        return before, call(module)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 24), (5, 3, 24)])
+def test_norm(kernels, dtype, shape):
+    x = torch.randn(shape).to(dtype)
+    expected, found = both(filled(RMSNorm(24, 1e-6), dtype), kernels, lambda norm: norm(x))
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_with_residual(kernels, dtype):
+    x, residual = torch.randn(2, 5, 24).to(dtype)
+    norm = filled(RMSNorm(24, 1e-6), dtype)
+    expected, found = both(norm, kernels, lambda norm: norm.add(x, residual.clone()))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_near(ours, theirs)
+    first = norm.add(x, None)
+    assert first[1] is x
+    assert_near(first[0], norm(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 300])
+def test_gated_mlp(kernels, dtype, rows):
+    x = torch.randn(rows, 16).to(dtype)
+    mlp = filled(GatedMLP(16, 40, bias=True), dtype)
+    assert_near(*both(mlp, kernels, lambda mlp: mlp(x))[::-1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("turned_dim", [None, 8])
+@pytest.mark.parametrize("axes", [None, 3])
+def test_rotary(kernels, dtype, is_interleaved, turned_dim, axes):
+    num_pairs = (turned_dim or 16) // 2
+    config = RotaryConfig(
+        head_dim=16,
+        is_interleaved=is_interleaved,
+        turned_dim=turned_dim,
+        axes=None if axes is None else tuple(i % axes for i in range(num_pairs)),
+    )
+    positions = torch.randint(0, 50, (7,) if axes is None else (axes, 7))
+    x = torch.randn(7, 5, 16).to(dtype)
+    rotary = filled(Rotary(config), torch.float32)
+    expected, found = both(rotary, kernels, lambda rotary: rotary(positions).rotate(x.clone()))
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [8, 80])
+def test_vision_block(kernels, dtype, head_dim):
+    size, lengths = 2 * head_dim, [4, 9, 4, 70]
+    block = VisionBlock(size, 2, norm=lambda: RMSNorm(size, 1e-6), mlp=GatedMLP(size, 24))
+    rotary = filled(Rotary(axial_rotary(head_dim, 1e4)), torch.float32)
+    rope_positions = torch.randint(0, 9, (2, sum(lengths)))
+    x = torch.randn(sum(lengths), size).to(dtype)
+    segments = Segments(lengths, torch.device("cpu"))
+    block = filled(block, dtype)
+    expected, found = both(
+        block, kernels, lambda block: block(x.clone(), segments, rotary(rope_positions))
+    )
+    assert_near(found, expected)
