@@ -1,0 +1,147 @@
+"""check_plugin on installed packages: every verdict, without an author's help."""
+
+import sys
+
+import pytest
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.testing import Verdict, check_plugin, write_tiny
+
+FAKES = "mmdeploy_llm.testing.fakes"
+ALL_KINDS = f"""
+@hookimpl
+def provide_models():
+    return [
+        ModelSpec(name="acme", architectures=("Qwen2ForCausalLM",), priority=5,
+                  factory="{{model}}"),
+        ModelSpec(name="new", architectures=("AcmeForCausalLM",), factory="{FAKES}:FakeModel"),
+    ]
+
+@hookimpl
+def provide_reasoning_parsers():
+    return [ReasoningParserSpec(name="acme", factory="{{parser}}")]
+
+@hookimpl
+def provide_media_processors():
+    return [
+        MediaProcessorSpec(name="acme", kind="image", models=("acme",), factory="{{processor}}"),
+        MediaProcessorSpec(name="picky", kind="image", models=("other",),
+                           factory=__name__ + ":Picky"),
+    ]
+
+class Picky:
+    def __init__(self, checkpoint, options):
+        raise ValueError("no preprocessor_config.json")
+"""
+GOOD = {
+    "model": "mmdeploy_llm_plugins.qwen.text:Qwen2ForCausalLM",
+    "parser": f"{FAKES}:FakeReasoningParser",
+    "processor": f"{FAKES}:FakeMediaProcessor",
+}
+BAD_PARSER = """
+class Parser(ReasoningParser):
+    def feed(self, text):
+        return []
+    def finish(self):
+        return []
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch, load_file):
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    site = load_file("hooks/conftest.py").Site(folder)
+    yield site.install
+    for module in site.modules:
+        sys.modules.pop(module, None)
+
+
+def outcomes(verdicts):
+    """(subject, check) -> (outcome, message)."""
+    verdicts = list(verdicts)
+    assert all(isinstance(verdict, Verdict) and verdict.seconds >= 0 for verdict in verdicts)
+    return {(v.subject, v.check): (v.outcome, v.message) for v in verdicts}
+
+
+def test_a_plugin_of_all_kinds(install):
+    install("acme", ALL_KINDS.format(**GOOD))
+    found = outcomes(check_plugin("Acme"))
+    assert [key for key, (outcome, _) in found.items() if outcome == "fail"] == []
+    subjects = {subject for subject, _ in found}
+    assert subjects == {
+        "",
+        "reasoning parser acme",
+        "image processor acme",
+        "image processor picky",
+        "model acme (Qwen2ForCausalLM)",
+        "model new (AcmeForCausalLM)",
+    }
+    assert found["", "lists_without_torch"] == ("pass", "")
+    assert found["reasoning parser acme", "any_split_equals_the_whole"][0] == "pass"
+    assert found["image processor acme", "corrupt_bytes_are_media_errors"][0] == "pass"
+    assert found["image processor acme", "samples_are_processed"] == (
+        "skip",
+        "no samples were given; add some to `samples`",
+    )
+    outcome, message = found["image processor picky", "builds"]
+    assert (outcome, "give a model folder" in message) == ("skip", True)
+    assert found["model acme (Qwen2ForCausalLM)", "builds_on_meta"][0] == "pass"
+    assert (
+        "has no config for AcmeForCausalLM"
+        in found["model new (AcmeForCausalLM)", "builds_on_meta"][1]
+    )
+
+
+def test_a_model_folder(install, tmp_path):
+    """All checks of the model that serves it; the others are skipped."""
+    install("acme", ALL_KINDS.format(**GOOD))
+    found = outcomes(check_plugin("acme", model_folder=write_tiny("qwen2", tmp_path / "model")))
+    of_model = {
+        check: outcome
+        for (subject, check), (outcome, _) in found.items()
+        if subject == "model acme"
+    }
+    assert {check for check, outcome in of_model.items() if outcome == "fail"} == set()
+    for check in ("logits_equal_the_reference", "paged_equals_dense", "loads_the_checkpoint"):
+        assert of_model[check] == "pass"
+    assert found["model new", "builds_on_meta"] == ("skip", "the folder is of another architecture")
+    assert found["image processor picky", "builds"] == (
+        "skip",
+        "it is for other models than that of the folder",
+    )
+    with pytest.raises(CheckpointError):
+        check_plugin("acme", model_folder=tmp_path / "site")
+
+
+def test_verdicts_of_a_broken_plugin(install):
+    """One that fails ends neither its own other checks nor those of the others."""
+    bad = {
+        "parser": "site_acme_llm:Parser",
+        "model": "no_such_module:Model",
+        "processor": "json:load",
+    }
+    install("acme", BAD_PARSER + ALL_KINDS.format(**bad))
+    found = outcomes(check_plugin("acme"))
+    assert found["reasoning parser acme", "plain_text_is_kept"][0] == "fail"
+    assert found["reasoning parser acme", "no_state_is_shared"][0] == "pass"
+    outcome, message = found["", "factories_can_be_imported"]
+    assert (outcome, "no_such_module" in message) == ("fail", True)
+    assert found["model acme (Qwen2ForCausalLM)", "builds_on_meta"][0] == "fail"
+
+
+def test_a_plugin_that_does_not_load(install):
+    install("acme", "raise SystemExit(4)")
+    found = outcomes(check_plugin("acme"))
+    assert {subject for subject, _ in found} == {""}
+    assert found["", "imports_in_a_fresh_process"][0] == "fail"
+    assert "SystemExit: 4" in found["", "hooks_are_valid"][1]
+
+
+def test_an_in_tree_processor_with_a_folder(tmp_path):
+    folder = write_tiny("qwen2_5_vl", tmp_path)
+    found = outcomes(check_plugin("image", model_folder=folder))
+    assert found["image processor qwen-image", "samples_are_processed"] == ("pass", "")
+    assert found["image processor ernie-image", "builds"][0] == "skip"
+    assert [key for key, (outcome, _) in found.items() if outcome == "fail"] == []

@@ -1,0 +1,213 @@
+"""The kit as an author meets it: a short test file, the report of a failure, imports that cost
+nothing, a checkpoint of any config, fakes in a real engine."""
+
+import re
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from mmdeploy_llm import LLM, SamplingParams, testing
+from mmdeploy_llm.errors import ConfigError, PluginLoadError
+from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, hookimpl
+from mmdeploy_llm.testing import (
+    FakeReasoningParser,
+    MediaProcessorConformance,
+    ReasoningParserConformance,
+    fake_manager,
+    make_tokenizer,
+    write_checkpoint,
+    write_tiny,
+)
+
+FAKES = "mmdeploy_llm.testing.fakes"
+FAKE_MODEL = ModelSpec(
+    name="fake",
+    architectures=("Qwen2_5_VLForConditionalGeneration",),
+    factory=f"{FAKES}:FakeModel",
+    media=("image",),
+    priority=100,
+)
+FAKE_PROCESSOR = MediaProcessorSpec(
+    name="fake", kind="image", factory=f"{FAKES}:FakeMediaProcessor", models=("fake",)
+)
+FAKE_PARSER = ReasoningParserSpec(name="fake", factory=f"{FAKES}:FakeReasoningParser")
+
+AUTHORS_FILE = """
+from acme import provide_reasoning_parsers
+from mmdeploy_llm.testing import ParserExample, PluginConformance, ReasoningParserConformance
+
+class TestPlugin(PluginConformance):
+    plugin = "acme"
+
+class TestParser(ReasoningParserConformance):
+    spec = provide_reasoning_parsers()[0]
+    examples = (ParserExample(text="why</think>so", reasoning="why", content="{content}"),)
+
+def test_fixtures(plugin_manager, tiny_checkpoint):
+    import acme
+    assert plugin_manager(acme).reasoning_parsers[0].name == "acme"
+"""
+ACME = f"""
+from mmdeploy_llm.hooks import ReasoningParserSpec, hookimpl
+
+@hookimpl
+def provide_reasoning_parsers():
+    return [ReasoningParserSpec(name="acme", factory="{FAKES}:FakeReasoningParser")]
+"""
+
+
+class TestFakeParser(ReasoningParserConformance):
+    """The fakes keep the contracts that they stand for."""
+
+    spec = FAKE_PARSER
+
+
+class TestFakeProcessor(MediaProcessorConformance):
+    spec = FAKE_PROCESSOR
+    samples = {"small": b"FAKE 8x8 ...", "large": b"FAKE 64x64 abc"}  # noqa: RUF012
+    other_options = {"size": 3}  # noqa: RUF012
+
+
+@pytest.fixture
+def author(tmp_path):
+    """Runs pytest on an author's test file, in a process of its own."""
+
+    def run(content, *options):
+        (tmp_path / "acme.py").write_text(ACME)
+        (tmp_path / "test_acme.py").write_text(AUTHORS_FILE.format(content=content))
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout
+
+    return run
+
+
+def test_a_test_file_of_fifteen_lines(author):
+    assert len(AUTHORS_FILE.strip().splitlines()) <= 15
+    code, text = author("so")
+    assert code == 0, text
+    assert re.search(r"\b1[0-9] passed", text), text
+
+
+def test_the_report_of_a_failure_is_its_message(author):
+    code, text = author("no")
+    assert code == 1
+    assert "1 failed" in text
+    message = "('why', 'so'), but the example says ('why', 'no'); correct the parser or the example"
+    assert message in text
+    assert "checks/parsers.py" not in text
+    assert "checks/parsers.py" in author("no", "--full-trace")[1]
+
+
+def test_importing_costs_nothing():
+    code = """
+        import sys
+        import mmdeploy_llm.testing, mmdeploy_llm.testing.pytest_plugin
+        assert set(mmdeploy_llm.testing.__all__) <= set(dir(mmdeploy_llm.testing))
+        assert not {"torch", "transformers", "numpy"} & set(sys.modules)
+        from mmdeploy_llm.testing import ParserExample, CheckFailed, Verdict
+    """
+    subprocess.run([sys.executable, "-c", dedent(code)], check=True)
+
+
+@pytest.mark.parametrize("name", testing.__all__)
+def test_every_name_is_there(name):
+    assert getattr(testing, name) is not None
+
+
+def test_without_pytest():
+    """The classes say what to install; checks and writers work."""
+    code = """
+        import sys
+        sys.modules["pytest"] = None
+        from mmdeploy_llm.testing import ParserExample, write_checkpoint
+        try:
+            from mmdeploy_llm.testing import ModelConformance
+        except ModuleNotFoundError as error:
+            assert "pip install 'mmdeploy-llm[testing]'" in str(error), error
+        else:
+            raise SystemExit("no error")
+    """
+    subprocess.run([sys.executable, "-c", dedent(code)], check=True)
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="no attribute 'Conform'"):
+        testing.Conform  # noqa: B018
+
+
+@pytest.mark.parametrize("config_class", ["GPTNeoXConfig", "Gemma2Config", "OlmoConfig"])
+def test_a_checkpoint_of_any_config(tiny_checkpoint, config_class):
+    """transformers reads it back, with all weights, and the tokenizer; a seed is repeatable."""
+    tokenizer = make_tokenizer()
+    config = getattr(transformers, config_class)(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    folder = tiny_checkpoint(config, tokenizer=tokenizer, files={"note.txt": "hello"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    ids = transformers.AutoTokenizer.from_pretrained(folder)("Hello there").input_ids
+    assert model(torch.tensor([ids])).logits.isfinite().all()
+    assert (folder / "note.txt").read_text() == "hello"
+    again, other = tiny_checkpoint(config), tiny_checkpoint(config, seed=1)
+    first, second, third = (load_file(at / "model.safetensors") for at in (folder, again, other))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert not any(torch.equal(first[key], third[key]) for key in first)
+
+
+def test_a_config_that_does_not_fit(tmp_path):
+    small = transformers.LlamaConfig(vocab_size=10)
+    with pytest.raises(ConfigError, match="make the config with vocab_size=len"):
+        write_checkpoint(small, tmp_path)
+    config = transformers.LlamaConfig(vocab_size=1000)
+    with pytest.raises(ConfigError, match="has no class 'NoSuchForCausalLM'"):
+        write_checkpoint(config, tmp_path, architecture="NoSuchForCausalLM")
+    vision = transformers.CLIPVisionConfig()
+    vision.vocab_size = 1000
+    with pytest.raises(ConfigError, match="no model that generates text for CLIPVisionConfig"):
+        write_checkpoint(vision, tmp_path)
+
+
+def test_a_manager_of_what_was_given():
+    class Plugin:
+        @hookimpl
+        def provide_models(self):
+            return [FAKE_MODEL]
+
+    manager = fake_manager(Plugin(), reasoning_parsers=[FAKE_PARSER])
+    assert manager.model_for(FAKE_MODEL.architectures) is FAKE_MODEL
+    assert isinstance(manager.build(manager.reasoning_parser("Fake")), FakeReasoningParser)
+    assert manager.failures == ()
+    with pytest.raises(PluginLoadError, match="mark its functions with @hookimpl"):
+        fake_manager(object())
+
+
+def test_the_fakes_in_an_engine(tmp_path, monkeypatch):
+    """No weights, a count for an answer: each token is the last one + 1."""
+    folder = write_tiny("qwen2_5_vl", tmp_path)
+    (folder / "model.safetensors").unlink()
+    placeholder = make_tokenizer("qwen2_5_vl").convert_tokens_to_ids("<|image_pad|>")
+    given = {"models": [FAKE_MODEL], "media_processors": [FAKE_PROCESSOR]}
+    manager = fake_manager(**given, reasoning_parsers=[FAKE_PARSER])
+    monkeypatch.setattr("mmdeploy_llm.hooks.PluginManager.load", lambda *args: manager)
+    llm = LLM(model=str(folder), load_format="dummy", block_size=16, use_warmup=False)
+    try:
+        prompt = {
+            "prompt_token_ids": [50, placeholder, 60],
+            "multimodal_data": {"image": b"FAKE 16x4 any"},
+        }
+        (output,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=5))
+    finally:
+        llm.close()
+    assert output.error_msg is None
+    assert output.num_input_image_tokens == 4
+    assert list(output.outputs.token_ids) == [61, 62, 63, 64, 65]
