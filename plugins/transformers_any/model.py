@@ -19,7 +19,7 @@ from mmdeploy_llm.forward import AttentionContext, ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
 
-from . import ATOMIC, buffers, head, interface, media, mixing, probe, rope, structure
+from . import ATOMIC, buffers, head, interface, media, mixing, probe, rope, structure, trial
 from .interface import Step, refused
 from .weights import WeightTable
 
@@ -74,6 +74,7 @@ class AnyModel(nn.Module):
             if not self._is_observed:
                 self._set_sizes(self._observed_on_weights())
             mixing.check_mixing(self.name, self._decoder, self.hidden_size, self._silent_pass)
+            trial.check_equal(self.name, self.inner, self._decoder, self._trial_logits)
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Hidden states after the final norm, [T, hidden]."""
@@ -123,6 +124,10 @@ class AnyModel(nn.Module):
 
     def _silent_pass(self, embeds: Tensor) -> Tensor:
         return self._decode(embeds, self._places(embeds.device), mixing.Silence())
+
+    def _trial_logits(self, ids: Tensor) -> Tensor:
+        embeds = self.inner.get_input_embeddings()(ids)
+        return self.logits(self._decode(embeds, self._places(ids.device), trial.Whole()))
 
     def _places(self, device: torch.device) -> Tensor:
         places = torch.arange(probe.NUM_TOKENS, device=device)

@@ -7,6 +7,7 @@ import transformers
 from mmdeploy_llm_plugins.transformers_any import ATOMIC, provide_models
 from mmdeploy_llm_plugins.transformers_any.mixing import NUM_TOKENS, check_mixing
 from mmdeploy_llm_plugins.transformers_any.model import AnyModel
+from mmdeploy_llm_plugins.transformers_any.trial import Whole
 from torch import nn
 from transformers.core_model_loading import Interleave, WeightConverter
 
@@ -206,3 +207,48 @@ def test_a_conversion_that_computes_is_named():
         CheckpointError, match=r"model\.layers\.0\.fused\.weight needs .*Interleave"
     ):
         model.weight_targets("model.layers.0.fused.weight")
+
+
+LLAVA = "transformers.models.llava_onevision.modeling_llava_onevision.LlavaOnevisionModel"
+
+
+def test_what_is_done_around_the_decoder_is_found_on_the_weights(reference_of, monkeypatch):
+    """Embeddings scaled by the model that holds the decoder: no layer shows it."""
+    folder = reference_of("llava_onevision").folder
+    base = transformers.LlavaOnevisionModel
+    forward = base.forward
+
+    def scaled(self, input_ids=None, inputs_embeds=None, **kwargs):
+        if inputs_embeds is None:
+            inputs_embeds = self.get_input_embeddings()(input_ids) * 3
+        return forward(self, inputs_embeds=inputs_embeds, **kwargs)
+
+    monkeypatch.setattr(f"{LLAVA}.forward", scaled)
+    with pytest.raises(ModelNotSupportedError, match="its logits differ from those of"):
+        LLM(model=str(folder), num_threads=1)
+
+
+def test_a_forward_that_wants_more_than_text_is_told(reference_of, make_llm, monkeypatch, caplog):
+    folder = reference_of("llava_onevision").folder
+
+    def choosy(self, **kwargs):
+        raise ValueError("where is the image?")
+
+    monkeypatch.setattr(f"{LLAVA}.forward", choosy)
+    make_llm(folder)
+    assert "was not compared with transformers' own forward" in caplog.text
+    assert "where is the image?" in caplog.text
+
+
+def test_the_trial_attends_as_transformers_does():
+    """Scale, window and soft cap in the attention of the trial."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(6, heads, 8, generator=generator) for heads in (4, 2, 2))
+    found = Whole().attend(0, q, k, v, scale=0.5, window=3, softcap=2.0)
+    keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
+    for token in range(6):
+        seen = slice(max(0, token - 2), token + 1)
+        scores = torch.einsum("hd,khd->hk", q[token], keys[seen]) * 0.5
+        weights = (2.0 * torch.tanh(scores / 2.0)).softmax(-1)
+        wanted = torch.einsum("hk,khd->hd", weights, values[seen])
+        torch.testing.assert_close(found[token], wanted)
