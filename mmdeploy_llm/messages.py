@@ -26,7 +26,8 @@ SCHEME = re.compile(r"(data|file):|([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 class MediaRef:
     """A media item given by name, not by value: a path, a file:// or data: URL, an http(s) URL.
 
-    kind: "image" or "video". uri: the text as the caller wrote it. caller: "generate" or "chat".
+    kind: "image", "video", or one that a plugin brings. uri: the text as the caller wrote it.
+    caller: "generate" or "chat".
     """
 
     kind: str
@@ -45,7 +46,7 @@ class MediaRef:
 class MediaItem:
     """One media item of a prompt, not opened yet.
 
-    kind: "image" or "video". source: MediaRef, bytes, or a loaded object (PIL image, numpy array,
+    kind: as of a MediaRef. source: MediaRef, bytes, or a loaded object (PIL image, numpy array,
     torch tensor, list of frames). options: per-item processor options, such as fps for a video.
     """
 

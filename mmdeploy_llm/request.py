@@ -35,7 +35,7 @@ class RequestStatus(enum.Enum):
 class MediaInput:
     """One processed media item, ready for the model's encoder.
 
-    kind: "image" or "video". tensors: what the model's `encode_media` reads (for grid models
+    kind: as of its processor. tensors: what the model's `encode_media` reads (for grid models
     `pixels`
     [num_patches, patch_dim]). grid_thw: patches in time, height and width before merging, where the
     family has such a grid. num_tokens: embeddings the encoder gives for it, which is also the

@@ -186,7 +186,7 @@ def _plugin_table(manager: PluginManager) -> Table:
         table.add_column(title, overflow="fold")
     for plugin in manager.plugins:
         served = {
-            f"model {spec.name}": ", ".join(spec.architectures)
+            f"model {spec.name}": ", ".join(map(_architecture, spec.architectures))
             for spec in manager.models
             if manager.owner(spec) == plugin.name
         }
@@ -198,6 +198,12 @@ def _plugin_table(manager: PluginManager) -> Table:
             cell.append(f"{failure.phase} failed: {failure.error}", style="red")
         table.add_row(Text(plugin.name), Text(package or plugin.module), cell)
     return table
+
+
+def _architecture(name: str) -> str:
+    from mmdeploy_llm.hooks.selection import ANY_MODEL
+
+    return "any other architecture" if name == ANY_MODEL else name
 
 
 def _print_verdict(verdict: Verdict) -> None:

@@ -73,8 +73,8 @@ class ToolParserSpec:
 class MediaProcessorSpec:
     """A processor of one kind of media for some model families.
 
-    kind: "image" or "video". models: names of ModelSpecs, or ("*",) for any; a named family
-    beats "*".
+    kind: "image", "video", or a word in lower case for one of your own, which a model takes when
+    its `media` has it. models: names of ModelSpecs, or ("*",) for any; a named family beats "*".
     factory: "module:Class", called as factory(checkpoint, options) once per engine; options are the
     engine's `mm_processor_kwargs`.
     """

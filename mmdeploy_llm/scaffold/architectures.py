@@ -13,6 +13,7 @@ from pathlib import Path
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import ModelSpec, PluginManager
 from mmdeploy_llm.hooks.discovery import OUR_DISTRIBUTION
+from mmdeploy_llm.hooks.selection import ANY_MODEL
 
 BEGIN, END = "<!-- architectures: begin -->", "<!-- architectures: end -->"
 HEADER = (
@@ -69,7 +70,7 @@ def _rows(spec: ModelSpec, owner: str) -> list[str]:
 
 
 def _named(architecture: str) -> str:
-    return "any other of transformers" if architecture == "*" else f"`{architecture}`"
+    return "any other of transformers" if architecture == ANY_MODEL else f"`{architecture}`"
 
 
 if __name__ == "__main__":

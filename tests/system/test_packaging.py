@@ -67,7 +67,13 @@ def test_data_files_are_in_it(names):
         for path in (ROOT / "mmdeploy_llm" / "bundled").rglob("*")
         if path.is_file()
     }
-    assert data | bundled <= names, sorted((data | bundled) - names)
+    templates = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "mmdeploy_llm" / "scaffold" / "templates").rglob("*.tmpl")
+    }
+    assert any(name.endswith("/.gitignore.tmpl") for name in templates)
+    wanted = data | bundled | templates
+    assert wanted <= names, sorted(wanted - names)
 
 
 def test_the_bundled_model_is_whole(names):
