@@ -187,7 +187,8 @@ def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:
     what = f"{describe(spec)} ({architecture})"
     known = getattr(transformers, architecture, None)
     if known is None:
-        reason = f"transformers has no config for {architecture}; give a model folder"
+        named = "any architecture" if architecture == ANY_MODEL else architecture
+        reason = f"transformers has no config for {named}; give a model folder"
         yield _skipped("builds_on_meta", what, reason)
         return
     config = known.config_class()

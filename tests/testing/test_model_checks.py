@@ -328,6 +328,14 @@ def test_the_models_they_are_made_of_pass(subject, all_failures, model):
     assert all_failures(subject(model)) == {}
 
 
+def test_media_that_are_seen_in_both_directions(subject, all_failures):
+    """All ways to run it agree, dense and paged; only transformers' causal model differs."""
+    made = subject(VL)
+    made.spec = replace(made.spec, atomic_media=True)
+    found = set(all_failures(made)) - {"greedy_tokens_equal_the_reference"}
+    assert found == {"logits_equal_the_reference"}
+
+
 def test_every_check_has_a_broken_model():
     covered = {next(name for name in NAMES if name in checks) for _, checks, _ in BROKEN}
     covered |= PAGED | IN_A_BATCH  # by models that fail several of these, and no others
