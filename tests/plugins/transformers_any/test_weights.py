@@ -1,0 +1,94 @@
+"""Names of checkpoints: as they were published, and as transformers' modules call them."""
+
+import json
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from mmdeploy_llm_plugins.transformers_any.model import AnyModel
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
+from mmdeploy_llm.testing.tiny import make_tokenizer
+from mmdeploy_llm.weights import build_model
+
+MOE = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+def load(folder):
+    config = transformers.AutoConfig.from_pretrained(folder)
+    checkpoint = Checkpoint(folder=folder, config=config)
+    return build_model(AnyModel, checkpoint, torch.float32, torch.device("cpu"))
+
+
+def keys(folder):
+    return set(safetensors.torch.load_file(folder / "model.safetensors"))
+
+
+def assert_same(found, wanted):
+    """Every parameter of transformers' model has its value in ours."""
+    ours = dict(found.inner.named_parameters(remove_duplicate=False))
+    for name, value in wanted.state_dict().items():
+        assert torch.equal(ours[name], value), name
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("moe")
+    tokenizer = make_tokenizer()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=len(tokenizer), num_key_value_heads=2, **sizes, **MOE
+    )
+    return write_checkpoint(config, folder, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_experts(moe, tmp_path, is_published):
+    model = transformers.Qwen3MoeForCausalLM.from_pretrained(moe, dtype=torch.float32)
+    model.save_pretrained(tmp_path, save_original_format=is_published)
+    assert ("model.layers.1.mlp.experts.3.up_proj.weight" in keys(tmp_path)) == is_published
+    assert_same(load(tmp_path), model)
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_model_with_images(reference_of, tmp_path, is_published):
+    model = reference_of("llava_onevision").model
+    model.save_pretrained(tmp_path, save_original_format=is_published)
+    published = "language_model.model.layers.0.self_attn.q_proj.weight"
+    assert (published in keys(tmp_path)) == is_published
+    assert_same(load(tmp_path), model)
+
+
+def test_a_key_without_a_place_is_an_error(moe, tmp_path):
+    shutil.copytree(moe, tmp_path, dirs_exist_ok=True)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.mlp.experts.0.side_proj.weight"] = torch.zeros(2)
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"no place for these keys .*side_proj"):
+        load(tmp_path)
+
+
+def test_a_missing_expert_is_an_error(moe, tmp_path):
+    shutil.copytree(moe, tmp_path, dirs_exist_ok=True)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.experts.2.gate_proj.weight"]
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.experts\.gate_up_proj \(part of"):
+        load(tmp_path)
+
+
+def test_a_checkpoint_that_holds_a_tied_head_too(tmp_path):
+    tokenizer = make_tokenizer()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, **sizes)
+    write_checkpoint(config, tmp_path, tokenizer=tokenizer)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    model = load(tmp_path)
+    assert model.inner.lm_head.weight is model.inner.model.embed_tokens.weight
+    assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"]
