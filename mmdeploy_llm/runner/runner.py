@@ -102,7 +102,14 @@ class Runner:
         if not self._has_mrope or not new.media:
             return None
         positions = self._model.positions(new.prompt_len, new.media)
-        return None if positions is None else positions.cpu().numpy()
+        if positions is None:
+            return None
+        if tuple(positions.shape) != (3, new.prompt_len):  # before the request has a slot
+            raise PluginContractError(
+                f"positions of {type(self._model).__name__} gave {tuple(positions.shape)}, must be "
+                f"{(3, new.prompt_len)} or None"
+            )
+        return positions.cpu().numpy()
 
     def _is_ready(self, item: ScheduledTokens, out: _Collected) -> bool:
         """Whether the request started and every media item that this step touches was encoded."""

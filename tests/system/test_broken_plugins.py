@@ -155,6 +155,12 @@ def make(config):
             return [embed if item.num_tokens != 4 else embed[1:]
                     for item, embed in zip(items, embeds)]
 
+        def positions(self, num_tokens, media):
+            positions = super().positions(num_tokens, media)
+            if media and media[0].item.num_tokens == 4:
+                {positions}
+            return positions
+
     return Model(config)
 """
 MODEL_FAULTS = {
@@ -291,6 +297,28 @@ def test_a_model_that_encodes_too_few_rows(answers, install, make_llm, tiny_fold
     check_batch(llm, [good[0], bad, good[1]], want, r"encode_media gave \(3, ")
 
 
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("return positions[0]", "positions of Model gave .*, must be .3, "),
+        ("return positions[:, 1:]", "positions of Model gave .*, must be .3, "),
+        ("raise SystemExit('nowhere')", "could not start: SystemExit: nowhere"),
+    ],
+)
+def test_a_model_with_wrong_positions(
+    answers, install, make_llm, tiny_folder, image_prompt, fault, message
+):
+    """However often: more of them than there are slots take none from the others."""
+    good = [image_prompt(Image.new("RGB", (90, 60), colour)) for colour in ("red", "green")]
+    bad = image_prompt(Image.new("RGB", (56, 56), "blue"))
+    want = texts(alone(answers, make_llm, tiny_folder(VL), good, "larger images"))
+    install("stumbles", model_source("Qwen2_5_VLForConditionalGeneration", positions=fault))
+    llm, _ = make_llm(tiny_folder(VL), max_num_seqs=2)
+    failed = llm.generate([bad] * 3, GREEDY, use_tqdm=False)
+    assert all(re.search(message, output.error_msg) for output in failed)
+    check_batch(llm, [good[0], bad, good[1]], want, message)
+
+
 @pytest.mark.parametrize("fault", ["raise SystemExit('no licence')", "return {}[config]"])
 def test_a_model_that_cannot_be_built(install, make_llm, tiny_folder, fault):
     """It is named, and never replaced silently; other architectures run, and so does this one with
@@ -355,7 +383,12 @@ def test_worker_processes(install, tmp_path, monkeypatch):
 
 
 def model_source(
-    architecture="Qwen2ForCausalLM", *, fault="return hidden", poison=-1, is_encoder_good=True
+    architecture="Qwen2ForCausalLM",
+    *,
+    fault="return hidden",
+    poison=-1,
+    is_encoder_good=True,
+    positions="pass",
 ):
     is_vl = "VL" in architecture
     return MODEL.format(
@@ -365,6 +398,7 @@ def model_source(
         fault=fault,
         poison=poison,
         is_encoder_good=is_encoder_good,
+        positions=positions,
     )
 
 
