@@ -51,6 +51,7 @@ from .intake.media import MediaLoader
 from .intake.template import checkpoint_template, load_template
 from .intake.tokenizer import PromptTokenizer, load_tokenizer
 from .layers.kernels import use_kernels
+from .messages import MEDIA_KINDS
 from .native import Kernels
 from .runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
 from .runner.runner import Runner
@@ -379,17 +380,24 @@ def _processors(parts: _Parts) -> dict[str, MediaProcessor]:
 
     A processor for any model may find that this one takes no such media: it is left out.
     """
-    options = parts.config.mm_processor_kwargs or {}
     found = {}
     for kind in parts.spec.media:
         spec = parts.plugins.media_processor(kind, parts.spec.name)
         if spec is None:
             continue
         try:
-            found[kind] = parts.plugins.build(spec, parts.checkpoint, options)
+            found[kind] = parts.plugins.build(spec, parts.checkpoint, _options_of(kind, parts))
         except UnsupportedMediaError as reason:
             logger.info("no %s: %s", kind, reason)
     return found
+
+
+def _options_of(kind: str, parts: _Parts) -> dict[str, Any]:
+    """mm_processor_kwargs without those of other kinds that plugins bring: those of charts begin
+    with "chart_", and no processor of images could know them."""
+    others = tuple(f"{other}_" for other in parts.spec.media if other not in (kind, *MEDIA_KINDS))
+    options = parts.config.mm_processor_kwargs or {}
+    return {name: value for name, value in options.items() if not name.startswith(others)}
 
 
 def _media_limits(config: EngineConfig) -> MediaLimits:
