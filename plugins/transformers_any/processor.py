@@ -3,9 +3,11 @@ needed). What stands for an image in the prompt is what that processor writes th
 
 from __future__ import annotations
 
+import copy
 import json
-import threading
-from collections.abc import Mapping
+import queue
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -56,7 +58,9 @@ class AnyImageProcessor(MediaProcessor):
             self._processor.image_processor.to_dict(), sort_keys=True, default=str
         )
         self._settings = f"{type(self._processor).__name__}\0{settings}"
-        self._lock = threading.Lock()  # fast tokenizers change their own state when they are called
+        # A fast tokenizer changes its own state when it is called: no two threads may use one.
+        # These are copies of `_processor`, which nobody calls.
+        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def close(self) -> None:
         """Ends the processes that decode."""
@@ -108,10 +112,23 @@ class AnyImageProcessor(MediaProcessor):
                 self._texts[item.size] = text
         return text
 
+    @contextmanager
+    def _borrowed(self) -> Iterator[Any]:
+        """A processor that nobody else uses meanwhile; a new one when all are in use."""
+        try:
+            processor = self._free.get_nowait()
+        except queue.Empty:
+            processor = copy.copy(self._processor)
+            processor.tokenizer = copy.deepcopy(self._processor.tokenizer)
+        try:
+            yield processor
+        finally:
+            self._free.put(processor)
+
     def _make(self, image: Any) -> _Made:
         """image: an RGB image of Pillow, or [height, width, 3] bytes."""
-        with self._lock:
-            made = self._processor(
+        with self._borrowed() as processor:
+            made = processor(
                 images=[image],
                 text=[self._marker],
                 return_tensors="pt",
