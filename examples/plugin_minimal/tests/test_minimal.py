@@ -1,8 +1,9 @@
+from pathlib import Path
+
 import pytest
 import torch
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.hooks import MediaLimits, MediaSpan
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.hooks import Checkpoint, MediaLimits, MediaSpan
 from mmdeploy_llm.testing import (
     MediaProcessorConformance,
     ModelConformance,
@@ -10,8 +11,8 @@ from mmdeploy_llm.testing import (
     PluginConformance,
     ReasoningParserConformance,
 )
-from mmdeploy_llm.testing.reference import Reference
 from tiny import write_tiny_llava
+from transformers import AutoConfig, LlavaForConditionalGeneration
 
 from minimal_llm import provide_media_processors, provide_models, provide_reasoning_parsers
 from minimal_llm.charts import MAX_BARS, ChartProcessor
@@ -42,7 +43,9 @@ class TestProcessor(MediaProcessorConformance):
 
     @staticmethod
     def checkpoint(folder):
-        return read_checkpoint(write_tiny_llava(folder))
+        return Checkpoint(
+            folder=folder, config=AutoConfig.from_pretrained(write_tiny_llava(folder))
+        )
 
     def test_another_option_is_refused(self, subject):
         chart = subject.processor.decode([("a", 1)], MediaLimits())
@@ -50,25 +53,40 @@ class TestProcessor(MediaProcessorConformance):
             subject.processor.process(chart, {"color": "red"})
 
 
-class LlavaReference(Reference):
+class Reference:
     """transformers' LLaVA, with the charts as its pictures."""
 
-    def _media_inputs(self, ids, media):
-        if not media:
-            return {}
-        return {"pixel_values": torch.stack([span.item.tensors["pixels"] for span in media])}
+    def __init__(self, folder):
+        self.model = LlavaForConditionalGeneration.from_pretrained(folder).eval()
+        self.config = self.model.config
+
+    def logits(self, ids, media=()):
+        with torch.inference_mode():
+            return self.model(**self.inputs(ids, media)).logits[0]
+
+    def generate(self, ids, num_tokens, media=()):
+        options = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None}
+        out = self.model.generate(**self.inputs(ids, media), **options)
+        return out[0, len(ids) :].tolist()
+
+    def inputs(self, ids, media):
+        ids = torch.tensor([ids])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if media:
+            inputs["pixel_values"] = torch.stack([span.item.tensors["pixels"] for span in media])
+        return inputs
 
 
 class TestModel(ModelConformance):
     spec = provide_models()[0]
     cases = {"text": (), "a chart": ((1,),), "two charts": ((2,), (3,))}
     write = staticmethod(write_tiny_llava)
-    make_reference = LlavaReference
+    make_reference = Reference
 
     @staticmethod
     def make_prompt(config, grids, *, seed=0):
         """Charts with as many bars as a case says, random text around them."""
-        processor = ChartProcessor(Checkpoint(config), {})
+        processor = ChartProcessor(Checkpoint(folder=Path(), config=config), {})
         generator = torch.Generator().manual_seed(seed)
 
         def text(num_tokens):
@@ -81,10 +99,3 @@ class TestModel(ModelConformance):
             media.append(MediaSpan(offset=len(ids), item=item))
             ids += [config.image_token_index] * item.num_tokens + text(4)
         return ids + text(6), media
-
-
-class Checkpoint:
-    """As much of a checkpoint as the processor reads."""
-
-    def __init__(self, config):
-        self.config, self.preprocessor = config, {}
