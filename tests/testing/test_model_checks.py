@@ -4,6 +4,7 @@ They are the in-tree Qwen2 and Qwen2.5-VL models with one thing changed.
 """
 
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from mmdeploy_llm_plugins.qwen import provide_models
 
 from mmdeploy_llm.hooks import ModelSpec
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
-from mmdeploy_llm.testing import write_tiny
+from mmdeploy_llm.testing import CheckSkipped, write_tiny
 from mmdeploy_llm.testing.checks import equalities, models
 from mmdeploy_llm.testing.checks.base import factory_of
 from mmdeploy_llm.testing.prompts import make_prompt
@@ -334,6 +335,17 @@ def test_media_that_are_seen_in_both_directions(subject, all_failures):
     made.spec = replace(made.spec, atomic_media=True)
     found = set(all_failures(made)) - {"greedy_tokens_equal_the_reference"}
     assert found == {"logits_equal_the_reference"}
+
+
+def test_a_model_that_transformers_does_not_have(subject, all_failures, folders, tmp_path):
+    """What needs the reference is skipped, and says how to give one; all else is checked."""
+    made = subject(TakesAnyKey)
+    made.folder = shutil.copytree(folders["text"], tmp_path / "acme")
+    config = (made.folder / "config.json").read_text()
+    (made.folder / "config.json").write_text(config.replace("Qwen2ForCausalLM", "AcmeForCausalLM"))
+    with pytest.raises(CheckSkipped, match=r"has no AcmeForCausalLM; .* in `make_reference`"):
+        equalities.logits_equal_the_reference(made)
+    assert set(all_failures(made)) == {"unknown_keys_are_refused"}
 
 
 def test_every_check_has_a_broken_model():

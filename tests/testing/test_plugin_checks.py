@@ -7,7 +7,10 @@ from textwrap import dedent
 import pytest
 
 from mmdeploy_llm.errors import PluginLoadError
+from mmdeploy_llm.hooks.registry import PluginRegistry
+from mmdeploy_llm.hooks.validation import PROVIDED
 from mmdeploy_llm.testing import check_plugin
+from mmdeploy_llm.testing.checks import plugins
 from mmdeploy_llm.testing.checks.plugins import CHECKS, PluginSubject
 
 NAMES = [check.__name__ for check in CHECKS]
@@ -144,6 +147,11 @@ def test_a_module_that_no_other_process_has(failures):
     made = type(sys)("kit_in_memory")
     exec(code, vars(made))
     assert failures(CHECKS, PluginSubject.of(made)) == {}
+
+
+def test_every_hook_is_tried():
+    """A new hook needs an example of its arguments."""
+    assert set(plugins._arguments()) | set(PROVIDED) == set(PluginRegistry().hooks)
 
 
 def test_check_plugin_names_the_installed_ones():
