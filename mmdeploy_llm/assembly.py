@@ -109,7 +109,7 @@ def assemble(config: EngineConfig) -> Assembly:
         load_format=config.load_format,
     )
     if kernels is not None and isinstance(model, nn.Module):
-        use_kernels(model, kernels)
+        use_kernels(model, kernels, config.quantization)
     shape = _kv_cache_shape(runtime, model)
     num_blocks = _num_blocks(runtime, shape)
     runtime = _fitted(config, runtime, num_blocks)
@@ -185,17 +185,22 @@ def _eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozen
 
 def _load_kernels(config: EngineConfig) -> Kernels | None:
     """The CPU kernels, where they are wanted and can be had; without them plain torch computes the
-    same, which is told once. Raises ConfigError when native_kernels=True and they cannot."""
+    same, which is told once. Raises ConfigError for an option that needs them."""
     is_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
-    if config.native_kernels is False or not is_cpu:
-        return None
-    try:
-        return native.load()
-    except native.BuildError as error:
-        if config.native_kernels:
-            raise ConfigError(f"native_kernels = True, but {error}") from error
-        logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
-        return None
+    if config.native_kernels is False:
+        problem = "native_kernels is False"
+    elif not is_cpu:
+        problem = "the device is no CPU"
+    else:
+        try:
+            return native.load()
+        except native.BuildError as error:
+            problem = str(error)
+            logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
+    if config.native_kernels or config.quantization:
+        option = "native_kernels = True" if config.native_kernels else "quantization = 'int8'"
+        raise ConfigError(f"{option} needs the C++ kernels for CPUs, but {problem}")
+    return None
 
 
 def _runtime(

@@ -122,6 +122,11 @@ class EngineConfig(FrozenParams):
     num_gpu_blocks_override: int | None = Field(
         default=None, ge=2, description="KV cache blocks, instead of by memory"
     )
+    quantization: Literal["int8"] | None = Field(
+        default=None,
+        description="int8: linear layers in 8 bits (weights and what is multiplied with them), "
+        "on CPU",
+    )
     kv_cache_dtype: DType | Literal["int8"] = Field(
         default="auto",
         description="of the KV cache; auto: as dtype; int8: half of bf16's memory, on CPU",

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.forward import AttentionContext, ForwardInputs
 from mmdeploy_llm.request import MediaSpan
 
-from .linear import Linear, MergedLinear, empty_parameter
+from .linear import Embedding, Linear, MergedLinear
 from .mlp import GatedMLP
 from .moe import ModalityMLP, ModalityRows, MoEConfig, SparseMLP, split_modalities
 from .norm import RMSNorm
@@ -71,18 +70,6 @@ class DecoderStep:
     rope: Rope
     attn: AttentionContext
     modality: ModalityRows | None
-
-
-class Embedding(nn.Module):
-    """A row of `weight` [vocab, hidden] per token."""
-
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.weight = empty_parameter(vocab_size, hidden_size)
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """[T] -> [T, hidden]."""
-        return F.embedding(token_ids, self.weight)
 
 
 class Attention(nn.Module):
@@ -231,4 +218,4 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight)
+        return head.product(hidden)

@@ -7,15 +7,24 @@ from torch import nn
 
 from mmdeploy_llm.native import Kernels
 
-
-class WithKernels(nn.Module):
-    """A layer that is faster with kernels. kernels: set by `use_kernels`, None before."""
-
-    kernels: Kernels | None = None
+from .decoder import CausalLM
+from .linear import Linear, Quantization
+from .with_kernels import WithKernels
 
 
-def use_kernels(model: nn.Module, kernels: Kernels) -> None:
-    """From now on the layers of `model` compute with `kernels` where these take the tensors."""
+def use_kernels(
+    model: nn.Module, kernels: Kernels, quantization: Quantization | None = None
+) -> None:
+    """From now on the layers of `model` compute with `kernels` where these take the tensors.
+
+    Linear layers are packed; quantization="int8" rounds their weights, and rows of x as they come.
+    """
     for module in model.modules():
         if isinstance(module, WithKernels):
             module.kernels = kernels
+        if isinstance(module, Linear):
+            module.pack(kernels, quantization)
+    # The largest one last: in int8 it needs memory of its own, which the others have given back.
+    for module in model.modules():
+        if isinstance(module, CausalLM) and module.lm_head is None:
+            module.model.embed_tokens.pack(kernels, quantization)

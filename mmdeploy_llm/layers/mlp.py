@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .kernels import WithKernels
 from .linear import Linear, MergedLinear
 from .rows import row_parts
+from .with_kernels import WithKernels
 
 # Values of an intermediate result, see rows.py.
 MAX_VALUES = 4 * 2**20

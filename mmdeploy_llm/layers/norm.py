@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .kernels import WithKernels
 from .linear import empty_parameter
 from .rows import row_parts
+from .with_kernels import WithKernels
 
 # Values of a float32 temporary, see rows.py.
 MAX_VALUES = 2**18

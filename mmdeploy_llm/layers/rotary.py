@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mmdeploy_llm.native import Kernels
 
-from .kernels import WithKernels
 from .rows import row_parts
+from .with_kernels import WithKernels
 
 # Values of a float32 temporary, see rows.py.
 MAX_VALUES = 2**18

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.native import Kernels, Sequences
 
-from .kernels import WithKernels
 from .linear import Linear, MergedLinear, empty_parameter
 from .mlp import MLP, quick_gelu
 from .norm import LayerNorm
 from .rotary import Rope, Rotary, RotaryConfig, base_frequencies
+from .with_kernels import WithKernels
 
 Grid = tuple[int, int, int]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -6,10 +6,11 @@ Without a compiler there are no kernels, and the plain torch paths compute the s
 """
 
 from .build import BuildError, Level, build, cpu_level
-from .kernels import MAX_HEAD_DIM, Kernels, Sequences, load
+from .kernels import MAX_HEAD_DIM, PANEL, Kernels, Sequences, load
 
 __all__ = [
     "MAX_HEAD_DIM",
+    "PANEL",
     "BuildError",
     "Kernels",
     "Level",

@@ -18,7 +18,15 @@ import torch
 SOURCES = Path(__file__).parent / "src"
 MAIN = "kernels.cpp"
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
 TIMEOUT = 120.0  # seconds
 
 

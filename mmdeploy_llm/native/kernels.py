@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .build import BuildError, build, cpu_level
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 INT8 = 2
+PANEL = 64  # as in gemm.h
 MAX_HEAD_DIM = 512  # as in attention.h
 
 
@@ -62,7 +64,12 @@ SIGNATURES = {
         c_int32, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
         c_int64, c_int32,
     ),
+    "mm_pack_bf16": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_linear_bf16": (
+        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32
+    ),
     "mm_pack_s8": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_quantize_rows": (c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
     "mm_linear_s8": (
         c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
         c_int64, c_int32,
@@ -239,14 +246,59 @@ class Kernels:
         self._library.mm_attend(DTYPES[q.dtype], cache_dtype, byref(args))
         return out
 
+    def pack_bf16(self, weight: Tensor) -> Tensor:
+        """bf16 `weight` [n, k], contiguous, k even, as `linear_bf16` reads it; in the same memory
+        where that has room for it, so that a model needs no second copy of its weights."""
+        n, k = weight.shape
+        shape = (-(-n // PANEL), k // 2, PANEL, 2)
+        packed = torch.empty(shape, dtype=weight.dtype) if n % PANEL else weight.view(shape)
+        self._library.mm_pack_bf16(
+            weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
+        )
+        return packed
+
+    def linear_bf16(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
+        """bf16 `x` [T, k] times the packed weights -> [T, n]. bias: [n] bf16."""
+        out = torch.empty(x.shape[0], n, dtype=x.dtype)
+        self._library.mm_linear_bf16(
+            x.data_ptr(),
+            x.stride(0),
+            packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            n,
+            x.shape[1],
+            torch.get_num_threads(),
+        )
+        return out
+
     def pack_s8(self, weight: Tensor) -> Tensor:
         """int8 `weight` [n, k], contiguous, as `linear_s8` reads it."""
+        weight = F.pad(weight, (0, -weight.shape[1] % 4))
         n, k = weight.shape
-        packed = torch.empty(-(-n // 64), -(-k // 4), 64, 4, dtype=torch.uint8)
+        packed = torch.empty(-(-n // PANEL), k // 4, PANEL, 4, dtype=torch.uint8)
         self._library.mm_pack_s8(
             weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
         )
         return packed
+
+    def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """`weight` [n, k], contiguous, as int8 [n, k] with a scale for each row [n] float32: the
+        largest value of a row becomes 127."""
+        n, k = weight.shape
+        rounded = torch.empty(n, k, dtype=torch.int8)
+        scales = torch.empty(n)
+        self._library.mm_quantize_rows(
+            DTYPES[weight.dtype],
+            weight.data_ptr(),
+            n,
+            k,
+            rounded.data_ptr(),
+            scales.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return rounded, scales
 
     def linear_s8(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
         """`x` [T, k] quantized row by row, times the packed weights -> [T, n]. scales: [n] float32,

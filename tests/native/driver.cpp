@@ -98,10 +98,10 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
 
 template <typename T>
 void run_linear(int32_t dtype, int32_t threads) {
-    const int64_t rows = between(1, 120), n = between(1, 200), k = between(1, 90);
+    const int64_t rows = between(1, 120), n = between(1, 200), k = 4 * between(1, 23);
     std::vector<int8_t> weights(n * k);
     for (int8_t& weight : weights) weight = int8_t(between(-127, 127));
-    std::vector<uint8_t> packed((n + 63) / 64 * ((k + 3) / 4) * 256);
+    std::vector<uint8_t> packed((n + 63) / 64 * (k / 4) * 256);
     mm_pack_s8(weights.data(), n, k, packed.data(), threads);
     auto x = random_values<T>(rows * k), bias = random_values<T>(n);
     auto scales = random_values<float>(n);
@@ -110,6 +110,16 @@ void run_linear(int32_t dtype, int32_t threads) {
                  n, k, threads);
     mm_linear_s8(dtype, x.data(), k, packed.data(), scales.data(), nullptr, out.data(), rows, n, k,
                  threads);
+}
+
+void run_linear_bf16(int32_t threads) {
+    const int64_t rows = between(1, 250), n = between(1, 200), k = 2 * between(1, 700);
+    auto weights = random_values<bf16>(n * k), x = random_values<bf16>(rows * k);
+    auto bias = random_values<bf16>(n);
+    std::vector<bf16> packed((n + 63) / 64 * 64 * k), out(rows * n);
+    mm_pack_bf16(weights.data(), n, k, packed.data(), threads);
+    mm_linear_bf16(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads);
+    mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads);
 }
 
 }  // namespace
@@ -125,6 +135,7 @@ int main() {
         run_attention<bf16, int8_t>(1, 2, threads);
         run_linear<float>(0, threads);
         run_linear<bf16>(1, threads);
+        run_linear_bf16(threads);
     }
     std::puts("clean");
 }

@@ -184,6 +184,38 @@ def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
     torch.testing.assert_close(found.double(), expected, atol=atol, rtol=rtol)
 
 
+@pytest.mark.parametrize(
+    ("rows", "n", "k"),
+    [(1, 1, 2), (1, 64, 4), (5, 130, 50), (7, 63, 1030), (200, 200, 64), (32, 128, 896)],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear_bf16(kernels, rows, n, k, has_bias):
+    x = values(rows, k + 3, dtype=torch.bfloat16)[:, 1 : k + 1]
+    weight = values(n, k, dtype=torch.bfloat16)
+    bias = values(n, dtype=torch.bfloat16) if has_bias else None
+    found = kernels.linear_bf16(x, kernels.pack_bf16(weight.clone()), n, bias)
+    expected = x.double() @ weight.double().T
+    if bias is not None:
+        expected += bias.double()
+    torch.testing.assert_close(found.double(), expected, atol=1e-3 * k**0.5, rtol=2**-8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantize_rows(kernels, dtype):
+    weight = values(9, 70, dtype=dtype)
+    weight[3] = 0
+    rounded, scales = kernels.quantize_rows(weight)
+    torch.testing.assert_close(scales, weight.float().abs().amax(1) / 127)
+    assert (rounded.amax(1) | -rounded.amin(1)).tolist() == [127] * 3 + [0] + [127] * 5
+    error = rounded.float() * scales[:, None] - weight.float()
+    assert (error.abs() <= scales[:, None] * 0.501).all()
+
+
+def test_packing_needs_no_memory_of_its_own(kernels):
+    weight = values(128, 6, dtype=torch.bfloat16)
+    assert kernels.pack_bf16(weight).data_ptr() == weight.data_ptr()
+
+
 def test_linear_s8_of_zeros(kernels):
     weight = torch.ones(3, 5, dtype=torch.int8)
     found = kernels.linear_s8(torch.zeros(2, 5), kernels.pack_s8(weight), torch.ones(3), None)

@@ -23,30 +23,37 @@ constexpr int64_t LANES = 16;
 
 // ROWS x (16 * BLOCKS) results: out += left * right.
 template <int ROWS, int BLOCKS>
-inline void dot_tile(const bf16* left, int64_t left_stride, const bf16* right, int64_t columns,
+__attribute__((noinline)) void dot_tile(const bf16* left, int64_t left_stride, const bf16* right, int64_t columns,
                      int64_t depth, float* out, int64_t out_stride) {
     __m512 sums[ROWS][BLOCKS];
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
         for (int b = 0; b < BLOCKS; ++b) {
             sums[r][b] = _mm512_loadu_ps(out + r * out_stride + b * LANES);
         }
     }
     for (int64_t pair = 0; pair < depth / 2; ++pair) {
         __m512bh columns_of[BLOCKS];
+#pragma GCC unroll 8
         for (int b = 0; b < BLOCKS; ++b) {
             const void* at = right + (pair * columns + b * LANES) * 2;
             columns_of[b] = (__m512bh)_mm512_loadu_si512(at);
         }
+#pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
             int32_t two;
             std::memcpy(&two, left + r * left_stride + pair * 2, sizeof two);
             const __m512bh row = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 8
             for (int b = 0; b < BLOCKS; ++b) {
                 sums[r][b] = _mm512_dpbf16_ps(sums[r][b], row, columns_of[b]);
             }
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
         for (int b = 0; b < BLOCKS; ++b) {
             _mm512_storeu_ps(out + r * out_stride + b * LANES, sums[r][b]);
         }

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "attention.h"
-#include "gemm_s8.h"
+#include "gemm.h"
 #include "numbers.h"
 #include "rows.h"
 
@@ -40,6 +40,7 @@ void write_to(const void* rows, int64_t row_stride, void* cache, float* scales,
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 void mm_rms_norm(int32_t dtype, const void* x, int64_t x_stride, void* residual,
@@ -99,9 +100,30 @@ void mm_write_cache(int32_t dtype, int32_t cache_dtype, const void* rows, int64_
     }
 }
 
+void mm_pack_bf16(const void* weights, int64_t n, int64_t k, void* packed, int32_t num_threads) {
+    mm::pack_bf16(static_cast<const bf16*>(weights), n, k, static_cast<bf16*>(packed),
+                  num_threads);
+}
+
+void mm_linear_bf16(const void* x, int64_t x_stride, const void* packed, const void* bias,
+                    void* out, int64_t rows, int64_t n, int64_t k, int32_t num_threads) {
+    mm::linear_bf16(static_cast<const bf16*>(x), x_stride, static_cast<const bf16*>(packed),
+                    static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
+                    num_threads);
+}
+
 void mm_pack_s8(const int8_t* weights, int64_t n, int64_t k, uint8_t* packed,
                 int32_t num_threads) {
     mm::pack_s8(weights, n, k, packed, num_threads);
+}
+
+void mm_quantize_rows(int32_t dtype, const void* weights, int64_t n, int64_t k, int8_t* out,
+                      float* scales, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::quantize_rows(static_cast<const float*>(weights), n, k, out, scales, num_threads);
+    } else {
+        mm::quantize_rows(static_cast<const bf16*>(weights), n, k, out, scales, num_threads);
+    }
 }
 
 void mm_linear_s8(int32_t dtype, const void* x, int64_t x_stride, const uint8_t* packed,
@@ -119,3 +141,4 @@ void mm_linear_s8(int32_t dtype, const void* x, int64_t x_stride, const uint8_t*
 }
 
 }  // extern "C"
+#pragma GCC visibility pop
