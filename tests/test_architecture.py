@@ -36,7 +36,7 @@ LAYERS = (
     ("assembly", "drive"),
     ("batch",),
     ("llm", "aio"),
-    ("scaffold", "terminal"),
+    ("scaffold", "terminal", "bench"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
@@ -66,12 +66,16 @@ PLUGIN_API |= {"attention.base", "weights.map"}
 TORCH_FREE = {"schedule", "delivery"} | {name for name in RANK if RANK[name] <= RANK["hooks"]}
 IN_ONE_FILE = {"ray", "flash_attn", "triton", "torchao", "xgrammar", "pyarrow"}
 MEDIA_LIBRARIES = {"PIL", "av"}
-MAY_OPEN_MEDIA = ("processors/", "mmdeploy_llm/testing/samples.py")  # the kit makes samples
+MAY_OPEN_MEDIA = (  # the kit makes samples, the benchmark makes photos
+    "processors/",
+    "mmdeploy_llm/testing/samples.py",
+    "mmdeploy_llm/bench/photos.py",
+)
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
 MAX_CORE_LINES = 10_000  # with tool calls, calls under a deadline and the CPU kernels
-NOT_CORE = {"testing", "batch", "scaffold", "terminal", "cli"}
+NOT_CORE = {"testing", "batch", "scaffold", "terminal", "bench", "cli"}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -23,6 +23,7 @@ from mmdeploy_llm import __version__
 from mmdeploy_llm.errors import MMDeployLLMError
 
 from .batches import BATCH_EPILOG, CAPTION_EPILOG, batch, caption
+from .bench import BENCH_EPILOG, bench
 from .options import INTERRUPTED, USAGE, print_error
 from .plugins import LOAD_PLUGINS, plugins
 from .talk import chat, generate
@@ -42,6 +43,7 @@ Examples:
   mmdeploy-llm batch prompts.jsonl --output answers.jsonl
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
   mmdeploy-llm chat --image photo.jpg
+  mmdeploy-llm bench
   mmdeploy-llm COMMAND --help
 
 Installed plugins may add commands; `mmdeploy-llm plugins` lists what they provide,
@@ -121,7 +123,7 @@ app.command(epilog=CAPTION_EPILOG)(caption)
 app.command(epilog=BATCH_EPILOG)(batch)
 app.command()(generate)
 app.command()(chat)
-
+app.command(epilog=BENCH_EPILOG)(bench)
 
 app.add_typer(plugins)
 

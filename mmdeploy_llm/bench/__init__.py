@@ -1,0 +1,1 @@
+"""`mmdeploy-llm bench`: how fast a model is on this machine, and how far that is from its limit."""

@@ -1,0 +1,89 @@
+"""What the machine can do: matrix products and reading memory, measured in two or three seconds."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmdeploy_llm.native import Kernels
+
+Precision = Literal["float32", "bfloat16", "float16", "int8"]
+
+# Of the product that is timed: 512 rows times a weight of 4096 x 1024.
+NUM_ROWS, OUT_SIZE, IN_SIZE = 512, 4096, 1024
+READ_BYTES = 2**28  # far beyond any cache
+SECONDS_EACH, LEAST_CALLS = 0.5, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """flops: of matrix products in `precision`, multiplications and additions, in a second.
+    bandwidth: bytes read from memory in a second."""
+
+    precision: Precision
+    flops: float
+    bandwidth: float
+
+
+def measure_machine(device: torch.device, precision: Precision, kernels: Kernels | None) -> Machine:
+    """The best of all ways: the C++ kernels where there are any, and torch."""
+    products = _products(device, precision, kernels)
+    flops = max(_rate(product, 2 * NUM_ROWS * OUT_SIZE * IN_SIZE, device) for product in products)
+    values = torch.zeros(READ_BYTES // 4, device=device)
+    bandwidth = _rate(values.sum, READ_BYTES, device)
+    return Machine(precision=precision, flops=flops, bandwidth=bandwidth)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes so far: of this process, or of tensors on the device."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _products(
+    device: torch.device, precision: Precision, kernels: Kernels | None
+) -> Iterator[Callable[[], Tensor]]:
+    """The same product, each in another way."""
+    if precision == "int8":
+        yield from _int8_products(device, kernels)
+        return
+    dtype = getattr(torch, precision)
+    x = torch.rand(NUM_ROWS, IN_SIZE, device=device).to(dtype)
+    weight = torch.rand(OUT_SIZE, IN_SIZE, device=device).to(dtype)
+    yield lambda: F.linear(x, weight)
+    if kernels is not None and precision == "bfloat16":
+        packed = kernels.pack_bf16(weight.clone())
+        yield lambda: kernels.linear_bf16(x, packed, OUT_SIZE, None)
+
+
+def _int8_products(device: torch.device, kernels: Kernels | None) -> Iterator[Callable[[], Tensor]]:
+    x = torch.randint(-127, 128, (NUM_ROWS, IN_SIZE), dtype=torch.int8, device=device)
+    weight = torch.randint(-127, 128, (OUT_SIZE, IN_SIZE), dtype=torch.int8, device=device)
+    yield lambda: torch._int_mm(x, weight.T)
+    if kernels is not None:
+        packed, scales, wide = kernels.pack_s8(weight), torch.ones(OUT_SIZE), x.bfloat16()
+        yield lambda: kernels.linear_s8(wide, packed, scales, None)
+
+
+def _rate(call: Callable[[], object], amount: int, device: torch.device) -> float:
+    """`amount` by the time of the fastest call."""
+    call()
+    best, num_calls, end = float("inf"), 0, time.perf_counter() + SECONDS_EACH
+    while num_calls < LEAST_CALLS or time.perf_counter() < end:
+        num_calls += 1
+        begin = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return amount / best

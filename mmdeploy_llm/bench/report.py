@@ -1,0 +1,100 @@
+"""A measurement as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from .profile import Profile
+from .results import BenchResult, Limit, Memory
+
+
+def result_table(result: BenchResult) -> Table:
+    """Figure, value, what it means."""
+    table = Table(box=None, pad_edge=False, show_header=False, title=_title(result))
+    table.title_justify = "left"
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for row in _rows(result):
+        table.add_row(*row)
+    return table
+
+
+def profile_table(profile: Profile) -> Table:
+    """A row for each phase, and below it one for each kind of layer in it."""
+    title = f"one round of {profile.seconds:.2f} s, {profile.num_steps} steps"
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title)
+    table.title_justify = "left"
+    table.add_column("where", no_wrap=True)
+    for name in ("ms", "ms each step", "%"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column()
+    for row in profile.rows:
+        note = "in other threads, beside the steps" if row.phase == "intake" else ""
+        table.add_row(
+            f"  {row.kind}" if row.kind else row.phase,
+            f"{1000 * row.seconds:.1f}",
+            f"{1000 * row.seconds / profile.num_steps:.2f}",
+            f"{100 * row.share:.1f}",
+            note,
+        )
+    return table
+
+
+def _title(result: BenchResult) -> str:
+    last = result.rounds[-1]
+    images = f"{last.num_images} images, " if last.num_images else ""
+    kinds = [result.dtype, result.quantization, f"KV cache {result.kv_cache_dtype}"]
+    return (
+        f"{result.work}: {images}{last.num_prompt_tokens:,} tokens in, {last.num_output_tokens:,} "
+        f"out; at most {result.max_num_seqs} requests at once\n"
+        f"{result.model}: {', '.join(kind for kind in kinds if kind)}; {result.device}, "
+        f"{result.num_threads} thread{'s' if result.num_threads > 1 else ''}"
+    )
+
+
+def _rows(result: BenchResult) -> Iterator[tuple[str, str, str]]:
+    alone = result.alone
+    each = ", ".join(f"{part.num_output_tokens / part.seconds:.1f}" for part in result.rounds)
+    yield "output tokens/s", f"{result.output_tokens_per_second:.1f}", f"rounds: {each}"
+    if result.images_per_second:
+        each = ", ".join(f"{part.num_images / part.seconds:.3f}" for part in result.rounds)
+        yield "images/s", f"{result.images_per_second:.3f}", f"rounds: {each}"
+    note = f"one request alone, {alone.num_prompt_tokens} tokens in"
+    yield "time to first token", f"{1000 * alone.first_token:.0f} ms", note
+    note = f"the same, {alone.num_output_tokens} tokens out"
+    yield "each output token", f"{1000 * alone.per_output_token:.1f} ms", note
+    note = "from the start of the program, imports included"
+    yield "load to first token", f"{result.load_to_first_token:.2f} s", note
+    yield "peak memory", _mebibytes(result.memory.peak), _memory(result.memory)
+    if result.limit is None:
+        yield "share of the limit", "", "not known: the model is not built of this package's layers"
+    else:
+        yield "share of the limit", f"{result.limit.share:.2f}", _limit(result.limit)
+
+
+def _memory(memory: Memory) -> str:
+    cache = f"KV cache {_mebibytes(memory.kv_cache)}"
+    if memory.weights is None:
+        return cache
+    needed = memory.weights + memory.kv_cache
+    over = memory.peak - needed
+    return (
+        f"weights {_mebibytes(memory.weights)}, {cache}, {_mebibytes(over)} beside them "
+        f"({100 * over / needed:+.0f} %)"
+    )
+
+
+def _limit(limit: Limit) -> str:
+    machine = limit.machine
+    return (
+        f"of a round, whose products take {limit.seconds:.2f} s at {machine.flops / 1e9:,.0f} G "
+        f"operations/s ({machine.precision}) and {machine.bandwidth / 1e9:.1f} GB/s, both measured "
+        "now"
+    )
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"

@@ -1,0 +1,252 @@
+"""`mmdeploy-llm bench` on the bundled model: its figures agree with each other and the work."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from mmdeploy_llm import cli
+from mmdeploy_llm.bench import machine as machines
+from mmdeploy_llm.bench.cost import MediaFlops, kv_block_bytes, model_cost
+from mmdeploy_llm.bench.machine import Machine, measure_machine
+from mmdeploy_llm.bench.profile import PHASES, Clock, Profiler
+from mmdeploy_llm.bench.works import Workload
+from mmdeploy_llm.intake.checkpoint import read_checkpoint, resolve_model
+from mmdeploy_llm.layers import CausalLM, DecoderConfig, RotaryConfig
+from mmdeploy_llm.llm import LLM
+from mmdeploy_llm.metrics import StepStats
+from mmdeploy_llm.params import SamplingParams
+
+SLOW = Machine(precision="bfloat16", flops=1e6, bandwidth=1e12)  # arithmetic decides
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(machines, "SECONDS_EACH", 0.01)
+    monkeypatch.setattr(machines, "READ_BYTES", 2**22)
+
+
+def run(*args):
+    result = CliRunner().invoke(cli.app, ["bench", *args])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def measured(*args):
+    options = ("--rounds", "1", "--threads", "1", "--engine", "kv_cache_memory=16777216")
+    return json.loads(run(*args, *options, "--json"))
+
+
+def step(num_tokens, num_sampled):
+    zeros = dict.fromkeys(StepStats.__dataclass_fields__, 0)
+    return StepStats(
+        **{**zeros, "num_scheduled_tokens": num_tokens, "num_sampled_tokens": num_sampled}
+    )
+
+
+def test_text_counts_what_was_asked_and_times_agree():
+    found = measured("text", "--requests", "3", "--batch", "2", "--profile")
+    (done,) = found["rounds"]
+    rng, num_in, num_out = random.Random(0), 0, 0
+    for _ in range(3):
+        length = rng.randint(64, 192)
+        num_in += length
+        for _ in range(length):
+            rng.choice(range(20, 672))  # the ids: vocabulary of the bundled model
+        num_out += rng.randint(32, 96)
+    assert (done["num_prompt_tokens"], done["num_output_tokens"]) == (num_in, num_out)
+    assert found["output_tokens_per_second"] == pytest.approx(num_out / done["seconds"])
+    assert found["images_per_second"] == 0
+    assert (found["max_num_seqs"], found["num_threads"]) == (2, 1)
+    assert found["alone"]["num_prompt_tokens"] == found["alone"]["num_output_tokens"] == 128
+    assert 0 < found["alone"]["per_output_token"] < found["alone"]["first_token"] * 50
+    assert found["load_to_first_token"] > found["alone"]["first_token"]
+    assert 0 < found["limit"]["share"] < 1
+    limit, seconds = found["limit"]["seconds"], done["seconds"]
+    assert found["limit"]["share"] == pytest.approx(limit / seconds)
+    assert found["memory"]["peak"] > found["memory"]["weights"] > 2**20
+    # Two requests of at least 64 + 1 tokens at once: more than two blocks of 64.
+    assert found["memory"]["kv_cache"] > 0
+
+
+def test_photos_are_decoded_and_encoded_and_the_profile_adds_up():
+    found = measured("photo", "--requests", "2", "--profile")
+    (done,) = found["rounds"]
+    assert done["num_images"] == 2
+    assert found["images_per_second"] == pytest.approx(2 / done["seconds"])
+    profile = found["profile"]
+    whole = {row["phase"]: row["seconds"] for row in profile["rows"] if not row["kind"]}
+    assert set(whole) == {*PHASES, "between steps", "intake"}
+    beside = whole.pop("intake")
+    assert sum(whole.values()) == pytest.approx(profile["seconds"])
+    assert beside > 0.05  # two JPEG files of 12 megapixels
+    for phase in ("encode", "forward"):
+        kinds = {
+            row["kind"]: row["seconds"]
+            for row in profile["rows"]
+            if row["kind"] and row["phase"] == phase
+        }
+        assert sum(kinds.values()) == pytest.approx(whole[phase])
+        wanted = {"linear", "attention", "norm", "rotary", "activation"}
+        assert wanted <= kinds.keys() - {kind for kind in kinds if not kinds[kind]}
+    assert whole["encode"] > 0
+    assert whole["sample"] > 0
+
+
+def test_int8_and_tables():
+    shown = run(
+        "vl", "--requests", "2", "--rounds", "1", "--threads", "1", "--quantization", "int8",
+        "--kv-cache-dtype", "int8", "--profile", "--dummy", "--engine", "kv_cache_memory=16777216",
+    )  # fmt: skip
+    for words in ("images/s", "int8, KV cache int8", "share of the limit", "attention", "intake"):
+        assert words in shown
+
+
+def test_a_request_that_fails_is_an_error(monkeypatch):
+    monkeypatch.setattr("mmdeploy_llm.bench.works.ALONE_TOKENS", 400)
+    args = ["bench", "text", "--requests", "1", "--engine", "max_model_len=256"]
+    result = CliRunner().invoke(cli.app, args)
+    assert result.exit_code == 2
+    assert "a request of the workload failed" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["text", "vl", "photo"])
+def test_workloads_are_the_same_again_and_differ_by_seed(tmp_path, name):
+    work = Workload(name=name, num_requests=2, vocab_size=100, folder=tmp_path)
+
+    def contents(seed):
+        found = []
+        for request in work.round(seed):
+            prompt = request.prompt
+            if isinstance(prompt, dict):
+                image = prompt["messages"][0]["content"][0]["image"]
+                prompt = Path(image).read_bytes() if name == "photo" else image.tobytes()
+            found.append(prompt)
+        return found
+
+    first = contents(1)
+    assert first == contents(1)
+    assert first[0] != first[1]
+    assert not any(prompt in contents(2) for prompt in first)
+
+
+def test_prompts_hold_no_special_tokens(tmp_path):
+    special = frozenset(range(20, 90))
+    work = Workload(
+        name="text", num_requests=4, vocab_size=100, folder=tmp_path, special_ids=special
+    )
+    used = {token for request in work.round(0) for token in request.prompt}
+    assert used
+    assert used <= set(range(90, 100))
+
+
+def tiny(is_tied):
+    config = DecoderConfig(
+        vocab_size=50,
+        hidden_size=8,
+        intermediate_size=12,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        rotary=RotaryConfig(head_dim=4),
+        norm_eps=1e-6,
+        is_tied=is_tied,
+    )
+    with torch.device("meta"):
+        return CausalLM(config)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_cost_of_a_decoder(is_tied):
+    cost = model_cost(tiny(is_tied))
+    each = 8 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 12  # qkv, o, gate, up and down
+    assert (cost.dense, cost.head) == (2 * each, 50 * 8)
+    assert cost.total == 2 * each + (1 if is_tied else 2) * 400 + 5 * 8  # with norms
+    copied = 400 * 2 if is_tied else 0
+    assert cost.weight_bytes("bfloat16", "int8") == cost.total + copied
+    # Ten tokens, three of them sampled, in one step, and arithmetic of 5 seconds for media.
+    seconds = cost.seconds([step(10, 3)], 5e6, SLOW)
+    assert seconds == pytest.approx(2 * (10 * 2 * each + 3 * 400) / 1e6 + 5)
+    # With few rows reading the weights takes longer.
+    reading = Machine(precision="bfloat16", flops=1e12, bandwidth=1e3)
+    assert cost.seconds([step(1, 0)], 0, reading) == pytest.approx(2 * 2 * each / 1e3)
+
+
+def test_cost_of_another_model_is_not_guessed():
+    assert model_cost(nn.Linear(2, 2)) is None
+
+
+def test_sparse_layers_cost_what_a_token_uses_and_media_what_the_encoder_gets():
+    with LLM("shapes-vl", num_threads=1, kv_cache_memory=2**24) as llm:
+        checkpoint = read_checkpoint(resolve_model("shapes-vl"))
+        spec = llm.plugins.model_for(checkpoint.config.architectures)
+        with torch.device("meta"):
+            shapes = llm.plugins.build(spec, checkpoint.config)
+        cost = model_cost(shapes)
+        # Three sparse layers; of experts for text (64) and media (48) the smaller are counted.
+        assert [part.num_values for part in cost.experts] == [4 * 3 * 192 * 48] * 3
+        assert {part.share for part in cost.experts} == {2 / 4}
+        counter = MediaFlops(llm.model, shapes)
+        work = Workload(name="vl", num_requests=1, vocab_size=672, folder=None)
+        params = SamplingParams(max_tokens=1)
+        with counter.counting():
+            llm.generate([5, 6, 7], params, use_tqdm=False)
+            assert counter.flops == 0
+            (output,) = llm.generate(work.alone(0).prompt, params, use_tqdm=False)
+        num_patches = output.num_input_image_tokens * 4
+        layers = 4 * (128 * 128 * 4 + 2 * 128 * 512)
+        assert counter.flops > 2 * num_patches * layers
+        assert counter.flops < 2 * num_patches * layers * 2  # embedding and projection behind it
+        before = counter.flops
+        llm.generate(work.alone(1).prompt, params, use_tqdm=False)
+        assert counter.flops == before  # it counts inside its block only
+        block = kv_block_bytes(llm.model, "bfloat16", 64)
+        assert block == 2 * 4 * 2 * 32 * 2 * 64
+
+
+def test_a_profiler_leaves_the_llm_as_it_was():
+    with LLM("shapes-vl", num_threads=1, kv_cache_memory=2**24) as llm:
+        params = SamplingParams(temperature=0, max_tokens=4)
+        (before,) = llm.generate([30, 31, 32], params, use_tqdm=False)
+        engine = dict(vars(llm._engine))
+        profiler = Profiler(llm)
+        with profiler.watching():
+            (during,) = llm.generate([30, 31, 32], params, use_tqdm=False)
+        profile = profiler.profile()
+        assert before.outputs.token_ids == during.outputs.token_ids
+        assert vars(llm._engine) == engine
+        assert not any(
+            module._forward_pre_hooks or module._forward_hooks for module in llm.model.modules()
+        )
+        assert "forward" not in vars(llm.model)
+        llm.generate([30, 31, 32], params, use_tqdm=False)
+        assert profiler.profile() == profile
+        assert profile.num_steps == 4
+
+
+def test_a_clock_takes_exclusive_times(monkeypatch):
+    now = iter([0, 1, 4, 9, 10]).__next__
+    monkeypatch.setattr("mmdeploy_llm.bench.profile.time.perf_counter", now)
+    clock = Clock(None)
+    clock.enter("forward", "other")
+    clock.enter(None, "linear")
+    clock.leave()
+    clock.enter("sample", "other")
+    clock.leave()
+    assert clock.seconds == {
+        ("forward", "other"): 1 + 5,
+        ("forward", "linear"): 3,
+        ("sample", "other"): 1,
+    }
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_the_machine_is_measured(precision):
+    found = measure_machine(torch.device("cpu"), precision, None)
+    assert found.precision == precision
+    assert 1e8 < found.flops < 1e15
+    assert 1e8 < found.bandwidth < 1e13
