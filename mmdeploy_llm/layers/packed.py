@@ -28,9 +28,8 @@ class Bf16Weight:
 
 
 class S8Weight:
-    """int8 with a scale for each row; x is rounded to int8 too, with a scale for each of its rows.
-
-    Both are symmetric, the largest value becoming 127.
+    """int8 with a scale for each row; x is rounded to int8 too, with a scale for every 128 values of
+    its rows. Both are symmetric, the largest value becoming 127.
     """
 
     def __init__(self, kernels: Kernels, weight: Tensor) -> None:

@@ -301,7 +301,7 @@ class Kernels:
         return rounded, scales
 
     def linear_s8(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        """`x` [T, k] quantized row by row, times the packed weights -> [T, n]. scales: [n] float32,
+        """`x` [T, k], every 128 values of a row quantized with a scale of their own, times the packed weights -> [T, n]. scales: [n] float32,
         of the rows of the weights. bias: [n] of x's dtype."""
         out = torch.empty(x.shape[0], scales.shape[0], dtype=x.dtype)
         self._library.mm_linear_s8(

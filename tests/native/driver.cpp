@@ -46,7 +46,7 @@ template <typename T, typename C>
 void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     const int64_t kv_heads = between(1, 3), heads = kv_heads * between(1, 8);
     const int64_t head_dim = 2 * between(1, 64), block_size = between(1, 80);
-    const int64_t sequences = between(1, 4), blocks_each = between(1, 5);
+    const int64_t sequences = between(1, 8), blocks_each = between(1, 24);
     const int64_t blocks = sequences * blocks_each, slots_each = blocks_each * block_size;
     std::vector<C> keys(blocks * block_size * kv_heads * head_dim), values(keys.size());
     std::vector<float> scales(blocks * block_size * kv_heads), other_scales(scales.size());
@@ -54,7 +54,8 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     for (int64_t i = 0; i < blocks; ++i) tables[i] = int32_t(blocks - 1 - i);
     std::vector<int64_t> starts{0}, first, behind, slots;
     for (int64_t s = 0; s < sequences; ++s) {
-        const int64_t context = between(1, slots_each), count = between(1, context);
+        const int64_t context = between(1, slots_each);
+        const int64_t count = between(1, std::min<int64_t>(context, between(0, 2) ? 4 : 150));
         for (int64_t i = context - count; i < context; ++i) {
             first.push_back(between(0, i));
             behind.push_back(between(i + 1, context));

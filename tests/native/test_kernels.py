@@ -126,6 +126,69 @@ def test_attention_over_one_piece(kernels, dtype, head_dim, heads, kv_heads):
         torch.testing.assert_close(found[own].double(), expected, atol=atol, rtol=atol)
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (7, 1), (14, 2)])
+def test_long_contexts_are_split(kernels, dtype, heads, kv_heads):
+    """Few tokens over keys of several parts, some of which a token does not see at all."""
+    contexts, counts, head_dim, block_size = [1, 511, 513, 2100, 1700], [1, 1, 1, 2, 3], 40, 48
+    of_rows = torch.float32 if dtype is torch.int8 else dtype
+    most = -(-max(contexts) // block_size)
+    tables = torch.randperm(len(contexts) * most, generator=torch.Generator().manual_seed(1))
+    tables = tables.int().view(len(contexts), most)
+    shape = (tables.numel(), block_size, kv_heads, head_dim)
+    k, v = (values(*shape, dtype=of_rows, seed=seed) for seed in (1, 2))
+    caches, scales = [k, v], {}
+    if dtype is torch.int8:
+        slots = torch.arange(tables.numel() * block_size)
+        caches = [torch.zeros(shape, dtype=dtype) for _ in range(2)]
+        key_scales, value_scales = (torch.zeros(shape[:3]) for _ in range(2))
+        kernels.write_cache(k.flatten(0, 1), caches[0], slots, key_scales)
+        kernels.write_cache(v.flatten(0, 1), caches[1], slots, value_scales)
+        scales = {"key_scales": key_scales, "value_scales": value_scales}
+        k, v = caches[0] * key_scales[..., None], caches[1] * value_scales[..., None]
+    seen = [(0, 1), (3, 511), (0, 513), (0, 2100), (1030, 2090), (0, 1698), (1, 2), (600, 1699)]
+    starts, first, behind = ranges(counts, seen)
+    q = values(sum(counts), heads, head_dim, dtype=of_rows)
+    sequences = Sequences(
+        query_starts=starts, first_seen=first, behind_seen=behind, block_tables=tables
+    )
+    found = kernels.attend(q, *caches, sequences, scale=0.1, **scales)
+    for number, (begin, end) in enumerate(itertools.pairwise(starts)):
+        own = slice(begin, end)
+        pages = [x[tables[number].long()].flatten(0, 1) for x in (k, v)]
+        expected = dense(q[own], *pages, first[own], behind[own], 0.1)
+        atol = 0.06 if dtype is torch.bfloat16 else 2e-4
+        torch.testing.assert_close(found[own].double(), expected, atol=atol, rtol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_attention_depends_on_its_own_sequence_only(kernels, dtype, threads):
+    """The same bits alone and among others, in prefill and in decode over a long context."""
+    contexts, counts = [1500, 300, 700, *[20] * 12], [1, 300, 90, *[1] * 12]
+    behind = [context - count + i + 1 for context, count in zip(contexts, counts, strict=True)
+              for i in range(count)]  # fmt: skip
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    tables = torch.arange(len(contexts) * 24).int().view(-1, 24)
+    k, v = (values(tables.numel(), 64, 2, 64, dtype=dtype, seed=seed) for seed in (1, 2))
+    q = values(sum(counts), 8, 64, dtype=dtype)
+
+    def attend(begin, end):
+        first, last = int(starts[begin]), int(starts[end])
+        ends = torch.tensor(behind[first:last])
+        sequences = Sequences(
+            query_starts=starts[begin : end + 1] - first,
+            first_seen=torch.zeros_like(ends),
+            behind_seen=ends,
+            block_tables=tables[begin:end],
+        )
+        return kernels.attend(q[first:last], k, v, sequences, scale=0.1)
+
+    alone = torch.cat([attend(i, i + 1) for i in range(len(counts))])
+    torch.set_num_threads(threads)
+    assert torch.equal(attend(0, len(counts)), alone)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [1, 16, 48, 64, 256])
 def test_int8_cache(kernels, dtype, block_size):
@@ -162,7 +225,7 @@ def test_int8_cache(kernels, dtype, block_size):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
-    [(1, 1, 1), (1, 64, 4), (5, 130, 50), (7, 63, 129), (97, 200, 64), (32, 128, 896)],
+    [(1, 1, 1), (1, 64, 4), (5, 130, 50), (7, 63, 257), (97, 200, 64), (32, 128, 896)],
 )
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
@@ -173,13 +236,15 @@ def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
     scales = torch.rand(n, generator=generator)
     bias = values(n, dtype=dtype) if has_bias else None
     found = kernels.linear_s8(x, kernels.pack_s8(weight), scales, bias)
-    row_scales = x.float().abs().amax(1, keepdim=True) / 127
-    quantized = torch.where(row_scales > 0, x.float() * (127 / (row_scales * 127)), 0.0).round()
-    expected = (quantized.double() @ weight.double().T) * row_scales * scales
+    expected = torch.zeros(rows, n, dtype=torch.float64)
+    slack = 0.0  # a value that lies between two integers may be rounded to the other one
+    for part, own in zip(x.split(128, 1), weight.split(128, 1), strict=True):
+        step = part.float().abs().amax(1, keepdim=True) / 127
+        expected += ((part.float() / step).round().double() @ own.double().T) * step
+        slack = max(slack, float(step.max() * scales.max()) * 127 * 1.01)
+    expected *= scales
     if bias is not None:
         expected += bias.double()
-    # A value that lies between two integers may be rounded to the other one.
-    slack = float(row_scales.max() * scales.max()) * 127 * 1.01
     atol, rtol = (slack, 1e-5) if dtype is torch.float32 else (slack, 2**-7)
     torch.testing.assert_close(found.double(), expected, atol=atol, rtol=rtol)
 

@@ -7,14 +7,16 @@
 //           for strips of 6 rows:  6 x 64 sums in registers
 //
 // int8: weights have a scale for each column and are kept as w + 128, the unsigned operand of
-// vpdpbusd; x is quantized row by row and is the signed one:
-//     sum a (w + 128) = sum a w + 128 sum a            the last term is taken off at the end
+// vpdpbusd; x has a scale for every 128 values of a row, so that one large value costs its
+// neighbours little precision, and is the signed one:
+//     sum a (w + 128) = sum a w + 128 sum a            the last term is taken off
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "numbers.h"
@@ -32,38 +34,49 @@ constexpr int64_t PANEL = 64;
 constexpr int64_t STRIP = 6;
 constexpr int64_t ROW_BLOCK = 192;
 constexpr int64_t PART_UNITS = 512;
+constexpr int64_t GROUP = 128;  // values of x with one scale
+constexpr int64_t GROUP_UNITS = GROUP / 4;
+static_assert(PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
 
-struct Bf16Product {
-    using Left = bf16;
-    using Weight = bf16;
-    using Sum = float;
-    static constexpr int64_t UNIT = 2;
 #ifdef MM_HAS_DOT
-    static __m512i add(__m512i sum, __m512i weights, __m512i row) {
-        return (__m512i)_mm512_dpbf16_ps((__m512)sum, (__m512bh)row, (__m512bh)weights);
-    }
-#endif
-    static float product(bf16 a, bf16 w) { return load(a) * load(w); }
-};
 
-struct S8Product {
-    using Left = int8_t;
-    using Weight = uint8_t;
-    using Sum = int32_t;
-    static constexpr int64_t UNIT = 4;
-#ifdef MM_HAS_DOT
-    static __m512i add(__m512i sum, __m512i weights, __m512i row) {
-        return _mm512_dpbusd_epi32(sum, weights, row);
-    }
-#endif
-    static int32_t product(int8_t a, uint8_t w) { return int32_t(a) * int32_t(w); }
-};
+inline __m512i add_products(__m512i sums, const bf16*, __m512i row, __m512i weights) {
+    return (__m512i)_mm512_dpbf16_ps((__m512)sums, (__m512bh)row, (__m512bh)weights);
+}
 
-// sums [ROWS][64] += `units` units of ROWS rows times a part of a panel.
-// Never inlined, so that the sums stay in registers whatever is around it.
-template <typename P, int ROWS>
-__attribute__((noinline)) void strip(const typename P::Left* a, int64_t a_stride, const typename P::Weight* panel,
-                  int64_t units, typename P::Sum* out) {
+inline __m512i add_products(__m512i sums, const int8_t*, __m512i row, __m512i weights) {
+    return _mm512_dpbusd_epi32(sums, weights, row);
+}
+
+// sums += `units` units of ROWS rows of a, times as much of a panel. Inlined where the sums live.
+template <int ROWS, typename A>
+__attribute__((always_inline)) inline void add_units(const A* a, int64_t a_stride,
+                                                     const void* panel, int64_t units,
+                                                     __m512i (&sums)[ROWS][4]) {
+    constexpr int64_t UNIT = 4 / sizeof(A);
+    const uint32_t* weights = static_cast<const uint32_t*>(panel);
+    for (int64_t unit = 0; unit < units; ++unit) {
+        __m512i w[4];
+#pragma GCC unroll 8
+        for (int b = 0; b < 4; ++b) w[b] = _mm512_loadu_si512(weights + unit * PANEL + b * 16);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+            int32_t four;
+            std::memcpy(&four, a + r * a_stride + unit * UNIT, sizeof four);
+            const __m512i row = _mm512_set1_epi32(four);
+#pragma GCC unroll 8
+            for (int b = 0; b < 4; ++b) sums[r][b] = add_products(sums[r][b], a, row, w[b]);
+        }
+    }
+}
+
+#endif
+
+// out [ROWS][64] += rows of a times a part of a panel. Never inlined, so that the sums stay in
+// registers whatever is around it.
+template <int ROWS>
+__attribute__((noinline)) void strip_bf16(const bf16* a, int64_t a_stride, const bf16* panel,
+                                          int64_t units, float* out) {
 #ifdef MM_HAS_DOT
     __m512i sums[ROWS][4];
 #pragma GCC unroll 8
@@ -71,21 +84,7 @@ __attribute__((noinline)) void strip(const typename P::Left* a, int64_t a_stride
 #pragma GCC unroll 8
         for (int b = 0; b < 4; ++b) sums[r][b] = _mm512_loadu_si512(out + r * PANEL + b * 16);
     }
-    for (int64_t unit = 0; unit < units; ++unit) {
-        __m512i w[4];
-#pragma GCC unroll 8
-        for (int b = 0; b < 4; ++b) {
-            w[b] = _mm512_loadu_si512(panel + (unit * PANEL + b * 16) * P::UNIT);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-            int32_t four;
-            std::memcpy(&four, a + r * a_stride + unit * P::UNIT, sizeof four);
-            const __m512i row = _mm512_set1_epi32(four);
-#pragma GCC unroll 8
-            for (int b = 0; b < 4; ++b) sums[r][b] = P::add(sums[r][b], w[b], row);
-        }
-    }
+    add_units<ROWS>(a, a_stride, panel, units, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
@@ -93,16 +92,64 @@ __attribute__((noinline)) void strip(const typename P::Left* a, int64_t a_stride
     }
 #else
     for (int r = 0; r < ROWS; ++r) {
-        typename P::Sum* sums = out + r * PANEL;
         for (int64_t unit = 0; unit < units; ++unit) {
-            const typename P::Left* left = a + r * a_stride + unit * P::UNIT;
-            const typename P::Weight* w = panel + unit * PANEL * P::UNIT;
+            const float first = load(a[r * a_stride + unit * 2]);
+            const float second = load(a[r * a_stride + unit * 2 + 1]);
+            const bf16* w = panel + unit * PANEL * 2;
+            float* sums = out + r * PANEL;
 #pragma omp simd
             for (int64_t c = 0; c < PANEL; ++c) {
-                typename P::Sum sum = 0;
-                for (int64_t i = 0; i < P::UNIT; ++i) {
-                    sum += P::product(left[i], w[c * P::UNIT + i]);
-                }
+                sums[c] += first * load(w[c * 2]) + second * load(w[c * 2 + 1]);
+            }
+        }
+    }
+#endif
+}
+
+// Rows of x in int8: values [rows][width], scales and sums [rows][groups].
+struct QuantizedRows {
+    int64_t width;
+    int64_t groups;
+    std::vector<int8_t> values;
+    std::vector<float> scales;
+    std::vector<int32_t> sums;
+
+    QuantizedRows(int64_t rows, int64_t k)
+        : width((k + 3) / 4 * 4),
+          groups((k + GROUP - 1) / GROUP),
+          values(rows * width),
+          scales(rows * groups),
+          sums(rows * groups) {}
+};
+
+// out [ROWS][64] = rows of a times `units` units of a panel.
+template <int ROWS>
+__attribute__((noinline)) void products_s8(const int8_t* a, int64_t a_stride, const uint8_t* panel,
+                                           int64_t units, int32_t* out) {
+#ifdef MM_HAS_DOT
+    __m512i sums[ROWS][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+        for (int b = 0; b < 4; ++b) sums[r][b] = _mm512_setzero_si512();
+    }
+    add_units<ROWS>(a, a_stride, panel, units, sums);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+        for (int b = 0; b < 4; ++b) _mm512_storeu_si512(out + r * PANEL + b * 16, sums[r][b]);
+    }
+#else
+    std::memset(out, 0, ROWS * PANEL * sizeof out[0]);
+    for (int r = 0; r < ROWS; ++r) {
+        for (int64_t unit = 0; unit < units; ++unit) {
+            const int8_t* four = a + r * a_stride + unit * 4;
+            const uint8_t* w = panel + unit * PANEL * 4;
+            int32_t* sums = out + r * PANEL;
+#pragma omp simd
+            for (int64_t c = 0; c < PANEL; ++c) {
+                int32_t sum = 0;
+                for (int i = 0; i < 4; ++i) sum += int32_t(four[i]) * int32_t(w[c * 4 + i]);
                 sums[c] += sum;
             }
         }
@@ -110,41 +157,62 @@ __attribute__((noinline)) void strip(const typename P::Left* a, int64_t a_stride
 #endif
 }
 
-template <typename P>
-inline void strip_of(int64_t rows, const typename P::Left* a, int64_t a_stride,
-                     const typename P::Weight* panel, int64_t units, typename P::Sum* out) {
-    switch (rows) {
-        case 1: return strip<P, 1>(a, a_stride, panel, units, out);
-        case 2: return strip<P, 2>(a, a_stride, panel, units, out);
-        case 3: return strip<P, 3>(a, a_stride, panel, units, out);
-        case 4: return strip<P, 4>(a, a_stride, panel, units, out);
-        case 5: return strip<P, 5>(a, a_stride, panel, units, out);
-        default: return strip<P, 6>(a, a_stride, panel, units, out);
+// out [ROWS][64] += rows from `row` on, units `unit` .. `unit + units` of them, whole groups but at
+// the end.
+template <int ROWS>
+void strip_s8(const QuantizedRows& x, int64_t row, int64_t unit, const uint8_t* panel,
+              int64_t units, float* out) {
+    alignas(64) int32_t sums[ROWS * PANEL];
+    const int8_t* a = x.values.data() + row * x.width + unit * 4;
+    for (int64_t done = 0; done < units; done += GROUP_UNITS) {
+        const int64_t count = std::min(GROUP_UNITS, units - done);
+        const int64_t group = row * x.groups + (unit + done) / GROUP_UNITS;
+        products_s8<ROWS>(a + done * 4, x.width, panel + done * PANEL * 4, count, sums);
+        for (int r = 0; r < ROWS; ++r) {
+            const int32_t excess = 128 * x.sums[group + r * x.groups];
+            const float scale = x.scales[group + r * x.groups];
+#pragma omp simd
+            for (int64_t c = 0; c < PANEL; ++c) {
+                out[r * PANEL + c] += float(sums[r * PANEL + c] - excess) * scale;
+            }
+        }
     }
 }
 
-// write(row, first column, sums of the row, how many) for every row and panel. a: [rows][k], with
-// whole units in each row.
-template <typename P, typename Write>
-void multiply(const typename P::Left* a, int64_t a_stride, const typename P::Weight* packed,
-              int64_t rows, int64_t n, int64_t units, int num_threads, const Write& write) {
+// strip(ROWS as a constant) for the rows that are left, 6 at most.
+template <typename Strip>
+inline void with_rows(int64_t rows, const Strip& strip) {
+    switch (rows) {
+        case 1: return strip(std::integral_constant<int, 1>());
+        case 2: return strip(std::integral_constant<int, 2>());
+        case 3: return strip(std::integral_constant<int, 3>());
+        case 4: return strip(std::integral_constant<int, 4>());
+        case 5: return strip(std::integral_constant<int, 5>());
+        default: return strip(std::integral_constant<int, 6>());
+    }
+}
+
+// For every row and panel: strips fill [rows][64] sums, write(row, first column, sums of the row,
+// how many) takes them. strip(ROWS, row, panel, unit, units, sums).
+template <typename Strip, typename Write>
+void multiply(int64_t rows, int64_t n, int64_t units, int num_threads, const Strip& strip,
+              const Write& write) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
     parallel_for(panels * blocks, num_threads, [&](int64_t task) {
-        const int64_t block = task / panels, index = task % panels;
-        const int64_t first_row = block * ROW_BLOCK;
+        const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;
         const int64_t num_rows = std::min(ROW_BLOCK, rows - first_row);
-        const typename P::Weight* panel = packed + index * units * PANEL * P::UNIT;
-        alignas(64) static thread_local typename P::Sum sums[ROW_BLOCK * PANEL];
+        alignas(64) static thread_local float sums[ROW_BLOCK * PANEL];
         std::memset(sums, 0, num_rows * PANEL * sizeof sums[0]);
         for (int64_t unit = 0; unit < units; unit += PART_UNITS) {
             const int64_t count = std::min(PART_UNITS, units - unit);
             for (int64_t row = 0; row < num_rows; row += STRIP) {
-                strip_of<P>(num_rows - row, a + (first_row + row) * a_stride + unit * P::UNIT,
-                            a_stride, panel + unit * PANEL * P::UNIT, count, sums + row * PANEL);
+                with_rows(num_rows - row, [&](auto num) {
+                    strip(num, first_row + row, panel, unit, count, sums + row * PANEL);
+                });
             }
         }
-        const int64_t first = index * PANEL, num = std::min(PANEL, n - first);
+        const int64_t first = panel * PANEL, num = std::min(PANEL, n - first);
         for (int64_t row = 0; row < num_rows; ++row) {
             write(first_row + row, first, sums + row * PANEL, num);
         }
@@ -195,8 +263,13 @@ inline void pack_s8(const int8_t* w, int64_t n, int64_t k, uint8_t* packed, int 
 // x [rows][k], k even; bias [n] or null; out [rows][n].
 inline void linear_bf16(const bf16* x, int64_t x_stride, const bf16* packed, const bf16* bias,
                         bf16* out, int64_t rows, int64_t n, int64_t k, int num_threads) {
-    multiply<Bf16Product>(x, x_stride, packed, rows, n, k / 2, num_threads,
-                          [&](int64_t row, int64_t first, const float* sums, int64_t num) {
+    const int64_t units = k / 2;
+    const auto strip = [&](auto num, int64_t row, int64_t panel, int64_t unit, int64_t count,
+                           float* sums) {
+        strip_bf16<num>(x + row * x_stride + unit * 2, x_stride,
+                        packed + (panel * units + unit) * PANEL * 2, count, sums);
+    };
+    const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         bf16* result = out + row * n + first;
         if (bias == nullptr) {
 #pragma omp simd
@@ -207,68 +280,75 @@ inline void linear_bf16(const bf16* x, int64_t x_stride, const bf16* packed, con
                 result[c] = store<bf16>(sums[c] + load(bias[first + c]));
             }
         }
-    });
+    };
+    multiply(rows, n, units, num_threads, strip, write);
 }
 
-// Symmetric, one scale for each row: its largest value becomes 127.
+// Symmetric: the largest of the values becomes 127. Returns the scale.
 template <typename T>
-void quantize_row(const T* x, int64_t k, int64_t width, int8_t* out, float* scale, int32_t* sum) {
+inline float quantize(const T* x, int64_t count, int8_t* out) {
     float largest = 0.0f;
 #pragma omp simd reduction(max : largest)
-    for (int64_t i = 0; i < k; ++i) {
+    for (int64_t i = 0; i < count; ++i) {
         const float value = std::fabs(load(x[i]));
         largest = value > largest ? value : largest;
     }
-    *scale = largest / 127.0f;
     const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-    int32_t total = 0;
-#pragma omp simd reduction(+ : total)
-    for (int64_t i = 0; i < k; ++i) {
-        const int32_t value = int32_t(std::nearbyint(load(x[i]) * inverse));
-        out[i] = int8_t(value);
-        total += value;
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = int8_t(int32_t(std::nearbyint(load(x[i]) * inverse)));
     }
-    std::memset(out + k, 0, width - k);
-    *sum = total;
+    return largest / 127.0f;
 }
 
 // w [n][k] -> int8 [n][k] and the scales of its rows.
 template <typename T>
 void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* scales, int num_threads) {
     parallel_parts(n, num_threads, [&](int64_t begin, int64_t end) {
-        int32_t sum;
         for (int64_t row = begin; row < end; ++row) {
-            quantize_row(w + row * k, k, k, out + row * k, scales + row, &sum);
+            scales[row] = quantize(w + row * k, k, out + row * k);
         }
     });
+}
+
+template <typename T>
+void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
+    int8_t* values = out.values.data() + row * out.width;
+    for (int64_t group = 0; group < out.groups; ++group) {
+        const int64_t first = group * GROUP, count = std::min(GROUP, k - first);
+        out.scales[row * out.groups + group] = quantize(x + first, count, values + first);
+        int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = first; i < first + count; ++i) sum += values[i];
+        out.sums[row * out.groups + group] = sum;
+    }
 }
 
 // x [rows][k], out [rows][n], scales and bias (or null) [n].
 template <typename T>
 void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float* scales,
                const T* bias, T* out, int64_t rows, int64_t n, int64_t k, int num_threads) {
-    const int64_t units = (k + 3) / 4, width = units * 4;
-    std::vector<int8_t> values(rows * width);
-    std::vector<float> row_scales(rows);
-    std::vector<int32_t> row_sums(rows);
+    QuantizedRows quantized(rows, k);
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-            quantize_row(x + row * x_stride, k, width, values.data() + row * width,
-                         row_scales.data() + row, row_sums.data() + row);
+            quantize_groups(x + row * x_stride, k, row, quantized);
         }
     });
-    multiply<S8Product>(values.data(), width, packed, rows, n, units, num_threads,
-                        [&](int64_t row, int64_t first, const int32_t* sums, int64_t num) {
+    const int64_t units = quantized.width / 4;
+    const auto strip = [&](auto num, int64_t row, int64_t panel, int64_t unit, int64_t count,
+                           float* sums) {
+        strip_s8<num>(quantized, row, unit, packed + (panel * units + unit) * PANEL * 4, count,
+                      sums);
+    };
+    const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         T* result = out + row * n + first;
-        const int32_t excess = row_sums[row] * 128;
-        const float scale = row_scales[row];
 #pragma omp simd
         for (int64_t c = 0; c < num; ++c) {
             const float offset = bias == nullptr ? 0.0f : load(bias[first + c]);
-            const float sum = float(sums[c] - excess);
-            result[c] = store<T>(sum * scale * scales[first + c] + offset);
+            result[c] = store<T>(sums[c] * scales[first + c] + offset);
         }
-    });
+    };
+    multiply(rows, n, units, num_threads, strip, write);
 }
 
 }  // namespace mm
