@@ -335,6 +335,7 @@ def _runner(
         slots=Slots(runtime.max_num_seqs, runtime.max_model_len, runtime.block_size),
         device=device,
         has_atomic_media=parts.spec.atomic_media,
+        model_name=f"{type(model).__name__} (plugin {parts.plugins.owner(parts.spec)!r})",
     )
     if runtime.use_warmup:
         runner.warm_up(min(WARM_UP_TOKENS, runtime.max_model_len - 1))

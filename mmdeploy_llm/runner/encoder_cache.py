@@ -25,8 +25,10 @@ class EncoderCache:
     """Embeddings [num_tokens, media_size] of media that running requests still need. The runner
     is its only writer."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, name: str = "the model") -> None:
+        """name: the model in messages."""
         self._model = model
+        self._name = name
         self._media_size = media_size(model)
         self._embeds: dict[str, Tensor] = {}
         self._failures: dict[str, str] = {}
@@ -69,13 +71,13 @@ class EncoderCache:
         embeds = self._model.encode_media(items)
         if len(embeds) != len(items):
             raise PluginContractError(
-                f"encode_media gave {len(embeds)} outputs for {len(items)} items"
+                f"encode_media of {self._name} gave {len(embeds)} outputs for {len(items)} items"
             )
         for item, rows in zip(items, embeds, strict=True):
             if tuple(rows.shape) != (item.num_tokens, self._media_size):
                 raise PluginContractError(
-                    f"encode_media gave {tuple(rows.shape)} for an item of {item.num_tokens} "
-                    f"tokens and a model whose media rows have {self._media_size} values"
+                    f"encode_media of {self._name} gave {tuple(rows.shape)} for an item of "
+                    f"{item.num_tokens} tokens and a model whose media rows have {self._media_size} values"
                 )
         for item, rows in zip(items, embeds, strict=True):
             # A copy of its own, so that a small item does not keep its whole batch alive.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.attention.base import AttentionBackend, KVCache
-from mmdeploy_llm.errors import MMDeployLLMError, PluginContractError
+from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
@@ -23,6 +23,7 @@ from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepP
 from mmdeploy_llm.sampling import Sampler, SlotRequest, prompt_logprobs
 
 from .batch import StepBatch, prepare
+from .checked import CheckedModel
 from .encoder_cache import EncoderCache
 from .slots import Slots
 
@@ -53,15 +54,18 @@ class Runner:
         slots: Slots,
         device: torch.device,
         has_atomic_media: bool = False,
+        model_name: str | None = None,
     ) -> None:
-        self._model = model
+        """model_name: what messages call the model; None: its class."""
+        name = model_name or type(model).__name__
+        self._model = CheckedModel(model, name, sampler.vocab_size)
         self._backend = backend
         self._cache = cache
         self._sampler = sampler
         self._slots = slots
         self._device = device
         self._has_atomic_media = has_atomic_media
-        self._encoder = EncoderCache(model)
+        self._encoder = EncoderCache(model, name)
         self._has_mrope = model.positions(1, ()) is not None
 
     @torch.inference_mode()
@@ -101,15 +105,9 @@ class Runner:
     def _positions(self, new: NewRequest) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None:
         if not self._has_mrope or not new.media:
             return None
+        # Checked before the request has a slot.
         positions = self._model.positions(new.prompt_len, new.media)
-        if positions is None:
-            return None
-        if tuple(positions.shape) != (3, new.prompt_len):  # before the request has a slot
-            raise PluginContractError(
-                f"positions of {type(self._model).__name__} gave {tuple(positions.shape)}, must be "
-                f"{(3, new.prompt_len)} or None"
-            )
-        return positions.cpu().numpy()
+        return None if positions is None else positions.cpu().numpy()
 
     def _is_ready(self, item: ScheduledTokens, out: _Collected) -> bool:
         """Whether the request started and every media item that this step touches was encoded."""
@@ -149,13 +147,6 @@ class Runner:
             has_atomic_media=self._has_atomic_media,
         )
         hidden = self._model.forward(self._inputs(batch))
-        shape = (batch.token_ids.shape[0], self._model.hidden_size)
-        if tuple(getattr(hidden, "shape", ())) != shape:  # else rows of others might be read
-            found = tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__
-            raise PluginContractError(
-                f"forward of {type(self._model).__name__} gave {found}, must be {shape}: a row of "
-                "hidden_size values for each token"
-            )
         self._report_prompt(batch, hidden, out)
         self._sample(batch, hidden, out)
 
@@ -222,8 +213,7 @@ class Runner:
 
     def warm_up(self, num_tokens: int) -> None:
         """One small prefill and one decode step on a request of its own, so that the first
-        real one finds
-        kernels and buffers ready. Uses block 0, before any request has it."""
+        real one finds kernels and buffers ready. Uses block 0, before any request has it."""
         count = max(1, min(num_tokens, self._cache.block_size - 1))
         params = SamplingParams(
             temperature=0.0,

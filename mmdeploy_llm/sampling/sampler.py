@@ -71,6 +71,11 @@ class Sampler:
         self._work = torch.empty(0, vocab_size, device=device)
         self._state = SamplingState(max_num_slots, vocab_size, grammars)
 
+    @property
+    def vocab_size(self) -> int:
+        """Values in a row of logits."""
+        return self._vocab_size
+
     def add(self, slot: int, request: SlotRequest) -> None:
         """Puts a request into a free slot. Raises RequestError when its grammar cannot be made."""
         self._state.add(slot, request)

@@ -148,6 +148,10 @@ def make(config):
                 return hidden
             {fault}
 
+        def logits(self, hidden):
+            logits = super().logits(hidden)
+            {logits}
+
         def encode_media(self, items):
             embeds = super().encode_media(items)
             if {is_encoder_good}:
@@ -294,14 +298,16 @@ def test_a_model_that_encodes_too_few_rows(answers, install, make_llm, tiny_fold
     want = texts(alone(answers, make_llm, tiny_folder(VL), good, "larger images"))
     install("stumbles", model_source("Qwen2_5_VLForConditionalGeneration", is_encoder_good=False))
     llm, _ = make_llm(tiny_folder(VL))
-    check_batch(llm, [good[0], bad, good[1]], want, r"encode_media gave \(3, ")
+    check_batch(
+        llm, [good[0], bad, good[1]], want, r"encode_media of Model .plugin 'stumbles'. gave \(3, "
+    )
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("return positions[0]", "positions of Model gave .*, must be .3, "),
-        ("return positions[:, 1:]", "positions of Model gave .*, must be .3, "),
+        ("return positions[0]", "positions of Model .plugin 'stumbles'. gave .*, must be .3, "),
+        ("return positions[:, 1:]", "positions of Model .plugin 'stumbles'. gave .*, must be .3, "),
         ("raise SystemExit('nowhere')", "could not start: SystemExit: nowhere"),
     ],
 )
@@ -317,6 +323,19 @@ def test_a_model_with_wrong_positions(
     failed = llm.generate([bad] * 3, GREEDY, use_tqdm=False)
     assert all(re.search(message, output.error_msg) for output in failed)
     check_batch(llm, [good[0], bad, good[1]], want, message)
+
+
+@pytest.mark.parametrize(
+    "fault", ["return logits[:, :-1]", "return logits[None]", "return logits[:0]", "return None"]
+)
+def test_a_model_with_wrong_logits(install, make_llm, tiny_folder, fault):
+    install("stumbles", model_source(logits=fault))
+    llm, _ = make_llm(tiny_folder(TEXT))
+    for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False):
+        assert output.error_code == 500
+        assert re.search(
+            r"logits of Model .plugin 'stumbles'. gave .*must be .1, ", output.error_msg
+        )
 
 
 @pytest.mark.parametrize("fault", ["raise SystemExit('no licence')", "return {}[config]"])
@@ -389,6 +408,7 @@ def model_source(
     poison=-1,
     is_encoder_good=True,
     positions="pass",
+    logits="return logits",
 ):
     is_vl = "VL" in architecture
     return MODEL.format(
@@ -399,6 +419,7 @@ def model_source(
         poison=poison,
         is_encoder_good=is_encoder_good,
         positions=positions,
+        logits=logits,
     )
 
 

@@ -230,9 +230,10 @@ def shapes_are_right(subject: ModelSubject) -> None:
             ("forward", hidden, (len(ids), model.hidden_size)),
             ("logits", logits, (2, subject.vocab_size)),
         ):
+            given = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
             demand(
-                tuple(found.shape) == shape,
-                f"case {name!r}: {what} gives {tuple(found.shape)}, must be {shape}; "
+                given == shape,
+                f"case {name!r}: {what} gives {given}, must be {shape}; "
                 "hidden states are [tokens, hidden_size], logits [rows, vocab_size]",
             )
             demand(

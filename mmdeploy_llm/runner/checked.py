@@ -1,0 +1,53 @@
+"""CheckedModel: a model whose answers have the shapes that the runner relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mmdeploy_llm.errors import PluginContractError
+from mmdeploy_llm.forward import ForwardInputs
+from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.request import MediaSpan
+
+
+class CheckedModel:
+    """Calls the model. An answer of another shape is a PluginContractError that names the model,
+    since with it rows of other requests might be read.
+
+    name: the model in messages, such as "Qwen2ForCausalLM (plugin 'qwen')".
+    """
+
+    def __init__(self, model: Model, name: str, vocab_size: int) -> None:
+        self._model = model
+        self._name = name
+        self._vocab_size = vocab_size
+
+    def forward(self, inputs: ForwardInputs) -> Tensor:
+        """Hidden states [T, hidden]."""
+        shape = (inputs.token_ids.shape[0], self._model.hidden_size)
+        meaning = "a row of hidden_size values for each token"
+        return self._checked("forward", self._model.forward(inputs), shape, meaning)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, vocab] of hidden states [N, hidden]."""
+        shape = (hidden.shape[0], self._vocab_size)
+        meaning = "a row for each one that it is given, a value for each id of the vocabulary"
+        return self._checked("logits", self._model.logits(hidden), shape, meaning)
+
+    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
+        """[3, num_tokens], or None where position i is i."""
+        found = self._model.positions(num_tokens, media)
+        if found is None:
+            return None
+        meaning = "time, height and width of each token; or None"
+        return self._checked("positions", found, (3, num_tokens), meaning)
+
+    def _checked(self, method: str, found: Tensor, shape: tuple[int, int], meaning: str) -> Tensor:
+        if isinstance(found, Tensor) and tuple(found.shape) == shape:
+            return found
+        given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise PluginContractError(
+            f"{method} of {self._name} gave {given}, must be {shape}: {meaning}"
+        )
