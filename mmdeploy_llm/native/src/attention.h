@@ -1,18 +1,28 @@
 // Attention of many sequences over keys and values that lie in pages or in one piece.
 //
-// A task is one tile of queries: a few tokens of one sequence, and of each all query heads that
-// share a key head, as rows side by side. It walks over the keys that its tokens see, a tile at a
-// time, with the softmax computed on the way (Milakov and Gimelshein, 2018):
+// A task is one tile of queries: some tokens of one sequence, and of each all query heads that
+// share a key head, as rows side by side; where these are few, of several key heads. It walks over
+// the keys that its tokens see:
 //
-//     scores [rows][keys] = q k^T        products of T, sums of float
-//     weights = exp(scores - running maximum)
-//     out [rows][head_dim] = out * correction + weights v
+//     for tiles of keys
+//       for key heads                              packed once for all rows
+//         for strips of 6 rows
+//           scores [rows][keys] = q k^T            products of T, sums of float
+//           weights = exp(scores - running maximum)
+//           out [rows][head_dim] = out * correction + weights v
 //
 // Each token sees keys `first` .. `behind`; causal attention, sliding windows and images whose
 // tokens see each other are all such ranges.
+//
+// Where a sequence has few rows and many keys, as in decode over a long context, each part of the
+// keys is a task of its own, and the last one to end merges them all. Parts and tiles of keys end
+// at fixed places, so that no result depends on the other sequences or on the number of threads.
+//
+// Keys and values in int8 are multiplied as they are: their scales go into scores and weights.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -22,11 +32,14 @@
 #include "numbers.h"
 #include "pack.h"
 #include "parallel.h"
+#include "softmax.h"
 
 namespace mm {
 
-constexpr int64_t TILE_ROWS = 64;
-constexpr int64_t TILE_KEYS = 64;
+constexpr int64_t TILE_ROWS = 256;  // at most
+constexpr int64_t TILE_KEYS = 128;
+constexpr int64_t PART_KEYS = 512;  // of a task where the keys of few rows are split
+constexpr int64_t FEW_ROWS = 64;
 constexpr int64_t MAX_HEAD_DIM = 512;
 
 // Pointers to host memory; strides in values.
@@ -60,11 +73,12 @@ struct Scratch {
     alignas(64) T keys[TILE_KEYS * MAX_HEAD_DIM];
     alignas(64) T values[TILE_KEYS * MAX_HEAD_DIM];
     alignas(64) T wide[2 * TILE_KEYS * MAX_HEAD_DIM];  // keys and values that were int8
-    alignas(64) T weights[TILE_ROWS * TILE_KEYS];
-    alignas(64) float scores[TILE_ROWS * TILE_KEYS];
+    alignas(64) T weights[STRIP_ROWS * TILE_KEYS];
+    alignas(64) float scores[STRIP_ROWS * TILE_KEYS];
+    alignas(64) float key_scales[TILE_KEYS];
+    alignas(64) float value_scales[TILE_KEYS];
     alignas(64) float out[TILE_ROWS * MAX_HEAD_DIM];
-    float maxima[TILE_ROWS];
-    float sums[TILE_ROWS];
+    RunningSoftmax softmax[TILE_ROWS];
 };
 
 template <typename T>
@@ -73,206 +87,343 @@ inline Scratch<T>& scratch() {
     return *own;
 }
 
-struct QueryTile {
+// What the parts of one tile found, each [rows][columns + 2]: the sums of weighted values, the sum
+// of weights and the maximum.
+struct Parts {
+    int64_t num;
+    int64_t stride;  // from part to part
+    std::unique_ptr<float[]> found;
+    std::atomic<int64_t> missing;
+
+    Parts(int64_t parts, int64_t part_size)
+        : num(parts), stride(part_size), found(new float[parts * part_size]), missing(parts) {}
+};
+
+// Some tokens of one sequence with some key heads, and keys first .. behind.
+struct Task {
     int64_t sequence;
+    int64_t kv_head;
+    int64_t num_kv_heads;
     int64_t first_token;
     int64_t num_tokens;
+    int64_t first;
+    int64_t behind;
+    Parts* parts = nullptr;  // null: these are all keys that the tokens see
+    int64_t part = 0;
 };
 
 template <typename T, typename C>
 class AttentionTask {
+    static constexpr bool IS_INT8 = sizeof(C) == 1;
+
    public:
-    AttentionTask(const AttentionArgs& args, const QueryTile& tile, int64_t kv_head)
+    AttentionTask(const AttentionArgs& args, const Task& task)
         : args_(args),
-          tile_(tile),
-          kv_head_(kv_head),
+          task_(task),
           group_(args.num_heads / args.num_kv_heads),
-          rows_(tile.num_tokens * group_),
+          head_rows_(task.num_tokens * group_),
+          rows_(task.num_kv_heads * head_rows_),
           columns_(round_up(args.head_dim, LANES)),
-          own_(scratch<T>()) {}
+          own_(scratch<T>()),
+          scaling_{args.scale, args.softcap, IS_INT8 ? own_.key_scales : nullptr,
+                   IS_INT8 ? own_.value_scales : nullptr} {}
 
     void run() {
         begin();
-        int64_t first = INT64_MAX, behind = 0;
-        for (int64_t token = tile_.first_token; token < tile_.first_token + tile_.num_tokens;
-             ++token) {
-            first = std::min(first, args_.first_seen[token]);
-            behind = std::max(behind, args_.behind_seen[token]);
+        for (int64_t first = task_.first; first < task_.behind;) {
+            const int64_t end = std::min(task_.behind, (first / TILE_KEYS + 1) * TILE_KEYS);
+            for (int64_t head = 0; head < task_.num_kv_heads; ++head) {
+                load_tile(task_.kv_head + head, first, end - first);
+                if (head + 1 < task_.num_kv_heads) {
+                    prefetch(task_.kv_head + head + 1, first, end);
+                } else {
+                    prefetch(task_.kv_head, end, std::min(task_.behind, end + TILE_KEYS));
+                }
+                add_tile(head * head_rows_, first, end);
+            }
+            first = end;
         }
-        while (first < behind) {
-            const int64_t count = tile_keys(first, behind);
-            load_tile(first, count);
-            score(count);
-            weigh(first, count);
-            add_values(count);
-            first += count;
+        if (task_.parts == nullptr) {
+            finish();
+        } else {
+            keep();
+            // The last part to come here sees what all others have kept.
+            if (task_.parts->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) merge();
         }
-        finish();
     }
 
    private:
+    int64_t token_of(int64_t row) const {
+        return task_.first_token + row % head_rows_ / group_;
+    }
+
+    int64_t head_of(int64_t row) const {
+        return (task_.kv_head + row / head_rows_) * group_ + row % group_;
+    }
+
     void begin() {
         const T* q = static_cast<const T*>(args_.q);
         for (int64_t row = 0; row < rows_; ++row) {
-            const int64_t token = tile_.first_token + row / group_;
-            const int64_t head = kv_head_ * group_ + row % group_;
             std::memcpy(own_.q + row * args_.head_dim,
-                        q + token * args_.q_stride + head * args_.head_dim,
+                        q + token_of(row) * args_.q_stride + head_of(row) * args_.head_dim,
                         args_.head_dim * sizeof(T));
-            own_.maxima[row] = -INFINITY;
-            own_.sums[row] = 0.0f;
+            own_.softmax[row].begin();
         }
         std::memset(own_.out, 0, rows_ * columns_ * sizeof(float));
     }
 
-    // Keys of the next tile: none beyond the page that key `first` lies in.
-    int64_t tile_keys(int64_t first, int64_t behind) const {
-        int64_t end = std::min(behind, first + TILE_KEYS);
-        if (args_.block_tables != nullptr) {
-            end = std::min(end, (first / args_.block_size + 1) * args_.block_size);
+    // Where the page of key `key` begins, in tokens of the cache, less the key's own number there.
+    int64_t shift_of(int64_t key) const {
+        if (args_.block_tables == nullptr) return args_.query_starts[task_.sequence];
+        const int64_t page = key / args_.block_size;
+        const int64_t block = args_.block_tables[task_.sequence * args_.table_stride + page];
+        return (block - page) * args_.block_size;
+    }
+
+    // place(key) for every key first .. end, with its place in the cache.
+    template <typename Place>
+    void for_places(int64_t first, int64_t end, const Place& place) const {
+        while (first < end) {
+            const int64_t shift = shift_of(first);
+            int64_t page_end = end;
+            if (args_.block_tables != nullptr) {
+                page_end = std::min(end, (first / args_.block_size + 1) * args_.block_size);
+            }
+            for (; first < page_end; ++first) place(first, first + shift);
         }
-        return end - first;
     }
 
-    // The token's place in the cache.
-    int64_t place(int64_t key) const {
-        if (args_.block_tables == nullptr) return args_.query_starts[tile_.sequence] + key;
-        const int32_t* table = args_.block_tables + tile_.sequence * args_.table_stride;
-        return int64_t(table[key / args_.block_size]) * args_.block_size + key % args_.block_size;
-    }
-
-    void load_tile(int64_t first, int64_t count) {
+    void load_tile(int64_t kv_head, int64_t first, int64_t count) {
         const T* key_rows[TILE_KEYS];
         const T* value_rows[TILE_KEYS];
-        const int64_t begin = place(first);
-        for (int64_t i = 0; i < count; ++i) {
-            key_rows[i] = row_of(args_.keys, args_.key_scales, begin + i, own_.wide, i);
-            value_rows[i] =
-                row_of(args_.values, args_.value_scales, begin + i, own_.wide, TILE_KEYS + i);
-        }
-        pack_keys(key_rows, count, args_.head_dim, own_.keys, round_up(count, LANES));
+        for_places(first, first + count, [&](int64_t key, int64_t place) {
+            const int64_t i = key - first;
+            key_rows[i] = row_of(args_.keys, kv_head, place, i);
+            value_rows[i] = row_of(args_.values, kv_head, place, TILE_KEYS + i);
+            if constexpr (IS_INT8) {
+                own_.key_scales[i] = args_.key_scales[place * args_.num_kv_heads + kv_head];
+                own_.value_scales[i] = args_.value_scales[place * args_.num_kv_heads + kv_head];
+            }
+        });
+        pack_keys(key_rows, count, args_.head_dim, own_.keys, round_up(count, 2 * LANES));
         pack_values(value_rows, count, args_.head_dim, own_.values, columns_);
     }
 
-    const T* row_of(const void* cache, const float* scales, int64_t place, T* wide, int64_t slot) {
-        const C* row =
-            static_cast<const C*>(cache) + place * args_.kv_stride + kv_head_ * args_.head_dim;
-        if constexpr (sizeof(C) == 1) {
-            const float scale = scales[place * args_.num_kv_heads + kv_head_];
-            T* out = wide + slot * args_.head_dim;
+    const C* cache_row(const void* cache, int64_t kv_head, int64_t place) const {
+        return static_cast<const C*>(cache) + place * args_.kv_stride + kv_head * args_.head_dim;
+    }
+
+    const T* row_of(const void* cache, int64_t kv_head, int64_t place, int64_t slot) {
+        const C* row = cache_row(cache, kv_head, place);
+        if constexpr (IS_INT8) {
+            T* wide = own_.wide + slot * args_.head_dim;
 #pragma omp simd
-            for (int64_t c = 0; c < args_.head_dim; ++c) out[c] = store<T>(float(row[c]) * scale);
-            return out;
+            for (int64_t c = 0; c < args_.head_dim; ++c) wide[c] = exact<T>(row[c]);
+            return wide;
         } else {
             return row;
         }
     }
 
-    void score(int64_t count) {
-        const int64_t columns = round_up(count, LANES);
-        std::memset(own_.scores, 0, rows_ * columns * sizeof(float));
-        dot(own_.q, args_.head_dim, own_.keys, columns, args_.head_dim, own_.scores, columns,
-            rows_);
+    // Few bytes of each token belong to one head: the processor does not see what comes next.
+    void prefetch(int64_t kv_head, int64_t first, int64_t end) const {
+        const int64_t size = args_.head_dim * int64_t(sizeof(C));
+        for_places(first, end, [&](int64_t, int64_t place) {
+            const C* key = cache_row(args_.keys, kv_head, place);
+            const C* value = cache_row(args_.values, kv_head, place);
+            for (int64_t at = 0; at < size; at += 64) {
+                __builtin_prefetch(reinterpret_cast<const char*>(key) + at);
+                __builtin_prefetch(reinterpret_cast<const char*>(value) + at);
+            }
+        });
     }
 
-    // Scores -> weights; what was summed before is corrected for the new maximum.
-    void weigh(int64_t first, int64_t count) {
-        const int64_t columns = round_up(count, LANES);
-        for (int64_t row = 0; row < rows_; ++row) {
-            const int64_t token = tile_.first_token + row / group_;
-            const int64_t from = std::max<int64_t>(args_.first_seen[token] - first, 0);
-            const int64_t to = std::min<int64_t>(args_.behind_seen[token] - first, count);
-            float* scores = own_.scores + row * columns;
-            T* weights = own_.weights + row * TILE_KEYS;
-            float maximum = own_.maxima[row];
-            if (from >= to) {
-                for (int64_t c = 0; c < columns; ++c) weights[c] = store<T>(0.0f);
-                continue;
-            }
-            scale_scores(scores + from, to - from);
-#pragma omp simd reduction(max : maximum)
-            for (int64_t c = from; c < to; ++c) maximum = std::max(maximum, scores[c]);
-            for (int64_t c = 0; c < from; ++c) scores[c] = -INFINITY;
-            for (int64_t c = to; c < columns; ++c) scores[c] = -INFINITY;
-            float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t c = 0; c < columns; ++c) {
-                const float weight = fast_exp(scores[c] - maximum);
-                sum += weight;
-                weights[c] = store<T>(weight);
-            }
-            const float correction = fast_exp(own_.maxima[row] - maximum);
-            if (correction != 1.0f) {
-                float* out = own_.out + row * columns_;
-#pragma omp simd
-                for (int64_t c = 0; c < columns_; ++c) out[c] *= correction;
-            }
-            own_.sums[row] = own_.sums[row] * correction + sum;
-            own_.maxima[row] = maximum;
+    // Keys first .. end, in the tile, to the rows of one key head.
+    void add_tile(int64_t row, int64_t first, int64_t end) {
+        const int64_t strips = (head_rows_ + STRIP_ROWS - 1) / STRIP_ROWS;
+        for (int64_t strip = 0; strip < strips; ++strip) {
+            const int64_t count = even_part(head_rows_, strips, strip);
+            add_strip(row, count, first, end);
+            row += count;
         }
     }
 
-    void scale_scores(float* scores, int64_t count) const {
-        if (args_.softcap == 0.0f) {
-#pragma omp simd
-            for (int64_t c = 0; c < count; ++c) scores[c] *= args_.scale;
-        } else {
-            const float factor = args_.scale / args_.softcap;
-#pragma omp simd
-            for (int64_t c = 0; c < count; ++c) {
-                scores[c] = args_.softcap * fast_tanh(scores[c] * factor);
-            }
+    void add_strip(int64_t row, int64_t count, int64_t first, int64_t end) {
+        int64_t least = end, most = first;
+        for (int64_t token = token_of(row); token <= token_of(row + count - 1); ++token) {
+            least = std::min(least, args_.first_seen[token]);
+            most = std::max(most, args_.behind_seen[token]);
         }
+        if (least >= end || most <= first) return;
+        const int64_t columns = round_up(end - first, 2 * LANES);
+        dot(own_.q + row * args_.head_dim, args_.head_dim, own_.keys, columns, args_.head_dim,
+            own_.scores, columns, count, false);
+        for (int64_t i = 0; i < count; ++i) weigh(row + i, i, first, end, columns);
+        dot(own_.weights, TILE_KEYS, own_.values, columns_, round_up(end - first, 2),
+            own_.out + row * columns_, columns_, count, true);
     }
 
-    void add_values(int64_t count) {
-        dot(own_.weights, TILE_KEYS, own_.values, columns_, round_up(count, 2), own_.out, columns_,
-            rows_);
+    void weigh(int64_t row, int64_t place, int64_t first, int64_t end, int64_t columns) {
+        const int64_t token = token_of(row);
+        const int64_t from = std::max<int64_t>(args_.first_seen[token] - first, 0);
+        const int64_t to = std::min(args_.behind_seen[token], end) - first;
+        T* weights = own_.weights + place * TILE_KEYS;
+        if (from >= to) {
+            std::memset(weights, 0, columns * sizeof(T));
+            return;
+        }
+        const float correction =
+            weigh_row(own_.scores + place * columns, from, to, columns, scaling_,
+                      own_.softmax[row], weights);
+        if (correction == 1.0f) return;
+        float* out = own_.out + row * columns_;
+#pragma omp simd
+        for (int64_t c = 0; c < columns_; ++c) out[c] *= correction;
+    }
+
+    void write(int64_t row, const float* sums, float total) {
+        T* result = static_cast<T*>(args_.out) +
+                    (token_of(row) * args_.num_heads + head_of(row)) * args_.head_dim;
+        const float factor = total != 0.0f ? 1.0f / total : 0.0f;  // a row that sees nothing is 0
+#pragma omp simd
+        for (int64_t c = 0; c < args_.head_dim; ++c) result[c] = store<T>(sums[c] * factor);
     }
 
     void finish() {
-        T* out = static_cast<T*>(args_.out);
         for (int64_t row = 0; row < rows_; ++row) {
-            const int64_t token = tile_.first_token + row / group_;
-            const int64_t head = kv_head_ * group_ + row % group_;
-            T* result = out + (token * args_.num_heads + head) * args_.head_dim;
-            const float* sums = own_.out + row * columns_;
-            const float factor = own_.sums[row] > 0.0f ? 1.0f / own_.sums[row] : 0.0f;
+            write(row, own_.out + row * columns_, own_.softmax[row].total());
+        }
+    }
+
+    void keep() {
+        float* found = task_.parts->found.get() + task_.part * task_.parts->stride;
+        for (int64_t row = 0; row < rows_; ++row, found += columns_ + 2) {
+            std::memcpy(found, own_.out + row * columns_, columns_ * sizeof(float));
+            found[columns_] = own_.softmax[row].total();
+            found[columns_ + 1] = own_.softmax[row].maximum;
+        }
+    }
+
+    void merge() {
+        const Parts& parts = *task_.parts;
+        for (int64_t row = 0; row < rows_; ++row) {
+            const float* found = parts.found.get() + row * (columns_ + 2);
+            float maximum = -INFINITY;
+            for (int64_t part = 0; part < parts.num; ++part) {
+                maximum = std::max(maximum, found[part * parts.stride + columns_ + 1]);
+            }
+            float* sums = own_.out;
+            std::memset(sums, 0, columns_ * sizeof(float));
+            float total = 0.0f;
+            for (int64_t part = 0; part < parts.num; ++part, found += parts.stride) {
+                if (found[columns_] == 0.0f) continue;  // nothing seen there
+                const float factor = fast_exp(found[columns_ + 1] - maximum);
+                total += found[columns_] * factor;
 #pragma omp simd
-            for (int64_t c = 0; c < args_.head_dim; ++c) result[c] = store<T>(sums[c] * factor);
+                for (int64_t c = 0; c < columns_; ++c) sums[c] += found[c] * factor;
+            }
+            write(row, sums, total);
         }
     }
 
     const AttentionArgs& args_;
-    const QueryTile& tile_;
-    const int64_t kv_head_;
+    const Task& task_;
     const int64_t group_;
+    const int64_t head_rows_;  // of one key head
     const int64_t rows_;
     const int64_t columns_;
     Scratch<T>& own_;
+    const Scaling scaling_;
 };
 
-inline std::vector<QueryTile> query_tiles(const AttentionArgs& args) {
-    const int64_t group = args.num_heads / args.num_kv_heads;
-    const int64_t tokens = std::max<int64_t>(1, TILE_ROWS / group);
-    std::vector<QueryTile> tiles;
-    for (int64_t sequence = 0; sequence < args.num_sequences; ++sequence) {
-        const int64_t end = args.query_starts[sequence + 1];
-        for (int64_t token = args.query_starts[sequence]; token < end; token += tokens) {
-            tiles.push_back({sequence, token, std::min(tokens, end - token)});
+// The tasks of a call: heads one after the other, so that a head's keys stay in the cache for all
+// its tiles; of these the last ones first, which see most where attention is causal.
+class Tasks {
+   public:
+    explicit Tasks(const AttentionArgs& args)
+        : args_(args), group_(args.num_heads / args.num_kv_heads) {
+        while (tile_rows_ > FEW_ROWS && num_tiles() < 4 * args.num_threads) tile_rows_ /= 2;
+        for (int64_t sequence = 0; sequence < args.num_sequences; ++sequence) add(sequence);
+    }
+
+    const std::vector<Task>& all() const { return tasks_; }
+
+   private:
+    int64_t tile_tokens() const { return std::max<int64_t>(1, tile_rows_ / group_); }
+
+    int64_t num_tiles() const {
+        int64_t num = 0;
+        for (int64_t sequence = 0; sequence < args_.num_sequences; ++sequence) {
+            const int64_t count = args_.query_starts[sequence + 1] - args_.query_starts[sequence];
+            num += (count + tile_tokens() - 1) / tile_tokens();
+        }
+        return num * args_.num_kv_heads;
+    }
+
+    void add(int64_t sequence) {
+        const int64_t begin = args_.query_starts[sequence];
+        const int64_t count = args_.query_starts[sequence + 1] - begin;
+        if (count == 0) return;
+        const int64_t tokens = tile_tokens();
+        const bool is_split = count * group_ <= FEW_ROWS;
+        // Keys of all heads lie side by side in memory: rows that are few take all of them at once,
+        // if enough tasks are left for the threads.
+        int64_t heads = 1;
+        if (is_split && args_.num_sequences >= 4 * args_.num_threads) {
+            heads = std::max<int64_t>(1, TILE_ROWS / (count * group_));
+        }
+        std::vector<Task> tiles;
+        for (int64_t token = (count - 1) / tokens * tokens; token >= 0; token -= tokens) {
+            Task tile{sequence, 0, 0, begin + token, std::min(tokens, count - token), INT64_MAX, 0};
+            for (int64_t i = tile.first_token; i < tile.first_token + tile.num_tokens; ++i) {
+                tile.first = std::min(tile.first, args_.first_seen[i]);
+                tile.behind = std::max(tile.behind, args_.behind_seen[i]);
+            }
+            tiles.push_back(tile);
+        }
+        for (int64_t head = 0; head < args_.num_kv_heads; head += heads) {
+            for (Task tile : tiles) {
+                tile.kv_head = head;
+                tile.num_kv_heads = std::min(heads, args_.num_kv_heads - head);
+                if (is_split) {
+                    add_parts(tile);
+                } else {
+                    tasks_.push_back(tile);
+                }
+            }
         }
     }
-    return tiles;
-}
+
+    void add_parts(Task tile) {
+        const int64_t first = tile.first / PART_KEYS;
+        const int64_t num = (tile.behind + PART_KEYS - 1) / PART_KEYS - first;
+        if (num > 1) {
+            const int64_t columns = round_up(args_.head_dim, LANES);
+            const int64_t rows = tile.num_kv_heads * tile.num_tokens * group_;
+            parts_.emplace_back(new Parts(num, rows * (columns + 2)));
+            tile.parts = parts_.back().get();
+        }
+        const Task whole = tile;
+        for (int64_t part = 0; part < std::max<int64_t>(num, 1); ++part) {
+            tile.part = part;
+            tile.first = std::max(whole.first, (first + part) * PART_KEYS);
+            tile.behind = std::min(whole.behind, (first + part + 1) * PART_KEYS);
+            tasks_.push_back(tile);
+        }
+    }
+
+    const AttentionArgs& args_;
+    const int64_t group_;
+    int64_t tile_rows_ = TILE_ROWS;
+    std::vector<Task> tasks_;
+    std::vector<std::unique_ptr<Parts>> parts_;
+};
 
 template <typename T, typename C>
 void attend(const AttentionArgs& args) {
-    const std::vector<QueryTile> tiles = query_tiles(args);
-    const int64_t num = int64_t(tiles.size()) * args.num_kv_heads;
-    parallel_for(num, args.num_threads, [&](int64_t task) {
-        const QueryTile& tile = tiles[task / args.num_kv_heads];
-        AttentionTask<T, C>(args, tile, task % args.num_kv_heads).run();
-    });
+    const Tasks tasks(args);
+    parallel_for(int64_t(tasks.all().size()), args.num_threads,
+                 [&](int64_t task) { AttentionTask<T, C>(args, tasks.all()[task]).run(); });
 }
 
 // Keys or values [tokens][num_kv_heads][head_dim] of a step to their slots in the cache.

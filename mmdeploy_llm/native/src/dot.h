@@ -10,7 +10,7 @@
 
 #include "numbers.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512F__)
+#if defined(__AVX512BF16__) && defined(__AVX512F__) && defined(__AVX512DQ__)
 #include <immintrin.h>
 #define MM_HAS_BF16_DOT 1
 #endif
@@ -18,19 +18,28 @@
 namespace mm {
 
 constexpr int64_t LANES = 16;
+constexpr int64_t STRIP_ROWS = 6;  // rows of left that `dot` takes at most
+
+// Items of one of `parts` nearly equal parts: the first ones are larger by one.
+inline int64_t even_part(int64_t items, int64_t parts, int64_t part) {
+    return items / parts + (part < items % parts ? 1 : 0);
+}
 
 #ifdef MM_HAS_BF16_DOT
 
-// ROWS x (16 * BLOCKS) results: out += left * right.
+// ROWS x (16 * BLOCKS) results: out = left * right, or out += left * right.
+// Never inlined, so that the sums stay in registers whatever is around it.
 template <int ROWS, int BLOCKS>
-__attribute__((noinline)) void dot_tile(const bf16* left, int64_t left_stride, const bf16* right, int64_t columns,
-                     int64_t depth, float* out, int64_t out_stride) {
+__attribute__((noinline)) void dot_tile(const bf16* left, int64_t left_stride, const bf16* right,
+                                        int64_t columns, int64_t depth, float* out,
+                                        int64_t out_stride, bool adds) {
     __m512 sums[ROWS][BLOCKS];
+    const __mmask16 old = adds ? 0xffff : 0;
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
         for (int b = 0; b < BLOCKS; ++b) {
-            sums[r][b] = _mm512_loadu_ps(out + r * out_stride + b * LANES);
+            sums[r][b] = _mm512_maskz_loadu_ps(old, out + r * out_stride + b * LANES);
         }
     }
     for (int64_t pair = 0; pair < depth / 2; ++pair) {
@@ -60,43 +69,58 @@ __attribute__((noinline)) void dot_tile(const bf16* left, int64_t left_stride, c
     }
 }
 
-template <int BLOCKS>
-inline void dot_columns(const bf16* left, int64_t left_stride, const bf16* right, int64_t columns,
-                        int64_t depth, float* out, int64_t out_stride, int64_t rows) {
-    int64_t r = 0;
-    for (; r + 6 <= rows; r += 6) {
-        dot_tile<6, BLOCKS>(left + r * left_stride, left_stride, right, columns, depth,
-                            out + r * out_stride, out_stride);
-    }
-    for (; r + 2 <= rows; r += 2) {
-        dot_tile<2, BLOCKS>(left + r * left_stride, left_stride, right, columns, depth,
-                            out + r * out_stride, out_stride);
-    }
-    for (; r < rows; ++r) {
-        dot_tile<1, BLOCKS>(left + r * left_stride, left_stride, right, columns, depth,
-                            out + r * out_stride, out_stride);
+template <int ROWS>
+inline void dot_blocks(int64_t blocks, const bf16* left, int64_t left_stride, const bf16* right,
+                       int64_t columns, int64_t depth, float* out, int64_t out_stride, bool adds) {
+    switch (blocks) {
+        case 1: return dot_tile<ROWS, 1>(left, left_stride, right, columns, depth, out, out_stride,
+                                         adds);
+        case 2: return dot_tile<ROWS, 2>(left, left_stride, right, columns, depth, out, out_stride,
+                                         adds);
+        case 3: return dot_tile<ROWS, 3>(left, left_stride, right, columns, depth, out, out_stride,
+                                         adds);
+        default: return dot_tile<ROWS, 4>(left, left_stride, right, columns, depth, out,
+                                          out_stride, adds);
     }
 }
 
+// 1 to STRIP_ROWS rows. Columns are taken in even groups of at most 64: 80 are 48 + 32, each of
+// which has enough sums to hide the time that one product takes.
 inline void dot(const bf16* left, int64_t left_stride, const bf16* right, int64_t columns,
-                int64_t depth, float* out, int64_t out_stride, int64_t rows) {
-    int64_t c = 0;
-    for (; c + 4 * LANES <= columns; c += 4 * LANES) {
-        dot_columns<4>(left, left_stride, right + c * 2, columns, depth, out + c, out_stride, rows);
-    }
-    for (; c < columns; c += LANES) {
-        dot_columns<1>(left, left_stride, right + c * 2, columns, depth, out + c, out_stride, rows);
+                int64_t depth, float* out, int64_t out_stride, int64_t rows, bool adds) {
+    const int64_t blocks = columns / LANES, groups = (blocks + 3) / 4;
+    int64_t first = 0;
+    for (int64_t group = 0; group < groups; ++group) {
+        const int64_t count = even_part(blocks, groups, group);
+        const bf16* part = right + first * LANES * 2;
+        float* to = out + first * LANES;
+        first += count;
+        switch (rows) {
+            case 1: dot_blocks<1>(count, left, left_stride, part, columns, depth, to, out_stride,
+                                  adds); break;
+            case 2: dot_blocks<2>(count, left, left_stride, part, columns, depth, to, out_stride,
+                                  adds); break;
+            case 3: dot_blocks<3>(count, left, left_stride, part, columns, depth, to, out_stride,
+                                  adds); break;
+            case 4: dot_blocks<4>(count, left, left_stride, part, columns, depth, to, out_stride,
+                                  adds); break;
+            case 5: dot_blocks<5>(count, left, left_stride, part, columns, depth, to, out_stride,
+                                  adds); break;
+            default: dot_blocks<6>(count, left, left_stride, part, columns, depth, to, out_stride,
+                                   adds);
+        }
     }
 }
 
 #endif
 
-// out += left * right, for any T; the loop over columns is vectorised.
+// For any T; the loop over columns is vectorised.
 template <typename T>
 inline void dot(const T* left, int64_t left_stride, const T* right, int64_t columns, int64_t depth,
-                float* out, int64_t out_stride, int64_t rows) {
+                float* out, int64_t out_stride, int64_t rows, bool adds) {
     for (int64_t r = 0; r < rows; ++r) {
         float* sums = out + r * out_stride;
+        if (!adds) std::memset(sums, 0, columns * sizeof(float));
         for (int64_t pair = 0; pair < depth / 2; ++pair) {
             const float a = load(left[r * left_stride + pair * 2]);
             const float b = load(left[r * left_stride + pair * 2 + 1]);

@@ -43,6 +43,20 @@ inline bf16 store<bf16>(float value) {
     return bf16{uint16_t(is_nan ? 0x7fc0 : rounded)};
 }
 
+// A small integer, which both formats hold exactly.
+template <typename T>
+inline T exact(int8_t value);
+
+template <>
+inline float exact<float>(int8_t value) {
+    return float(value);
+}
+
+template <>
+inline bf16 exact<bf16>(int8_t value) {
+    return bf16{uint16_t(float_to_bits(float(value)) >> 16)};
+}
+
 // The value that a T holds after `value` was stored in it.
 template <typename T>
 inline float rounded(float value) {

@@ -15,11 +15,12 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
 
 #ifdef MM_HAS_BF16_DOT
 
-// 16 rows of 16 dwords each -> 16 columns. in, out: strides in dwords.
+// 16 rows of `num` dwords each (1 to 16) -> `num` columns. in, out: strides in dwords.
 inline void transpose_16(const uint32_t* const* rows, int64_t first, uint32_t* out,
-                         int64_t out_stride) {
+                         int64_t out_stride, int64_t num = 16) {
     __m512i a[16], b[16];
-    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i] + first);
+    const __mmask16 there = __mmask16((1u << num) - 1);
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(there, rows[i] + first);
     for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -36,10 +37,25 @@ inline void transpose_16(const uint32_t* const* rows, int64_t first, uint32_t* o
         const __m512i high = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
         const __m512i low2 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
         const __m512i high2 = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
-        _mm512_storeu_si512(out + c * out_stride, _mm512_shuffle_i32x4(low, low2, 0x88));
-        _mm512_storeu_si512(out + (4 + c) * out_stride, _mm512_shuffle_i32x4(high, high2, 0x88));
-        _mm512_storeu_si512(out + (8 + c) * out_stride, _mm512_shuffle_i32x4(low, low2, 0xdd));
-        _mm512_storeu_si512(out + (12 + c) * out_stride, _mm512_shuffle_i32x4(high, high2, 0xdd));
+        const __m512i columns[4] = {
+            _mm512_shuffle_i32x4(low, low2, 0x88), _mm512_shuffle_i32x4(high, high2, 0x88),
+            _mm512_shuffle_i32x4(low, low2, 0xdd), _mm512_shuffle_i32x4(high, high2, 0xdd)};
+        for (int i = 0; i < 4; ++i) {
+            const int column = 4 * i + c;
+            if (column < num) _mm512_storeu_si512(out + column * out_stride, columns[i]);
+        }
+    }
+}
+
+// Two rows -> [columns][2]. columns: depth rounded up to 16; what has no value is 0.
+inline void interleave(const bf16* first, const bf16* second, int64_t depth, bf16* out,
+                       int64_t columns) {
+    for (int64_t c = 0; c < columns; c += 16) {
+        const int64_t num = depth - c < 16 ? depth - c : 16;
+        const __mmask16 there = __mmask16((1u << num) - 1);
+        const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, first + c));
+        const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, second + c));
+        _mm512_storeu_si512(out + c * 2, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
     }
 }
 
@@ -54,7 +70,8 @@ inline void pack_keys(const T* const* rows, int64_t count, int64_t depth, T* pac
     int64_t pair = 0;
 #ifdef MM_HAS_BF16_DOT
     if constexpr (sizeof(T) == 2) {
-        for (; pair + 16 <= depth / 2; pair += 16) {
+        for (; pair < depth / 2; pair += 16) {
+            const int64_t num = depth / 2 - pair < 16 ? depth / 2 - pair : 16;
             for (int64_t column = 0; column < columns; column += 16) {
                 const uint32_t* sixteen[16];
                 for (int64_t i = 0; i < 16; ++i) {
@@ -62,7 +79,7 @@ inline void pack_keys(const T* const* rows, int64_t count, int64_t depth, T* pac
                     sixteen[i] = reinterpret_cast<const uint32_t*>(rows[row]);
                 }
                 uint32_t* out = reinterpret_cast<uint32_t*>(packed) + pair * columns + column;
-                transpose_16(sixteen, pair, out, columns);
+                transpose_16(sixteen, pair, out, columns, num);
             }
         }
     }
@@ -85,17 +102,18 @@ inline void pack_values(const T* const* rows, int64_t count, int64_t depth, T* p
     for (int64_t pair = 0; pair < (count + 1) / 2; ++pair) {
         T* out = packed + pair * columns * 2;
         const T* first = rows[pair * 2];
-        if (pair * 2 + 1 < count) {
-            const T* second = rows[pair * 2 + 1];
-            for (int64_t c = 0; c < depth; ++c) {
-                out[c * 2] = first[c];
-                out[c * 2 + 1] = second[c];
+        const bool has_second = pair * 2 + 1 < count;
+#ifdef MM_HAS_BF16_DOT
+        if constexpr (sizeof(T) == 2) {
+            if (has_second) {
+                interleave(first, rows[pair * 2 + 1], depth, out, columns);
+                continue;
             }
-        } else {
-            for (int64_t c = 0; c < depth; ++c) {
-                out[c * 2] = first[c];
-                out[c * 2 + 1] = store<T>(0.0f);
-            }
+        }
+#endif
+        for (int64_t c = 0; c < depth; ++c) {
+            out[c * 2] = first[c];
+            out[c * 2 + 1] = has_second ? rows[pair * 2 + 1][c] : store<T>(0.0f);
         }
         if (columns > depth) std::memset(out + depth * 2, 0, (columns - depth) * 2 * sizeof(T));
     }
