@@ -331,6 +331,7 @@ def _runner(
             vocab_size=parts.vocab_size,
             device=device,
             grammars=parts.grammars,
+            kernels=kernels,
         ),
         slots=Slots(runtime.max_num_seqs, runtime.max_model_len, runtime.block_size),
         device=device,

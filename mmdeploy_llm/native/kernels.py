@@ -4,6 +4,8 @@ size, B sequences, N blocks, P tokens in a block."""
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 INT8 = 2
 PANEL = 64  # as in gemm.h
 MAX_HEAD_DIM = 512  # as in attention.h
+MAX_GROUP = 256  # TILE_ROWS in attention.h
 
 
 class _AttentionArgs(Structure):
@@ -74,6 +77,12 @@ SIGNATURES = {
         c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
         c_int64, c_int32,
     ),
+    "mm_largest": (
+        c_int32, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
+    ),
+    "mm_temper": (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),
+    "mm_invert": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
+    "mm_place_threads": (c_void_p, c_int32, c_int32, c_int32, c_int32),
 }  # fmt: skip
 
 
@@ -109,7 +118,8 @@ class Kernels:
             raise BuildError(f"the kernels cannot be loaded: {error}") from error
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
-            function.argtypes, function.restype = types, None
+            function.argtypes = types
+            function.restype = c_int32 if name == "mm_place_threads" else None
         self._library = library
 
     def takes(self, *tensors: Tensor) -> bool:
@@ -126,6 +136,7 @@ class Kernels:
         return (
             head_dim <= MAX_HEAD_DIM
             and head_dim % 2 == 0
+            and q.shape[1] <= MAX_GROUP * k.shape[1]
             and k.stride() == v.stride()
             and all(x.stride(1) == head_dim for x in (q, k))
             and self.takes(q, k, v)
@@ -301,8 +312,9 @@ class Kernels:
         return rounded, scales
 
     def linear_s8(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        """`x` [T, k], every 128 values of a row quantized with a scale of their own, times the packed weights -> [T, n]. scales: [n] float32,
-        of the rows of the weights. bias: [n] of x's dtype."""
+        """`x` [T, k], every 128 values of a row quantized with a scale of their own, times the
+        packed weights -> [T, n]. scales: [n] float32, of the rows of the weights. bias: [n] of x's
+        dtype."""
         out = torch.empty(x.shape[0], scales.shape[0], dtype=x.dtype)
         self._library.mm_linear_s8(
             DTYPES[x.dtype],
@@ -318,6 +330,67 @@ class Kernels:
             torch.get_num_threads(),
         )
         return out
+
+    def largest(self, logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
+        """The `num` largest values of each row of [R, V], falling [R, num] float32, and their
+        indices [R, num]; which of equal ones is not specified. NaN counts as largest."""
+        values = torch.empty(logits.shape[0], num)
+        ids = torch.empty(logits.shape[0], num, dtype=torch.int64)
+        self._library.mm_largest(
+            DTYPES[logits.dtype],
+            logits.data_ptr(),
+            logits.stride(0),
+            *logits.shape,
+            num,
+            values.data_ptr(),
+            ids.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return values, ids
+
+    def temper(self, logits: Tensor, temperature: Tensor) -> Tensor:
+        """(logits - largest of the row) / temperature, [R, V] -> [R, V] float32. temperature: [R]
+        float32."""
+        out = torch.empty(logits.shape)
+        self._library.mm_temper(
+            DTYPES[logits.dtype],
+            logits.data_ptr(),
+            logits.stride(0),
+            *logits.shape,
+            temperature.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def invert(self, probs: Tensor, uniforms: Tensor) -> Tensor:
+        """For each row of `probs` [R, V] float32, contiguous, in whole units of 2**-50: the first
+        place at which their running sum passes the uniform's share of their sum; [R] int64.
+        uniforms: [R] float64."""
+        tokens = torch.empty(probs.shape[0], dtype=torch.int64)
+        self._library.mm_invert(
+            probs.data_ptr(),
+            *probs.shape,
+            uniforms.data_ptr(),
+            tokens.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return tokens
+
+    def place_threads(
+        self, cores: Sequence[int], num_threads: int, *, is_pinned: bool, node: int | None
+    ) -> None:
+        """From now on the calling thread runs on `cores` alone, and so do the threads that it
+        computes with: each on one of them if is_pinned. node: memory comes from there first.
+
+        Raises OSError when the system refuses that.
+        """
+        numbers = (c_int32 * len(cores))(*cores)
+        error = self._library.mm_place_threads(
+            numbers, len(cores), is_pinned, -1 if node is None else node, num_threads
+        )
+        if error:
+            raise OSError(error, os.strerror(error))
 
 
 def _openmp_runtimes() -> list[str]:

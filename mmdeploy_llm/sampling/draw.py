@@ -13,7 +13,7 @@ inverse CDF, in vocabulary order.
 A row is first tried on its 64 largest logits and falls back to the whole vocabulary when a rule may
 keep more. Which way a row goes depends on that row alone, softmax works row by row, and masses are
 whole multiples of 2**-50, whose sums are exact in any order: the same row gives the same token in
-every batch.
+every batch. The CPU kernels compute the same values, so that they give the same token too.
 
 Shapes: R rows, V vocabulary, K prefix, B blocks, W width of a block.
 """
@@ -27,6 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from mmdeploy_llm.native import Kernels
 
 from .largest import largest
 
@@ -60,8 +62,13 @@ class DrawParams:
         )
 
 
-def draw(logits: Tensor, params: DrawParams) -> Tensor:
-    """A token id for each row of [R, V] floats; [R] int64. Rows that hold NaN give any id."""
+def draw(logits: Tensor, params: DrawParams, kernels: Kernels | None = None) -> Tensor:
+    """A token id for each row of [R, V] floats; [R] int64. Rows that hold NaN give any id.
+
+    kernels: for the work over the whole vocabulary, where they take the logits.
+    """
+    if kernels is not None and not kernels.takes(logits):
+        kernels = None
     num_rows, vocab_size = logits.shape
     tokens = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
     is_mixed = (params.top_k == 0) & (params.min_p == 0)  # before top_p nothing is dropped
@@ -73,14 +80,14 @@ def draw(logits: Tensor, params: DrawParams) -> Tensor:
         rows = np.flatnonzero(group & ~is_wide)
         if len(rows):
             found, is_closed = _draw_from_prefix(
-                take_rows(logits, rows), params.take(rows), is_top_p_alone
+                take_rows(logits, rows), params.take(rows), is_top_p_alone, kernels
             )
             tokens[rows] = found
             wide.append(rows[~is_closed.cpu().numpy()])
     chosen = np.sort(np.concatenate(wide))
     for part in _parts(len(chosen), vocab_size):
         rows = chosen[part]
-        tokens[rows] = _draw_from_all(take_rows(logits, rows), params.take(rows))
+        tokens[rows] = _draw_from_all(take_rows(logits, rows), params.take(rows), kernels)
     return tokens
 
 
@@ -97,18 +104,21 @@ def _parts(num_rows: int, vocab_size: int) -> Iterator[slice]:
 
 
 def _draw_from_prefix(
-    logits: Tensor, params: DrawParams, is_top_p_alone: bool
+    logits: Tensor, params: DrawParams, is_top_p_alone: bool, kernels: Kernels | None
 ) -> tuple[Tensor, Tensor]:
     """Token ids [R], and whether the prefix held all that the rules keep [R] bool.
 
     is_top_p_alone: top_p speaks of the mass of the whole vocabulary; otherwise of what an earlier
     rule left, all of it in the prefix.
     """
-    values, ids = largest(logits, PREFIX_SIZE)  # [R, K]
+    if kernels is None:
+        values, ids = largest(logits, PREFIX_SIZE)  # [R, K]
+    else:
+        values, ids = kernels.largest(logits, PREFIX_SIZE)
     z = (values.float() - values[:, :1].float()) / _column(params.temperature, values)
     if is_top_p_alone:
         kept = z > -torch.inf
-        weights = _weights(_prefix_probs(logits, values, ids, params))
+        weights = _weights(_prefix_probs(logits, ids, params, kernels))
         total = torch.full_like(weights[:, :1], UNITS)
         kept &= _kept_by_top_p(z, weights, total, params)
         is_closed = ~kept[:, -1]
@@ -122,20 +132,28 @@ def _draw_from_prefix(
     return ids.gather(1, place)[:, 0], is_closed
 
 
-def _prefix_probs(logits: Tensor, values: Tensor, ids: Tensor, params: DrawParams) -> Tensor:
+def _prefix_probs(
+    logits: Tensor, ids: Tensor, params: DrawParams, kernels: Kernels | None
+) -> Tensor:
     """Probabilities within the whole vocabulary of the tokens `ids` [R, K], as float32."""
     probs = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
-    temperature = _column(params.temperature, logits)
     for part in _parts(*logits.shape):
-        z = logits[part].float() - values[part, :1].float()
-        probs[part] = z.div_(temperature[part]).softmax(dim=1).gather(1, ids[part])
+        z = _tempered(logits[part], params.temperature[part], kernels)
+        probs[part] = z.softmax(dim=1).gather(1, ids[part])
     return probs
 
 
-def _draw_from_all(logits: Tensor, params: DrawParams) -> Tensor:
-    """Token ids [R], by any rules, with the sorted values of the whole vocabulary if need be."""
+def _tempered(logits: Tensor, temperature: NDArray[np.float32], kernels: Kernels | None) -> Tensor:
+    """z of the whole vocabulary, [R, V] float32."""
+    if kernels is not None:
+        return kernels.temper(logits, torch.from_numpy(temperature))
     peaks = logits.amax(dim=1, keepdim=True).float()
-    z = (logits.float() - peaks).div_(_column(params.temperature, logits))
+    return (logits.float() - peaks).div_(_column(temperature, logits))
+
+
+def _draw_from_all(logits: Tensor, params: DrawParams, kernels: Kernels | None) -> Tensor:
+    """Token ids [R], by any rules, with the sorted values of the whole vocabulary if need be."""
+    z = _tempered(logits, params.temperature, kernels)
     if (params.top_k > 0).any() or (params.top_p < 1).any() or (params.min_p > 0).any():
         falling = _falling(z)
         kept = _kept_before_top_p(falling, params)
@@ -143,7 +161,10 @@ def _draw_from_all(logits: Tensor, params: DrawParams) -> Tensor:
         kept &= _kept_by_top_p(falling, weights, weights.sum(dim=1, keepdim=True), params)
         last = (kept.sum(dim=1, keepdim=True) - 1).clamp_(min=0)
         z = z.masked_fill_(z < falling.gather(1, last), -torch.inf)
-    return _invert_by_blocks(_weights(z.softmax(dim=1)), params.uniforms)
+    probs = z.softmax(dim=1)
+    if kernels is not None:
+        return kernels.invert(probs, torch.from_numpy(params.uniforms))
+    return _invert_by_blocks(_weights(probs), params.uniforms)
 
 
 def _falling(z: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdeploy_llm.native import Kernels
 from mmdeploy_llm.outputs import TokenLogprobs
 
 from .adjust import adjust
@@ -66,7 +67,10 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
         grammars: GrammarBackend | None = None,
+        kernels: Kernels | None = None,
     ) -> None:
+        """kernels: for random draws; without them the same tokens come later."""
+        self._kernels = kernels
         self._vocab_size = vocab_size
         self._work = torch.empty(0, vocab_size, device=device)
         self._state = SamplingState(max_num_slots, vocab_size, grammars)
@@ -127,7 +131,7 @@ class Sampler:
         rows = np.flatnonzero(is_random & ~is_adjusted)
         if len(rows):
             params = self._state.draw_params(index[rows])
-            token_ids[rows] = draw(take_rows(logits, rows), params)
+            token_ids[rows] = draw(take_rows(logits, rows), params, self._kernels)
         return token_ids, is_finite, is_allowed
 
     def _choose_adjusted(
@@ -142,7 +146,7 @@ class Sampler:
         random = np.flatnonzero(self._state.is_random[index])
         if len(random):
             params = self._state.draw_params(index[random])
-            token_ids[random] = draw(take_rows(work, random), params)
+            token_ids[random] = draw(take_rows(work, random), params, self._kernels)
         return token_ids, peaks > -torch.inf
 
     def _work_rows(self, num_rows: int) -> Tensor:

@@ -123,6 +123,19 @@ void run_linear_bf16(int32_t threads) {
     mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads);
 }
 
+template <typename T>
+void run_sampling(int32_t dtype, int32_t threads) {
+    const int64_t rows = between(1, 5), size = between(1, 3000), num = between(1, size);
+    auto logits = random_values<T>(rows * size);
+    std::vector<float> values(rows * num), z(rows * size), temperatures(rows, 0.7f);
+    std::vector<double> uniforms(rows, 0.9);
+    std::vector<int64_t> ids(rows * num), tokens(rows);
+    mm_largest(dtype, logits.data(), size, rows, size, num, values.data(), ids.data(), threads);
+    mm_temper(dtype, logits.data(), size, rows, size, temperatures.data(), z.data(), threads);
+    for (float& value : z) value = 1.0f / float(size);
+    mm_invert(z.data(), rows, size, uniforms.data(), tokens.data(), threads);
+}
+
 }  // namespace
 
 int main() {
@@ -137,6 +150,8 @@ int main() {
         run_linear<float>(0, threads);
         run_linear<bf16>(1, threads);
         run_linear_bf16(threads);
+        run_sampling<float>(0, threads);
+        run_sampling<bf16>(1, threads);
     }
     std::puts("clean");
 }

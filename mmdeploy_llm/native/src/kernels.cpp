@@ -7,6 +7,8 @@
 #include "gemm.h"
 #include "numbers.h"
 #include "rows.h"
+#include "sample.h"
+#include "threads.h"
 
 using mm::bf16;
 
@@ -138,6 +140,38 @@ void mm_linear_s8(int32_t dtype, const void* x, int64_t x_stride, const uint8_t*
                       static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
                       num_threads);
     }
+}
+
+void mm_largest(int32_t dtype, const void* logits, int64_t stride, int64_t rows, int64_t size,
+                int64_t num, float* values, int64_t* ids, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::largest(static_cast<const float*>(logits), stride, rows, size, num, values, ids,
+                    num_threads);
+    } else {
+        mm::largest(static_cast<const bf16*>(logits), stride, rows, size, num, values, ids,
+                    num_threads);
+    }
+}
+
+void mm_temper(int32_t dtype, const void* logits, int64_t stride, int64_t rows, int64_t size,
+               const float* temperatures, float* out, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::temper(static_cast<const float*>(logits), stride, rows, size, temperatures, out,
+                   num_threads);
+    } else {
+        mm::temper(static_cast<const bf16*>(logits), stride, rows, size, temperatures, out,
+                   num_threads);
+    }
+}
+
+void mm_invert(const float* probs, int64_t rows, int64_t size, const double* uniforms,
+               int64_t* tokens, int32_t num_threads) {
+    mm::invert(probs, rows, size, uniforms, tokens, num_threads);
+}
+
+int32_t mm_place_threads(const int32_t* cores, int32_t num_cores, int32_t is_pinned, int32_t node,
+                         int32_t num_threads) {
+    return mm::place_threads(cores, num_cores, is_pinned != 0, node, num_threads);
 }
 
 }  // extern "C"

@@ -1,0 +1,71 @@
+// Where the threads of the pool run, and where their memory comes from. Linux only.
+#pragma once
+
+#include <cerrno>
+#include <cstdint>
+
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace mm {
+
+#ifdef __linux__
+
+constexpr int32_t MAX_CPUS = 8192;
+constexpr int32_t MAX_NODES = 1024;
+constexpr int32_t WORD = 8 * sizeof(unsigned long);
+
+// The calling thread runs on these cores only. 0, or why not.
+inline int32_t run_on(const int32_t* cores, int32_t num_cores) {
+    unsigned long mask[MAX_CPUS / WORD] = {};
+    for (int32_t i = 0; i < num_cores; ++i) {
+        if (cores[i] < 0 || cores[i] >= MAX_CPUS) return EINVAL;
+        mask[cores[i] / WORD] |= 1ul << (cores[i] % WORD);
+    }
+    return syscall(SYS_sched_setaffinity, 0, sizeof mask, mask) < 0 ? errno : 0;
+}
+
+// The calling thread takes memory of this node while there is some. 0, or why not.
+inline int32_t prefer_node(int32_t node) {
+    constexpr int PREFERRED = 1;  // MPOL_PREFERRED of <numaif.h>, which few machines have
+    if (node < 0 || node >= MAX_NODES) return EINVAL;
+    unsigned long mask[MAX_NODES / WORD] = {};
+    mask[node / WORD] |= 1ul << (node % WORD);
+    return syscall(SYS_set_mempolicy, PREFERRED, mask, MAX_NODES + 1) < 0 ? errno : 0;
+}
+
+#endif
+
+// For the pool of the calling thread. is_pinned: worker i stays on cores[i % num_cores]; else on
+// any of them. The calling thread may run on all of them, for what it starts later inherits that.
+// node: -1 is any. The answer is 0, or the error number of a thread that could not be placed.
+inline int32_t place_threads(const int32_t* cores, int32_t num_cores, bool is_pinned, int32_t node,
+                             int32_t num_threads) {
+#ifdef __linux__
+    const auto place = [&](int32_t thread) {
+        const bool has_own = is_pinned && thread > 0;
+        const int32_t error = has_own ? run_on(cores + thread % num_cores, 1)
+                                      : run_on(cores, num_cores);
+        return error == 0 && node >= 0 ? prefer_node(node) : error;
+    };
+    int32_t worst = 0;
+#ifdef MM_STD_THREADS
+    (void)num_threads;
+    worst = place(0);
+#else
+#pragma omp parallel for num_threads(num_threads) schedule(static, 1) reduction(max : worst)
+    for (int32_t thread = 0; thread < num_threads; ++thread) {
+        const int32_t error = place(thread);
+        worst = error > worst ? error : worst;
+    }
+#endif
+    return worst;
+#else
+    (void)cores, (void)num_cores, (void)is_pinned, (void)node, (void)num_threads;
+    return ENOSYS;
+#endif
+}
+
+}  // namespace mm

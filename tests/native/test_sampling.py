@@ -1,0 +1,81 @@
+"""The sampler's kernels: the very values and tokens of plain torch."""
+
+import numpy as np
+import pytest
+import torch
+
+from mmdeploy_llm.sampling.draw import DrawParams, draw
+
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = (65, 127, 1000, 1024, 33_000, 151_936)
+
+
+def logits_of(num_rows, vocab_size, dtype=torch.float32, seed=0):
+    """Flat and steep rows, with equal values and banned tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    spreads = torch.linspace(0, 12, num_rows)[:, None]
+    logits = torch.randn(num_rows, vocab_size, generator=generator) * spreads
+    logits[:, :: vocab_size // 7] = -torch.inf
+    return logits.to(dtype)
+
+
+def params_of(num_rows, seed):
+    """All rules, in every combination that so many rows have room for."""
+    random = np.random.default_rng(seed)
+    uniforms = random.random(num_rows)
+    uniforms[:2] = 0.0, 1 - 2.0**-53
+    return DrawParams(
+        temperature=random.choice([0.3, 1.0, 1.9], num_rows).astype(np.float32),
+        top_k=random.choice([0, 0, 1, 40, 64, 500], num_rows),
+        top_p=random.choice([1.0, 1.0, 0.0, 0.5, 0.99], num_rows),
+        min_p=random.choice([0.0, 0.0, 0.1, 1.0], num_rows),
+        uniforms=uniforms,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_the_same_tokens_with_and_without_kernels(kernels, dtype, vocab_size):
+    for seed in range(6):
+        logits, params = logits_of(13, vocab_size, dtype, seed), params_of(13, seed)
+        assert torch.equal(draw(logits, params, kernels), draw(logits, params))
+
+
+def test_logits_that_the_kernels_do_not_take(kernels):
+    logits, params = logits_of(9, 500), params_of(9, 1)
+    turned = logits.T.contiguous().T
+    assert torch.equal(draw(turned, params, kernels), draw(logits, params))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("num", [1, 64, 65])
+def test_largest(kernels, dtype, vocab_size, num):
+    wide = logits_of(5, vocab_size + 3, dtype)[:, :vocab_size]
+    values, ids = kernels.largest(wide, num)
+    assert torch.equal(values, wide.float().topk(num, dim=1).values)
+    assert torch.equal(wide.float().gather(1, ids), values)
+    assert all(len(set(row)) == num for row in ids.tolist())
+
+
+def test_nan_and_infinity_are_the_largest(kernels):
+    logits = torch.zeros(1, 1000)
+    logits[0, 7], logits[0, 900] = torch.inf, torch.nan
+    values, ids = kernels.largest(logits, 3)
+    assert ids[0, :2].tolist() == [900, 7]
+    assert values[0, 2] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_temper(kernels, dtype):
+    logits = logits_of(6, 1001, dtype)
+    temperature = torch.linspace(0.01, 3, 6)
+    expected = (logits.float() - logits.float().amax(1, keepdim=True)) / temperature[:, None]
+    assert torch.equal(kernels.temper(logits, temperature), expected)
+
+
+def test_a_token_without_mass_is_never_drawn(kernels):
+    probs = torch.zeros(3, 5000)
+    probs[:, 2100], probs[:, 4000] = 0.5, 0.5
+    uniforms = torch.tensor([0.0, 0.5, 1 - 2.0**-53], dtype=torch.float64)
+    assert kernels.invert(probs, uniforms).tolist() == [2100, 4000, 4000]
