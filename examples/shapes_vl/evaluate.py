@@ -2,6 +2,7 @@
 
     python evaluate.py                                     the bundled model, through LLM
     python evaluate.py --model my-shapes-vl --scenes 500   a folder
+    python evaluate.py --quantization int8                 with linear layers in 8 bits
     python evaluate.py --engine transformers               the same files, transformers' generate()
 
 Right means equal, character for character. Each scene is asked for a caption, for one answer to
@@ -100,11 +101,11 @@ def _cases(rng: np.random.Generator, path: Path, scene: Scene) -> Iterator[Case]
         yield Case(path=path, question=question, think=True, text_first=first)
 
 
-def with_llm(model: str) -> Engine:
-    """The toolkit itself, through its public API."""
+def with_llm(model: str, **options: object) -> Engine:
+    """The toolkit itself, through its public API. options: further ones of LLM."""
     from mmdeploy_llm import LLM, SamplingParams
 
-    llm = LLM(model=model, reasoning_parser="ernie-45-vl")
+    llm = LLM(model=model, reasoning_parser="ernie-45-vl", **options)
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 
     def run(cases: list[Case]) -> list[Reply]:
@@ -196,8 +197,19 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=200, help="held-out clips to draw (200)")
     parser.add_argument("--seed", type=int, default=0, help="which scenes (0)")
     parser.add_argument("--errors", type=int, default=0, help="print this many wrong answers")
+    parser.add_argument("--dtype", default="auto", help="of LLM: auto, bfloat16, float32")
+    parser.add_argument("--quantization", choices=("int8",), help="of LLM")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of LLM: auto, int8, ...")
     options = parser.parse_args()
-    engine = {"llm": with_llm, "transformers": with_transformers}[options.engine](options.model)
+    if options.engine == "transformers":
+        engine = with_transformers(options.model)
+    else:
+        engine = with_llm(
+            options.model,
+            dtype=options.dtype,
+            quantization=options.quantization,
+            kv_cache_dtype=options.kv_cache_dtype,
+        )
     with tempfile.TemporaryDirectory() as folder:
         cases = list(draw_cases(Path(folder), options.scenes, options.seed))
         if options.engine == "llm":  # transformers reads no videos without torchvision
