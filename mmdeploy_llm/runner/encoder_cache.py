@@ -77,7 +77,7 @@ class EncoderCache:
             if tuple(rows.shape) != (item.num_tokens, self._media_size):
                 raise PluginContractError(
                     f"encode_media of {self._name} gave {tuple(rows.shape)} for an item of "
-                    f"{item.num_tokens} tokens and a model whose media rows have {self._media_size} values"
+                    f"{item.num_tokens} tokens, must be {(item.num_tokens, self._media_size)}"
                 )
         for item, rows in zip(items, embeds, strict=True):
             # A copy of its own, so that a small item does not keep its whole batch alive.

@@ -73,7 +73,7 @@ def _verdicts(subject: plugins.PluginSubject, checkpoint: Checkpoint | None) -> 
     yield from _run(plugins.CHECKS, "", subject)
     try:
         manager = subject.manager
-    except CheckFailed:
+    except (CheckFailed, CheckSkipped):
         return  # hooks_are_valid has said why
     for parser in manager.reasoning_parsers:
         yield from _run(parsers.CHECKS, describe(parser), parsers.ParserSubject(spec=parser))

@@ -139,6 +139,27 @@ def test_a_plugin_that_does_not_load(install):
     assert "SystemExit: 4" in found["", "hooks_are_valid"][1]
 
 
+@pytest.mark.parametrize(
+    ("source", "failing", "message"),
+    [
+        ("raise SystemExit(4)", 2, "importing 'site_acme_llm' raised SystemExit: 4"),
+        ("@hookimpl\ndef provide_model():\n    return []", 1, "no hook 'provide_model'"),
+        ("@hookimpl\ndef provide_models():\n    return 1 / 0", 2, "provide: ZeroDivisionError"),
+    ],
+)
+def test_what_keeps_a_plugin_from_loading_is_told_once(install, source, failing, message):
+    install("acme", source)
+    found = outcomes(check_plugin("acme"))
+    failed = [check for (_, check), (outcome, _) in found.items() if outcome == "fail"]
+    assert failed == ["imports_in_a_fresh_process", "hooks_are_valid"][-failing:]
+    said = found["", "hooks_are_valid"][1]
+    assert message in said
+    assert "registered in process" not in said
+    for check in ("provides_the_same_twice", "factories_can_be_imported", "names_are_unique"):
+        reason = "the plugin does not load, as a check before has told"
+        assert found["", check] == ("skip", reason)
+
+
 def test_an_in_tree_processor_with_a_folder(tmp_path):
     folder = write_tiny("qwen2_5_vl", tmp_path)
     found = outcomes(check_plugin("image", model_folder=folder))

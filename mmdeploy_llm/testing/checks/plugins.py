@@ -8,7 +8,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -47,6 +48,7 @@ before = set(sys.modules)
 start = time.perf_counter()
 module = importlib.import_module(name)
 seconds = time.perf_counter() - start
+print("IMPORTED", flush=True)
 for hook in hooks:
     list(getattr(module, hook, list)())
 heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
@@ -62,6 +64,7 @@ class PluginSubject:
     module_name: str
     module: ModuleType | None = None
     max_import_seconds: float = MAX_IMPORT_SECONDS
+    _told: set[str] = field(default_factory=set, init=False)  # failures; written by _told_once
 
     @classmethod
     def of(
@@ -93,17 +96,32 @@ class PluginSubject:
         ):
             return importlib.import_module(self.module_name)
 
+    @contextmanager
+    def _told_once(self, what: str) -> Iterator[None]:
+        """What fails inside fails the check that meets it first; those behind it are skipped."""
+        if what in self._told:
+            raise CheckSkipped(f"{what}, as a check before has told")
+        try:
+            yield
+        except CheckFailed:
+            self._told.add(what)
+            raise
+
     @cached_property
     def manager(self) -> PluginManager:
         """A manager with this plugin only."""
-        manager, module = PluginManager(), self.loaded
-        try:
-            manager.register(module, self.name)
-        except PluginError as error:
-            raise CheckFailed(
-                f"{error}; hooks and what they return are described in plugins/README.md"
-            ) from error
-        return manager
+        with self._told_once("the plugin does not load"):
+            module = self.loaded
+            try:
+                if self.module is None and installed(self.name) is not None:
+                    return PluginManager.load(plugins=(self.name,))
+                manager = PluginManager()
+                manager.register(module, self.name)
+                return manager
+            except PluginError as error:
+                raise CheckFailed(
+                    f"{error}; hooks and what they return are described in plugins/README.md"
+                ) from error
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -119,6 +137,10 @@ class PluginSubject:
         """What a fresh process saw: seconds of the import, heavy modules that it pulled in."""
         if self.module is not None and getattr(self.module, "__spec__", None) is None:
             raise CheckSkipped(f"{self.module_name} is no file that another process could import")
+        with self._told_once("a fresh process cannot list what the plugin provides"):
+            return self._probed()
+
+    def _probed(self) -> Mapping[str, Any]:
         arguments = json.dumps([sys.path, self.module_name, list(PROVIDED)]), json.dumps(HEAVY)
         command = [sys.executable, "-c", PROBE, *arguments]
         try:
@@ -130,10 +152,12 @@ class PluginSubject:
             ) from None
         _, mark, answer = done.stdout.rpartition("PROBE")
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        is_imported = "IMPORTED" in done.stdout
+        doing = "calling the provide_ hooks of" if is_imported else "importing"
         demand(
             mark and done.returncode == 0,
-            f"importing {self.module_name!r} and listing in a fresh process failed: {last}; a "
-            "plugin must be importable by itself, at any time",
+            f"{doing} {self.module_name!r} in a fresh process failed: {last}; a plugin must be "
+            "importable and list what it provides by itself, at any time",
         )
         found: Mapping[str, Any] = json.loads(answer)
         return found
@@ -177,8 +201,9 @@ def hooks_are_valid(subject: PluginSubject) -> None:
 
 def provides_the_same_twice(subject: PluginSubject) -> None:
     """The provide_ hooks give equal specs each time."""
+    first = subject.specs
     again = PluginSubject(name=subject.name, module_name=subject.module_name, module=subject.loaded)
-    first, second = subject.specs, again.specs
+    second = again.specs
     demand(
         first == second,
         f"the provide_ hooks gave {_names(first)}, then {_names(second)}; return the same specs "
