@@ -1,14 +1,22 @@
 """Writes checkpoints of real architectures with random bf16 weights: checkpoints.py FOLDER
-[ernie03] [qwen05].
+[ernie03] [qwen05] [qwen25vl].
 
-The values of the weights do not change the work when end-of-sequence is ignored.
+ernie03     ERNIE-4.5-0.3B, 361 M
+qwen05      Qwen2-0.5B, 494 M
+qwen25vl    Qwen2.5-VL with the decoder of 0.5 B and a vision tower of 16 layers, 621 M
+
+The values of the weights do not change the work when end-of-sequence is ignored. Beside qwen25vl
+lies qwen25vl-v4: the same weights with a config.json that transformers 4 reads, for exports.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -16,11 +24,60 @@ from transformers import (
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
-SPECIAL = ["<|endoftext|>", "<unk>", "<s>", "</s>"]
+MEDIA_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+SPECIAL = ["<|endoftext|>", "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}
+{%- if part.type in ('image', 'image_url') %}<|vision_start|><|image_pad|><|vision_end|>
+{%- elif part.type in ('video', 'video_url') %}<|vision_start|><|video_pad|><|vision_end|>
+{%- else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+QWEN = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32768,
+}
+MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+VISION = {
+    "depth": 16,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_heads": 12,
+    "out_hidden_size": 896,
+    "fullatt_block_indexes": [3, 7, 11, 15],
+    "window_size": 112,
+    "patch_size": 14,
+}
+IMAGES = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "processor_class": "Qwen2_5_VLProcessor",
+    "min_pixels": 56 * 56,
+    "max_pixels": 1024 * 28 * 28,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -29,51 +86,81 @@ def tokenizer() -> PreTrainedTokenizerFast:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     files = sorted(str(path) for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:150]
+    special = [*SPECIAL, *MEDIA_TOKENS.values()]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=16000, special_tokens=SPECIAL, show_progress=False, initial_alphabet=alphabet
+        vocab_size=16000, special_tokens=special, show_progress=False, initial_alphabet=alphabet
     )
     bpe.train(files, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        eos_token="</s>",
+        eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         unk_token="<unk>",
         bos_token="<s>",
+        chat_template=CHAT_TEMPLATE,
     )
 
 
-def build(name: str, ids: dict[str, int]) -> torch.nn.Module:
+def build(name: str, words: PreTrainedTokenizerFast) -> torch.nn.Module:
     """The model of that name, with random weights in torch's default dtype."""
+    ids = {f"{kind}_token_id": getattr(words, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     if name == "ernie03":
         return Ernie4_5ForCausalLM(Ernie4_5Config(**ids))  # its defaults are ERNIE-4.5-0.3B
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=151936,
-            hidden_size=896,
-            intermediate_size=4864,
-            num_hidden_layers=24,
-            num_attention_heads=14,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-            max_position_embeddings=32768,
-            **ids,
-        )
+    if name == "qwen05":
+        return Qwen2ForCausalLM(Qwen2Config(**QWEN, **ids))
+    media = {key: words.convert_tokens_to_ids(token) for key, token in MEDIA_TOKENS.items()}
+    config = Qwen2_5_VLConfig(
+        text_config=QWEN | ids | {"rope_parameters": MROPE},
+        vision_config=VISION,
+        tie_word_embeddings=True,
+        **media,
     )
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def write_processors(folder: Path) -> None:
+    """The files that say how images and videos are resized."""
+    video = IMAGES | {"video_processor_type": "Qwen2VLVideoProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(IMAGES))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+
+
+def write_for_version_4(folder: Path) -> None:
+    """A copy of the folder whose config is as transformers 4 wrote it: the fields of the decoder at
+    the top, `rope_scaling` and `torch_dtype`."""
+    copy = folder.with_name(f"{folder.name}-v4")
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    config: dict[str, Any] = json.loads((copy / "config.json").read_text())
+    text = config["text_config"]
+    rope = text.pop("rope_parameters")
+    text["rope_theta"] = rope["rope_theta"]
+    text["rope_scaling"] = {
+        "type": "mrope",
+        "rope_type": "default",
+        "mrope_section": rope["mrope_section"],
+    }
+    config |= {key: value for key, value in text.items() if key not in (*config, "dtype")}
+    config["torch_dtype"] = text["torch_dtype"] = "bfloat16"
+    config["vision_config"]["model_type"] = "qwen2_5_vl"
+    (copy / "config.json").write_text(json.dumps(config, indent=1))
 
 
 def main(folder: str, names: list[str]) -> None:
     """Writes the named models, or all, below `folder`."""
     words = tokenizer()
-    ids = {f"{kind}_token_id": getattr(words, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    for name in names or ["ernie03", "qwen05"]:
-        model = build(name, ids)
-        model.save_pretrained(Path(folder) / name)
-        words.save_pretrained(Path(folder) / name)
+    for name in names or ["ernie03", "qwen05", "qwen25vl"]:
+        path = Path(folder) / name
+        model = build(name, words)
+        model.save_pretrained(path)
+        words.save_pretrained(path)
+        if name == "qwen25vl":
+            write_processors(path)
+            write_for_version_4(path)
         num_params = sum(parameter.numel() for parameter in model.parameters())
-        print(f"{folder}/{name}: {num_params / 1e6:.0f} M parameters")
+        print(f"{path}: {num_params / 1e6:.0f} M parameters")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,22 @@
-"""The text workload every engine runs here: token-id prompts of uneven length, fixed output
-lengths."""
+"""The workloads that every engine runs here: token-id prompts of uneven length with fixed output
+lengths, and images with a question. Needs no engine, so that any environment can import it."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+QUESTION = "Describe this image in detail."
+IMAGE_PROMPT = (
+    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>"
+    f"{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
+)
+IMAGE_SIZE = 448  # pixels a side; 256 tokens for Qwen2.5-VL
+ANSWER_TOKENS = 64  # about an image
+ALONE_TOKENS = 128  # of the prompt of a request alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +35,22 @@ def text(num_requests: int = 32, vocab_size: int = 15000, seed: int = 0) -> list
         ids = [rng.randrange(20, vocab_size) for _ in range(rng.randint(64, 192))]
         requests.append(TextRequest(token_ids=ids, num_output_tokens=rng.randint(32, 96)))
     return requests
+
+
+def alone(num_output_tokens: int, vocab_size: int = 15000, seed: int = 0) -> TextRequest:
+    """A prompt of 128 tokens."""
+    rng = random.Random(f"alone {seed}")
+    ids = [rng.randrange(20, vocab_size) for _ in range(ALONE_TOKENS)]
+    return TextRequest(token_ids=ids, num_output_tokens=num_output_tokens)
+
+
+def images(num_images: int = 16, seed: int = 0) -> list[Image.Image]:
+    """Smooth random colours, different for each seed."""
+    rng = np.random.default_rng(seed)
+    size = (IMAGE_SIZE, IMAGE_SIZE)
+    return [
+        Image.fromarray(rng.integers(0, 255, (14, 14, 3), dtype=np.uint8)).resize(
+            size, Image.Resampling.BICUBIC
+        )
+        for _ in range(num_images)
+    ]

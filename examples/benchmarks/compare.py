@@ -1,0 +1,372 @@
+"""This engine and its peers on the same work, on this machine, in turn.
+
+    python examples/benchmarks/compare.py MODELS [--openvino PYTHON] [--vllm PYTHON]
+        [--dashinfer PYTHON] [--transformers PYTHON] [--rounds 3] [--only WORDS]
+        [--write RESULTS.md] [--machine WORDS]
+
+MODELS: a folder with what `checkpoints.py MODELS` writes (qwen05, ernie03, qwen25vl) and, for
+OpenVINO, its exports of them (qwen05-ov, qwen05-ov-int8, qwen25vl-ov, qwen25vl-ov-int8). A peer is
+given by the Python interpreter of the environment that it is installed in (peers/README.md says
+how); one that is not given, or does not start, is left out with a line that says so.
+
+Each engine loads a model once, in a process of its own, and warms up; then all take turns at each
+piece of work, `rounds` times. While one works the processes of the others are stopped, so that none
+that waits busily takes a core. Rates are medians of the rounds, ratios medians of the rounds'
+ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+MARK = "RESULT "
+OURS = "mmdeploy_llm"
+BEGIN, END = "<!-- compare.py: begin -->", "<!-- compare.py: end -->"
+ALONE_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A model in one precision, for some pieces of work. peers: those that can run it. targets:
+    (work, peer) -> least ratio that we want."""
+
+    model: str
+    precision: str
+    works: tuple[str, ...]
+    peers: tuple[str, ...]
+    targets: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the work is on images."""
+        return "vl" in self.works
+
+    @property
+    def title(self) -> str:
+        """For progress and --only."""
+        return f"{self.model} {self.precision}"
+
+
+SESSIONS = (
+    Session(
+        model="qwen05",
+        precision="bf16",
+        works=("text", "alone"),
+        peers=("openvino", "vllm", "transformers", "dashinfer"),
+        targets={("text", "openvino"): 1.1, ("text", "vllm"): 1.2, ("alone", "openvino"): 1.1},
+    ),
+    Session(
+        model="qwen05",
+        precision="int8",
+        works=("text", "alone"),
+        peers=("openvino",),
+        targets={("text", "openvino"): 1.2, ("alone", "openvino"): 1.1},
+    ),
+    Session(
+        model="ernie03",
+        precision="bf16",
+        works=("text",),
+        peers=("vllm", "transformers"),
+        targets={("text", "vllm"): 1.15},
+    ),
+    Session(
+        model="qwen25vl",
+        precision="bf16",
+        works=("vl",),
+        peers=("openvino", "vllm", "transformers"),
+        targets={("vl", "openvino"): 1.2, ("vl", "vllm"): 1.4},
+    ),
+    Session(
+        model="qwen25vl",
+        precision="int8",
+        works=("vl",),
+        peers=("openvino",),
+        targets={("vl", "openvino"): 1.5},
+    ),
+)
+UNITS = {"text": "tok/s", "vl": "img/s", "alone": "ms/token"}
+
+
+class RunnerError(Exception):
+    """An engine did not start, or failed; the text says why."""
+
+
+class Runner:
+    """One engine with one model, in a process of its own and stopped unless it works."""
+
+    def __init__(self, python: str, script: str, arguments: Sequence[str]) -> None:
+        """Raises RunnerError when the engine does not come up."""
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the runner
+        command = [python, str(HERE / "peers" / script), *arguments]
+        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                env=os.environ | {"PYTHONPATH": path},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RunnerError(str(error)) from error
+        ready = self._answer()
+        self.name = str(ready["engine"])
+        self.load_seconds = float(ready["load"])
+        self._signal(signal.SIGSTOP)
+
+    def ask(self, **work: Any) -> Mapping[str, float]:
+        """Does one piece of work. Raises RunnerError."""
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        self._process.stdin.write(json.dumps(work) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def close(self) -> None:
+        """Ends the process and those that it started."""
+        self._signal(signal.SIGKILL)
+        self._process.communicate()
+        self._errors.close()
+
+    def _answer(self) -> Mapping[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(MARK):
+                answer: Mapping[str, Any] = json.loads(line.removeprefix(MARK))
+                return answer
+        self._errors.seek(0)
+        lines = self._errors.read().strip().splitlines()
+        self.close()
+        raise RunnerError(lines[-1] if lines else "its process ended without a word")
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One piece of work, ours and a peer's. ratios: of the rounds; above 1 we are faster."""
+
+    work: str
+    model: str
+    precision: str
+    ours: float
+    peer: str
+    theirs: float
+    ratios: tuple[float, ...]
+    target: float | None
+    load_ours: float
+    load_theirs: float
+
+    @property
+    def ratio(self) -> float:
+        """The median."""
+        return statistics.median(self.ratios)
+
+
+def measure(runner: Runner, work: str, seed: int) -> float:
+    """In the unit of the work. A token of a request alone: the time of 128 less that of the first,
+    by 127."""
+    if work == "alone":
+        first = runner.ask(work="alone", num=1, seed=seed)["seconds"]
+        whole = runner.ask(work="alone", num=ALONE_TOKENS, seed=seed)
+        assert whole["num_tokens"] == ALONE_TOKENS, f"{whole} tokens"
+        return 1000 * (whole["seconds"] - first) / (ALONE_TOKENS - 1)
+    if work == "vl":
+        done = runner.ask(work="images", num=16, seed=seed)
+        return 16 / done["seconds"]
+    done = runner.ask(work="text", num=32, seed=0)
+    return done["num_tokens"] / done["seconds"]
+
+
+def warm_up(runner: Runner, session: Session) -> None:
+    """A little of each kind of work."""
+    if session.has_images:
+        runner.ask(work="images", num=2, seed=999)
+    else:
+        runner.ask(work="text", num=4, seed=999)
+        runner.ask(work="alone", num=8, seed=999)
+
+
+def run_session(
+    session: Session, pythons: Mapping[str, str], models: Path, rounds: int
+) -> list[Row]:
+    """All rounds of a session; [] when our own engine has no peer to run against."""
+    with contextlib.ExitStack() as stack:
+        runners = dict(start_all(session, pythons, models, stack))
+        if OURS not in runners or len(runners) < 2:
+            say(f"{session.title}: nothing to compare")
+            return []
+        found: dict[tuple[str, str], list[float]] = {}
+        for number in range(rounds):
+            for work in session.works:
+                for name, runner in runners.items():
+                    value = measure(runner, work, number)
+                    found.setdefault((work, name), []).append(value)
+                    say(f"round {number + 1}  {work:5} {runner.name:40} {value:8.3f} {UNITS[work]}")
+        return [
+            make_row(session, work, name, runners, found)
+            for work in session.works
+            for name in runners
+            if name != OURS
+        ]
+
+
+def start_all(
+    session: Session, pythons: Mapping[str, str], models: Path, stack: contextlib.ExitStack
+) -> Iterator[tuple[str, Runner]]:
+    """The engines that come up, warm; a line for each that does not."""
+    say(f"== {session.title}")
+    for name in (OURS, *session.peers):
+        if name not in pythons:
+            say(f"{name}: left out, no --{name} was given")
+            continue
+        folder = models / session.model
+        if name == "openvino":
+            suffix = "-ov-int8" if session.precision == "int8" else "-ov"
+            folder = models / f"{session.model}{suffix}"
+        if not folder.is_dir():
+            say(f"{name}: left out, there is no folder {folder}")
+            continue
+        arguments = ["--model", str(folder), "--precision", session.precision]
+        arguments += ["--images"] if session.has_images else []
+        try:
+            runner = Runner(pythons[name], f"run_{name}.py", arguments)
+            stack.callback(runner.close)
+            warm_up(runner, session)
+        except RunnerError as error:
+            say(f"{name}: left out, {error}")
+            continue
+        say(f"{runner.name}: loaded in {runner.load_seconds:.1f} s")
+        yield name, runner
+
+
+def make_row(
+    session: Session,
+    work: str,
+    name: str,
+    runners: Mapping[str, Runner],
+    found: Mapping[tuple[str, str], Sequence[float]],
+) -> Row:
+    """Ours against one peer."""
+    ours, theirs = found[work, OURS], found[work, name]
+    ratios = tuple(mine / its for mine, its in zip(ours, theirs, strict=True))
+    if work == "alone":  # times, not rates
+        ratios = tuple(1 / ratio for ratio in ratios)
+    return Row(
+        work=work,
+        model=session.model,
+        precision=session.precision,
+        ours=statistics.median(ours),
+        peer=runners[name].name,
+        theirs=statistics.median(theirs),
+        ratios=ratios,
+        target=session.targets.get((work, name)),
+        load_ours=runners[OURS].load_seconds,
+        load_theirs=runners[name].load_seconds,
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = [
+        "| work | precision | mmdeploy_llm | peer | peer's | ratio (of each round) | target |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        digits = 3 if row.work == "vl" else 1
+        each = ", ".join(f"{ratio:.2f}" for ratio in row.ratios)
+        target = "" if row.target is None else f"{row.target:.2f}"
+        lines.append(
+            f"| {row.work}, {row.model} | {row.precision} | {row.ours:.{digits}f} "
+            f"{UNITS[row.work]} | {row.peer} | {row.theirs:.{digits}f} {UNITS[row.work]} | "
+            f"**{row.ratio:.2f}** ({each}) | {target} |"
+        )
+    return "\n".join(lines)
+
+
+def loads(rows: Sequence[Row]) -> str:
+    """Seconds from the start of each process until the engine is ready, as a sentence."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        engines = found.setdefault(f"{row.model} {row.precision}", {OURS: row.load_ours})
+        engines[row.peer] = row.load_theirs
+    parts = [
+        f"{model}: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in engines.items())
+        for model, engines in found.items()
+    ]
+    return "Seconds to load, imports included: " + "; ".join(parts) + "."
+
+
+def section(rows: Sequence[Row], machine: str, rounds: int) -> str:
+    """What goes between the markers."""
+    today = datetime.date.today().isoformat()
+    return (
+        f"{machine}, {today}; `python compare.py`, {rounds} rounds, engines in turn. text: 32 "
+        "requests, 4,197 tokens in and 1,997 out. vl: 16 images of 448 x 448, 64 tokens out each. "
+        "alone: one request, 128 tokens in, 128 out, time of a token behind the first. Greedy, "
+        "end-of-sequence ignored, no prefix cache. int8: weights in 8 bits; mmdeploy_llm rounds "
+        f"activations to 8 bits too.\n\n{table(rows)}\n\n{loads(rows)}"
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Replaces what is between the markers of the file. Raises SystemExit without markers."""
+    old = path.read_text()
+    if BEGIN not in old or END not in old:
+        sys.exit(f"{path} has no lines {BEGIN} and {END}; the section was printed only")
+    before, rest = old.split(BEGIN, 1)
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
+
+
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", type=Path)
+    for name in ("openvino", "vllm", "dashinfer", "transformers"):
+        parser.add_argument(f"--{name}", metavar="PYTHON", help="interpreter of its environment")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help='sessions with these words, as "qwen05 bf16"')
+    parser.add_argument("--write", type=Path, metavar="FILE", help="markdown file with the markers")
+    parser.add_argument("--machine", default=f"{os.cpu_count()} cores", help="words for the table")
+    args = parser.parse_args()
+    pythons = {name: getattr(args, name) for name in SESSIONS[0].peers if getattr(args, name)}
+    pythons[OURS] = sys.executable
+    rows: list[Row] = []
+    for session in SESSIONS:
+        if all(word in session.title for word in args.only.split()):
+            rows += run_session(session, pythons, args.models.resolve(), args.rounds)
+    text = section(rows, args.machine, args.rounds)
+    print(text)
+    if args.write and rows:
+        write(args.write, text)
+
+
+if __name__ == "__main__":
+    main()

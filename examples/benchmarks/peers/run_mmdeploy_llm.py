@@ -1,0 +1,51 @@
+"""This project's engine, for compare.py."""
+
+import time
+
+BEGUN = time.perf_counter()
+
+from typing import Any  # noqa: E402
+
+import serve  # noqa: E402
+import workloads  # noqa: E402
+
+from mmdeploy_llm import LLM, SamplingParams, __version__  # noqa: E402
+
+
+class Ours:
+    """See serve.Engine."""
+
+    def __init__(self, model: str, precision: str) -> None:
+        self._llm = LLM(
+            model,
+            dtype="bfloat16",
+            quantization="int8" if precision == "int8" else None,
+            max_num_seqs=serve.MAX_NUM_SEQS,
+            enable_prefix_caching=False,
+        )
+
+    def texts(self, requests: list[workloads.TextRequest]) -> int:
+        """See serve.Engine."""
+        params = [_params(request.num_output_tokens) for request in requests]
+        return self._generate([request.token_ids for request in requests], params)
+
+    def images(self, images: list[Any], num_output_tokens: int) -> int:
+        """See serve.Engine."""
+        prompts = [
+            {"prompt": workloads.IMAGE_PROMPT, "multimodal_data": {"image": [image]}}
+            for image in images
+        ]
+        return self._generate(prompts, _params(num_output_tokens))
+
+    def _generate(self, prompts: list[Any], params: Any) -> int:
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, on_error="raise")
+        return sum(len(output.outputs.token_ids) for output in outputs)
+
+
+def _params(num_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
+if __name__ == "__main__":
+    args = serve.parse()
+    serve.serve(f"mmdeploy_llm {__version__}", BEGUN, Ours(args.model, args.precision))

@@ -1,0 +1,70 @@
+"""What the runners share: how compare.py asks them, and how they answer.
+
+    runner                        compare.py
+      RESULT {"engine", "load"}  ->
+                                 <- {"work": "text" | "images" | "alone", ...}
+      RESULT {"seconds", ...}    ->                                             ... until stdin ends
+
+Each runner has one process for all rounds; engines write what they like to stdout, so that answers
+carry a mark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any, Protocol
+
+import workloads
+
+MARK = "RESULT "
+MAX_NUM_SEQS = 64
+
+
+class Engine(Protocol):
+    """One engine with a model. Greedy, end-of-sequence ignored, no prefix cache."""
+
+    def texts(self, requests: list[workloads.TextRequest]) -> int:
+        """Generates; how many tokens were asked for and came."""
+
+    def images(self, images: list[Any], num_output_tokens: int) -> int:
+        """The same for a question about each image."""
+
+
+def parse() -> argparse.Namespace:
+    """--model FOLDER, --precision bf16 or int8, --images for a model with images."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--precision", choices=["bf16", "int8"], default="bf16")
+    parser.add_argument("--images", action="store_true")
+    return parser.parse_args()
+
+
+def serve(name: str, begun: float, engine: Engine) -> None:
+    """Answers until stdin ends. begun: when the imports began, by time.perf_counter."""
+    answer({"engine": name, "load": time.perf_counter() - begun})
+    for line in sys.stdin:
+        answer(run(engine, json.loads(line)))
+
+
+def run(engine: Engine, asked: dict[str, Any]) -> dict[str, Any]:
+    """One piece of work, timed; making the requests is not."""
+    if asked["work"] == "images":
+        pictures = workloads.images(asked["num"], asked["seed"])
+        begin = time.perf_counter()
+        count = engine.images(pictures, workloads.ANSWER_TOKENS)
+    else:
+        if asked["work"] == "alone":
+            requests = [workloads.alone(asked["num"], seed=asked["seed"])]
+        else:
+            requests = workloads.text(asked["num"], seed=asked["seed"])
+        begin = time.perf_counter()
+        count = engine.texts(requests)
+    return {"seconds": time.perf_counter() - begin, "num_tokens": count}
+
+
+def answer(values: dict[str, Any]) -> None:
+    """One line."""
+    print(f"\n{MARK}{json.dumps(values)}", flush=True)
