@@ -8,7 +8,9 @@ from torch import nn
 from mmdeploy_llm.native import Kernels
 
 from .decoder import CausalLM
-from .linear import Linear, Quantization
+from .linear import Linear
+from .moe import Experts
+from .packed import Quantization
 from .with_kernels import WithKernels
 
 
@@ -17,12 +19,13 @@ def use_kernels(
 ) -> None:
     """From now on the layers of `model` compute with `kernels` where these take the tensors.
 
-    Linear layers are packed; quantization="int8" rounds their weights, and rows of x as they come.
+    Linear layers and experts are packed; quantization="int8" rounds their weights, and rows of x as
+    they come.
     """
     for module in model.modules():
         if isinstance(module, WithKernels):
             module.kernels = kernels
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | Experts):
             module.pack(kernels, quantization)
     # The largest one last: in int8 it needs memory of its own, which the others have given back.
     for module in model.modules():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.native import Kernels
 
-from .packed import Bf16Weight, S8Weight
-
-Quantization = Literal["int8"]
+from .packed import Bf16Weight, PackedWeight, Quantization, pack_weight
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -23,12 +20,10 @@ def empty_parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape), requires_grad=False)
 
 
-class PackedWeight(Protocol):
-    """A weight [n, k] in a layout of the kernels."""
-
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, k] -> [T, n]."""
-        ...
+def emptied(weight: Tensor) -> nn.Parameter:
+    """What is left of a packed weight [..., n, k]: [..., 0, k] of the same dtype and device."""
+    *outer, _, k = weight.shape
+    return nn.Parameter(weight.new_empty(*outer, 0, k), requires_grad=False)
 
 
 class Matrix(nn.Module):
@@ -49,14 +44,9 @@ class Matrix(nn.Module):
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Lays the weight out for `kernels`, rounded to int8 where asked; what they do not take
         stays as it is."""
-        weight = self.weight.detach()
-        if quantization == "int8" and kernels.takes(weight):
-            self.packed = S8Weight(kernels, weight)
-        elif weight.dtype is torch.bfloat16 and kernels.takes(weight) and weight.shape[1] % 2 == 0:
-            self.packed = Bf16Weight(kernels, weight)
-        else:
-            return
-        self.weight = nn.Parameter(weight.new_empty(0, weight.shape[1]), requires_grad=False)
+        self.packed = pack_weight(self.weight.detach(), kernels, quantization)
+        if self.packed is not None:
+            self.weight = emptied(self.weight)
 
 
 class Linear(Matrix):

@@ -12,8 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .linear import Linear, empty_parameter
+from mmdeploy_llm.native import Kernels
+
+from .linear import Linear, emptied, empty_parameter
 from .mlp import GatedMLP, silu_mul
+from .packed import PackedWeight, Quantization, can_pack, pack_weight
+from .with_kernels import WithKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,7 @@ class SoftmaxRouter(nn.Module):
         return weights.to(x.dtype), experts
 
 
-class Experts(nn.Module):
+class Experts(WithKernels):
     """E gated MLPs, stacked: gate_up_proj [E, 2 I, S], down_proj [E, S, I].
 
     expert_parts: the checkpoint's name of each matrix of an expert, and its place; weights.map
@@ -91,6 +95,7 @@ class Experts(nn.Module):
         super().__init__()
         self.gate_up_proj = empty_parameter(num_experts, 2 * intermediate_size, size)
         self.down_proj = empty_parameter(num_experts, size, intermediate_size)
+        self._packed: list[tuple[PackedWeight | None, PackedWeight | None]] | None = None
         self.expert_parts = {
             "gate_proj": ("gate_up_proj", slice(0, intermediate_size)),
             "up_proj": ("gate_up_proj", slice(intermediate_size, 2 * intermediate_size)),
@@ -125,10 +130,30 @@ class Experts(nn.Module):
         for expert, count in enumerate(counts.tolist()):
             if count:
                 rows = slice(start, start + count)
-                hidden = silu_mul(F.linear(x[rows], self.gate_up_proj[expert]))
-                out[rows] = F.linear(hidden, self.down_proj[expert])
+                out[rows] = self._run_expert(expert, x[rows])
                 start += count
         return out
+
+    def _run_expert(self, expert: int, x: Tensor) -> Tensor:
+        """[n, S] -> [n, S]."""
+        if self._packed is None or self.kernels is None:
+            hidden = silu_mul(F.linear(x, self.gate_up_proj[expert]))
+            return F.linear(hidden, self.down_proj[expert])
+        gate_up, down = self._packed[expert]
+        assert gate_up is not None and down is not None  # noqa: PT018 - can_pack has said so
+        hidden = self.kernels.silu_mul(*gate_up.product(x, None).chunk(2, -1))
+        return down.product(hidden, None)
+
+    def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
+        """See Matrix.pack."""
+        stacks = self.gate_up_proj.detach(), self.down_proj.detach()
+        if not all(can_pack(stack, kernels, quantization) for stack in stacks):
+            return
+        gate_up, down = (
+            [pack_weight(weight, kernels, quantization) for weight in stack] for stack in stacks
+        )
+        self._packed = list(zip(gate_up, down, strict=True))
+        self.gate_up_proj, self.down_proj = emptied(self.gate_up_proj), emptied(self.down_proj)
 
     def _run_grouped(self, x: Tensor, counts: Tensor) -> Tensor:
         """The same without the host knowing the counts."""

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Literal, Protocol
+
 import torch
 from torch import Tensor
 
 from mmdeploy_llm.native import PANEL, Kernels
+
+Quantization = Literal["int8"]
+
+
+class PackedWeight(Protocol):
+    """A weight [n, k] in a layout of the kernels."""
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, k] -> [T, n]."""
+        ...
+
+
+def pack_weight(
+    weight: Tensor, kernels: Kernels, quantization: Quantization | None
+) -> PackedWeight | None:
+    """`weight` [n, k] laid out, rounded to int8 where asked; None when the kernels do not take it.
+    In bf16 its memory is used on."""
+    if not can_pack(weight, kernels, quantization):
+        return None
+    return S8Weight(kernels, weight) if quantization else Bf16Weight(kernels, weight)
+
+
+def can_pack(weight: Tensor, kernels: Kernels, quantization: Quantization | None) -> bool:
+    """Whether the kernels take a weight [..., n, k] like this."""
+    is_even_bf16 = weight.dtype is torch.bfloat16 and weight.shape[-1] % 2 == 0
+    return kernels.takes(weight) and (quantization is not None or is_even_bf16)
 
 
 class Bf16Weight:
@@ -28,8 +56,8 @@ class Bf16Weight:
 
 
 class S8Weight:
-    """int8 with a scale for each row; x is rounded to int8 too, with a scale for every 128 values of
-    its rows. Both are symmetric, the largest value becoming 127.
+    """int8 with a scale for each row; x is rounded to int8 too, with a scale for every 128 values
+    of its rows. Both are symmetric, the largest value becoming 127.
     """
 
     def __init__(self, kernels: Kernels, weight: Tensor) -> None:

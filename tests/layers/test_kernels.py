@@ -5,6 +5,8 @@ import torch
 
 from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments, VisionBlock
 from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.linear import Embedding
+from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.layers.vision import axial_rotary
 from mmdeploy_llm.native import BuildError, load
 from mmdeploy_llm.testing.tiny import randomize
@@ -68,6 +70,39 @@ def test_gated_mlp(kernels, dtype, rows):
     x = torch.randn(rows, 16).to(dtype)
     mlp = filled(GatedMLP(16, 40, bias=True), dtype)
     assert_near(*both(mlp, kernels, lambda mlp: mlp(x))[::-1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_experts(kernels, dtype, quantization):
+    x, weights = torch.randn(40, 16).to(dtype), torch.rand(40, 2).to(dtype)
+    chosen = torch.stack([torch.randperm(5)[:2] for _ in range(40)])
+    experts = filled(Experts(5, 16, 24), dtype)
+    expected = experts(x, weights, chosen)
+    use_kernels(experts, kernels, quantization)
+    found = experts(x, weights, chosen)
+    if quantization is None or dtype is torch.float16:
+        assert_near(found, expected)
+    else:
+        assert (found - expected).float().std() < 0.03 * expected.float().std()
+        assert experts.down_proj.shape == (5, 0, 24)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize(("n", "k"), [(64, 10), (70, 16), (20, 7)])
+def test_packed_embedding_as_head(kernels, dtype, quantization, n, k):
+    """Rows are looked up exactly, products are near."""
+    table = filled(Embedding(n, k), dtype)
+    ids, x = torch.randint(0, n, (9,)), torch.randn(5, k).to(dtype)
+    rows, product = table(ids), table.product(x)
+    table.pack(kernels, quantization)
+    assert torch.equal(table(ids), rows)
+    error = (table.product(x) - product).float().std() / product.float().std()
+    assert error < (0.03 if quantization else 1e-2)
+    is_packed = quantization is not None or (dtype is torch.bfloat16 and k % 2 == 0)
+    assert (table.packed is not None) == is_packed
+    assert (table.weight.shape[0] == 0) == (is_packed and quantization is None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
