@@ -124,6 +124,7 @@ class Runner:
                 start_new_session=True,
             )
         except OSError as error:
+            self._errors.close()
             raise RunnerError(str(error)) from error
         ready = self._answer()
         self.name = str(ready["engine"])
@@ -141,7 +142,9 @@ class Runner:
         return answer
 
     def close(self) -> None:
-        """Ends the process and those that it started."""
+        """Ends the process and those that it started; a second call does nothing."""
+        if self._errors.closed:
+            return
         self._signal(signal.SIGKILL)
         self._process.communicate()
         self._errors.close()

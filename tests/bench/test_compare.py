@@ -1,0 +1,118 @@
+"""compare.py: how it runs engines in turn, and what its table says. With small programs as
+engines."""
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# Answers like a peer's runner: the n-th question takes n seconds for the tokens that were asked.
+ENGINE = """
+import json, sys
+print("noise of an engine")
+print('RESULT {"engine": "toy 1", "load": 0.5}', flush=True)
+for number, line in enumerate(sys.stdin, start=1):
+    asked = json.loads(line)
+    print("noise", flush=True)
+    answer = {"seconds": float(number), "num_tokens": asked["num"]}
+    print("RESULT " + json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def compare():
+    folder = Path(__file__).parents[2] / "examples" / "benchmarks"
+    name = "compare_engines"
+    spec = importlib.util.spec_from_file_location(name, folder / "compare.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[name]
+
+
+@pytest.fixture
+def engine(tmp_path):
+    path = tmp_path / "engine.py"
+    path.write_text(ENGINE)
+    return str(path)
+
+
+def comes_to_a_stop(pid):
+    """Where the system tells; signals arrive when they arrive."""
+    state = Path(f"/proc/{pid}/stat")
+    end = time.monotonic() + 20
+    while state.exists() and state.read_text().rpartition(") ")[2][0] != "T":
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_runner_answers_and_is_stopped_in_between(compare, engine):
+    runner = compare.Runner(sys.executable, engine, [])
+    try:
+        assert (runner.name, runner.load_seconds) == ("toy 1", 0.5)
+        assert comes_to_a_stop(runner._process.pid)
+        assert runner.ask(work="text", num=7) == {"seconds": 1.0, "num_tokens": 7}
+        assert compare.measure(runner, "text", seed=0) == 32 / 2
+        assert compare.measure(runner, "vl", seed=0) == 16 / 3
+        # A token alone: (5 - 4) seconds for 127 tokens.
+        assert compare.measure(runner, "alone", seed=0) == pytest.approx(1000 / 127)
+    finally:
+        runner.close()
+    assert runner._process.returncode is not None
+
+
+def test_an_engine_that_does_not_start_is_left_out_with_its_reason(compare, tmp_path, capsys):
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise RuntimeError('no such model')")
+    with pytest.raises(compare.RunnerError, match="no such model"):
+        compare.Runner(sys.executable, str(broken), [])
+    with pytest.raises(compare.RunnerError, match="no-python"):
+        compare.Runner(str(tmp_path / "no-python"), str(broken), [])
+    session = compare.SESSIONS[1]
+    assert compare.run_session(session, {compare.OURS: sys.executable}, tmp_path, 1) == []
+    told = capsys.readouterr().err
+    assert "openvino: left out, no --openvino was given" in told
+    assert "mmdeploy_llm: left out, there is no folder" in told
+
+
+class Toy:
+    def __init__(self, name):
+        self.name = name
+        self.load_seconds = 2.0
+
+
+def test_ratios_are_above_one_where_we_are_faster(compare):
+    session = compare.SESSIONS[0]
+    runners = {compare.OURS: Toy("mmdeploy_llm 0.1"), "openvino": Toy("OpenVINO 1")}
+    found = {
+        ("text", compare.OURS): [100.0, 120.0, 150.0],
+        ("text", "openvino"): [100.0, 100.0, 100.0],
+        ("alone", compare.OURS): [20.0, 20.0, 20.0],
+        ("alone", "openvino"): [30.0, 50.0, 40.0],
+    }
+    rows = [
+        compare.make_row(session, work, "openvino", runners, found) for work in ("text", "alone")
+    ]
+    assert [row.ratio for row in rows] == [1.2, 2.0]
+    text = compare.section(rows, "8 cores", 3)
+    row = "| text, qwen05 | bf16 | 120.0 tok/s | OpenVINO 1 | 100.0 tok/s | **1.20** "
+    assert f"{row}(1.00, 1.20, 1.50) | 1.10 |" in text
+    assert "| 20.0 ms/token | OpenVINO 1 | 40.0 ms/token | **2.00** (1.50, 2.50, 2.00) |" in text
+    assert "qwen05 bf16: mmdeploy_llm 2.0, OpenVINO 1 2.0" in text
+
+
+def test_the_section_replaces_what_is_between_the_markers(compare, tmp_path):
+    path = tmp_path / "RESULTS.md"
+    path.write_text(f"before\n{compare.BEGIN}\nold\n{compare.END}\nafter\n")
+    compare.write(path, "new")
+    compare.write(path, "newer")
+    assert path.read_text() == f"before\n{compare.BEGIN}\nnewer\n{compare.END}\nafter\n"
+    path.write_text("without")
+    with pytest.raises(SystemExit, match="has no lines"):
+        compare.write(path, "new")
+    assert path.read_text() == "without"
