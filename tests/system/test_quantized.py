@@ -1,0 +1,95 @@
+"""int8 through LLM: the options have an effect, and what comes out stays near."""
+
+import pytest
+import torch
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.assembly import assemble
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.layers import Linear
+from mmdeploy_llm.layers.moe import Experts
+from mmdeploy_llm.layers.packed import Bf16Weight, S8Weight
+from mmdeploy_llm.native import BuildError, load
+from mmdeploy_llm.testing.tiny import write_tiny
+
+PROMPTS = ["The quick brown fox", "A red circle and a blue square", "How many are there?"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def has_kernels():
+    try:
+        load()
+    except BuildError as error:
+        pytest.skip(f"no kernels on this machine: {error}")
+
+
+@pytest.fixture(scope="module", params=["qwen2", "ernie4_5_moe"])
+def folder(request, tmp_path_factory):
+    return write_tiny(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def run(folder, **options):
+    """The log-probabilities of the prompts' tokens."""
+    params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=0)
+    with LLM(model=str(folder), dtype="bfloat16", **options) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert {output.error_code for output in outputs} == {200}
+    entries = [entry for output in outputs for entry in output.prompt_logprobs if entry]
+    return torch.tensor([next(iter(entry.values())).logprob for entry in entries])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"quantization": "int8"},
+        {"kv_cache_dtype": "int8"},
+        {"quantization": "int8", "kv_cache_dtype": "int8"},
+    ],
+)
+def test_it_has_an_effect_and_stays_near(folder, options):
+    expected, found = run(folder), run(folder, **options)
+    assert not torch.equal(found, expected)
+    assert (found - expected).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize(("quantization", "kind"), [(None, Bf16Weight), ("int8", S8Weight)])
+def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
+    assembly = assemble(
+        EngineConfig(model=str(folder), dtype="bfloat16", quantization=quantization)
+    )
+    layers = [m for m in assembly.model.modules() if isinstance(m, Linear)]
+    assert layers
+    assert all(isinstance(layer.packed, kind) for layer in layers)
+    for experts in (m for m in assembly.model.modules() if isinstance(m, Experts)):
+        assert experts.gate_up_proj.numel() == 0
+
+
+@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"native_kernels": True}])
+def test_what_needs_kernels_says_so(folder, options, monkeypatch):
+    def fail():
+        raise BuildError("no C++ compiler is installed")
+
+    monkeypatch.setattr("mmdeploy_llm.native.load", fail)
+    with pytest.raises(ConfigError, match=r"needs the C\+\+ kernels .* no C\+\+ compiler"):
+        LLM(model=str(folder), **options)
+    if "quantization" in options:
+        with pytest.raises(ConfigError, match="native_kernels is False"):
+            LLM(model=str(folder), native_kernels=False, **options)
+
+
+def test_without_a_compiler_the_same_tokens_and_one_warning(folder, monkeypatch, caplog):
+    def tokens(**options):
+        with LLM(model=str(folder), dtype="float32", **options) as llm:
+            outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12))
+        return [output.outputs.token_ids for output in outputs]
+
+    expected = tokens()
+
+    def fail():
+        raise BuildError("no C++ compiler is installed")
+
+    monkeypatch.setattr("mmdeploy_llm.native.load", fail)
+    with caplog.at_level("WARNING"):
+        assert tokens() == expected
+    assert sum("no C++ kernels" in record.message for record in caplog.records) == 1
