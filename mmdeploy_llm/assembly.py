@@ -85,6 +85,7 @@ class _Parts:
     plugins: PluginManager
     checkpoint: Checkpoint
     spec: ModelSpec
+    chat_template: str | None
     parser: ReasoningParserSpec | None
     tool_parser: ToolParserSpec | None
     tokenizer: PromptTokenizer
@@ -154,15 +155,15 @@ def _read(config: EngineConfig) -> _Parts:
     if config.guided_decoding_backend != "off":
         grammars = GrammarBackend(tokenizer.raw, vocab_size, eos_token_ids)
     spec = plugins.model_for(checkpoint.config.architectures or ())
-    name, tools = config.reasoning_parser, config.tool_call_parser
-    name = spec.reasoning if name == "auto" else name
-    tools = spec.tools if tools == "auto" else tools
+    tools = spec.tools if config.tool_call_parser == "auto" else config.tool_call_parser
+    template = _chat_template(config, checkpoint, tokenizer)
     return _Parts(
         config=config,
         plugins=plugins,
         checkpoint=checkpoint,
         spec=spec,
-        parser=plugins.reasoning_parser(name) if name else None,
+        chat_template=template,
+        parser=_reasoning_parser(config, plugins, spec, template),
         tool_parser=plugins.tool_parser(tools) if tools else None,
         tokenizer=tokenizer,
         eos_token_ids=eos_token_ids,
@@ -375,8 +376,8 @@ def _intake(parts: _Parts, runtime: RuntimeConfig) -> Intake:
         vocab_size=parts.vocab_size,
         eos_token_ids=parts.eos_token_ids,
         generation=parts.checkpoint.generation,
-        chat_template=_chat_template(parts),
-        reasoning_end_marker=_end_marker(parts),
+        chat_template=parts.chat_template,
+        reasoning_end_marker=_end_marker(parts.plugins, parts.parser),
         validate_guided=parts.grammars.validate if parts.grammars else None,
         guard=parts.plugins.guard,
     )
@@ -426,16 +427,35 @@ def _media_limits(config: EngineConfig) -> MediaLimits:
     )
 
 
-def _chat_template(parts: _Parts) -> str | None:
-    if parts.config.chat_template is not None:
-        return load_template(parts.config.chat_template)
-    return checkpoint_template(parts.checkpoint.folder, parts.tokenizer.raw)
+def _chat_template(
+    config: EngineConfig, checkpoint: Checkpoint, tokenizer: PromptTokenizer
+) -> str | None:
+    if config.chat_template is not None:
+        return load_template(config.chat_template)
+    return checkpoint_template(checkpoint.folder, tokenizer.raw)
 
 
-def _end_marker(parts: _Parts) -> str | None:
-    if parts.parser is None:
+def _reasoning_parser(
+    config: EngineConfig, plugins: PluginManager, spec: ModelSpec, template: str | None
+) -> ReasoningParserSpec | None:
+    """The one that is asked for. "auto": the family's, but none where the chat template never
+    mentions its end marker: not every model of a family thinks, and of one that does not all text
+    would be held back for a tag that never comes."""
+    is_auto = config.reasoning_parser == "auto"
+    name = spec.reasoning if is_auto else config.reasoning_parser
+    if not name:
         return None
-    factory: Callable[..., Any] = parts.plugins.resolve(parts.parser)
+    parser = plugins.reasoning_parser(name)
+    end = _end_marker(plugins, parser)
+    if is_auto and template is not None and end is not None and end not in template:
+        return None
+    return parser
+
+
+def _end_marker(plugins: PluginManager, parser: ReasoningParserSpec | None) -> str | None:
+    if parser is None:
+        return None
+    factory: Callable[..., Any] = plugins.resolve(parser)
     return getattr(factory, "end_marker", None)
 
 

@@ -505,6 +505,20 @@ def test_the_models_own_reasoning_parser(tiny_folder):
         assert output.outputs.reasoning_content == reasoning
 
 
+@pytest.mark.parametrize("thinks", [True, False])
+def test_auto_is_no_parser_where_the_template_never_thinks(tiny_folder, thinks):
+    """Qwen3's instruct models share their architecture with those that think: their text comes as
+    it is made, where a parser would hold it back for a tag."""
+    from mmdeploy_llm import LLM
+
+    closing = "{# </think> #}" if thinks else ""
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}" + closing
+    options = {"chat_template": template, "reasoning_parser": "auto"}
+    with LLM(model=str(tiny_folder("qwen3")), **options) as llm:
+        pieces = [output.outputs.text for output in llm.stream("The quick brown fox", GREEDY)]
+    assert (len([piece for piece in pieces if piece]) > 1) == (not thinks)
+
+
 def test_prefix_cache_memory_bounds_what_is_kept(tiny_folder):
     """One byte keeps one block, the least there is; by default a whole prompt is kept."""
     from mmdeploy_llm import LLM
