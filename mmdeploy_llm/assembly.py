@@ -52,7 +52,7 @@ from .intake.template import checkpoint_template, load_template
 from .intake.tokenizer import PromptTokenizer, load_tokenizer
 from .layers.kernels import use_kernels
 from .messages import MEDIA_KINDS
-from .native import Kernels
+from .native import ComputeThreads, Kernels, Placement
 from .runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
 from .runner.runner import Runner
 from .runner.slots import Slots
@@ -98,10 +98,15 @@ def assemble(config: EngineConfig) -> Assembly:
     """Everything from a config. Raises ConfigError, ModelError and PluginError."""
     parts = _read(config)
     kernels = _load_kernels(config)
-    runtime = _runtime(config, parts.checkpoint, kernels)
+    placement = native.choose_placement(config.cpu_affinity, config.numa_node)
+    runtime = _runtime(config, parts.checkpoint, kernels, placement)
     _bound_kernel_cache()
     if runtime.num_threads != torch.get_num_threads():
         torch.set_num_threads(runtime.num_threads)
+    threads = None
+    if placement is not None and kernels is not None:
+        threads = native.ComputeThreads(kernels, placement, runtime.num_threads)
+        threads.place()  # before the weights take memory
     model: Model = build_model(
         lambda config: parts.plugins.build(parts.spec, config),
         parts.checkpoint,
@@ -118,7 +123,7 @@ def assemble(config: EngineConfig) -> Assembly:
     _log_cache(num_blocks, shape)
     engine = Engine(
         scheduler=_scheduler(parts, runtime, shape, num_blocks),
-        runner=_runner(parts, runtime, model, shape, num_blocks, kernels),
+        runner=_runner(parts, runtime, model, shape, num_blocks, kernels, threads),
         delivery=_delivery(parts),
         plugins=parts.plugins,
         info=_info(parts, runtime, num_blocks),
@@ -198,14 +203,23 @@ def _load_kernels(config: EngineConfig) -> Kernels | None:
         except native.BuildError as error:
             problem = str(error)
             logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
-    if config.native_kernels or config.quantization:
-        option = "native_kernels = True" if config.native_kernels else "quantization = 'int8'"
+    needs = {
+        "native_kernels = True": config.native_kernels,
+        "quantization = 'int8'": config.quantization,
+        "cpu_affinity": config.cpu_affinity is not None,
+        "numa_node": config.numa_node is not None,
+    }
+    option = next((name for name, is_asked in needs.items() if is_asked), None)
+    if option is not None:
         raise ConfigError(f"{option} needs the C++ kernels for CPUs, but {problem}")
     return None
 
 
 def _runtime(
-    config: EngineConfig, checkpoint: Checkpoint, kernels: Kernels | None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    kernels: Kernels | None,
+    placement: Placement | None,
 ) -> RuntimeConfig:
     text = checkpoint.config.get_text_config()
     dtype = getattr(checkpoint.config, "dtype", None) or getattr(text, "dtype", None) or "float32"
@@ -214,15 +228,14 @@ def _runtime(
         max_position_embeddings=text.max_position_embeddings,
         hidden_size=text.hidden_size,
     )
-    host = HostFacts(has_cuda=torch.cuda.is_available(), num_cpus=_num_cpus())
+    cpus = native.usable_cpus()
+    host = HostFacts(
+        has_cuda=torch.cuda.is_available(),
+        num_cpus=len(cpus),
+        num_threads=placement.num_threads if placement else native.num_suitable_threads(cpus),
+    )
     choose = partial(attention.select, has_kernels=kernels is not None)
     return resolve(config, limits, host, choose)
-
-
-def _num_cpus() -> int:
-    """Cores this process may use; where the system does not tell, all of them."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _kv_cache_shape(runtime: RuntimeConfig, model: Model) -> KVCacheShape:
@@ -320,6 +333,7 @@ def _runner(
     shape: KVCacheShape,
     num_blocks: int,
     kernels: Kernels | None,
+    threads: ComputeThreads | None,
 ) -> Runner:
     device = torch.device(runtime.device)
     chosen = AttentionChoice(name=runtime.attention_backend, block_size=runtime.block_size)
@@ -338,6 +352,7 @@ def _runner(
         device=device,
         has_atomic_media=parts.spec.atomic_media,
         model_name=f"{type(model).__name__} (plugin {parts.plugins.owner(parts.spec)!r})",
+        threads=threads,
     )
     if runtime.use_warmup:
         runner.warm_up(min(WARM_UP_TOKENS, runtime.max_model_len - 1))

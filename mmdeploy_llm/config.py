@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, field_validator, model_validator
 
 from .errors import ConfigError
 from .params import FrozenParams
@@ -213,7 +213,16 @@ class EngineConfig(FrozenParams):
         default=None, description="load exactly these plugins; default: all installed"
     )
     blocked_plugins: Names = Field(default=(), description="plugins not to load")
-    num_threads: int | None = Field(default=None, ge=1, description="CPU threads for compute")
+    num_threads: int | None = Field(
+        default=None, ge=1, description="CPU threads for compute; default: one for each core"
+    )
+    cpu_affinity: Literal["auto"] | tuple[NonNegativeInt, ...] | None = Field(
+        default=None,
+        description="keep each compute thread on a CPU of its own: one of each core, or these",
+    )
+    numa_node: int | None = Field(
+        default=None, ge=0, description="compute on this NUMA node, in its memory"
+    )
     native_kernels: bool | None = Field(
         default=None,
         description="C++ kernels on CPU, built on first use; default: where a compiler is found",
@@ -305,10 +314,12 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What `resolve` must know of the machine. num_cpus: usable cores."""
+    """What `resolve` must know of the machine. num_cpus: usable ones. num_threads: that suit them
+    for compute."""
 
     has_cuda: bool
     num_cpus: int
+    num_threads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,7 +417,7 @@ def resolve(
         },
         encoder_cache_tokens=max(1, encoder_bytes // (model.hidden_size * itemsize)),
         num_intake_threads=config.num_intake_threads or max(1, min(8, host.num_cpus)),
-        num_threads=config.num_threads or host.num_cpus,
+        num_threads=config.num_threads or host.num_threads,
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
         seed=config.seed,
         use_warmup=config.use_warmup,

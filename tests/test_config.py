@@ -9,8 +9,8 @@ from mmdeploy_llm.config import AttentionChoice, EngineConfig, HostFacts, ModelL
 from mmdeploy_llm.errors import ConfigError
 
 MODEL = ModelLimits(dtype="bfloat16", max_position_embeddings=4096, hidden_size=64)
-CPU = HostFacts(has_cuda=False, num_cpus=2)
-CUDA = HostFacts(has_cuda=True, num_cpus=16)
+CPU = HostFacts(has_cuda=False, num_cpus=2, num_threads=2)
+CUDA = HostFacts(has_cuda=True, num_cpus=16, num_threads=8)
 
 
 def run(host=CPU, model=MODEL, **options):

@@ -6,16 +6,28 @@ Without a compiler there are no kernels, and the plain torch paths compute the s
 """
 
 from .build import BuildError, Level, build, cpu_level
+from .cores import (
+    ComputeThreads,
+    Placement,
+    choose_placement,
+    num_suitable_threads,
+    usable_cpus,
+)
 from .kernels import MAX_HEAD_DIM, PANEL, Kernels, Sequences, load
 
 __all__ = [
     "MAX_HEAD_DIM",
     "PANEL",
     "BuildError",
+    "ComputeThreads",
     "Kernels",
     "Level",
+    "Placement",
     "Sequences",
     "build",
+    "choose_placement",
     "cpu_level",
     "load",
+    "num_suitable_threads",
+    "usable_cpus",
 ]

@@ -82,7 +82,7 @@ SIGNATURES = {
     ),
     "mm_temper": (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),
     "mm_invert": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
-    "mm_place_threads": (c_void_p, c_int32, c_int32, c_int32, c_int32),
+    "mm_place_threads": (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32),
 }  # fmt: skip
 
 
@@ -378,16 +378,21 @@ class Kernels:
         return tokens
 
     def place_threads(
-        self, cores: Sequence[int], num_threads: int, *, is_pinned: bool, node: int | None
+        self, cpus: Sequence[int], pinned: Sequence[int], num_threads: int, *, node: int | None
     ) -> None:
-        """From now on the calling thread runs on `cores` alone, and so do the threads that it
-        computes with: each on one of them if is_pinned. node: memory comes from there first.
+        """From now on the calling thread runs on `cpus` alone, and so do the threads that it
+        computes with: the i-th on pinned[i] alone unless `pinned` is empty. node: memory comes from
+        there first.
 
         Raises OSError when the system refuses that.
         """
-        numbers = (c_int32 * len(cores))(*cores)
         error = self._library.mm_place_threads(
-            numbers, len(cores), is_pinned, -1 if node is None else node, num_threads
+            (c_int32 * len(cpus))(*cpus),
+            len(cpus),
+            (c_int32 * len(pinned))(*pinned),
+            len(pinned),
+            -1 if node is None else node,
+            num_threads,
         )
         if error:
             raise OSError(error, os.strerror(error))

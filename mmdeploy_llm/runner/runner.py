@@ -17,6 +17,7 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
+from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
@@ -55,8 +56,11 @@ class Runner:
         device: torch.device,
         has_atomic_media: bool = False,
         model_name: str | None = None,
+        threads: ComputeThreads | None = None,
     ) -> None:
-        """model_name: what messages call the model; None: its class."""
+        """model_name: what messages call the model; None: its class. threads: None leaves them
+        where the system puts them."""
+        self._threads = threads
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
         self._backend = backend
@@ -72,6 +76,8 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Carries out the plan. A request that fails is in `errors`; the others are
         computed without it."""
+        if self._threads is not None:
+            self._threads.place()
         out = _Collected()
         for request_id in plan.drop:
             slot = self._slots.drop(request_id)

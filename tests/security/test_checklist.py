@@ -426,7 +426,7 @@ def test_12_caches_are_bounded_in_bytes(make_intake, processor):
         assert intake.media.stats["processed"].num_bytes <= 250
     model = ModelLimits(dtype="float32", max_position_embeddings=64, hidden_size=8)
     config = EngineConfig(model="m", encoder_cache_memory=320)
-    host = HostFacts(has_cuda=False, num_cpus=1)
+    host = HostFacts(has_cuda=False, num_cpus=1, num_threads=1)
     choice = AttentionChoice(name="reference", block_size=64)
     runtime = resolve(config, model, host, lambda *asked: choice)
     assert runtime.encoder_cache_tokens == 10

@@ -169,9 +169,9 @@ void mm_invert(const float* probs, int64_t rows, int64_t size, const double* uni
     mm::invert(probs, rows, size, uniforms, tokens, num_threads);
 }
 
-int32_t mm_place_threads(const int32_t* cores, int32_t num_cores, int32_t is_pinned, int32_t node,
-                         int32_t num_threads) {
-    return mm::place_threads(cores, num_cores, is_pinned != 0, node, num_threads);
+int32_t mm_place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* pinned,
+                         int32_t num_pinned, int32_t node, int32_t num_threads) {
+    return mm::place_threads(cpus, num_cpus, pinned, num_pinned, node, num_threads);
 }
 
 }  // extern "C"

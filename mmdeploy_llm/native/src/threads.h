@@ -17,12 +17,12 @@ constexpr int32_t MAX_CPUS = 8192;
 constexpr int32_t MAX_NODES = 1024;
 constexpr int32_t WORD = 8 * sizeof(unsigned long);
 
-// The calling thread runs on these cores only. 0, or why not.
-inline int32_t run_on(const int32_t* cores, int32_t num_cores) {
+// The calling thread runs on these CPUs only. 0, or why not.
+inline int32_t run_on(const int32_t* cpus, int32_t num_cpus) {
     unsigned long mask[MAX_CPUS / WORD] = {};
-    for (int32_t i = 0; i < num_cores; ++i) {
-        if (cores[i] < 0 || cores[i] >= MAX_CPUS) return EINVAL;
-        mask[cores[i] / WORD] |= 1ul << (cores[i] % WORD);
+    for (int32_t i = 0; i < num_cpus; ++i) {
+        if (cpus[i] < 0 || cpus[i] >= MAX_CPUS) return EINVAL;
+        mask[cpus[i] / WORD] |= 1ul << (cpus[i] % WORD);
     }
     return syscall(SYS_sched_setaffinity, 0, sizeof mask, mask) < 0 ? errno : 0;
 }
@@ -38,16 +38,16 @@ inline int32_t prefer_node(int32_t node) {
 
 #endif
 
-// For the pool of the calling thread. is_pinned: worker i stays on cores[i % num_cores]; else on
-// any of them. The calling thread may run on all of them, for what it starts later inherits that.
-// node: -1 is any. The answer is 0, or the error number of a thread that could not be placed.
-inline int32_t place_threads(const int32_t* cores, int32_t num_cores, bool is_pinned, int32_t node,
-                             int32_t num_threads) {
+// For the calling thread and its pool: worker i stays on pinned[i % num_pinned], or without these on
+// any of `cpus`. The calling thread may run on all of `cpus`, for what it starts later inherits
+// that. node: -1 is any. The answer is 0, or the error number of a thread that cannot be placed.
+inline int32_t place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* pinned,
+                             int32_t num_pinned, int32_t node, int32_t num_threads) {
 #ifdef __linux__
     const auto place = [&](int32_t thread) {
-        const bool has_own = is_pinned && thread > 0;
-        const int32_t error = has_own ? run_on(cores + thread % num_cores, 1)
-                                      : run_on(cores, num_cores);
+        const bool has_own = num_pinned > 0 && thread > 0;
+        const int32_t error =
+            has_own ? run_on(pinned + thread % num_pinned, 1) : run_on(cpus, num_cpus);
         return error == 0 && node >= 0 ? prefer_node(node) : error;
     };
     int32_t worst = 0;
@@ -63,7 +63,7 @@ inline int32_t place_threads(const int32_t* cores, int32_t num_cores, bool is_pi
 #endif
     return worst;
 #else
-    (void)cores, (void)num_cores, (void)is_pinned, (void)node, (void)num_threads;
+    (void)cpus, (void)num_cpus, (void)pinned, (void)num_pinned, (void)node, (void)num_threads;
     return ENOSYS;
 #endif
 }
