@@ -1,24 +1,55 @@
 """The examples of FastDeploy's guide to offline inference run with the import, the model's name and
-the media changed, and nothing else. Each `example_*` below is the body of one of them."""
+the media changed, and nothing else. Each `example_*` below is the body of one of them.
+
+They allow thousands of tokens, so that models with random weights are made to end early."""
 
 import base64
 import io
+import json
+import re
 import types
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import VOCAB_SIZE, write_tiny
 
 VL_MODEL = "shapes-vl"
 
 
+def write_terse(family, folder, **options):
+    """A tiny checkpoint to which all tokens are as likely, and every eighth ends the text."""
+    write_tiny(family, folder, **options)
+    tensors = load_file(folder / "model.safetensors")
+    (last_norm,) = [key for key in tensors if re.search(r"(model|language_model)\.norm\.", key)]
+    tensors[last_norm] *= 1e-3
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    file = folder / "generation_config.json"
+    settings = json.loads(file.read_text())
+    settings["eos_token_id"] = list(range(0, VOCAB_SIZE, 8))
+    file.write_text(json.dumps(settings))
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory):
-    return str(
-        write_tiny("ernie4_5", tmp_path_factory.mktemp("text"), max_position_embeddings=8192)
-    )
+    folder = tmp_path_factory.mktemp("text")
+    return write_terse("ernie4_5", folder, max_position_embeddings=8192)
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    """model_of(kinds): shapes-vl, which knows a picture or a clip, but not both at once."""
+
+    def find(kinds):
+        if len(kinds) == 1:
+            return VL_MODEL
+        folder = tmp_path_factory.mktemp("vl")
+        return write_terse("ernie4_5_vl_moe", folder, max_position_embeddings=32768)
+
+    return find
 
 
 @pytest.fixture(scope="module")
@@ -162,15 +193,16 @@ def mp4(load_file):
 
 
 @pytest.mark.parametrize("kinds", [("image",), ("video",), ("image", "video")])
-def test_generate_with_media(png, mp4, kinds):
+def test_generate_with_media(png, mp4, kinds, model_of):
     from mmdeploy_llm.intake.checkpoint import resolve_model
 
     contents = {"image": png, "video": mp4}
     requests = types.SimpleNamespace(get=lambda url: types.SimpleNamespace(content=contents[url]))
     parts = [{"type": f"{kind}_url", f"{kind}_url": {"url": kind}} for kind in kinds]
-    folder = resolve_model(VL_MODEL, None)
+    model = model_of(kinds)
+    folder = resolve_model(model, None)
     ((_, _, _, reasoning, output),) = check(
-        example_generate_with_media(VL_MODEL, folder, parts, requests), 1
+        example_generate_with_media(model, folder, parts, requests), 1
     )
     assert reasoning
     assert (output.num_input_image_tokens > 0) == ("image" in kinds)
@@ -185,7 +217,8 @@ def test_frame_options_on_a_chat_part(mp4):
         for most in (4, 8):
             part = {"type": "video_url", "video_url": {"url": url}, "max_frames": most, "fps": 10}
             text = {"type": "text", "text": "Describe the video."}
-            [output] = llm.chat([{"role": "user", "content": [part, text]}], use_tqdm=False)
+            message = {"role": "user", "content": [part, text]}
+            [output] = llm.chat([message], SamplingParams(max_tokens=4), use_tqdm=False)
             assert output.is_ok, output.error_msg
             found[most] = output.num_input_video_tokens
     assert found[8] == 2 * found[4]
