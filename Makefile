@@ -40,7 +40,12 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# mypy cannot follow the renamed folders of an editable install; it can follow links, which
+# pyproject.toml names as mypy_path.
 types: $(STAMP)
+	@mkdir -p .mypy_cache/paths
+	@ln -sfn ../../plugins .mypy_cache/paths/mmdeploy_llm_plugins
+	@ln -sfn ../../processors .mypy_cache/paths/mmdeploy_llm_processors
 	$(BIN)/mypy
 
 clean:

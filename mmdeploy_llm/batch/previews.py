@@ -63,8 +63,7 @@ def media_of(record: Record) -> tuple[Media, ...]:
 def file_previews(strip: MakeStrip | None = None) -> MakePreviews:
     """Previews of media that are files of this machine; of what cannot be read (any more), and of
     videos without `strip`, none."""
-    # mypy cannot follow the renamed folder of an editable install.
-    from mmdeploy_llm_processors.image.thumbnail import thumbnail  # type: ignore[import-not-found]
+    from mmdeploy_llm_processors.image.thumbnail import thumbnail
 
     def make(media: Media) -> Sequence[bytes]:
         if media.kind == "video":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ class _Target:
     def __init__(self, num_bytes: int) -> None:
         self.values = np.empty(num_bytes, dtype=np.uint8)
         self.place = 0
-        self._view = memoryview(self.values)
+        self._view = memoryview(self.values.data)
 
     def write(self, data: bytes) -> int:
         """Appends the bytes; raises ValueError when there is no room."""
@@ -44,7 +44,7 @@ def to_array(image: Image.Image) -> np.ndarray:
     """
     head = len(f"P6\n{image.width} {image.height}\n255\n")
     target = _Target(head + 3 * image.width * image.height)
-    image.save(target, "PPM")
+    image.save(cast("IO[bytes]", target), "PPM")  # which only writes
     assert target.place == target.values.size, "Pillow writes another head"
     return target.values[head:].reshape(image.height, image.width, 3)
 
@@ -103,7 +103,7 @@ def _numpy(source: Any) -> np.ndarray:
         raise UnsupportedMediaError(
             "a sparse, quantized or meta tensor is no image; give a plain one"
         )
-    tensor = source.detach().cpu()
+    tensor: torch.Tensor = source.detach().cpu()
     return tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
 
 

@@ -49,6 +49,7 @@ def decode_apart(
         width, height = peek_apart(blob, limits, workers).size
         least = wanted(height, width)
     [(facts, pixels)] = workers.decode(f"{__name__}:decode", blob, limits, least=least)
+    assert pixels is not None, "decode gives pixels"
     draft_of = facts["draft_of"]
     return DecodedImage(
         image=Image.fromarray(pixels),

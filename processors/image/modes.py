@@ -60,19 +60,22 @@ def _to_8_bit(values: np.ndarray) -> np.ndarray:
     if np.issubdtype(values.dtype, np.floating):
         values = np.nan_to_num(values, nan=0.0)
         scale = 255.0 if values.size and values.max() <= 1.0 else 1.0
-        return np.rint(np.clip(values * scale, 0, 255)).astype(np.uint8)
+        rounded: np.ndarray = np.rint(np.clip(values * scale, 0, 255))
+        return rounded.astype(np.uint8)
     if values.max(initial=0) > 255:
         return scale_16_bit(np.clip(values, 0, 65535))
-    return np.clip(values, 0, 255).astype(np.uint8)
+    clipped: np.ndarray = np.clip(values, 0, 255)
+    return clipped.astype(np.uint8)
 
 
 def _from_lab(image: Image.Image) -> Image.Image:
     """CIE L*a*b* through littleCMS, since Pillow cannot convert it by itself."""
     try:
-        return ImageCms.profileToProfile(
-            image, ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), outputMode="RGB"
-        )
+        profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        made = ImageCms.profileToProfile(image, *profiles, outputMode="RGB")
     except ImportError as error:
         raise UnsupportedMediaError(
             "an image in mode LAB needs Pillow with littleCMS; convert it to RGB"
         ) from error
+    assert made is not None, "an image in place gives none"
+    return made

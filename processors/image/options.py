@@ -133,8 +133,10 @@ def _area(size: Any) -> dict[str, Any]:
     if size is None:
         return {}
     names = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
-    named = size if isinstance(size, Mapping) else {}
-    found = {names.get(name, name): value for name, value in named.items() if value is not None}
+    named: Mapping[str, Any] = size if isinstance(size, Mapping) else {}
+    found: dict[str, Any] = {
+        names.get(name, name): value for name, value in named.items() if value is not None
+    }
     is_area = found and set(found) <= set(names.values())
     return found if is_area else {"size": size}  # which no rule allows
 

@@ -210,7 +210,7 @@ def _is_sideways(container: InputContainer, stream: VideoStream) -> bool:
     container.seek(0)
     for packet in container.demux(stream):
         for frame in _decoded(packet):
-            return frame.rotation % 180 == 90
+            return bool(frame.rotation % 180 == 90)
     return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from mmdeploy_llm_processors.image.decode import ImageDecoder
@@ -72,4 +72,4 @@ def as_frames(source: Any) -> Sequence[Any]:
             f"a video {found} is not accepted; give a path, bytes, a file object, a list of "
             "frames, or an array [frames, height, width, 3]"
         )
-    return source if isinstance(source, np.ndarray) else list(source)
+    return cast("Sequence[Any]", source) if isinstance(source, np.ndarray) else list(source)

@@ -256,7 +256,7 @@ class QwenVideoProcessor(VideoProcessor):
     """Qwen2-VL and Qwen2.5-VL: two frames a second, 4 to 768 in all, two frames a patch."""
 
     token = "<|video_pad|>"
-    markers = ("<|video_pad|>",)
+    markers: tuple[str, ...] = ("<|video_pad|>",)
     default = replace(
         ErnieVideoProcessor.default,
         min_frames=4,
