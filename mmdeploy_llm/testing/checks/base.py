@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mmdeploy_llm.hooks import ReasoningParserSpec, ToolParserSpec
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import Spec
 
@@ -37,6 +38,21 @@ def attributed(doing: str, advice: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise CheckFailed(f"{doing} raised {error_text(error)}; {advice}") from error
+
+
+def new_parser(spec: ReasoningParserSpec | ToolParserSpec, base: type[Any]) -> Any:
+    """A parser for one request. Raises CheckFailed when the factory does not give a `base`."""
+    factory = factory_of(spec)
+    with attributed(
+        f"{spec.factory}()", "a parser's factory is called without arguments, per request"
+    ):
+        parser = factory()
+    demand(
+        isinstance(parser, base),
+        f"{spec.factory}() gives a {type(parser).__name__}; derive it from "
+        f"mmdeploy_llm.hooks.{base.__name__}",
+    )
+    return parser
 
 
 def factory_of(spec: Spec) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import get_args, get_type_hints
 
 from mmdeploy_llm.hooks import ReasoningParser, ReasoningParserSpec, Segment
 
-from .base import Check, CheckSkipped, attributed, demand, factory_of
+from .base import Check, CheckSkipped, attributed, demand, new_parser
 
 KINDS: tuple[str, ...] = get_args(get_type_hints(Segment)["kind"])
 PLAIN = "Two and two are four.\nWell: 4 < 5 > 3, said he."
@@ -39,17 +39,8 @@ class ParserSubject:
 
     def new(self) -> ReasoningParser:
         """A parser for one request."""
-        factory = factory_of(self.spec)
-        with attributed(
-            f"{self.spec.factory}()", "a parser's factory is called without arguments, per request"
-        ):
-            parser = factory()
-        demand(
-            isinstance(parser, ReasoningParser),
-            f"{self.spec.factory}() gives a {type(parser).__name__}; derive it from "
-            "mmdeploy_llm.hooks.ReasoningParser",
-        )
-        return parser  # type: ignore[no-any-return]
+        parser: ReasoningParser = new_parser(self.spec, ReasoningParser)
+        return parser
 
     @property
     def markers(self) -> tuple[str, ...]:

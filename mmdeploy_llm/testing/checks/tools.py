@@ -10,7 +10,7 @@ from typing import Any
 
 from mmdeploy_llm.hooks import ToolCall, ToolParser, ToolParserSpec
 
-from .base import Check, CheckSkipped, attributed, demand, factory_of
+from .base import Check, CheckSkipped, attributed, demand, new_parser
 from .parsers import PLAIN
 from .parsers import _generic as generic_texts
 from .parsers import _splits as splits
@@ -51,17 +51,8 @@ class ToolParserSubject:
 
     def new(self) -> ToolParser:
         """A parser for one request."""
-        factory = factory_of(self.spec)
-        with attributed(
-            f"{self.spec.factory}()", "a parser's factory is called without arguments, per request"
-        ):
-            parser = factory()
-        demand(
-            isinstance(parser, ToolParser),
-            f"{self.spec.factory}() gives a {type(parser).__name__}; derive it from "
-            "mmdeploy_llm.hooks.ToolParser",
-        )
-        return parser  # type: ignore[no-any-return]
+        parser: ToolParser = new_parser(self.spec, ToolParser)
+        return parser
 
     def cases(self) -> Iterator[Case]:
         """Texts and the tools they come with: the examples, and what its markers combine to."""
