@@ -408,5 +408,9 @@ def _openmp_runtimes() -> list[str]:
 def load(cache: Path | None = None) -> Kernels:
     """The kernels for this processor, built on first use into `cache` (by default in the user's
     home). Raises BuildError."""
-    folder = Path.home() / ".cache" / "mmdeploy_llm" if cache is None else cache
-    return Kernels(build(cpu_level(), folder))
+    if cache is None:
+        try:
+            cache = Path.home() / ".cache" / "mmdeploy_llm"
+        except RuntimeError as error:
+            raise BuildError(f"there is no home directory to build them in: {error}") from error
+    return Kernels(build(cpu_level(), cache))

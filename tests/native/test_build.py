@@ -35,6 +35,15 @@ def test_without_a_compiler(tmp_path, monkeypatch):
         load(tmp_path)
 
 
+def test_without_a_home(monkeypatch):
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", fail)
+    with pytest.raises(BuildError, match="no home directory"):
+        load()
+
+
 def test_a_compiler_that_fails_is_quoted(tmp_path):
     compiler()
     with pytest.raises(BuildError, match="no-such-option"):
