@@ -365,9 +365,11 @@ def main() -> None:
     for session in SESSIONS:
         if all(word in session.title for word in args.only.split()):
             rows += run_session(session, pythons, args.models.resolve(), args.rounds)
+    if not rows:
+        sys.exit("nothing was compared")
     text = section(rows, args.machine, args.rounds)
     print(text)
-    if args.write and rows:
+    if args.write:
         write(args.write, text)
 
 
