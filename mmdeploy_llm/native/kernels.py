@@ -81,6 +81,9 @@ SIGNATURES = {
         c_int32, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
     ),
     "mm_temper": (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),
+    "mm_cut": (
+        c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int32
+    ),
     "mm_invert": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
     "mm_place_threads": (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32),
 }  # fmt: skip
@@ -362,6 +365,24 @@ class Kernels:
             torch.get_num_threads(),
         )
         return out
+
+    def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+        """The smallest z of each row that the rules keep, [R] float32: z >= least, then the top_k
+        largest, then the largest that have top_p of the mass of what is left; what ties with the
+        last one too. z, probs: [R, V] float32, contiguous, 0 at most and their softmax. least: [R]
+        float32. top_k: [R] int64, 0 is off. top_p: [R] float64, 1 is off."""
+        cuts = torch.empty(z.shape[0])
+        self._library.mm_cut(
+            z.data_ptr(),
+            probs.data_ptr(),
+            *z.shape,
+            least.data_ptr(),
+            top_k.data_ptr(),
+            top_p.data_ptr(),
+            cuts.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return cuts
 
     def invert(self, probs: Tensor, uniforms: Tensor) -> Tensor:
         """For each row of `probs` [R, V] float32, contiguous, in whole units of 2**-50: the first

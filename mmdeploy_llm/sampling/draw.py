@@ -154,17 +154,28 @@ def _tempered(logits: Tensor, temperature: NDArray[np.float32], kernels: Kernels
 def _draw_from_all(logits: Tensor, params: DrawParams, kernels: Kernels | None) -> Tensor:
     """Token ids [R], by any rules, with the sorted values of the whole vocabulary if need be."""
     z = _tempered(logits, params.temperature, kernels)
-    if (params.top_k > 0).any() or (params.top_p < 1).any() or (params.min_p > 0).any():
-        falling = _falling(z)
-        kept = _kept_before_top_p(falling, params)
-        weights = _weights(falling.softmax(dim=1)).masked_fill_(~kept, 0.0)
-        kept &= _kept_by_top_p(falling, weights, weights.sum(dim=1, keepdim=True), params)
-        last = (kept.sum(dim=1, keepdim=True) - 1).clamp_(min=0)
-        z = z.masked_fill_(z < falling.gather(1, last), -torch.inf)
     probs = z.softmax(dim=1)
+    if (params.top_k > 0).any() or (params.top_p < 1).any() or (params.min_p > 0).any():
+        if kernels is None:
+            cut = _cut(z, probs, params)
+        else:
+            rules = (_least(params), params.top_k, params.top_p)
+            cut = kernels.cut(z, probs, *map(torch.from_numpy, rules))[:, None]
+        probs = z.masked_fill_(z < cut, -torch.inf).softmax(dim=1)
     if kernels is not None:
         return kernels.invert(probs, torch.from_numpy(params.uniforms))
     return _invert_by_blocks(_weights(probs), params.uniforms)
+
+
+def _cut(z: Tensor, probs: Tensor, params: DrawParams) -> Tensor:
+    """The smallest z of each row that the rules keep, [R, 1]."""
+    falling = _falling(z)
+    kept = _kept_before_top_p(falling, params)
+    # Larger z have larger probabilities, so that both fall in the same order.
+    weights = _weights(_falling(probs)).masked_fill_(~kept, 0.0)
+    kept &= _kept_by_top_p(falling, weights, weights.sum(dim=1, keepdim=True), params)
+    last = (kept.sum(dim=1, keepdim=True) - 1).clamp_(min=0)
+    return falling.gather(1, last)
 
 
 def _falling(z: Tensor) -> Tensor:
@@ -176,13 +187,17 @@ def _falling(z: Tensor) -> Tensor:
 
 def _kept_before_top_p(z: Tensor, params: DrawParams) -> Tensor:
     """[R, K] bool: what min_p and top_k leave of falling values z [R, K]; never a banned token."""
-    with np.errstate(divide="ignore"):
-        least = np.log(params.min_p).astype(np.float32)  # -inf when off
     size = z.shape[1]
     last = np.where(params.top_k == 0, size, np.minimum(params.top_k, size)) - 1
-    kept = (z > -torch.inf) & (z >= _column(least, z))
+    kept = (z > -torch.inf) & (z >= _column(_least(params), z))
     kept &= z >= z.gather(1, _column(last, z))
     return kept
+
+
+def _least(params: DrawParams) -> NDArray[np.float32]:
+    """The smallest z that min_p keeps, [R]; -inf when it is off."""
+    with np.errstate(divide="ignore"):
+        return np.log(params.min_p).astype(np.float32)
 
 
 def _kept_by_top_p(z: Tensor, weights: Tensor, total: Tensor, params: DrawParams) -> Tensor:

@@ -1,6 +1,9 @@
 // Calls every kernel on random shapes, in memory that is exactly as large as it must be, for a
 // build with a sanitizer. Prints "clean" at its end.
 #include <cstdio>
+#ifdef __linux__
+#include <sched.h>
+#endif
 #include <random>
 #include <vector>
 
@@ -132,8 +135,13 @@ void run_sampling(int32_t dtype, int32_t threads) {
     std::vector<int64_t> ids(rows * num), tokens(rows);
     mm_largest(dtype, logits.data(), size, rows, size, num, values.data(), ids.data(), threads);
     mm_temper(dtype, logits.data(), size, rows, size, temperatures.data(), z.data(), threads);
-    for (float& value : z) value = 1.0f / float(size);
-    mm_invert(z.data(), rows, size, uniforms.data(), tokens.data(), threads);
+    std::vector<float> least(rows, -between(0, 3)), cuts(rows);
+    std::vector<int64_t> top_k(rows, between(0, size));
+    std::vector<double> top_p(rows, between(0, 10) / 10.0);
+    const std::vector<float> probs(rows * size, 1.0f / float(size));
+    mm_cut(z.data(), probs.data(), rows, size, least.data(), top_k.data(), top_p.data(),
+           cuts.data(), threads);
+    mm_invert(probs.data(), rows, size, uniforms.data(), tokens.data(), threads);
 }
 
 }  // namespace
@@ -153,5 +161,9 @@ int main() {
         run_sampling<float>(0, threads);
         run_sampling<bf16>(1, threads);
     }
+#ifdef __linux__
+    const int32_t cpu = sched_getcpu();
+    if (mm_place_threads(&cpu, 1, &cpu, 1, -1, 2) != 0) std::puts("not placed");
+#endif
     std::puts("clean");
 }

@@ -38,7 +38,7 @@ namespace mm {
 
 constexpr int64_t TILE_ROWS = 256;  // at most
 constexpr int64_t TILE_KEYS = 128;
-constexpr int64_t PART_KEYS = 512;  // of a task where the keys of few rows are split
+constexpr int64_t PART_KEYS = 1024;  // of a task where the keys of few rows are split
 constexpr int64_t FEW_ROWS = 64;
 constexpr int64_t MAX_HEAD_DIM = 512;
 
@@ -342,6 +342,7 @@ class Tasks {
    public:
     explicit Tasks(const AttentionArgs& args)
         : args_(args), group_(args.num_heads / args.num_kv_heads) {
+        merges_heads_ = num_parts() >= 4 * args.num_threads;
         while (tile_rows_ > FEW_ROWS && num_tiles() < 4 * args.num_threads) tile_rows_ /= 2;
         for (int64_t sequence = 0; sequence < args.num_sequences; ++sequence) add(sequence);
     }
@@ -360,6 +361,19 @@ class Tasks {
         return num * args_.num_kv_heads;
     }
 
+    // Of the keys of all sequences with few rows.
+    int64_t num_parts() const {
+        int64_t num = 0;
+        for (int64_t sequence = 0; sequence < args_.num_sequences; ++sequence) {
+            const int64_t begin = args_.query_starts[sequence];
+            const int64_t end = args_.query_starts[sequence + 1];
+            if (end > begin && (end - begin) * group_ <= FEW_ROWS) {
+                num += (args_.behind_seen[end - 1] + PART_KEYS - 1) / PART_KEYS;
+            }
+        }
+        return num;
+    }
+
     void add(int64_t sequence) {
         const int64_t begin = args_.query_starts[sequence];
         const int64_t count = args_.query_starts[sequence + 1] - begin;
@@ -369,7 +383,7 @@ class Tasks {
         // Keys of all heads lie side by side in memory: rows that are few take all of them at once,
         // if enough tasks are left for the threads.
         int64_t heads = 1;
-        if (is_split && args_.num_sequences >= 4 * args_.num_threads) {
+        if (is_split && merges_heads_) {
             heads = std::max<int64_t>(1, TILE_ROWS / (count * group_));
         }
         std::vector<Task> tiles;
@@ -415,6 +429,7 @@ class Tasks {
     const AttentionArgs& args_;
     const int64_t group_;
     int64_t tile_rows_ = TILE_ROWS;
+    bool merges_heads_;
     std::vector<Task> tasks_;
     std::vector<std::unique_ptr<Parts>> parts_;
 };

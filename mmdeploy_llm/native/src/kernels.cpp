@@ -164,6 +164,11 @@ void mm_temper(int32_t dtype, const void* logits, int64_t stride, int64_t rows, 
     }
 }
 
+void mm_cut(const float* z, const float* probs, int64_t rows, int64_t size, const float* least,
+            const int64_t* top_k, const double* top_p, float* cuts, int32_t num_threads) {
+    mm::cut(z, probs, rows, size, least, top_k, top_p, cuts, num_threads);
+}
+
 void mm_invert(const float* probs, int64_t rows, int64_t size, const double* uniforms,
                int64_t* tokens, int32_t num_threads) {
     mm::invert(probs, rows, size, uniforms, tokens, num_threads);

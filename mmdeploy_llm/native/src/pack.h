@@ -20,7 +20,11 @@ inline void transpose_16(const uint32_t* const* rows, int64_t first, uint32_t* o
                          int64_t out_stride, int64_t num = 16) {
     __m512i a[16], b[16];
     const __mmask16 there = __mmask16((1u << num) - 1);
-    for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(there, rows[i] + first);
+    if (num == 16) {  // far from the cache, masked loads are slow
+        for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i] + first);
+    } else {
+        for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(there, rows[i] + first);
+    }
     for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -47,10 +51,27 @@ inline void transpose_16(const uint32_t* const* rows, int64_t first, uint32_t* o
     }
 }
 
+// The first, then the second of 32 values each, in turn.
+struct PairOrder {
+    uint16_t at[64];
+    constexpr PairOrder() : at{} {
+        for (int i = 0; i < 64; ++i) at[i] = uint16_t(i / 2 + i % 2 * 32);
+    }
+};
+
 // Two rows -> [columns][2]. columns: depth rounded up to 16; what has no value is 0.
 inline void interleave(const bf16* first, const bf16* second, int64_t depth, bf16* out,
                        int64_t columns) {
-    for (int64_t c = 0; c < columns; c += 16) {
+    int64_t c = 0;
+    alignas(64) static constexpr PairOrder ORDER;
+    const __m512i lower = _mm512_load_si512(ORDER.at);
+    const __m512i upper = _mm512_load_si512(ORDER.at + 32);
+    for (; c + 32 <= depth; c += 32) {
+        const __m512i one = _mm512_loadu_si512(first + c), two = _mm512_loadu_si512(second + c);
+        _mm512_storeu_si512(out + c * 2, _mm512_permutex2var_epi16(one, lower, two));
+        _mm512_storeu_si512(out + c * 2 + 32, _mm512_permutex2var_epi16(one, upper, two));
+    }
+    for (; c < columns; c += 16) {
         const int64_t num = depth - c < 16 ? depth - c : 16;
         const __mmask16 there = __mmask16((1u << num) - 1);
         const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, first + c));

@@ -89,19 +89,121 @@ void temper(const T* logits, int64_t stride, int64_t rows, int64_t size, const f
     });
 }
 
+constexpr float UNITS = 1125899906842624.0f;  // 2^50
+
+inline double mass_of(float prob) { return double(std::floor(prob * UNITS)); }
+
+// Rising as z falls from 0.
+inline uint32_t depth_of(float z) { return float_to_bits(z) & 0x7fffffff; }
+
+// Finds the greatest depth of `size` items at which the sum of the amounts of all less deep ones is
+// still below a threshold; 0 where there is none. Sums are exact in any order.
+class DepthSearch {
+   public:
+    template <typename Depth, typename Amount>
+    uint32_t find(int64_t size, double threshold, const Depth& depth, const Amount& amount) {
+        sums_.assign(COARSE, 0.0);
+        counts_.assign(COARSE, 0);
+        for (int64_t i = 0; i < size; ++i) {
+            const uint32_t bin = depth(i) >> COARSE_SHIFT;
+            sums_[bin] += amount(i);
+            ++counts_[bin];
+        }
+        double before = 0.0;
+        const uint32_t coarse = last_below(threshold, &before);
+        items_.clear();
+        for (int64_t i = 0; i < size; ++i) {
+            if (depth(i) >> COARSE_SHIFT == coarse) items_.push_back({depth(i), amount(i)});
+        }
+        std::fill(sums_.begin(), sums_.begin() + FINE, 0.0);
+        std::fill(counts_.begin(), counts_.end(), 0);
+        for (const Item& item : items_) {
+            const uint32_t bin = item.depth >> FINE_SHIFT & (FINE - 1);
+            sums_[bin] += item.amount;
+            ++counts_[bin];
+        }
+        const uint32_t fine = last_below(threshold, &before);
+        items_.erase(std::remove_if(items_.begin(), items_.end(), [&](const Item& item) {
+            return (item.depth >> FINE_SHIFT & (FINE - 1)) != fine;
+        }), items_.end());
+        std::sort(items_.begin(), items_.end(),
+                  [](const Item& a, const Item& b) { return a.depth < b.depth; });
+        uint32_t found = 0;
+        for (const Item& item : items_) {
+            if (before >= threshold) break;
+            found = item.depth;
+            before += item.amount;
+        }
+        return found;
+    }
+
+   private:
+    struct Item {
+        uint32_t depth;
+        double amount;
+    };
+    static constexpr uint32_t COARSE = 4096, COARSE_SHIFT = 19, FINE = 1024, FINE_SHIFT = 9;
+
+    // The last bin with items before which the sum is below the threshold, which becomes *before.
+    uint32_t last_below(double threshold, double* before) const {
+        uint32_t last = 0;
+        double sum = *before;
+        for (uint32_t bin = 0; bin < COARSE && sum < threshold; ++bin) {
+            if (counts_[bin] == 0) continue;
+            last = bin;
+            *before = sum;
+            sum += sums_[bin];
+        }
+        return last;
+    }
+
+    std::vector<double> sums_;
+    std::vector<int64_t> counts_;
+    std::vector<Item> items_;
+};
+
+// Of each row: the smallest z that min_p (as the logarithm `least`), top_k and top_p keep, in this
+// order. probs: of the whole vocabulary. top_k 0 and top_p 1 are off.
+inline void cut(const float* z, const float* probs, int64_t rows, int64_t size, const float* least,
+                const int64_t* top_k, const double* top_p, float* cuts, int num_threads) {
+    parallel_for(rows, num_threads, [&](int64_t row) {
+        static thread_local DepthSearch search;
+        const float* in = z + row * size;
+        const float* prob = probs + row * size;
+        const auto depth = [&](int64_t i) { return depth_of(in[i]); };
+        constexpr uint32_t FINITE = 0x7f7fffff;
+        uint32_t deepest = std::min(FINITE, depth_of(least[row]));
+        if (top_k[row] > 0) {
+            const double threshold = double(std::min(top_k[row], size));
+            const uint32_t last = search.find(size, threshold, depth, [](int64_t) { return 1.0; });
+            deepest = std::min(deepest, last);
+        }
+        if (top_p[row] < 1.0) {
+            double total = 0.0;
+            for (int64_t i = 0; i < size; ++i) {
+                total += depth(i) <= deepest ? mass_of(prob[i]) : 0.0;
+            }
+            const auto amount = [&](int64_t i) {
+                return depth(i) <= deepest ? mass_of(prob[i]) : 0.0;
+            };
+            deepest = std::min(deepest, search.find(size, top_p[row] * total, depth, amount));
+        }
+        cuts[row] = -bits_to_float(deepest);
+    });
+}
+
 // For each row of probabilities in whole units of 2^-50: the first token at which their running sum
 // passes uniform * their sum. Sums are exact in any order, they stay below 2^53.
 inline void invert(const float* probs, int64_t rows, int64_t size, const double* uniforms,
                    int64_t* tokens, int num_threads) {
     constexpr int64_t BLOCK = 1024;
-    constexpr float UNITS = 1125899906842624.0f;
     parallel_for(rows, num_threads, [&](int64_t row) {
         const float* in = probs + row * size;
         const auto mass = [&](int64_t begin) {
             const int64_t end = std::min(begin + BLOCK, size);
             double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t c = begin; c < end; ++c) sum += double(std::floor(in[c] * UNITS));
+            for (int64_t c = begin; c < end; ++c) sum += mass_of(in[c]);
             return sum;
         };
         double total = 0.0;
@@ -115,7 +217,7 @@ inline void invert(const float* probs, int64_t rows, int64_t size, const double*
             sum = next;
         }
         for (; token < size; ++token) {
-            sum += double(std::floor(in[token] * UNITS));
+            sum += mass_of(in[token]);
             if (sum > target) break;
         }
         tokens[row] = std::min(token, size - 1);
