@@ -64,7 +64,7 @@ def test_a_wrong_shape_is_a_failure_that_names_the_shapes(shape):
     cache = EncoderCache(FakeModel(shape=shape))
     cache.encode([item("a")])
     assert cache.get("a") is None
-    assert "of 2 tokens and a model whose media rows have 3 values" in cache.failure("a")
+    assert "for an item of 2 tokens, must be (2, 3)" in cache.failure("a")
 
 
 def test_forgotten_keys_are_gone():
