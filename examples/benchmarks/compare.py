@@ -112,7 +112,6 @@ class Runner:
         """Raises RunnerError when the engine does not come up."""
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the runner
         command = [python, str(HERE / "peers" / script), *arguments]
-        path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -120,7 +119,6 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 text=True,
-                env=os.environ | {"PYTHONPATH": path},
                 start_new_session=True,
             )
         except OSError as error:
