@@ -6,6 +6,9 @@
 //         for parts of k (their weights stay in the cache)
 //           for strips of 6 rows:  6 x 64 sums in registers
 //
+// While the strips of a part are computed, the next part is fetched from memory: with few rows a
+// product takes the longer of the two times, not their sum.
+//
 // int8: weights have a scale for each column and are kept as w + 128, the unsigned operand of
 // vpdpbusd; x has a scale for every 128 values of a row, so that one large value costs its
 // neighbours little precision, and is the signed one:
@@ -36,7 +39,15 @@ constexpr int64_t ROW_BLOCK = 192;
 constexpr int64_t PART_UNITS = 512;
 constexpr int64_t GROUP = 128;  // values of x with one scale
 constexpr int64_t GROUP_UNITS = GROUP / 4;
+constexpr int64_t UNIT_BYTES = PANEL * 4;
+constexpr int64_t AHEAD_UNITS = 8;
 static_assert(PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
+
+// What a strip asks memory for: `num` cache lines for every 8 units that it computes.
+struct Ahead {
+    const char* lines;
+    int64_t num;
+};
 
 #ifdef MM_HAS_DOT
 
@@ -52,10 +63,14 @@ inline __m512i add_products(__m512i sums, const int8_t*, __m512i row, __m512i we
 template <int ROWS, typename A>
 __attribute__((always_inline)) inline void add_units(const A* a, int64_t a_stride,
                                                      const void* panel, int64_t units,
-                                                     __m512i (&sums)[ROWS][4]) {
+                                                     Ahead& ahead, __m512i (&sums)[ROWS][4]) {
     constexpr int64_t UNIT = 4 / sizeof(A);
     const uint32_t* weights = static_cast<const uint32_t*>(panel);
     for (int64_t unit = 0; unit < units; ++unit) {
+        if (unit % AHEAD_UNITS == 0) {
+            for (int64_t i = 0; i < ahead.num; ++i) _mm_prefetch(ahead.lines + i * 64, _MM_HINT_T1);
+            ahead.lines += ahead.num * 64;
+        }
         __m512i w[4];
 #pragma GCC unroll 8
         for (int b = 0; b < 4; ++b) w[b] = _mm512_loadu_si512(weights + unit * PANEL + b * 16);
@@ -76,7 +91,7 @@ __attribute__((always_inline)) inline void add_units(const A* a, int64_t a_strid
 // registers whatever is around it.
 template <int ROWS>
 __attribute__((noinline)) void strip_bf16(const bf16* a, int64_t a_stride, const bf16* panel,
-                                          int64_t units, float* out) {
+                                          int64_t units, Ahead ahead, float* out) {
 #ifdef MM_HAS_DOT
     __m512i sums[ROWS][4];
 #pragma GCC unroll 8
@@ -84,7 +99,7 @@ __attribute__((noinline)) void strip_bf16(const bf16* a, int64_t a_stride, const
 #pragma GCC unroll 8
         for (int b = 0; b < 4; ++b) sums[r][b] = _mm512_loadu_si512(out + r * PANEL + b * 16);
     }
-    add_units<ROWS>(a, a_stride, panel, units, sums);
+    add_units<ROWS>(a, a_stride, panel, units, ahead, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
@@ -122,36 +137,49 @@ struct QuantizedRows {
           sums(rows * groups) {}
 };
 
-// out [ROWS][64] = rows of a times `units` units of a panel.
+// out [ROWS][64] += `units` units, at most a group, of rows of a times a panel, each row times its
+// scale. row_sums, scales: of the first row's group, `groups` to the next row's. Never inlined, as
+// strip_bf16.
 template <int ROWS>
-__attribute__((noinline)) void products_s8(const int8_t* a, int64_t a_stride, const uint8_t* panel,
-                                           int64_t units, int32_t* out) {
+__attribute__((noinline)) void group_s8(const int8_t* a, int64_t a_stride, const uint8_t* panel,
+                                        int64_t units, const int32_t* row_sums, const float* scales,
+                                        int64_t groups, Ahead& ahead, float* out) {
 #ifdef MM_HAS_DOT
     __m512i sums[ROWS][4];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
+        const __m512i excess = _mm512_set1_epi32(-128 * row_sums[r * groups]);
 #pragma GCC unroll 8
-        for (int b = 0; b < 4; ++b) sums[r][b] = _mm512_setzero_si512();
+        for (int b = 0; b < 4; ++b) sums[r][b] = excess;
     }
-    add_units<ROWS>(a, a_stride, panel, units, sums);
+    add_units<ROWS>(a, a_stride, panel, units, ahead, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
+        const __m512 scale = _mm512_set1_ps(scales[r * groups]);
 #pragma GCC unroll 8
-        for (int b = 0; b < 4; ++b) _mm512_storeu_si512(out + r * PANEL + b * 16, sums[r][b]);
+        for (int b = 0; b < 4; ++b) {
+            float* to = out + r * PANEL + b * 16;
+            const __m512 product = _mm512_cvtepi32_ps(sums[r][b]);
+            _mm512_storeu_ps(to, _mm512_fmadd_ps(product, scale, _mm512_loadu_ps(to)));
+        }
     }
 #else
-    std::memset(out, 0, ROWS * PANEL * sizeof out[0]);
     for (int r = 0; r < ROWS; ++r) {
+        int32_t sums[PANEL];
+        for (int64_t c = 0; c < PANEL; ++c) sums[c] = -128 * row_sums[r * groups];
         for (int64_t unit = 0; unit < units; ++unit) {
             const int8_t* four = a + r * a_stride + unit * 4;
             const uint8_t* w = panel + unit * PANEL * 4;
-            int32_t* sums = out + r * PANEL;
 #pragma omp simd
             for (int64_t c = 0; c < PANEL; ++c) {
                 int32_t sum = 0;
                 for (int i = 0; i < 4; ++i) sum += int32_t(four[i]) * int32_t(w[c * 4 + i]);
                 sums[c] += sum;
             }
+        }
+#pragma omp simd
+        for (int64_t c = 0; c < PANEL; ++c) {
+            out[r * PANEL + c] += float(sums[c]) * scales[r * groups];
         }
     }
 #endif
@@ -161,21 +189,13 @@ __attribute__((noinline)) void products_s8(const int8_t* a, int64_t a_stride, co
 // the end.
 template <int ROWS>
 void strip_s8(const QuantizedRows& x, int64_t row, int64_t unit, const uint8_t* panel,
-              int64_t units, float* out) {
-    alignas(64) int32_t sums[ROWS * PANEL];
+              int64_t units, Ahead ahead, float* out) {
     const int8_t* a = x.values.data() + row * x.width + unit * 4;
     for (int64_t done = 0; done < units; done += GROUP_UNITS) {
         const int64_t count = std::min(GROUP_UNITS, units - done);
         const int64_t group = row * x.groups + (unit + done) / GROUP_UNITS;
-        products_s8<ROWS>(a + done * 4, x.width, panel + done * PANEL * 4, count, sums);
-        for (int r = 0; r < ROWS; ++r) {
-            const int32_t excess = 128 * x.sums[group + r * x.groups];
-            const float scale = x.scales[group + r * x.groups];
-#pragma omp simd
-            for (int64_t c = 0; c < PANEL; ++c) {
-                out[r * PANEL + c] += float(sums[r * PANEL + c] - excess) * scale;
-            }
-        }
+        group_s8<ROWS>(a + done * 4, x.width, panel + done * UNIT_BYTES, count,
+                       x.sums.data() + group, x.scales.data() + group, x.groups, ahead, out);
     }
 }
 
@@ -192,23 +212,42 @@ inline void with_rows(int64_t rows, const Strip& strip) {
     }
 }
 
-// For every row and panel: strips fill [rows][64] sums, write(row, first column, sums of the row,
-// how many) takes them. strip(ROWS, row, panel, unit, units, sums).
+// What is to be fetched while one of `num_strips` strips computes `units` units.
+inline Ahead ahead_of(const char* next, int64_t strip, int64_t num_strips, int64_t units) {
+    if (next == nullptr) return {nullptr, 0};
+    constexpr int64_t LINES = AHEAD_UNITS * UNIT_BYTES / 64;
+    const int64_t num = (LINES + num_strips - 1) / num_strips;
+    const int64_t done = strip * num * ((units + AHEAD_UNITS - 1) / AHEAD_UNITS);
+    return {next + done * 64, done * 64 < units * UNIT_BYTES ? num : 0};
+}
+
+// For every row and panel of `packed`: strips fill [rows][64] sums, write(row, first column, sums
+// of the row, how many) takes them. strip(ROWS, row, unit, weights of the part, units, ahead, sums).
 template <typename Strip, typename Write>
-void multiply(int64_t rows, int64_t n, int64_t units, int num_threads, const Strip& strip,
-              const Write& write) {
+void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int num_threads,
+              const Strip& strip, const Write& write) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    parallel_for(panels * blocks, num_threads, [&](int64_t task) {
+    const char* weights = static_cast<const char*>(packed);
+    parallel_ahead(panels * blocks, num_threads, [&](int64_t task, int64_t next_task) {
         const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;
         const int64_t num_rows = std::min(ROW_BLOCK, rows - first_row);
+        const int64_t num_strips = (num_rows + STRIP - 1) / STRIP;
+        const char* own = weights + panel * units * UNIT_BYTES;
+        const char* behind = next_task < panels * blocks
+                                 ? weights + next_task % panels * units * UNIT_BYTES
+                                 : nullptr;
         alignas(64) static thread_local float sums[ROW_BLOCK * PANEL];
         std::memset(sums, 0, num_rows * PANEL * sizeof sums[0]);
         for (int64_t unit = 0; unit < units; unit += PART_UNITS) {
             const int64_t count = std::min(PART_UNITS, units - unit);
-            for (int64_t row = 0; row < num_rows; row += STRIP) {
-                with_rows(num_rows - row, [&](auto num) {
-                    strip(num, first_row + row, panel, unit, count, sums + row * PANEL);
+            const char* part = own + unit * UNIT_BYTES;
+            const char* next = unit + count < units ? part + count * UNIT_BYTES : behind;
+            for (int64_t i = 0; i < num_strips; ++i) {  // of 6 rows, or a little fewer each
+                const int64_t row = num_rows * i / num_strips;
+                with_rows(num_rows * (i + 1) / num_strips - row, [&](auto num) {
+                    strip(num, first_row + row, unit, part, count,
+                          ahead_of(next, i, num_strips, count), sums + row * PANEL);
                 });
             }
         }
@@ -264,10 +303,10 @@ inline void pack_s8(const int8_t* w, int64_t n, int64_t k, uint8_t* packed, int 
 inline void linear_bf16(const bf16* x, int64_t x_stride, const bf16* packed, const bf16* bias,
                         bf16* out, int64_t rows, int64_t n, int64_t k, int num_threads) {
     const int64_t units = k / 2;
-    const auto strip = [&](auto num, int64_t row, int64_t panel, int64_t unit, int64_t count,
-                           float* sums) {
+    const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
+                           Ahead ahead, float* sums) {
         strip_bf16<num>(x + row * x_stride + unit * 2, x_stride,
-                        packed + (panel * units + unit) * PANEL * 2, count, sums);
+                        reinterpret_cast<const bf16*>(part), count, ahead, sums);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         bf16* result = out + row * n + first;
@@ -281,7 +320,7 @@ inline void linear_bf16(const bf16* x, int64_t x_stride, const bf16* packed, con
             }
         }
     };
-    multiply(rows, n, units, num_threads, strip, write);
+    multiply(packed, rows, n, units, num_threads, strip, write);
 }
 
 // Symmetric: the largest of the values becomes 127. Returns the scale.
@@ -335,9 +374,9 @@ void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float*
         }
     });
     const int64_t units = quantized.width / 4;
-    const auto strip = [&](auto num, int64_t row, int64_t panel, int64_t unit, int64_t count,
-                           float* sums) {
-        strip_s8<num>(quantized, row, unit, packed + (panel * units + unit) * PANEL * 4, count,
+    const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
+                           Ahead ahead, float* sums) {
+        strip_s8<num>(quantized, row, unit, reinterpret_cast<const uint8_t*>(part), count, ahead,
                       sums);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
@@ -348,7 +387,7 @@ void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float*
             result[c] = store<T>(sums[c] * scales[first + c] + offset);
         }
     };
-    multiply(rows, n, units, num_threads, strip, write);
+    multiply(packed, rows, n, units, num_threads, strip, write);
 }
 
 }  // namespace mm

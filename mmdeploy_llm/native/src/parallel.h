@@ -6,8 +6,9 @@
 
 #include <cstdint>
 
-#ifdef MM_STD_THREADS
 #include <atomic>
+
+#ifdef MM_STD_THREADS
 #include <thread>
 #include <vector>
 #endif
@@ -33,6 +34,30 @@ void parallel_for(int64_t num, int num_threads, const Body& body) {
 #else
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads)
     for (int64_t i = 0; i < num; ++i) body(i);
+#endif
+}
+
+// body(i, next) for every i in 0 .. num; next: what the same thread does then, not less than num
+// when it is done.
+template <typename Body>
+void parallel_ahead(int64_t num, int num_threads, const Body& body) {
+    std::atomic<int64_t> claimed{0};
+    const auto work = [&] {
+        int64_t i = claimed++;
+        while (i < num) {
+            const int64_t next = claimed++;
+            body(i, next);
+            i = next;
+        }
+    };
+    if (num <= 1 || num_threads <= 1) return work();
+#ifdef MM_STD_THREADS
+    std::vector<std::thread> threads;
+    for (int t = 0; t < num_threads; ++t) threads.emplace_back(work);
+    for (auto& thread : threads) thread.join();
+#else
+#pragma omp parallel num_threads(num_threads)
+    work();
 #endif
 }
 
