@@ -82,6 +82,11 @@ __attribute__((always_inline)) inline void add_units(const A* a, int64_t a_strid
 #pragma GCC unroll 8
             for (int b = 0; b < 4; ++b) sums[r][b] = add_products(sums[r][b], a, row, w[b]);
         }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 8
+            for (int b = 0; b < 4; ++b) asm("" : "+v"(sums[r][b]));
+        }
     }
 }
 
