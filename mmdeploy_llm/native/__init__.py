@@ -14,6 +14,7 @@ from .cores import (
     usable_cpus,
 )
 from .kernels import MAX_HEAD_DIM, PANEL, Kernels, Sequences, load
+from .memory import LargePages
 
 __all__ = [
     "MAX_HEAD_DIM",
@@ -21,6 +22,7 @@ __all__ = [
     "BuildError",
     "ComputeThreads",
     "Kernels",
+    "LargePages",
     "Level",
     "Placement",
     "Sequences",

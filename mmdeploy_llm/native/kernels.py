@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .build import BuildError, build, cpu_level
+from .memory import LargePages
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 INT8 = 2
@@ -124,6 +125,7 @@ class Kernels:
             function.argtypes = types
             function.restype = c_int32 if name == "mm_place_threads" else None
         self._library = library
+        self._memory = LargePages()
 
     def takes(self, *tensors: Tensor) -> bool:
         """Whether the kernels compute on tensors like these: on the CPU, of one dtype, with
@@ -265,7 +267,7 @@ class Kernels:
         where that has room for it, so that a model needs no second copy of its weights."""
         n, k = weight.shape
         shape = (-(-n // PANEL), k // 2, PANEL, 2)
-        packed = torch.empty(shape, dtype=weight.dtype) if n % PANEL else weight.view(shape)
+        packed = self._memory.empty(shape, dtype=weight.dtype) if n % PANEL else weight.view(shape)
         self._library.mm_pack_bf16(
             weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
         )
@@ -291,7 +293,7 @@ class Kernels:
         """int8 `weight` [n, k], contiguous, as `linear_s8` reads it."""
         weight = F.pad(weight, (0, -weight.shape[1] % 4))
         n, k = weight.shape
-        packed = torch.empty(-(-n // PANEL), k // 4, PANEL, 4, dtype=torch.uint8)
+        packed = self._memory.empty((-(-n // PANEL), k // 4, PANEL, 4), dtype=torch.uint8)
         self._library.mm_pack_s8(
             weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
         )

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from tqdm import tqdm
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PluginContractError
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.native import LargePages
 
 from .files import SafetensorsFile
 from .find import find_weights
@@ -183,12 +185,12 @@ def _raise_if(names: Sequence[str], what: str, files: Sequence[SafetensorsFile])
 
 def _materialize(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Replaces the meta parameters by memory on `device`, values undefined."""
+    empty = LargePages().empty if device.type == "cpu" else partial(torch.empty, device=device)
     for module in model.modules():
         keep = getattr(module, "fp32_parameters", ())
         for name, param in module.named_parameters(recurse=False):
             own = torch.float32 if name in keep else dtype
-            data = torch.empty(param.shape, dtype=own, device=device)
-            setattr(module, name, nn.Parameter(data, requires_grad=False))
+            setattr(module, name, nn.Parameter(empty(param.shape, dtype=own), requires_grad=False))
 
 
 def _read(model: nn.Module, pieces: Sequence[_Piece]) -> None:
