@@ -7,6 +7,18 @@ N blocks, P tokens in a block (page), M blocks in the longest block table.
     block table of a sequence   [ 7 | 2 | 9 ]          tokens 0..P-1 in block 7, P..2P-1 in
     block 2, ...
     slot of token i             block_table[i // P] * P + i % P
+
+CUDA graphs. A backend that says `can_capture` attends over decode tokens alone (every sequence has
+one query token, no spans) by reading nothing but the layout's tensors and the numbers that stay
+what they are in every replay: num_decode, and the bounds in `lengths`. `begin` and `attend` are
+both called while the graph is recorded; what they launch is replayed after the contents of the
+tensors were changed in place. A layout made for this (layouts.decode_layout) has empty host lists,
+so that a backend which reads them fails at once and not in a replay.
+
+A decode batch that is smaller than its graph is padded behind its last sequence:
+
+    slot -1             the row's key and value are not stored
+    context length 1    with a block table of zeros: its output is finite, and nobody's
 """
 
 from __future__ import annotations
@@ -19,11 +31,13 @@ if TYPE_CHECKING:
 
     from mmdeploy_llm.forward import AttentionContext
 
+NO_SLOT = -1  # in `slots`: a row of padding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCache:
     """The paged cache of all layers: keys[layer] and values[layer] are [N, P, K, D], zeroed
-    once. In int8 each token and head has a scale, [N, P, K] float32."""
+    once. In int8 and in 8-bit floats each token and head has a scale, [N, P, K] float32."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -37,6 +51,21 @@ class KVCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepLengths:
+    """The step's lengths for kernels that read them on the device.
+
+    query_starts: [B + 1] int32, the first row of each sequence, and T. context_lens: [B] int32,
+    tokens of each sequence in the cache after this step. max_query, max_context: no sequence has
+    more; launch sizes follow them. In a captured step they are bounds for every replay.
+    """
+
+    query_starts: Tensor
+    context_lens: Tensor
+    max_query: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
     """Where the step's tokens belong. Sequences with one query token (decode) come first.
 
@@ -45,7 +74,8 @@ class BatchLayout:
     [B, M] int32, rows padded with 0. slots: [T] int64, where each token's key and value go.
     spans: (sequence, start, end): tokens start..end of the sequence see each other in both
     directions; all of them that are not yet in the cache belong to this step. Lists are for the
-    host, tensors lie on the device.
+    host, tensors lie on the device. lengths: the same lengths on a GPU; None on a CPU. is_padded:
+    slots may have rows of NO_SLOT.
     """
 
     num_decode: int
@@ -54,12 +84,15 @@ class BatchLayout:
     block_tables: Tensor
     slots: Tensor
     spans: tuple[tuple[int, int, int], ...] = ()
+    lengths: StepLengths | None = None
+    is_padded: bool = False
 
 
 class AttentionBackend(Protocol):
     """Made once per engine; `begin` is called once per step, its context once per layer."""
 
     name: str
+    can_capture: bool  # whether decode steps may be recorded in CUDA graphs; see above
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
         """The attention of one step; what all layers share is computed here."""

@@ -24,6 +24,7 @@ class FlashAttention:
     installed."""
 
     name = "flash-attn"
+    can_capture = False
 
     def __init__(self) -> None:
         try:

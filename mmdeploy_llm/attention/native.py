@@ -25,6 +25,7 @@ class NativeAttention:
     same dtype or of int8."""
 
     name = "native"
+    can_capture = False
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

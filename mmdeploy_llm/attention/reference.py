@@ -30,6 +30,7 @@ class ReferenceAttention:
     """
 
     name = "reference"
+    can_capture = False
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> ReferenceContext:
         """Attention of one step; index tensors are made once for all layers of a window."""

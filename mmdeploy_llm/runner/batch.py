@@ -9,19 +9,20 @@ step       rows   [1 | 0 0 0]         decode first
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.attention.base import BatchLayout
+from mmdeploy_llm.attention.base import BatchLayout, StepLengths
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
 from .slots import Slots
+from .staging import DecodeFrame, StepArrays, StepTensors, to_device
 
 Ints = NDArray[np.int64]
 
@@ -41,9 +42,9 @@ class StepBatch:
     """One forward pass. T tokens of B scheduled items, in the plan's order.
 
     token_ids [T], positions [T] or [3, T], in_prompt [T]: tensors on the device. slots: [B]
-    slot of each
-    item. last_rows: [B] row of each item's last token. ends: [B] tokens of each sequence after
-    the step.
+    slot of each item. last_rows: [B] row of each item's last token. ends: [B] tokens of each
+    sequence after the step. frame: of a captured decode step, whose tensors these are, with rows
+    of padding behind the batch.
     """
 
     scheduled: tuple[ScheduledTokens, ...]
@@ -55,6 +56,7 @@ class StepBatch:
     last_rows: Ints
     ends: Ints
     media: tuple[MediaPiece, ...]
+    frame: DecodeFrame | None = None
 
 
 def prepare(
@@ -65,8 +67,13 @@ def prepare(
     device: torch.device,
     *,
     has_atomic_media: bool = False,
+    frame_for: Callable[[StepArrays], DecodeFrame | None] | None = None,
 ) -> StepBatch:
-    """The step's inputs; block tables in `slots` already hold the step's new blocks."""
+    """The step's inputs; block tables in `slots` already hold the step's new blocks.
+
+    frame_for: chooses the captured decode step whose tensors take the inputs; None where there is
+    none for this step, which then has tensors of its own.
+    """
     indices = np.array([slots[item.request_id].index for item in scheduled], dtype=np.int64)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
     counts = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
@@ -78,44 +85,65 @@ def prepare(
     positions = places
     if has_mrope:
         positions = _mrope_positions(scheduled, slots, places + slots.deltas[rows], stops - counts)
-    in_prompt = places < slots.prompt_lens[rows]
-    return StepBatch(
-        scheduled=tuple(scheduled),
-        token_ids=_to(slots.token_ids[rows, places], device),
-        positions=_to(positions, device),
-        in_prompt=_to(in_prompt, device),
-        layout=replace(
-            _layout(slots, indices, starts, counts, rows, places, block_size, device),
-            spans=_spans(scheduled, slots) if has_atomic_media else (),
-        ),
-        slots=indices,
-        last_rows=stops - 1,
-        ends=starts + counts,
-        media=_media_pieces(scheduled, slots, stops - counts),
-    )
-
-
-def _layout(
-    slots: Slots,
-    indices: Ints,
-    starts: Ints,
-    counts: Ints,
-    rows: Ints,
-    places: Ints,
-    block_size: int,
-    device: torch.device,
-) -> BatchLayout:
     ends = starts + counts
     num_blocks = -(-int(ends.max()) // block_size)
     blocks = slots.tables[rows, places // block_size].astype(np.int64)
+    arrays = StepArrays(
+        token_ids=slots.token_ids[rows, places],
+        positions=positions,
+        in_prompt=places < slots.prompt_lens[rows],
+        slots=blocks * block_size + places % block_size,
+        block_tables=slots.tables[indices, :num_blocks],
+        query_lens=counts,
+        context_lens=ends,
+    )
+    spans = _spans(scheduled, slots) if has_atomic_media else ()
+    media = _media_pieces(scheduled, slots, stops - counts)
+    frame = None if frame_for is None or spans or media else frame_for(arrays)
+    tensors = _tensors(arrays, spans, device) if frame is None else frame.fill(arrays)
+    return StepBatch(
+        scheduled=tuple(scheduled),
+        token_ids=tensors.token_ids,
+        positions=tensors.positions,
+        in_prompt=tensors.in_prompt,
+        layout=tensors.layout,
+        slots=indices,
+        last_rows=stops - 1,
+        ends=ends,
+        media=media,
+        frame=frame,
+    )
+
+
+def _tensors(
+    arrays: StepArrays, spans: tuple[tuple[int, int, int], ...], device: torch.device
+) -> StepTensors:
+    """On a CPU the lengths stay lists: its kernels read no others."""
+    counts, ends = arrays.query_lens, arrays.context_lens
+    sent = [arrays.token_ids, arrays.positions, arrays.in_prompt, arrays.slots, arrays.block_tables]
+    if device.type != "cpu":
+        starts = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=starts[1:])
+        sent += [starts, ends.astype(np.int32)]
+    token_ids, positions, in_prompt, slots, tables, *lengths = to_device(sent, device)
     is_prefill = counts > 1
-    return BatchLayout(
+    layout = BatchLayout(
         num_decode=int(is_prefill.argmax()) if is_prefill.any() else len(counts),
         query_lens=tuple(counts.tolist()),
         context_lens=tuple(ends.tolist()),
-        block_tables=_to(slots.tables[indices, :num_blocks], device),
-        slots=_to(blocks * block_size + places % block_size, device),
+        block_tables=tables,
+        slots=slots,
+        spans=spans,
+        lengths=StepLengths(
+            query_starts=lengths[0],
+            context_lens=lengths[1],
+            max_query=int(counts.max()),
+            max_context=int(ends.max()),
+        )
+        if lengths
+        else None,
     )
+    return StepTensors(token_ids=token_ids, positions=positions, in_prompt=in_prompt, layout=layout)
 
 
 def _mrope_positions(
@@ -170,11 +198,3 @@ def _spans(scheduled: Sequence[ScheduledTokens], slots: Slots) -> tuple[tuple[in
         for start, end in span.runs
         if start < item.start + item.num_tokens and item.start < end
     )
-
-
-def _to(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """On CUDA through pinned memory, so that the copy does not stop the host."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor

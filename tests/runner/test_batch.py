@@ -7,6 +7,8 @@ import torch
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens
 from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.runner import batch as batches
+from mmdeploy_llm.runner import staging
 from mmdeploy_llm.runner.batch import prepare
 from mmdeploy_llm.runner.slots import Slots
 
@@ -141,6 +143,123 @@ def test_runs_of_atomic_media_reach_the_attention(slots):
     assert spans == ((1, 2, 4), (1, 5, 7))
     assert broken_span().end == 7
     assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.spans == ()
+
+
+class TestStaging:
+    def test_packed_arrays_are_the_arrays(self):
+        """One buffer and one copy, however odd the sizes between are."""
+        arrays = (
+            np.arange(5, dtype=np.int64) - 2,
+            np.array([[True], [False], [True]]),
+            np.arange(12, dtype=np.int32).reshape(3, 4).T,
+            np.arange(3, dtype=np.int64).reshape(3, 1),
+        )
+        packed = staging.pack(arrays, CPU)
+        for array, tensor in zip(arrays, packed, strict=True):
+            assert tensor.numpy().dtype == array.dtype
+            assert np.array_equal(tensor.numpy(), array)
+        assert len({tensor.untyped_storage().data_ptr() for tensor in packed}) == 1
+
+    def test_on_the_cpu_nothing_is_copied(self):
+        array = np.arange(4)
+        (tensor,) = staging.to_device([array], CPU)
+        assert tensor.data_ptr() == array.ctypes.data
+
+    def test_lengths_lie_on_another_device(self, slots, monkeypatch):
+        """Where the device is no CPU, the layout brings its lengths; `meta` stands for it here."""
+        monkeypatch.setattr(batches, "to_device", lambda arrays, _: staging.pack(arrays, CPU))
+        items = step(("a", 11, 1), ("b", 1, 4))
+        lengths = prepare(items, slots, BLOCK_SIZE, False, torch.device("meta")).layout.lengths
+        assert lengths.query_starts.tolist() == [0, 1, 5]
+        assert lengths.context_lens.tolist() == [12, 5]
+        assert {lengths.query_starts.dtype, lengths.context_lens.dtype} == {torch.int32}
+        assert (lengths.max_query, lengths.max_context) == (4, 12)
+        assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.lengths is None
+
+
+class TestDecodeFrame:
+    def frame(self, has_mrope=False, num_seqs=4, num_blocks=6):
+        return staging.DecodeFrame(
+            num_seqs=num_seqs,
+            num_blocks=num_blocks,
+            max_context=24,
+            has_mrope=has_mrope,
+            device=CPU,
+        )
+
+    @pytest.mark.parametrize("has_mrope", [False, True])
+    def test_holds_the_step_and_padding(self, slots, has_mrope):
+        frame = self.frame(has_mrope)
+        for items in (step(("a", 11, 1), ("b", 5, 1)), step(("b", 0, 1))):  # the second is smaller
+            batch = prepare(items, slots, BLOCK_SIZE, has_mrope, CPU, frame_for=lambda _: frame)
+            plain = prepare(items, slots, BLOCK_SIZE, has_mrope, CPU)
+            count, width = plain.layout.block_tables.shape
+            assert batch.frame is frame
+            assert batch.token_ids is frame.tensors.token_ids
+            for name in ("token_ids", "positions", "in_prompt"):
+                padded = getattr(batch, name)
+                assert torch.equal(padded[..., :count], getattr(plain, name))
+                assert not padded[..., count:].any()
+            layout = batch.layout
+            assert (layout.num_decode, layout.query_lens, layout.context_lens) == (4, (), ())
+            assert layout.slots.tolist() == [*plain.layout.slots.tolist(), *[-1] * (4 - count)]
+            padded = [*plain.layout.context_lens, *[1] * (4 - count)]
+            assert layout.lengths.context_lens.tolist() == padded
+            assert layout.lengths.query_starts.tolist() == [0, 1, 2, 3, 4]
+            assert (layout.lengths.max_query, layout.lengths.max_context) == (1, 24)
+            assert torch.equal(layout.block_tables[:count, :width], plain.layout.block_tables)
+            assert not layout.block_tables[count:, 0].any()
+
+    def test_tensors_keep_their_place(self, slots):
+        frame = self.frame()
+        before = frame.tensors
+        places = [before.token_ids.data_ptr(), before.layout.block_tables.data_ptr()]
+        prepare(step(("a", 11, 1)), slots, BLOCK_SIZE, False, CPU, frame_for=lambda _: frame)
+        after = frame.tensors
+        assert [after.token_ids.data_ptr(), after.layout.block_tables.data_ptr()] == places
+
+    def test_a_new_frame_is_all_padding(self):
+        layout = self.frame().tensors.layout
+        assert layout.is_padded
+        assert layout.slots.tolist() == [-1] * 4
+        assert layout.lengths.context_lens.tolist() == [1] * 4
+
+    @pytest.mark.parametrize(
+        ("items", "fits"),
+        [
+            ([("a", 11, 1), ("b", 5, 1)], True),
+            ([("a", 3, 1)], True),
+            ([("a", 3, 2)], False),
+            ([("a", 11, 1), ("b", 0, 2)], False),
+        ],
+    )
+    def test_fits_decode_steps_of_its_size(self, slots, items, fits):
+        asked = []
+        frame = self.frame(num_seqs=2, num_blocks=3)
+
+        def choose(arrays):
+            asked.append(frame.fits(arrays))
+            assert not self.frame(num_seqs=0).fits(arrays)
+            assert not self.frame(num_blocks=0).fits(arrays)
+
+        prepare(step(*items), slots, BLOCK_SIZE, False, CPU, frame_for=choose)
+        assert asked == [fits]
+
+    def test_steps_with_media_have_no_frame(self, slots):
+        def choose(_):
+            raise AssertionError("asked for a step with media")
+
+        for has_spans in (False, True):
+            batch = prepare(
+                step(("b", 3, 1)),
+                slots,
+                BLOCK_SIZE,
+                False,
+                CPU,
+                has_atomic_media=has_spans,
+                frame_for=choose,
+            )
+            assert batch.frame is None
 
 
 class TestSlots:
