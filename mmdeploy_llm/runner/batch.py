@@ -22,7 +22,7 @@ from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
 from .slots import Slots
-from .staging import DecodeFrame, StepArrays, StepTensors, to_device
+from .staging import Array, DecodeFrame, StepArrays, StepTensors, to_device
 
 Ints = NDArray[np.int64]
 
@@ -85,17 +85,13 @@ def prepare(
     positions = places
     if has_mrope:
         positions = _mrope_positions(scheduled, slots, places + slots.deltas[rows], stops - counts)
-    ends = starts + counts
-    num_blocks = -(-int(ends.max()) // block_size)
-    blocks = slots.tables[rows, places // block_size].astype(np.int64)
     arrays = StepArrays(
         token_ids=slots.token_ids[rows, places],
         positions=positions,
         in_prompt=places < slots.prompt_lens[rows],
-        slots=blocks * block_size + places % block_size,
-        block_tables=slots.tables[indices, :num_blocks],
         query_lens=counts,
-        context_lens=ends,
+        context_lens=starts + counts,
+        **_paging(slots, indices, starts + counts, rows, places, block_size),
     )
     spans = _spans(scheduled, slots) if has_atomic_media else ()
     media = _media_pieces(scheduled, slots, stops - counts)
@@ -109,10 +105,22 @@ def prepare(
         layout=tensors.layout,
         slots=indices,
         last_rows=stops - 1,
-        ends=ends,
+        ends=starts + counts,
         media=media,
         frame=frame,
     )
+
+
+def _paging(
+    slots: Slots, indices: Ints, ends: Ints, rows: Ints, places: Ints, block_size: int
+) -> dict[str, Array]:
+    """Block tables as wide as the longest, and where each token's key and value go."""
+    num_blocks = -(-int(ends.max()) // block_size)
+    blocks = slots.tables[rows, places // block_size].astype(np.int64)
+    return {
+        "block_tables": slots.tables[indices, :num_blocks],
+        "slots": blocks * block_size + places % block_size,
+    }
 
 
 def _tensors(
