@@ -53,9 +53,11 @@ from .intake.tokenizer import PromptTokenizer, load_tokenizer
 from .layers.kernels import use_kernels
 from .messages import MEDIA_KINDS
 from .native import ComputeThreads, Kernels, Placement
+from .runner import devices, sizing
 from .runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
 from .runner.runner import Runner
 from .runner.slots import Slots
+from .runner.trial import CudaMeter
 from .sampling import GrammarBackend, Sampler
 from .schedule.scheduler import Scheduler, SchedulerConfig
 from .weights.load import build_model
@@ -108,7 +110,7 @@ def assemble(config: EngineConfig) -> Assembly:
         threads = native.ComputeThreads(kernels, placement, runtime.num_threads)
         threads.place()  # before the weights take memory
     model: Model = build_model(
-        lambda config: parts.plugins.build(parts.spec, config),
+        lambda config: sizing.checked_size(parts.plugins.build(parts.spec, config), runtime),
         parts.checkpoint,
         dtype=getattr(torch, runtime.dtype),
         device=torch.device(runtime.device),
@@ -116,11 +118,11 @@ def assemble(config: EngineConfig) -> Assembly:
     )
     if kernels is not None and isinstance(model, nn.Module):
         use_kernels(model, kernels, config.quantization)
-    shape = _kv_cache_shape(runtime, model)
-    num_blocks = _num_blocks(runtime, shape)
-    runtime = _fitted(config, runtime, num_blocks)
     runtime = _with_media_size(runtime, model)
-    _log_cache(num_blocks, shape)
+    shape = sizing.kv_cache_shape(model, runtime)
+    num_blocks = _num_blocks(parts, runtime, model, shape, kernels)
+    runtime = sizing.fitted(config, runtime, num_blocks)
+    sizing.log_cache(num_blocks, shape)
     engine = Engine(
         scheduler=_scheduler(parts, runtime, shape, num_blocks),
         runner=_runner(parts, runtime, model, shape, num_blocks, kernels, threads),
@@ -229,63 +231,54 @@ def _runtime(
         hidden_size=text.hidden_size,
     )
     cpus = native.usable_cpus()
+    cuda = devices.CudaFacts(torch=torch.__version__)
+    if config.device != "cpu":
+        cuda = devices.read_cuda()
+    problem = devices.problem(cuda)
+    if config.device == "auto" and problem and cuda.driver:
+        logger.warning("device = 'auto' is the CPU: %s", problem)
     host = HostFacts(
-        has_cuda=torch.cuda.is_available(),
+        has_cuda=problem is None,
+        cuda_problem=problem or "",
         num_cpus=len(cpus),
         num_threads=placement.num_threads if placement else native.num_suitable_threads(cpus),
     )
     choose = partial(attention.select, has_kernels=kernels is not None)
-    return resolve(config, limits, host, choose)
+    runtime = resolve(config, limits, host, choose)
+    devices.check_device(runtime.device, runtime.dtype, cuda, config.tensor_parallel_size)
+    return runtime
 
 
-def _kv_cache_shape(runtime: RuntimeConfig, model: Model) -> KVCacheShape:
-    return KVCacheShape(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=runtime.block_size,
-        dtype=getattr(torch, runtime.kv_cache_dtype),
-    )
-
-
-def _num_blocks(runtime: RuntimeConfig, shape: KVCacheShape) -> int:
+def _num_blocks(
+    parts: _Parts,
+    runtime: RuntimeConfig,
+    model: Model,
+    shape: KVCacheShape,
+    kernels: Kernels | None,
+) -> int:
+    """By memory: on CUDA what the largest steps leave, on a CPU a share of what is free."""
     if runtime.num_blocks_override is not None:
         return runtime.num_blocks_override
-    memory = runtime.kv_cache_memory_bytes
-    if memory is None:
-        memory = available_memory(torch.device(runtime.device), runtime.gpu_memory_utilization)
+    memory, device = runtime.kv_cache_memory_bytes, torch.device(runtime.device)
+    if memory is None and device.type == "cuda":
+        bare = replace(runtime, use_warmup=False, enforce_eager=True)
+        memory = sizing.measured_memory(
+            lambda count: _runner(parts, bare, model, shape, count, kernels, None),
+            _processors(parts),
+            runtime,
+            model,
+            CudaMeter(device, runtime.gpu_memory_utilization),
+        )
+    elif memory is None:
+        memory = available_memory(device, runtime.gpu_memory_utilization)
     blocks_each = -(-runtime.max_model_len // runtime.block_size)
     return count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
-
-
-def _fitted(config: EngineConfig, runtime: RuntimeConfig, num_blocks: int) -> RuntimeConfig:
-    """A context the KV cache can hold: cut where we chose it, an error where it was asked for."""
-    num_tokens = num_blocks * runtime.block_size
-    if runtime.max_model_len <= num_tokens:
-        return runtime
-    if config.max_model_len is not None and config.num_gpu_blocks_override is None:
-        raise ConfigError(
-            f"max_model_len = {config.max_model_len}, but the KV cache holds {num_tokens} tokens; "
-            "lower it, or raise kv_cache_memory"
-        )
-    logger.info("max_model_len is %d, what the KV cache holds", num_tokens)
-    return replace(runtime, max_model_len=num_tokens)
 
 
 def _with_media_size(runtime: RuntimeConfig, model: Model) -> RuntimeConfig:
     """The encoder cache in tokens, where the model keeps more than an embedding for each."""
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
     return replace(runtime, encoder_cache_tokens=max(1, num_tokens))
-
-
-def _log_cache(num_blocks: int, shape: KVCacheShape) -> None:
-    logger.info(
-        "total_block_num:%d, block size %d, %d cacheable tokens, %.1f MiB",
-        num_blocks,
-        shape.block_size,
-        num_blocks * shape.block_size,
-        num_blocks * shape.bytes_per_block / 2**20,
-    )
 
 
 def _max_idle_blocks(runtime: RuntimeConfig, shape: KVCacheShape, num_blocks: int) -> int | None:

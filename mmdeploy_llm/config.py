@@ -230,6 +230,9 @@ class EngineConfig(FrozenParams):
     use_warmup: bool = Field(
         default=True, description="run one small step before the first request"
     )
+    enforce_eager: bool = Field(
+        default=False, description="no CUDA graphs: a quicker start, slower decoding"
+    )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(
         default="auto",
         description="safetensors files, or dummy: random weights, for tests of speed",
@@ -315,11 +318,12 @@ class ModelLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What `resolve` must know of the machine. num_cpus: usable ones. num_threads: that suit them
-    for compute."""
+    for compute. cuda_problem: what is missing where has_cuda is False."""
 
     has_cuda: bool
     num_cpus: int
     num_threads: int
+    cuda_problem: str = "torch finds no CUDA device; install a CUDA build of torch or use cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,6 +351,7 @@ class RuntimeConfig:
     max_logprobs: int
     seed: int
     use_warmup: bool
+    enforce_eager: bool  # True on a CPU, which has no graphs
     attention_backend: str
 
 
@@ -380,9 +385,7 @@ def resolve(
     model or each other."""
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
-    dtype = model.dtype if config.dtype == "auto" else config.dtype
-    if not is_cuda and dtype == "float16" and config.dtype == "auto":
-        dtype = "bfloat16"  # CPUs have no fast float16
+    dtype = _dtype(config, model, is_cuda)
     max_num_seqs = config.max_num_seqs or (256 if is_cuda else 32)
     max_model_len = _max_model_len(config, model)
     kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
@@ -396,7 +399,7 @@ def resolve(
         )
     )
     encoder_bytes = config.encoder_cache_memory or (2**30 if is_cuda else 2**28)
-    itemsize = 4 if dtype == "float32" else 2
+    embedding_bytes = model.hidden_size * (4 if dtype == "float32" else 2)
     return RuntimeConfig(
         device=device,
         dtype=dtype,
@@ -415,14 +418,22 @@ def resolve(
             **dict.fromkeys(("image", "video"), MEDIA_LIMIT_DEFAULT),
             **(config.limit_mm_per_prompt or {}),
         },
-        encoder_cache_tokens=max(1, encoder_bytes // (model.hidden_size * itemsize)),
+        encoder_cache_tokens=max(1, encoder_bytes // embedding_bytes),
         num_intake_threads=config.num_intake_threads or max(1, min(8, host.num_cpus)),
         num_threads=config.num_threads or host.num_threads,
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
         seed=config.seed,
         use_warmup=config.use_warmup,
+        enforce_eager=config.enforce_eager or not is_cuda,
         attention_backend=attention.name,
     )
+
+
+def _dtype(config: EngineConfig, model: ModelLimits, is_cuda: bool) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    # CPUs have no fast float16.
+    return "bfloat16" if model.dtype == "float16" and not is_cuda else model.dtype
 
 
 def _num_batched_tokens(
@@ -448,10 +459,7 @@ def _device(config: EngineConfig, host: HostFacts) -> str:
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device = {config.device!r} is not known; use cpu, cuda or cuda:N")
     if kind == "cuda" and not host.has_cuda:
-        raise ConfigError(
-            "device = 'cuda', but torch finds no CUDA device; "
-            "install a CUDA build of torch or use cpu"
-        )
+        raise ConfigError(f"device = {config.device!r}, but {host.cuda_problem}")
     return config.device
 
 

@@ -245,6 +245,12 @@ class MediaProcessor(ABC):
         """`process(item, options).prompt_text`, without the work; None unless overridden."""
         return None
 
+    def largest(self, max_tokens: int) -> MediaInput | None:
+        """The largest item that `process` could give, of max_tokens at most and with any content:
+        the memory it takes to encode it is measured at start. None, unless overridden: unknown.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027 - optional to override
         """The engine is closed: let go of processes and files."""
 

@@ -19,14 +19,15 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.outputs import TokenLogprobs
-from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
 from mmdeploy_llm.sampling import Sampler, SlotRequest, prompt_logprobs
 
 from .batch import StepBatch, prepare
 from .checked import CheckedModel
 from .encoder_cache import EncoderCache
+from .out_of_memory import PassSize, give_back_memory, is_out_of_memory
 from .slots import Slots
+from .trial import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,15 @@ class _Collected:
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: dict[str, RequestFailure] = field(default_factory=dict)
+
+    def take(self, other: _Collected) -> None:
+        """Adds what a pass came to; prompt log-probabilities go behind those of earlier passes."""
+        self.sampled.update(other.sampled)
+        self.logprobs.update(other.logprobs)
+        self.errors.update(other.errors)
+        for request_id, entries in other.prompt_logprobs.items():
+            before = self.prompt_logprobs.get(request_id, ())
+            self.prompt_logprobs[request_id] = before + entries
 
 
 class Runner:
@@ -69,8 +79,9 @@ class Runner:
         self._slots = slots
         self._device = device
         self._has_atomic_media = has_atomic_media
-        self._encoder = EncoderCache(model, name)
+        self._encoder = EncoderCache(model, name, device)
         self._has_mrope = model.positions(1, ()) is not None
+        self._pass_size = PassSize(self._can_cut)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -129,19 +140,63 @@ class Runner:
         return True
 
     def _compute(self, scheduled: Sequence[ScheduledTokens], out: _Collected) -> None:
-        """One forward pass; when it raises, one for each request, so that only those at
-        fault fail."""
+        """One forward pass, or several where memory is short; when one raises, smaller ones, so
+        that only those at fault fail."""
+        for items in self._pass_size.passes(scheduled):
+            self._pass(items, out)
+
+    def _pass(self, scheduled: Sequence[ScheduledTokens], out: _Collected) -> None:
+        if out.errors:  # of an earlier part of the same requests
+            scheduled = [item for item in scheduled if item.request_id not in out.errors]
+        error = self._error_of(scheduled, out) if scheduled else None
+        if error is None:
+            return
+        # Here, not where it was caught: the exception held the tensors of the failed pass.
+        parts: Sequence[Sequence[ScheduledTokens]] = ()
+        if is_out_of_memory(error):
+            give_back_memory(self._device)
+            parts = self._pass_size.smaller(scheduled)
+        elif len(scheduled) > 1:
+            logger.warning("a step failed; its requests are tried one by one")
+            parts = [[item] for item in scheduled]
+        for items in parts or ():
+            self._pass(items, out)
+        if not parts:
+            failure = self._alone(error)
+            out.errors.update(dict.fromkeys((item.request_id for item in scheduled), failure))
+
+    def _alone(self, error: BaseException) -> RequestFailure:
+        """Why the only request of a pass failed."""
+        if not is_out_of_memory(error):
+            return _failure("the model failed on this request", error)
+        said = error_text(error).partition(". ")[0].partition("\n")[0]
+        message = (
+            f"not even this request alone finds memory on {self._device} ({said}); shorten it, or "
+            "lower gpu_memory_utilization or kv_cache_memory"
+        )
+        return RequestFailure(code=500, message=message)
+
+    def _error_of(
+        self, scheduled: Sequence[ScheduledTokens], out: _Collected
+    ) -> BaseException | None:
+        """One forward pass, whose results are in `out` only when all of it worked; else why not."""
+        found = _Collected()
         try:
-            self._forward_and_sample(scheduled, out)
+            self._forward_and_sample(scheduled, found)
         except FAULTS as error:
-            if len(scheduled) == 1:
-                logger.warning("the model failed on a request", exc_info=True)
-                failure = _failure("the model failed on this request", error)
-                out.errors[scheduled[0].request_id] = failure
-                return
-            logger.warning("a step failed; its requests are tried one by one", exc_info=True)
-            for item in scheduled:
-                self._compute([item], out)
+            if not is_out_of_memory(error):
+                logger.warning("a forward pass failed", exc_info=True)
+            return error.with_traceback(None)
+        out.take(found)
+        return None
+
+    def _can_cut(self, item: ScheduledTokens) -> bool:
+        """Whether the item's tokens may be computed in several passes."""
+        if item.num_tokens == 1 or not self._has_atomic_media:
+            return item.num_tokens > 1
+        stop = item.start + item.num_tokens
+        media = self._slots[item.request_id].media
+        return not any(span.offset < stop and item.start < span.end for span in media)
 
     def _forward_and_sample(self, scheduled: Sequence[ScheduledTokens], out: _Collected) -> None:
         batch = prepare(
@@ -218,37 +273,8 @@ class Runner:
             out.prompt_logprobs[item.request_id] = entries
 
     def warm_up(self, num_tokens: int) -> None:
-        """One small prefill and one decode step on a request of its own, so that the first
-        real one finds kernels and buffers ready. Uses block 0, before any request has it."""
-        count = max(1, min(num_tokens, self._cache.block_size - 1))
-        params = SamplingParams(
-            temperature=0.0,
-            top_p=1.0,
-            top_k=0,
-            min_p=0.0,
-            max_tokens=2,
-            seed=0,
-            repetition_penalty=1.0,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
-        )
-        new = NewRequest(
-            request_id="warm-up",
-            token_ids=(0,) * count,
-            prompt_len=count,
-            params=params,
-            eos_token_ids=frozenset(),
-        )
-        prefill = ScheduledTokens(
-            request_id="warm-up", start=0, num_tokens=count, new_block_ids=(0,)
-        )
-        result = self.run(StepPlan(step_id=-2, new=(new,), scheduled=(prefill,)))
-        if not result.errors:
-            decode = ScheduledTokens(request_id="warm-up", start=count, num_tokens=1)
-            result = self.run(StepPlan(step_id=-1, scheduled=(decode,)))
-        self.run(StepPlan(step_id=0, drop=("warm-up",)))
-        for failure in result.errors.values():
-            logger.warning("the warm-up step failed: %s", failure.message)
+        """See trial.warm_up."""
+        warm_up(self.run, num_tokens, self._cache.block_size)
 
 
 def _slot_request(new: NewRequest) -> SlotRequest:

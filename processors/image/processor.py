@@ -3,6 +3,7 @@ rows and grid out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -15,6 +16,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcess
 
 from .decode import DecodedImage, ImageDecoder, ImageHeader
 from .draft import resize_draft
+from .largest import blank
 from .options import ImageOptions, resolve_options
 from .patches import clamp_aspect, fit_size, grow_sides, normalise_table, patchify, resize
 
@@ -88,6 +90,12 @@ class ImageProcessor(MediaProcessor):
     def count_tokens(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> int:
         """Placeholder tokens of an image of this size."""
         return self._num_tokens(*self._target(item, options))
+
+    def largest(self, max_tokens: int) -> MediaInput:
+        """A square of the largest area, cut to max_tokens."""
+        factor = self.options.factor
+        side = (math.isqrt(self.options.max_pixels) // factor + 1) * factor
+        return blank(self.kind, *self.target_size(side, side), self.options, max_tokens)
 
     def target_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) after resizing."""

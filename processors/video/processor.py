@@ -7,6 +7,7 @@ Only the chosen frames are decoded, and only one group of them is held at a time
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from mmdeploy_llm_processors.image.largest import blank
 from mmdeploy_llm_processors.image.options import ImageOptions, normalisation
 from mmdeploy_llm_processors.image.patches import (
     clamp_aspect,
@@ -150,6 +152,26 @@ class VideoProcessor(MediaProcessor):
     def prompt_text(self, item: VideoItem, options: Mapping[str, Any]) -> str | None:
         """What stands for the video in the prompt, without decoding a frame."""
         return self.written(self._plan(item, options))
+
+    def largest(self, max_tokens: int) -> MediaInput:
+        """Square frames of the largest area, cut to max_tokens, of the number of frames that gives
+        most tokens: fewer than allowed, where what bounds a video is all frames together."""
+        options = self._image_options
+        most = max(GROUP, self.options.max_frames, self.options.target_frames)
+        side = (math.isqrt(options.max_pixels) // options.factor + 1) * options.factor
+
+        def of(num_frames: int) -> MediaInput:
+            return blank(
+                self.kind,
+                *self.target_size(side, side, num_frames),
+                options,
+                max_tokens,
+                num_steps=-(-num_frames // GROUP),
+                grid_per_step=GROUP // self.frames_per_patch,
+            )
+
+        found = [of(most >> halvings) for halvings in range(most.bit_length() - 1)]
+        return max(found, key=lambda item: item.num_tokens)
 
     def previews(self, item: VideoItem, options: Mapping[str, Any]) -> list[bytes]:
         """JPEGs of the chosen frames as the model gets them: MAX_PREVIEWS at most, spread out."""

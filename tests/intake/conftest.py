@@ -140,6 +140,7 @@ def config():
         max_logprobs=5,
         seed=0,
         use_warmup=False,
+        enforce_eager=True,
         attention_backend="auto",
     )
 

@@ -43,7 +43,7 @@ def test_kinds_do_not_share_a_call():
 
 
 def test_large_batches_are_cut(monkeypatch):
-    monkeypatch.setattr(encoder_cache, "MAX_VALUES_PER_CALL", 40)
+    monkeypatch.setattr(encoder_cache, "values_per_call", lambda device: 40)
     model = FakeModel()
     EncoderCache(model).encode([item("a"), item("b"), item("c"), item("d", num_tokens=9)])
     assert model.calls == [["a", "b"], ["c"], ["d"]]

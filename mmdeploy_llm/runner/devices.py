@@ -1,0 +1,187 @@
+"""What CUDA devices there are, and whether one can run a model: asked once, before anything is
+loaded.
+
+    torch --read_cuda--> CudaFacts --> problem         no device at all: which part is missing
+                                   --> check_device    this device, with this dtype
+         meta model, free memory   --> check_memory    weights and the least KV cache fit
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mmdeploy_llm.errors import ConfigError
+
+# Compute capability from which a card computes in the type; a lower one emulates it or fails.
+LEAST_CAPABILITY = {"bfloat16": (8, 0), "float16": (7, 0)}
+ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """One card. capability: (major, minor) compute capability. total_bytes: of its memory."""
+
+    name: str
+    capability: tuple[int, int]
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaFacts:
+    """What torch finds. cuda: version that torch was built with, None for a build without. driver:
+    newest version that the driver runs, None without a driver. architectures: that torch was built
+    for, such as "sm_90". error: what torch said when it was started without success."""
+
+    torch: str
+    cuda: tuple[int, int] | None = None
+    driver: tuple[int, int] | None = None
+    architectures: tuple[str, ...] = ()
+    cards: tuple[CardFacts, ...] = ()
+    error: str | None = None
+
+
+def read_cuda(library: Any = torch) -> CudaFacts:
+    """The facts of this process; takes no memory of a card. library: torch, or what answers as
+    it."""
+    if library.version.cuda is None:
+        return CudaFacts(torch=library.__version__)
+    cards: tuple[CardFacts, ...] = ()
+    error = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch would warn of is in our message
+        try:
+            library.cuda.init()
+            cards = tuple(_card(library, index) for index in range(library.cuda.device_count()))
+        except (RuntimeError, AssertionError) as found:
+            error = str(found).strip().partition("\n")[0]
+        number = int(library._C._cuda_getDriverVersion())  # 12080 is 12.8
+    major, minor = (int(part) for part in library.version.cuda.split(".")[:2])
+    return CudaFacts(
+        torch=library.__version__,
+        cuda=(major, minor),
+        driver=(number // 1000, number % 1000 // 10) if number else None,
+        architectures=tuple(library.cuda.get_arch_list()) if cards else (),
+        cards=cards,
+        error=error,
+    )
+
+
+def _card(library: Any, index: int) -> CardFacts:
+    found = library.cuda.get_device_properties(index)
+    return CardFacts(
+        name=found.name, capability=(found.major, found.minor), total_bytes=found.total_memory
+    )
+
+
+def problem(facts: CudaFacts) -> str | None:
+    """Why no CUDA device can be used, and what is needed; None when there is one."""
+    if facts.cards:
+        return None
+    if facts.cuda is None:
+        return (
+            f"torch {facts.torch} was built without CUDA; install a CUDA build of torch "
+            "(pytorch.org/get-started), or use device='cpu'"
+        )
+    needed = f"torch {facts.torch} was built with CUDA {_dotted(facts.cuda)}"
+    if facts.driver is None:
+        return (
+            f"{needed} and needs an NVIDIA driver, which is not there; install it (in a "
+            "container: start it with access to the cards), or use device='cpu'"
+        )
+    if facts.driver[0] < facts.cuda[0]:
+        return (
+            f"the NVIDIA driver runs CUDA up to {_dotted(facts.driver)} and {needed}; update the "
+            f"driver, or install a torch built with CUDA {facts.driver[0]}"
+        )
+    said = f" ({facts.error})" if facts.error else ""
+    return (
+        f"torch finds no card that it can use{said}; check what nvidia-smi shows and what "
+        "CUDA_VISIBLE_DEVICES hides, or use device='cpu'"
+    )
+
+
+def check_device(device: str, dtype: str, facts: CudaFacts, num_cards: int = 1) -> None:
+    """Raises ConfigError unless `device` and the num_cards - 1 behind it are there and compute in
+    `dtype`. Any device but a CUDA one passes."""
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        return
+    found = problem(facts)
+    if found:
+        raise ConfigError(f"device = {device!r}, but {found}")
+    if number and not number.isdecimal():
+        raise ConfigError(f"device = {device!r} is not known; use cuda, or cuda:0, cuda:1, ...")
+    first = int(number or 0)
+    if first + num_cards > len(facts.cards):
+        named = ", ".join(f"cuda:{at} ({card.name})" for at, card in enumerate(facts.cards))
+        more = f" and {num_cards - 1} more" if num_cards > 1 else ""
+        raise ConfigError(
+            f"device = {device!r}{more}, but there is only {named}; use one of these"
+            + (", or lower tensor_parallel_size" if more else "")
+        )
+    for index in range(first, first + num_cards):
+        _check_card(f"cuda:{index}", facts.cards[index], dtype, facts)
+
+
+def _check_card(device: str, card: CardFacts, dtype: str, facts: CudaFacts) -> None:
+    named = f"{device} ({card.name}) has compute capability {_dotted(card.capability)}"
+    if not any(_runs(name, card.capability) for name in facts.architectures):
+        raise ConfigError(
+            f"{named}, but torch {facts.torch} was built for {', '.join(facts.architectures)}; "
+            "install a torch that was built for this card, or use another device"
+        )
+    least = LEAST_CAPABILITY.get(dtype, (0, 0))
+    if card.capability < least:
+        other = "float16" if card.capability >= LEAST_CAPABILITY["float16"] else "float32"
+        raise ConfigError(f"{named}, and {dtype} needs {_dotted(least)}; use dtype={other!r}")
+
+
+def _runs(architecture: str, capability: tuple[int, int]) -> bool:
+    """Machine code runs on later cards of its generation, "a" on exactly its own and "f" on its
+    family; what is compiled when it is loaded ("compute") runs on all later ones."""
+    found = ARCHITECTURE.fullmatch(architecture)
+    if found is None:
+        return False
+    built = int(found[2]), int(found[3])
+    if found[4] == "a":
+        return built == capability
+    if found[1] == "compute":
+        return built <= capability
+    return built[0] == capability[0] and built[1] <= capability[1]
+
+
+def check_memory(
+    *,
+    device: str,
+    weights: int,
+    least_cache: int,
+    free: int,
+    total: int,
+    utilization: float,
+) -> None:
+    """Raises ConfigError unless weights and the least KV cache (bytes) fit into what `utilization`
+    of the card leaves beside others' use of it."""
+    usable = free - (1 - utilization) * total
+    if weights + least_cache <= usable:
+        return
+    others = total - free
+    raise ConfigError(
+        f"{device} has {_gib(total)} GiB, of which {_gib(others)} are taken and "
+        f"gpu_memory_utilization = {utilization:g} allows {_gib(max(usable, 0))} more; the weights "
+        f"take {_gib(weights)} and the smallest KV cache {_gib(least_cache)}: use a smaller model "
+        "or dtype, a larger card, several of them (tensor_parallel_size), "
+        "or free memory that others use"
+    )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f}"
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"

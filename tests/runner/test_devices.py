@@ -1,0 +1,160 @@
+"""What is told before anything is loaded, for machines that this one is not."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.runner.devices import (
+    CardFacts,
+    CudaFacts,
+    check_device,
+    check_memory,
+    problem,
+    read_cuda,
+)
+
+GIB = 2**30
+T4 = CardFacts(name="Tesla T4", capability=(7, 5), total_bytes=15 * GIB)
+P100 = CardFacts(name="Tesla P100", capability=(6, 0), total_bytes=16 * GIB)
+A100 = CardFacts(name="A100", capability=(8, 0), total_bytes=80 * GIB)
+L40 = CardFacts(name="L40", capability=(8, 9), total_bytes=48 * GIB)
+H200 = CardFacts(name="H200", capability=(9, 0), total_bytes=141 * GIB)
+WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+
+
+def facts(*cards, **values):
+    found = {"torch": "2.11.0", "cuda": (12, 8), "driver": (12, 8), "architectures": WHEEL}
+    return CudaFacts(**{**found, "cards": cards, **values})
+
+
+NO_DEVICE = [
+    (facts(cuda=None, driver=None), "torch 2.11.0 was built without CUDA; install a CUDA build"),
+    (facts(driver=None), "CUDA 12.8 and needs an NVIDIA driver, which is not there"),
+    (facts(driver=(11, 4)), r"driver runs CUDA up to 11\.4 and .* CUDA 12\.8; update the driver"),
+    (facts(error="No CUDA GPUs are available"), r"no card .*\(No CUDA GPUs are available\)"),
+]
+
+
+@pytest.mark.parametrize(("found", "text"), NO_DEVICE)
+def test_what_is_missing_is_named(found, text):
+    with pytest.raises(ConfigError, match=text):
+        check_device("cuda", "bfloat16", found)
+
+
+@pytest.mark.parametrize("card", [A100, L40, H200])
+def test_a_card_that_suits(card):
+    assert problem(facts(card)) is None
+    check_device("cuda", "bfloat16", facts(card))
+    check_device("cuda:1", "float32", facts(T4, card))
+
+
+def test_an_older_driver_of_the_same_generation_suits():
+    check_device("cuda", "bfloat16", facts(A100, driver=(12, 2)))
+
+
+def test_the_cpu_needs_no_card():
+    check_device("cpu", "bfloat16", facts(cuda=None))
+
+
+def test_too_few_cards_are_named():
+    with pytest.raises(ConfigError, match=r"'cuda:3', but there is only cuda:0 \(A100\), cuda:1"):
+        check_device("cuda:3", "bfloat16", facts(A100, A100))
+    with pytest.raises(ConfigError, match=r"and 3 more, .* or lower tensor_parallel_size"):
+        check_device("cuda", "bfloat16", facts(A100, A100), num_cards=4)
+    check_device("cuda", "bfloat16", facts(A100, A100), num_cards=2)
+
+
+def test_no_number():
+    with pytest.raises(ConfigError, match="'cuda:one' is not known"):
+        check_device("cuda:one", "bfloat16", facts(A100))
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "text"),
+    [
+        (T4, "bfloat16", r"Tesla T4\) has compute capability 7\.5, and bfloat16 needs 8\.0; use "
+         "dtype='float16'"),
+        (P100, "bfloat16", r"needs 8\.0; use dtype='float32'"),
+        (P100, "float16", r"float16 needs 7\.0; use dtype='float32'"),
+    ],
+)  # fmt: skip
+def test_a_type_that_the_card_cannot_compute(card, dtype, text):
+    with pytest.raises(ConfigError, match=text):
+        check_device("cuda", dtype, facts(card, architectures=("sm_60", *WHEEL)))
+    check_device("cuda", "float32", facts(card, architectures=("sm_60", *WHEEL)))
+
+
+@pytest.mark.parametrize(
+    ("architectures", "runs"),
+    [
+        (("sm_80",), False),  # an earlier generation
+        (("sm_100",), False),  # a later one
+        (("sm_90",), True),
+        (("sm_90a",), True),
+        (("sm_100a",), False),
+        (("compute_80",), True),  # compiled when it is loaded
+        (("compute_100",), False),
+        (("strange",), False),
+    ],
+)
+def test_what_torch_was_built_for(architectures, runs):
+    found = facts(H200, architectures=architectures)
+    if runs:
+        check_device("cuda", "bfloat16", found)
+        return
+    with pytest.raises(ConfigError, match=f"was built for {architectures[0]}; install"):
+        check_device("cuda", "bfloat16", found)
+
+
+def test_weights_that_do_not_fit_name_the_numbers():
+    sizes = {"device": "cuda", "least_cache": GIB // 4, "total": 24 * GIB, "utilization": 0.9}
+    check_memory(weights=15 * GIB, free=24 * GIB, **sizes)
+    text = (
+        r"24\.00 GiB, of which 8\.00 are taken and gpu_memory_utilization = 0\.9 allows 13\.60 "
+        r"more; the weights take 15\.00 and the smallest KV cache 0\.25"
+    )
+    with pytest.raises(ConfigError, match=text):
+        check_memory(weights=15 * GIB, free=16 * GIB, **sizes)
+
+
+def test_a_torch_without_cuda():
+    library = SimpleNamespace(__version__="2.11.0+cpu", version=SimpleNamespace(cuda=None))
+    assert read_cuda(library) == CudaFacts(torch="2.11.0+cpu")
+
+
+def library(*, driver, cards, error=None):
+    def init():
+        if error:
+            raise RuntimeError(error)
+
+    properties = [
+        SimpleNamespace(
+            name=card.name,
+            major=card.capability[0],
+            minor=card.capability[1],
+            total_memory=card.total_bytes,
+        )
+        for card in cards
+    ]
+    return SimpleNamespace(
+        __version__="2.11.0",
+        version=SimpleNamespace(cuda="12.8"),
+        _C=SimpleNamespace(_cuda_getDriverVersion=lambda: driver),
+        cuda=SimpleNamespace(
+            init=init,
+            device_count=lambda: len(cards),
+            get_device_properties=lambda index: properties[index],
+            get_arch_list=lambda: list(WHEEL),
+        ),
+    )
+
+
+def test_facts_of_a_machine_with_cards():
+    found = read_cuda(library(driver=13000, cards=[H200, T4]))
+    assert found == facts(H200, T4, driver=(13, 0))
+
+
+def test_facts_of_a_machine_that_torch_cannot_use():
+    found = read_cuda(library(driver=0, cards=[], error="Found no NVIDIA driver\non your system"))
+    assert found == facts(driver=None, architectures=(), error="Found no NVIDIA driver")

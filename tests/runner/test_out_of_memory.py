@@ -1,0 +1,236 @@
+"""A pass that finds no memory is done in smaller ones; only what is too large alone fails."""
+
+from weakref import WeakSet
+
+import pytest
+import torch
+
+from mmdeploy_llm.attention.reference import ReferenceAttention
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plan import NewRequest, ScheduledTokens, StepPlan
+from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
+from mmdeploy_llm.runner.out_of_memory import GOOD_PASSES, PassSize, is_out_of_memory
+from mmdeploy_llm.runner.runner import Runner
+from mmdeploy_llm.runner.slots import Slots
+from mmdeploy_llm.sampling import Sampler
+
+CPU = torch.device("cpu")
+VOCAB, HIDDEN, BLOCK = 50, 8, 16
+SHORT = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
+
+
+class SmallMemory:
+    """Counts on from the last token; a pass of more than `most` tokens finds no memory, nor does
+    one of a token `heavy`."""
+
+    num_layers, num_kv_heads, head_dim, hidden_size = 1, 1, HIDDEN, HIDDEN
+    most, heavy = 8, 49
+
+    def __init__(self):
+        self.sizes = []
+        self.held = WeakSet()
+
+    def forward(self, inputs):
+        assert not self.held, "a failed pass still holds its memory"
+        activations = Activations()
+        self.held.add(activations)
+        self.sizes.append(len(inputs.token_ids))
+        if len(inputs.token_ids) > self.most or (inputs.token_ids == self.heavy).any():
+            raise torch.OutOfMemoryError(SHORT)
+        heads = torch.zeros(len(inputs.token_ids), 1, HIDDEN)
+        inputs.attn.attend(0, heads, heads, heads)
+        return inputs.token_ids[:, None].float().repeat(1, HIDDEN)
+
+    def logits(self, hidden):
+        return 5.0 * torch.nn.functional.one_hot((hidden[:, 0].long() + 1) % VOCAB, VOCAB).float()
+
+    def encode_media(self, items):
+        assert not self.held, "a failed call still holds its memory"
+        activations = Activations()
+        self.held.add(activations)
+        if sum(item.num_tokens for item in items) > self.most:
+            raise torch.OutOfMemoryError(SHORT)
+        return [torch.ones(item.num_tokens, HIDDEN) for item in items]
+
+    def positions(self, num_tokens, media):
+        return None
+
+
+class Activations:
+    """What a pass holds while it runs."""
+
+
+@pytest.fixture
+def model():
+    return SmallMemory()
+
+
+@pytest.fixture
+def runner(model):
+    return make(model)
+
+
+def make(model, *, has_atomic_media=False):
+    shape = KVCacheShape(
+        num_layers=1, num_kv_heads=1, head_dim=HIDDEN, block_size=BLOCK, dtype=torch.float32
+    )
+    return Runner(
+        model=model,
+        backend=ReferenceAttention(),
+        cache=allocate(shape, 16, CPU),
+        sampler=Sampler(max_num_slots=12, vocab_size=VOCAB, device=CPU),
+        slots=Slots(12, 64, BLOCK),
+        device=CPU,
+        has_atomic_media=has_atomic_media,
+    )
+
+
+def new(name, token_ids, media=(), **values):
+    neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0}
+    penalties = dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0)
+    params = SamplingParams(**neutral, **penalties, repetition_penalty=1.0, max_tokens=9, **values)
+    return NewRequest(
+        request_id=name,
+        token_ids=tuple(token_ids),
+        prompt_len=len(token_ids),
+        params=params,
+        eos_token_ids=frozenset(),
+        media=media,
+    )
+
+
+def plan(*requests, encode=()):
+    scheduled = tuple(
+        ScheduledTokens(
+            request_id=request.request_id,
+            start=0,
+            num_tokens=len(request.token_ids),
+            new_block_ids=(2 * number, 2 * number + 1),
+        )
+        for number, request in enumerate(requests)
+    )
+    return StepPlan(step_id=1, new=requests, scheduled=scheduled, encode=encode)
+
+
+def test_a_step_too_large_is_done_in_halves(runner, model):
+    requests = [new(f"r{number}", [number, number + 1]) for number in range(6)]
+    result = runner.run(plan(*requests))
+    assert result.sampled == {f"r{number}": number + 2 for number in range(6)}
+    assert not result.errors
+    assert model.sizes == [12, 6, 6]
+
+
+def test_the_next_step_begins_with_smaller_passes(runner, model):
+    runner.run(plan(*[new(f"r{number}", [number, number + 1]) for number in range(6)]))
+    model.sizes.clear()
+    decode = tuple(
+        ScheduledTokens(request_id=f"r{number}", start=2, num_tokens=1) for number in range(6)
+    )
+    assert len(runner.run(StepPlan(step_id=2, scheduled=decode)).sampled) == 6
+    assert model.sizes == [6]
+    result = runner.run(plan(new("a", [3] * 5), new("b", [4] * 5)))
+    assert result.sampled == {"a": 4, "b": 5}
+    assert model.sizes == [6, 6, 4]
+
+
+def test_a_long_prompt_is_cut_and_its_logprobs_joined(runner, model):
+    result = runner.run(plan(new("long", range(1, 21), prompt_logprobs=0)))
+    assert result.sampled == {"long": 21}
+    assert [entry is None for entry in result.prompt_logprobs["long"]] == [True] + [False] * 19
+    assert max(model.sizes[1:]) <= 10
+    whole = make(model)
+    model.most = 100
+    expected = whole.run(plan(new("long", range(1, 21), prompt_logprobs=0)))
+    assert result.prompt_logprobs == expected.prompt_logprobs
+
+
+def test_what_is_too_large_alone_fails_alone(runner, model):
+    result = runner.run(plan(new("a", [3]), new("heavy", [model.heavy]), new("b", [5])))
+    assert result.sampled == {"a": 4, "b": 6}
+    assert set(result.errors) == {"heavy"}
+    message = result.errors["heavy"].message
+    assert "not even this request alone finds memory on cpu" in message
+    assert "Tried to allocate" not in message
+    assert runner.run(plan(new("c", [7]))).sampled == {"c": 8}
+
+
+def test_a_request_that_failed_is_not_gone_on_with(runner, model):
+    """The first half of its prompt finds no memory even token by token: the rest is left out."""
+    result = runner.run(plan(new("long", [3, model.heavy, *range(10)]), new("b", [5])))
+    assert set(result.errors) == {"long"}
+    assert result.sampled == {"b": 6}
+
+
+def test_an_item_that_must_stay_whole_is_not_cut(model):
+    image = MediaInput(kind="image", tensors={"x": torch.ones(1)}, num_tokens=7, key="i")
+    runner = make(model, has_atomic_media=True)
+    media = (MediaSpan(offset=1, item=image),)
+    result = runner.run(plan(new("a", [3] * 9, media), new("b", [5, 6]), encode=(image,)))
+    assert set(result.errors) == {"a"}
+    assert result.sampled == {"b": 7}
+
+
+def test_media_that_find_no_memory_together_are_encoded_alone(runner):
+    def image(key, num_tokens):
+        return MediaInput(
+            kind="image", tensors={"x": torch.ones(1)}, num_tokens=num_tokens, key=key
+        )
+
+    small, other, huge = image("small", 5), image("other", 5), image("huge", 9)
+    result = runner.run(
+        plan(
+            new("a", [3] * 6, (MediaSpan(offset=0, item=small),)),
+            new("b", [3] * 6, (MediaSpan(offset=0, item=other),)),
+            new("c", [3] * 10, (MediaSpan(offset=0, item=huge),)),
+            encode=(small, other, huge),
+        )
+    )
+    assert set(result.errors) == {"c"}
+    assert "the image could not be encoded" in result.errors["c"].message
+    assert "out of memory" in result.errors["c"].message
+    assert set(result.sampled) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(SHORT),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: not enough memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_signs(error):
+    assert is_out_of_memory(error)
+
+
+def test_other_errors_are_not_taken_for_it():
+    assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+    assert not is_out_of_memory(ValueError("DefaultCPUAllocator"))
+
+
+def item(name, start, num_tokens, **values):
+    return ScheduledTokens(request_id=name, start=start, num_tokens=num_tokens, **values)
+
+
+def test_passes_keep_order_and_cover_all_tokens_once():
+    size = PassSize(lambda item: item.num_tokens > 1)
+    step = (item("a", 9, 1), item("b", 3, 1), item("c", 0, 10, new_block_ids=(4, 5)))
+    assert size.passes(step) == (step,)
+    passes = size.smaller(step)
+    assert size.most_tokens == 6
+    assert passes == (
+        [*step[:2], item("c", 0, 4, new_block_ids=(4, 5), samples=False)],
+        [item("c", 4, 6)],
+    )
+    assert tuple(size.passes(step)) == passes
+    assert size.smaller([item("a", 9, 1)]) == ()
+
+
+def test_passes_grow_again():
+    size = PassSize(lambda item: item.num_tokens > 1)
+    size.smaller([item("a", 0, 64)])
+    for _ in range(GOOD_PASSES):
+        assert len(size.passes([item("a", 0, 64)])) == 2
+    assert len(size.passes([item("a", 0, 64)])) == 1
