@@ -25,7 +25,10 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_media_processors": MediaProcessorSpec,
     }
 )
-TP_KINDS = ("colwise", "rowwise")
+TP_KINDS = (
+    *("colwise", "heads", "rowwise", "experts", "vocab", "whole"),
+    *("rowwise-partial", "experts-partial", "sum"),
+)
 
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -186,7 +189,7 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             "reasoning": _NAME_OR_NONE,
             "tools": _NAME_OR_NONE,
             "atomic_media": ("a bool", lambda value: isinstance(value, bool)),
-            "tp_plan": ('a mapping of names to "colwise" or "rowwise"', _is_tp_plan),
+            "tp_plan": (f"a mapping of module names to {TP_KINDS}", _is_tp_plan),
         },
         ReasoningParserSpec: {**_COMMON, "aliases": _NAMES},
         ToolParserSpec: {**_COMMON, "aliases": _NAMES},

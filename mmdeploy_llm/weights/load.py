@@ -13,7 +13,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -24,10 +23,12 @@ from tqdm import tqdm
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PluginContractError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.native import LargePages
+from mmdeploy_llm.parallel import Share
 
 from .files import SafetensorsFile
 from .find import find_weights
 from .map import Target
+from .shard import Read, fill, fill_share
 
 logger = logging.getLogger(__name__)
 
@@ -37,21 +38,7 @@ PROGRESS_BYTES = 2 * 2**30  # a larger checkpoint shows a progress bar
 DUMMY_SCALE = 0.02
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """One read: values of `key` into values `start` .. `start + size` of parameter `name`."""
-
-    file: SafetensorsFile
-    key: str
-    name: str
-    start: int
-    shape: tuple[int, ...]
-    first_value: int
-    transpose: bool
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
+Split = Callable[[nn.Module], Mapping[str, Share]]  # makes it one rank's part, see parallel.divide
 
 
 def build_model(
@@ -60,13 +47,15 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     load_format: LoadFormat = "auto",
+    split: Split | None = None,
 ) -> Any:
     """`factory(checkpoint.config)` with its weights, in eval mode, without gradients.
 
     Parameters have `dtype`, but those that a module names in its attribute `fp32_parameters` stay
     float32. A module with non-persistent buffers has a method `init_buffers(device)` that computes
     them. "auto" is "safetensors"; "dummy" fills small random values, always the same, and reads no
-    file. Raises CheckpointError.
+    file. split: makes the whole model, on meta, what one rank holds; only that is read. Raises
+    CheckpointError.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"load_format must be auto, safetensors or dummy, got {load_format!r}")
@@ -76,23 +65,27 @@ def build_model(
         raise PluginContractError(
             f"a model factory must return a torch.nn.Module, got {type(model).__name__}"
         )
-    if load_format == "dummy":
-        _materialize(model, dtype, device)
-        _fill_dummy(model)
-    else:
-        with ExitStack() as stack:
+    whole = {name: tuple(param.shape) for name, param in model.named_parameters()}
+    with ExitStack() as stack:
+        reads: list[Read] = []
+        if load_format != "dummy":
             paths = find_weights(checkpoint.folder)
             files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
-            pieces = _plan(model, files)
-            _materialize(model, dtype, device)
-            _read(model, pieces)
+            reads = _plan(model, files, whole)
+        shares = split(model) if split is not None else {}
+        _materialize(model, dtype, device)
+        if load_format == "dummy":
+            _fill_dummy(model, whole, shares)
+        else:
+            _read(model, reads, whole, shares)
     _init_buffers(model, device)
     return model.eval()
 
 
-def _plan(model: nn.Module, files: Sequence[SafetensorsFile]) -> list[_Piece]:
-    shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
-    pieces: list[_Piece] = []
+def _plan(
+    model: nn.Module, files: Sequence[SafetensorsFile], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Read]:
+    pieces: list[Read] = []
     surplus: list[str] = []
     for file in files:
         for key in file.entries:
@@ -114,7 +107,7 @@ def _targets(model: nn.Module, key: str) -> Sequence[Target] | None:
 
 def _piece(
     file: SafetensorsFile, key: str, target: Target, shapes: Mapping[str, tuple[int, ...]]
-) -> _Piece:
+) -> Read:
     """The read that `target` stands for. Raises CheckpointError when the shapes differ."""
     if target.name not in shapes:
         raise PluginContractError(f"weight_targets({key!r}) names no parameter: {target.name!r}")
@@ -140,7 +133,7 @@ def _piece(
             f"{key} in {file.path} has shape {list(stored)}, but {target.name} takes "
             f"{list(expected)}: config.json and the weights do not belong together"
         )
-    return _Piece(
+    return Read(
         file=file,
         key=key,
         name=target.name,
@@ -152,12 +145,12 @@ def _piece(
 
 
 def _check_coverage(
-    pieces: Iterable[_Piece],
+    pieces: Iterable[Read],
     shapes: Mapping[str, tuple[int, ...]],
     files: Sequence[SafetensorsFile],
 ) -> None:
     """Every value of every parameter has exactly one piece."""
-    by_name: dict[str, list[_Piece]] = defaultdict(list)
+    by_name: dict[str, list[Read]] = defaultdict(list)
     for piece in pieces:
         by_name[piece.name].append(piece)
     missing, twice = [], []
@@ -193,16 +186,21 @@ def _materialize(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
             setattr(module, name, nn.Parameter(empty(param.shape, dtype=own), requires_grad=False))
 
 
-def _read(model: nn.Module, pieces: Sequence[_Piece]) -> None:
-    params = {name: param.data.view(-1) for name, param in model.named_parameters()}
-    for piece in _progress(pieces):
-        out = params[piece.name][piece.start : piece.start + piece.size].view(piece.shape)
-        piece.file.read_into(
-            piece.key, out, first_value=piece.first_value, transpose=piece.transpose
-        )
+def _read(
+    model: nn.Module,
+    reads: Sequence[Read],
+    whole: Mapping[str, tuple[int, ...]],
+    shares: Mapping[str, Share],
+) -> None:
+    params = {name: param.data for name, param in model.named_parameters()}
+    for read in _progress(reads):
+        if read.name not in shares:
+            fill(read, params[read.name])
+        elif read.name in params:
+            fill_share(read, params[read.name], shares[read.name], whole[read.name])
 
 
-def _progress(pieces: Sequence[_Piece]) -> Iterator[_Piece]:
+def _progress(pieces: Sequence[Read]) -> Iterator[Read]:
     total = sum(p.size * p.file.entries[p.key].dtype.itemsize for p in pieces)
     logger.info("reading %.2f GB of weights", total / 1e9)
     bar = tqdm(
@@ -214,10 +212,15 @@ def _progress(pieces: Sequence[_Piece]) -> Iterator[_Piece]:
             bar.update(piece.size * piece.file.entries[piece.key].dtype.itemsize)
 
 
-def _fill_dummy(model: nn.Module) -> None:
-    for _, param in sorted(model.named_parameters()):
-        generator = torch.Generator(param.device).manual_seed(param.numel())
-        param.data.uniform_(-DUMMY_SCALE, DUMMY_SCALE, generator=generator)
+def _fill_dummy(
+    model: nn.Module, whole: Mapping[str, tuple[int, ...]], shares: Mapping[str, Share]
+) -> None:
+    for name, param in sorted(model.named_parameters()):
+        values = param.data if name not in shares else param.new_empty(whole[name])
+        generator = torch.Generator(param.device).manual_seed(values.numel())
+        values.uniform_(-DUMMY_SCALE, DUMMY_SCALE, generator=generator)
+        if name in shares:
+            param.data.copy_(shares[name].take(values))
 
 
 def _init_buffers(model: nn.Module, device: torch.device) -> None:

@@ -74,12 +74,16 @@ class ModelSubject:
         return int(self.config.get_text_config().vocab_size)
 
     def build(
-        self, dtype: torch.dtype, load_format: Any = "safetensors", folder: Path | None = None
+        self,
+        dtype: torch.dtype,
+        load_format: Any = "safetensors",
+        folder: Path | None = None,
+        split: Any = None,
     ) -> Any:
-        """Another model, on the CPU."""
+        """Another model, on the CPU. split: see build_model."""
         checkpoint = Checkpoint(folder=folder or self.folder, config=self.config)
         cpu = torch.device("cpu")
-        return build_model(factory_of(self.spec), checkpoint, dtype, cpu, load_format)
+        return build_model(factory_of(self.spec), checkpoint, dtype, cpu, load_format, split)
 
     def paged(self, **limits: Any) -> PagedRunner:
         """Our model behind the real scheduler and runner."""

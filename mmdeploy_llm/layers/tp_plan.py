@@ -1,0 +1,92 @@
+"""How the layers of this package are divided among ranks (see parallel/divide.py), so that a plugin
+whose model is built of them needs to say nothing.
+
+Attention goes by heads, MLPs and experts by their inner channels, embedding and output head by
+tokens: two sums a layer. Routers and norms are whole. A vision tower is divided in the same way: it
+takes its share of the memory, and of a prefill with images most of the time. Parts of it whose
+sizes do not divide stay whole; in the decoder that is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from mmdeploy_llm.errors import PluginContractError
+
+from .decoder import Attention, CausalLM, Decoder
+from .mlp import MLP, GatedMLP
+from .moe import Experts, ModalityMLP, SparseMLP
+from .vision import VisionAttention
+
+# Module -> the styles of what it holds; "" is the module itself.
+STYLES: Mapping[type[nn.Module], Mapping[str, str]] = {
+    Attention: {"qkv_proj": "heads", "o_proj": "rowwise-partial"},
+    VisionAttention: {"qkv": "heads", "proj": "rowwise-partial"},
+    GatedMLP: {"gate_up_proj": "colwise", "down_proj": "rowwise-partial"},
+    MLP: {"fc1": "colwise", "fc2": "rowwise-partial"},
+    Experts: {"": "experts-partial"},
+    Decoder: {"embed_tokens": "vocab"},
+    CausalLM: {"lm_head": "vocab"},
+}
+SUMS = (Attention, VisionAttention, GatedMLP, MLP, SparseMLP, ModalityMLP)
+
+
+def tp_plan(
+    model: nn.Module, num_ranks: int, own: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Module name -> style, for all of the model. own: a plugin's patterns of names and the styles
+    that it wants for them. Raises PluginContractError for a pattern that matches nothing."""
+    plan: dict[str, str] = {}
+    _visit(model, "", plan, num_ranks, is_summed=False, is_decoder=False)
+    names = [name for name, _ in model.named_modules() if name]
+    for pattern, style in (own or {}).items():
+        found = [name for name in names if fnmatchcase(name, pattern)]
+        if not found:
+            raise PluginContractError(
+                f"the tp_plan of {type(model).__name__} has the pattern {pattern!r}, which matches "
+                f"none of its modules; they are called as {', '.join(names[:3])}, ..."
+            )
+        plan.update(dict.fromkeys(found, style))
+    return plan
+
+
+def _visit(
+    module: nn.Module,
+    path: str,
+    plan: dict[str, str],
+    num_ranks: int,
+    *,
+    is_summed: bool,
+    is_decoder: bool,
+) -> None:
+    is_decoder = is_decoder or isinstance(module, Decoder)
+    prefix = f"{path}." if path else ""
+    if is_decoder or isinstance(module, CausalLM) or _divides(module, num_ranks):
+        if isinstance(module, SUMS) and not is_summed:
+            plan[path] = "sum"
+            is_summed = True
+        for name, style in _styles_of(module).items():
+            if name == "" and not is_summed:
+                plan[path] = "experts"
+            elif name == "":
+                plan[path] = style
+            elif getattr(module, name) is not None:
+                plan[prefix + name] = style
+    for name, child in module.named_children():
+        _visit(child, prefix + name, plan, num_ranks, is_summed=is_summed, is_decoder=is_decoder)
+
+
+def _styles_of(module: nn.Module) -> Mapping[str, str]:
+    return next((styles for kind, styles in STYLES.items() if isinstance(module, kind)), {})
+
+
+def _divides(module: nn.Module, num_ranks: int) -> bool:
+    """Whether what is divided of a module outside the decoder has the sizes for it."""
+    if isinstance(module, VisionAttention):
+        return module.num_heads % num_ranks == 0
+    sizes = {MLP: "fc2", GatedMLP: "down_proj"}
+    name = next((name for kind, name in sizes.items() if isinstance(module, kind)), None)
+    return name is None or getattr(module, name).weight.shape[1] % num_ranks == 0

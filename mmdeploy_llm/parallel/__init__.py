@@ -1,0 +1,13 @@
+"""Several processes that compute together: ranks that share a model, and how it is divided.
+
+plan of styles --divide--> the part of one rank, on meta --weights.load--> its values
+Ranks                      what the parts exchange: sums and gathers
+Worker                     a process of ours, and the channel to it
+"""
+
+from .divide import Share, divide, shares_of
+from .process import Channel, Worker
+from .ranks import Meeting, Ranks
+from .wire import Message
+
+__all__ = ["Channel", "Meeting", "Message", "Ranks", "Share", "Worker", "divide", "shares_of"]

@@ -1,0 +1,333 @@
+"""Divides a model among ranks: which rows, columns, heads and experts' parts each of them holds.
+
+A plan says it by the names of modules, in these styles:
+
+    colwise    a linear layer: its outputs are divided, those of each part of a merged one
+    heads      as colwise, by whole heads of attention; with fewer key/value heads than ranks each
+               of these is held by several ranks. Its parent's num_heads and num_kv_heads follow
+    rowwise    a linear layer: its inputs are divided, its output is summed over the ranks
+    experts    stacked experts: each of them is divided, colwise then rowwise
+    vocab      an embedding or the output head, by tokens
+    whole      every rank holds all of it
+
+    rowwise-partial, experts-partial    not summed: a module around it is, once for all within it
+    sum                                 such a module
+
+Modules stay what they are: with fewer rows, columns and heads. What ranks exchange is done by hooks
+around them, so that no model knows of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmdeploy_llm.errors import ConfigError, PluginContractError
+
+from .ranks import Ranks
+
+MOST_RANKS = 64  # that messages name
+Range = tuple[int, int]  # first, and behind the last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one rank holds of a parameter: `ranges` of `axis`, in this order. Without ranges it does
+    not have the parameter."""
+
+    axis: int
+    ranges: tuple[Range, ...]
+
+    def take(self, whole: Tensor) -> Tensor:
+        """The rank's part of the whole parameter."""
+        parts = [whole.narrow(self.axis, first, stop - first) for first, stop in self.ranges]
+        return torch.cat(parts, self.axis)
+
+
+@dataclass(slots=True)
+class _Division:
+    """What has been divided so far. Written by `divide` alone."""
+
+    model: Any
+    ranks: Ranks
+    shares: dict[str, Share] = field(default_factory=dict)
+    counts: dict[str, set[int]] = field(default_factory=dict)  # what must divide -> how many
+    heads: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # see _read_heads
+
+    def even(self, size: int, what: str, unit: int = 1) -> Range:
+        """This rank's part of `size` values in whole units."""
+        count = size // unit
+        self.counts.setdefault(what, set()).add(count)
+        each = count // self.ranks.size * unit
+        return self.ranks.rank * each, (self.ranks.rank + 1) * each
+
+    def heads_of(self, size: int, unit: int, num_heads: int) -> Range:
+        """This rank's part of `size` values: query heads, or key/value heads where there are
+        fewer."""
+        count = size // unit
+        if count >= num_heads or count % self.ranks.size == 0:
+            return self.even(size, "heads of attention" if count >= num_heads else "KV heads", unit)
+        if self.ranks.size % count:
+            self.counts.setdefault("KV heads", set()).add(count)
+        first = self.ranks.rank * count // self.ranks.size
+        return first * unit, (first + 1) * unit
+
+    def hold(self, path: str, name: str, axis: int, ranges: tuple[Range, ...]) -> None:
+        """Cuts a parameter on meta down to this rank's part."""
+        module = self.model.get_submodule(path)
+        shape = list(module.get_parameter(name).shape)
+        shape[axis] = sum(stop - first for first, stop in ranges)
+        new = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+        setattr(module, name, new if ranges else None)
+        self.shares[f"{path}.{name}"] = Share(axis=axis, ranges=ranges)
+
+
+def divide(model: nn.Module, plan: Mapping[str, str], ranks: Ranks, name: str) -> dict[str, Share]:
+    """Makes a whole model on meta the part of this rank, by a plan of module name -> style; what
+    the rank holds of each parameter that it does not hold whole.
+
+    name: the model in messages. Raises ConfigError where sizes do not divide among the ranks or the
+    plan divides no attention, PluginContractError for a plan that does not fit the model.
+    """
+    if "heads" not in plan.values():
+        raise ConfigError(
+            f"tensor_parallel_size = {ranks.size}, but {name} cannot be divided: its plugin has no "
+            "tp_plan for it; use tensor_parallel_size = 1 (data_parallel_size uses several devices "
+            "too, with a whole model on each)"
+        )
+    _check_sums(plan, name)
+    division = _Division(model=model, ranks=ranks, heads=_read_heads(model, plan))
+    vocab_sizes = [
+        division.model.get_submodule(path).weight.shape[0] for path in _of(plan, "vocab")
+    ]
+    for path, style in plan.items():
+        if style not in STYLES:
+            raise PluginContractError(
+                f"the tp_plan of {name} has the style {style!r}; use {', '.join(STYLES)}"
+            )
+        STYLES[style](division, path)
+    _check_counts(division, name)
+    _set_heads(division)
+    if vocab_sizes:
+        whole: Any = partial(_whole_logits, division.model.logits, ranks, vocab_sizes[-1])
+        division.model.logits = whole
+    return division.shares
+
+
+def shares_of(
+    plan: Callable[[nn.Module, int], Mapping[str, str]], ranks: Ranks, name: str
+) -> Callable[[nn.Module], dict[str, Share]]:
+    """`divide` by the plan that `plan` makes for a model and a number of ranks."""
+    return lambda model: divide(model, plan(model, ranks.size), ranks, name)
+
+
+def _of(plan: Mapping[str, str], style: str) -> list[str]:
+    return [path for path, own in plan.items() if own == style]
+
+
+def _read_heads(model: Any, plan: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """Path of each attention module -> its query heads, rows of a head. A module that does not say
+    how many it has has those of its widest projection, as wide as those in the KV cache."""
+    most: dict[str, int] = {}
+    for path in _of(plan, "heads"):
+        sizes = [rows.stop - rows.start for rows in _parts(model.get_submodule(path))]
+        parent = path.rpartition(".")[0]
+        most[parent] = max(most.get(parent, 0), *sizes)
+    found = {}
+    for parent, size in most.items():
+        num_heads = getattr(model.get_submodule(parent), "num_heads", size // model.head_dim)
+        found[parent] = num_heads, size // num_heads
+    return found
+
+
+def _check_counts(division: _Division, name: str) -> None:
+    size, counts = division.ranks.size, division.counts
+    wrong = [f"{n} {what}" for what, all_n in counts.items() for n in all_n if n % size]
+    if not wrong:
+        return
+    kv_heads = counts.get("KV heads", {1})
+    shared = math.gcd(*(n for what, all_n in counts.items() if what != "KV heads" for n in all_n))
+    sizes = [n for n in range(1, MOST_RANKS + 1) if shared % n == 0]
+    fit = [n for n in sizes if all(n % k == 0 or k % n == 0 for k in kv_heads)]
+    raise ConfigError(
+        f"tensor_parallel_size = {size} does not divide {', '.join(wrong)} of {name}; "
+        f"use {', '.join(map(str, fit))}"
+    )
+
+
+def _check_sums(plan: Mapping[str, str], name: str) -> None:
+    """Each module that is summed holds something partial, each partial one is in a summed one."""
+    sums = set(_of(plan, "sum"))
+    used: set[str] = set()
+    for path, style in plan.items():
+        if style.endswith("-partial"):
+            parts = path.split(".")
+            around = {".".join(parts[:n]) for n in range(1, len(parts))} & sums
+            if len(around) != 1:
+                raise PluginContractError(
+                    f"the tp_plan of {name} has {path!r} as {style!r} within {len(around)} modules "
+                    "of style 'sum'; it must be within exactly one"
+                )
+            used |= around
+    if sums - used:
+        raise PluginContractError(
+            f"the tp_plan of {name} sums {sorted(sums - used)[0]!r}, which holds nothing partial; "
+            "give the style 'whole' to it as well as to what it holds"
+        )
+
+
+def _colwise(division: _Division, path: str) -> None:
+    module = division.model.get_submodule(path)
+    parts = _parts(module)
+    ranges = [division.even(rows.stop - rows.start, f"rows of {_kind(path)}") for rows in parts]
+    _hold_rows(division, path, ranges)
+    parent = division.model.get_submodule(path.rpartition(".")[0])
+    if hasattr(parent, "intermediate_size"):
+        parent.intermediate_size = ranges[0][1] - ranges[0][0]
+
+
+def _heads(division: _Division, path: str) -> None:
+    num_heads, unit = division.heads[path.rpartition(".")[0]]
+    parts = _parts(division.model.get_submodule(path))
+    ranges = [division.heads_of(rows.stop - rows.start, unit, num_heads) for rows in parts]
+    _hold_rows(division, path, ranges)
+
+
+def _hold_rows(division: _Division, path: str, ranges: list[Range]) -> None:
+    """The same part of each of a layer's parts: in its weight, its bias, and what it says."""
+    module = division.model.get_submodule(path)
+    whole = _parts(module)
+    held = tuple(
+        (rows.start + a, rows.start + b) for rows, (a, b) in zip(whole, ranges, strict=True)
+    )
+    for name, _ in list(module.named_parameters(recurse=False)):
+        division.hold(path, name, 0, held)
+    if getattr(module, "parts", None):
+        start, parts = 0, {}
+        for part, (first, stop) in zip(module.parts, held, strict=True):
+            parts[part] = slice(start, start + stop - first)
+            start += stop - first
+        module.parts = parts
+
+
+def _rowwise(division: _Division, path: str) -> None:
+    _rowwise_partial(division, path)
+    _sum(division, path)
+
+
+def _rowwise_partial(division: _Division, path: str) -> None:
+    module = division.model.get_submodule(path)
+    columns = division.even(module.weight.shape[1], f"columns of {_kind(path)}")
+    division.hold(path, "weight", 1, (columns,))
+    if module.bias is not None and division.ranks.rank:
+        division.hold(path, "bias", 0, ())  # it is added once, by rank 0
+
+
+def _experts(division: _Division, path: str) -> None:
+    _experts_partial(division, path)
+    _sum(division, path)
+
+
+def _experts_partial(division: _Division, path: str) -> None:
+    module = division.model.get_submodule(path)
+    rows_of: dict[str, list[Range]] = {}
+    parts: dict[str, tuple[str, slice | None]] = {}
+    for part, (name, rows) in module.expert_parts.items():
+        if rows is None:
+            columns = division.even(module.get_parameter(name).shape[2], "channels of an expert")
+            division.hold(path, name, 2, (columns,))
+            parts[part] = name, None
+        else:
+            first, stop = division.even(rows.stop - rows.start, "channels of an expert")
+            held = rows_of.setdefault(name, [])
+            start = sum(b - a for a, b in held)
+            parts[part] = name, slice(start, start + stop - first)
+            held.append((rows.start + first, rows.start + stop))
+    for name, ranges in rows_of.items():
+        division.hold(path, name, 1, tuple(ranges))
+    module.expert_parts = parts
+
+
+def _vocab(division: _Division, path: str) -> None:
+    module = division.model.get_submodule(path)
+    size = module.weight.shape[0]
+    each = -(-size // division.ranks.size)
+    first, stop = (min(size, (division.ranks.rank + n) * each) for n in (0, 1))
+    for name, _ in list(module.named_parameters(recurse=False)):
+        division.hold(path, name, 0, ((first, stop),))
+    if not hasattr(module, "bias"):  # an embedding, not a head
+        module.forward = partial(_look_up, module.forward, division.ranks, first, stop - first)
+
+
+def _look_up(
+    inner: Callable[[Tensor], Tensor], ranks: Ranks, first: int, size: int, token_ids: Tensor
+) -> Tensor:
+    """The embeddings of all tokens; those of other ranks' tokens are zero here."""
+    local = token_ids - first
+    is_other = (local < 0) | (local >= size)
+    rows = inner(local.masked_fill_(is_other, 0))
+    return ranks.sum(rows.masked_fill_(is_other.unsqueeze(-1), 0))
+
+
+def _whole_logits(
+    inner: Callable[[Tensor], Tensor], ranks: Ranks, vocab_size: int, hidden: Tensor
+) -> Tensor:
+    """[N, hidden] -> [N, vocab_size], of all ranks' tokens."""
+    local = inner(hidden)
+    if local.shape[-1] == vocab_size:
+        return local
+    each = -(-vocab_size // ranks.size)
+    return ranks.gather(F.pad(local, (0, each - local.shape[-1])))[:, :vocab_size]
+
+
+def _sum(division: _Division, path: str) -> None:
+    module: nn.Module = division.model.get_submodule(path)
+    module.register_forward_hook(partial(_summed, division.ranks))
+
+
+def _summed(ranks: Ranks, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return ranks.sum(output)
+
+
+def _whole(division: _Division, path: str) -> None:
+    """Nothing to do."""
+
+
+def _set_heads(division: _Division) -> None:
+    """Attention modules, and the model for its KV cache, have this rank's heads."""
+    size = division.ranks.size
+    for module in (division.model, *map(division.model.get_submodule, division.heads)):
+        for name in ("num_heads", "num_kv_heads"):
+            if hasattr(module, name):
+                setattr(module, name, max(1, getattr(module, name) // size))
+
+
+def _parts(module: Any) -> list[slice]:
+    """The rows of each part of a merged layer; all rows of any other."""
+    parts = getattr(module, "parts", None)
+    return list(parts.values()) if parts else [slice(0, module.weight.shape[0])]
+
+
+def _kind(path: str) -> str:
+    """A module's name without its place, for messages."""
+    return path.rpartition(".")[2]
+
+
+STYLES: Mapping[str, Callable[[_Division, str], None]] = {
+    "colwise": _colwise,
+    "heads": _heads,
+    "rowwise": _rowwise,
+    "rowwise-partial": _rowwise_partial,
+    "experts": _experts,
+    "experts-partial": _experts_partial,
+    "vocab": _vocab,
+    "whole": _whole,
+    "sum": _sum,
+}

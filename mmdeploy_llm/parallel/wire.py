@@ -1,0 +1,123 @@
+"""Messages between processes of ours: pickled, tensors and arrays as they are.
+
+What is large travels in shared memory that has no name: it is gone with the last process that uses
+it, however that ends.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import mmap
+import os
+import pickle
+import struct
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEADER = struct.Struct("!I?")  # how many buffers, whether they are in shared memory
+SIZE = struct.Struct("!Q")
+ALIGNMENT = 64
+MAX_INLINE = 256 * 2**10  # bytes that rather go through the connection
+
+
+class Message:
+    """A value, ready to be sent any number of times. Files it holds are read to their end."""
+
+    def __init__(self, value: Any) -> None:
+        """Raises what pickle raises for a value that it does not take."""
+        buffers: list[pickle.PickleBuffer] = []
+        out = io.BytesIO()
+        pickler = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
+        pickler.dispatch_table = copyreg.dispatch_table.copy()
+        pickler.dispatch_table.update(REDUCERS)
+        pickler.dump(value)
+        views = [buffer.raw() for buffer in buffers]
+        sizes = [view.nbytes for view in views]
+        self._fd: int | None = None
+        self._inline = b""
+        if sum(sizes) > MAX_INLINE and hasattr(os, "memfd_create"):
+            self._fd = _shared(views)
+        else:
+            self._inline = b"".join(_padded(view) for view in views)
+        header = HEADER.pack(len(sizes), self._fd is not None)
+        self._head = header + b"".join(map(SIZE.pack, sizes)) + out.getvalue()
+
+    def send(self, connection: Connection, pid: int) -> None:
+        """To the process `pid` at the other end. Raises OSError when it is gone."""
+        connection.send_bytes(self._head)
+        if self._fd is not None:
+            send_handle(connection, self._fd, pid)
+        elif self._inline:
+            connection.send_bytes(self._inline)
+
+    def close(self) -> None:
+        """Lets go of shared memory; receivers keep theirs."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def receive(connection: Connection) -> Any:
+    """The next value. Raises EOFError or OSError when the other end is gone."""
+    head = memoryview(connection.recv_bytes())
+    count, is_shared = HEADER.unpack_from(head)
+    data = head[HEADER.size :]
+    sizes = [SIZE.unpack_from(data, at * SIZE.size)[0] for at in range(count)]
+    data = data[count * SIZE.size :]
+    total = sum(map(_room, sizes))
+    if is_shared:
+        fd = recv_handle(connection)
+        whole = memoryview(mmap.mmap(fd, total, flags=mmap.MAP_PRIVATE))
+        os.close(fd)
+    else:
+        whole = memoryview(bytearray(connection.recv_bytes() if total else b""))
+    buffers, start = [], 0
+    for size in sizes:
+        buffers.append(whole[start : start + size])
+        start += _room(size)
+    return pickle.loads(data, buffers=buffers)
+
+
+def _room(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _padded(view: memoryview) -> bytes:
+    return bytes(view).ljust(_room(view.nbytes), b"\0")
+
+
+def _shared(views: list[memoryview]) -> int:
+    """A file of memory with all of them, each at a multiple of ALIGNMENT."""
+    fd = os.memfd_create("message")
+    total = sum(_room(view.nbytes) for view in views)
+    os.ftruncate(fd, total)
+    with mmap.mmap(fd, total) as memory:
+        start = 0
+        for view in views:
+            memory[start : start + view.nbytes] = view
+            start += _room(view.nbytes)
+    return fd
+
+
+def _reduce_tensor(tensor: Tensor) -> Any:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data: Any = flat.view(torch.uint8).numpy()
+    return _tensor, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape))
+
+
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).view(shape)
+
+
+def _reduce_file(file: Any) -> Any:
+    return io.BytesIO, (file.read(),)
+
+
+REDUCERS = {Tensor: _reduce_tensor, io.BufferedReader: _reduce_file, io.FileIO: _reduce_file}

@@ -1,0 +1,66 @@
+"""The checks of a model that is divided among ranks (tensor_parallel_size), with ranks in
+threads."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.errors import ConfigError, PluginContractError
+from mmdeploy_llm.layers.tp_plan import tp_plan
+from mmdeploy_llm.parallel import shares_of
+from mmdeploy_llm.testing.dense import DenseRunner, DenseSequence
+from mmdeploy_llm.testing.ranks import ThreadRanks, on_ranks
+
+from .base import Check, CheckFailed, CheckSkipped, demand
+from .equalities import max_difference
+from .models import ModelSubject
+
+NUM_RANKS = 2
+NUM_TOKENS = 3  # generated, so that keys of earlier steps are read
+
+
+def two_ranks_equal_one(subject: ModelSubject) -> None:
+    """Divided among two ranks, the model gives the logits of the whole one."""
+    try:
+        found = on_ranks(NUM_RANKS, partial(_logits_of_rank, subject))
+    except ConfigError as reason:
+        raise CheckSkipped(str(reason)) from reason
+    except PluginContractError as error:
+        raise CheckFailed(f"{error}; correct `tp_plan` of the ModelSpec") from error
+    for name, (ids, media) in subject.prompts.items():
+        expected = _logits(subject.runner, subject.runner.add(ids, media))
+        for rank, logits in enumerate(found):
+            difference = max_difference(logits[name], expected)
+            demand(
+                difference < subject.tolerance,
+                f"case {name!r}: on rank {rank} the logits are off by {difference:.2g} "
+                "from those of the whole model; in `tp_plan` of the ModelSpec give a style to the "
+                "layers that are not from mmdeploy_llm.layers, and take numbers of heads and "
+                "channels from shapes, or from attributes when the model runs",
+            )
+
+
+def _logits_of_rank(subject: ModelSubject, ranks: ThreadRanks) -> dict[str, Tensor]:
+    plan = partial(tp_plan, own=subject.spec.tp_plan)
+    split = shares_of(plan, ranks, subject.spec.name)
+    model = subject.build(torch.float32, split=split)
+    runner = DenseRunner(model, has_atomic_media=subject.spec.atomic_media)
+    return {
+        name: _logits(runner, runner.add(ids, media))
+        for name, (ids, media) in subject.prompts.items()
+    }
+
+
+def _logits(runner: DenseRunner, sequence: DenseSequence) -> Tensor:
+    """Of the prompt, and of a few greedy tokens behind it."""
+    logits = runner.run(sequence)
+    for _ in range(NUM_TOKENS):
+        sequence.token_ids.append(int(logits[-1].argmax()))
+        logits = torch.cat([logits, runner.run(sequence)])
+    return logits
+
+
+CHECKS: tuple[Check, ...] = (two_ranks_equal_one,)
