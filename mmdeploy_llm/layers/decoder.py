@@ -14,19 +14,25 @@ with q, k, v and gate, up fused. Shapes: T tokens, H heads, K key/value heads, D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.forward import AttentionContext, ForwardInputs
+from mmdeploy_llm.forward import AttentionContext, FixedAttention, ForwardInputs
+from mmdeploy_llm.native import Kernels, Recording
 from mmdeploy_llm.request import MediaSpan
 
 from .linear import Embedding, Linear, MergedLinear
 from .mlp import GatedMLP
 from .moe import ModalityMLP, ModalityRows, MoEConfig, SparseMLP, split_modalities
 from .norm import RMSNorm
-from .rotary import Rope, Rotary, RotaryConfig
+from .rotary import KernelRope, Rope, Rotary, RotaryConfig
+from .with_kernels import WithKernels
+
+MAX_RECORDED_ROWS = 64  # of larger steps little time is spent between kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +105,17 @@ class Attention(nn.Module):
         """[T, hidden] -> [T, hidden]."""
         num_turned = self.num_heads + self.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        turned = step.rope.rotate(self._normed(qkv[:, :num_turned]))
+        turned = self._turned(qkv[:, :num_turned], step.rope)
         q, k, v = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, num_turned:]
         seen = step.attn.attend(self.layer, q, k, v, window=self.window)
         out: Tensor = self.o_proj(seen.flatten(1))
         return out
 
-    def _normed(self, qk: Tensor) -> Tensor:
+    def _turned(self, qk: Tensor, rope: Rope) -> Tensor:
         """[T, H + K, D], behind the norms of the heads where the model has them."""
         if self.q_norm is None or self.k_norm is None:
-            return qk
-        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
-        return torch.cat([self.q_norm(q), self.k_norm(k)], 1)
+            return rope.rotate(qk)
+        return rope.norm_and_rotate(qk, self.num_heads, self.q_norm, self.k_norm)
 
 
 class DecoderLayer(nn.Module):
@@ -152,11 +157,16 @@ def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | SparseMLP | Modal
     return ModalityMLP(config.hidden_size, config.moe)
 
 
-class Decoder(nn.Module):
-    """Token ids and media embeddings -> hidden states behind the final norm."""
+class Decoder(WithKernels):
+    """Token ids and media embeddings -> hidden states behind the final norm.
+
+    On the CPU the kernel calls of a small decode step are recorded, once for each number of
+    sequences, and then made in one call.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        self._recordings: WeakKeyDictionary[Any, Recording | None] = WeakKeyDictionary()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
@@ -171,13 +181,41 @@ class Decoder(nn.Module):
             attn=inputs.attn,
             modality=None if is_vision is None else split_modalities(is_vision),
         )
-        residual, features = None, _media_features(inputs, x.shape[1])
+        if inputs.media_rows is None and x.shape[0] <= MAX_RECORDED_ROWS:
+            return self._decode(x, step)
+        return self._run_layers(x, step, inputs)
+
+    def _run_layers(self, x: Tensor, step: DecoderStep, inputs: ForwardInputs | None) -> Tensor:
+        """All layers and the norm. inputs: for what media add behind layers."""
+        residual = None
+        features = () if inputs is None else _media_features(inputs, x.shape[1])
         for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, step)
-            if index < len(features):
+            if index < len(features) and inputs is not None:
                 x = x.index_add_(0, inputs.media_rows, features[index].to(x.dtype))
         out, _ = self.norm.add(x, residual)
         return out
+
+    def _decode(self, x: Tensor, step: DecoderStep) -> Tensor:
+        """As _run_layers, from a recording where the step is one of decode alone and there is
+        one."""
+        frame = step.attn.frame if isinstance(step.attn, FixedAttention) else None
+        if frame is None or not isinstance(self.kernels, Kernels):
+            return self._run_layers(x, step, None)
+        rope = step.rope
+        assert isinstance(rope, KernelRope), "what kernels turn by"
+        if frame not in self._recordings:
+
+            def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+                here = replace(step, rope=rope.with_tables(cos, sin))
+                return self._run_layers(x, here, None)
+
+            out, self._recordings[frame] = self.kernels.record(run, x, *rope.tables)
+            return out
+        recording = self._recordings[frame]
+        if recording is None:
+            return self._run_layers(x, step, None)
+        return recording.run(x, *rope.tables)
 
 
 def _media_features(inputs: ForwardInputs, size: int) -> Sequence[Tensor]:

@@ -105,8 +105,12 @@ class Experts(WithKernels):
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """[T, S], weights [T, k], expert numbers [T, k] -> [T, S].
 
-        Each expert sees its tokens in one product; experts without tokens cost nothing.
+        Each expert sees its tokens in one product; experts without tokens cost nothing. Expert
+        numbers from E on add nothing, and need kernels.
         """
+        if self.device_kernels is not None and self.device_kernels.takes(x, self.down_proj):
+            matrices = self.gate_up_proj, self.down_proj
+            return self.device_kernels.run_experts(x, weights, experts, *matrices)
         top_k = experts.shape[-1]
         order = experts.flatten().argsort(stable=True)  # [T k] sorted by expert
         counts = torch.bincount(experts.flatten(), minlength=self.down_proj.shape[0])

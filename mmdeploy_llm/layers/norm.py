@@ -20,8 +20,8 @@ class RMSNorm(WithKernels):
     """x / sqrt(mean(x ** 2) + eps) * weight over the last axis: statistics in float32, cast to x's
     dtype, then times weight, as transformers does; in plain torch bit-equal to it on the CPU.
 
-    On CUDA torch's fused kernel is used: one launch instead of six, and the same but for one
-    rounding less in bf16 (the weight is applied before the cast).
+    Kernels round as plain torch does. On CUDA without them torch's fused kernel is used, the same
+    but for one rounding less in bf16 (the weight is applied before the cast).
     """
 
     def __init__(self, size: int, eps: float) -> None:
@@ -31,11 +31,11 @@ class RMSNorm(WithKernels):
 
     def forward(self, x: Tensor) -> Tensor:
         """Same shape and dtype as `x`."""
-        if x.is_cuda:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         if self.kernels is not None and x.is_contiguous() and self.kernels.takes(x, self.weight):
             flat = x.view(-1, x.shape[-1])
             return self.kernels.rms_norm(flat, self.weight, self.eps).view(x.shape)
+        if x.is_cuda:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         rows = row_parts(x, math.prod(x.shape[1:]), MAX_VALUES)
         if len(rows) == 1:
             return _rms_norm(x, self.weight, self.eps)

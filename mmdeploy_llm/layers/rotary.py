@@ -11,17 +11,16 @@ Shapes: T tokens, N heads, D head size. Angles and rotation are computed in floa
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.native import Kernels
-
+from .norm import RMSNorm
 from .rows import row_parts
-from .with_kernels import WithKernels
+from .with_kernels import DeviceKernels, LayerKernels, WithKernels
 
 # Values of a float32 temporary, see rows.py.
 MAX_VALUES = 2**18
@@ -51,15 +50,19 @@ class RotaryConfig:
         return (self.head_dim if self.turned_dim is None else self.turned_dim) // 2
 
 
-class Rope(Protocol):
+class Rope(ABC):
     """cos and sin of one step's tokens."""
 
+    @abstractmethod
     def rotate(self, x: Tensor) -> Tensor:
         """`x` [T, N, D] with every head turned, same dtype. May write into `x`."""
-        ...
+
+    def norm_and_rotate(self, x: Tensor, num_q_heads: int, q: RMSNorm, k: RMSNorm) -> Tensor:
+        """As `rotate`, of the first heads behind the norm `q` and of the others behind `k`."""
+        return self.rotate(torch.cat([q(x[:, :num_q_heads]), k(x[:, num_q_heads:])], 1))
 
 
-class HalfSplitRope:
+class HalfSplitRope(Rope):
     """Turns the pairs (c, c + D/2)."""
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
@@ -76,7 +79,7 @@ class HalfSplitRope:
         return turned.mul_(self._sin[part]).addcmul_(x, self._cos[part])
 
 
-class InterleavedRope:
+class InterleavedRope(Rope):
     """Turns the pairs (2 c, 2 c + 1): products of complex numbers."""
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
@@ -92,7 +95,7 @@ class InterleavedRope:
         return torch.view_as_real(pairs.mul_(self._unit[part])).flatten(-2)
 
 
-class PartialRope:
+class PartialRope(Rope):
     """Turns the first `size` channels of every head, and leaves the others."""
 
     def __init__(self, rope: Rope, size: int) -> None:
@@ -105,15 +108,39 @@ class PartialRope:
         return torch.cat([turned, x[..., self._size :]], -1)
 
 
-class KernelRope:
+class KernelRope(Rope):
     """Either layout, some channels or all of them, in place."""
 
-    def __init__(self, cos: Tensor, sin: Tensor, *, is_interleaved: bool, kernels: Kernels) -> None:
-        """cos, sin: [T, R / 2] float32."""
+    def __init__(
+        self,
+        cos: Tensor,
+        sin: Tensor,
+        *,
+        is_interleaved: bool,
+        kernels: LayerKernels,
+        device_kernels: DeviceKernels | None = None,
+    ) -> None:
+        """cos, sin: [T, R / 2] float32. device_kernels: also norm in the same launch."""
         self._cos = cos
         self._sin = sin
         self._is_interleaved = is_interleaved
         self._kernels = kernels
+        self._device_kernels = device_kernels
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """cos and sin."""
+        return self._cos, self._sin
+
+    def with_tables(self, cos: Tensor, sin: Tensor) -> KernelRope:
+        """The same for other tokens."""
+        return KernelRope(
+            cos,
+            sin,
+            is_interleaved=self._is_interleaved,
+            kernels=self._kernels,
+            device_kernels=self._device_kernels,
+        )
 
     def rotate(self, x: Tensor) -> Tensor:
         """See Rope."""
@@ -123,6 +150,23 @@ class KernelRope:
             )
             return plain.rotate(x)
         self._kernels.rotate(x, self._cos, self._sin, is_interleaved=self._is_interleaved)
+        return x
+
+    def norm_and_rotate(self, x: Tensor, num_q_heads: int, q: RMSNorm, k: RMSNorm) -> Tensor:
+        """See Rope."""
+        kernels = self._device_kernels
+        if kernels is None or not kernels.takes(x, q.weight, k.weight):
+            return super().norm_and_rotate(x, num_q_heads, q, k)
+        kernels.norm_and_rotate(
+            x,
+            q.weight,
+            k.weight,
+            num_q_heads,
+            q.eps,
+            self._cos,
+            self._sin,
+            is_interleaved=self._is_interleaved,
+        )
         return x
 
 
@@ -176,8 +220,14 @@ class Rotary(WithKernels):
         angles = per_pair * self.frequencies  # [T, R / 2]
         cos, sin = angles.cos() * self.config.scale, angles.sin() * self.config.scale
         is_interleaved = self.config.is_interleaved
-        if self.kernels is not None and cos.is_cpu:
-            return KernelRope(cos, sin, is_interleaved=is_interleaved, kernels=self.kernels)
+        if self.kernels is not None:
+            return KernelRope(
+                cos,
+                sin,
+                is_interleaved=is_interleaved,
+                kernels=self.kernels,
+                device_kernels=self.device_kernels,
+            )
         head_dim = self.config.head_dim
         return _plain_rope(cos, sin, is_interleaved=is_interleaved, head_dim=head_dim)
 

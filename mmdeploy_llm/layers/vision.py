@@ -179,7 +179,8 @@ class VisionAttention(WithKernels):
         turned = rope.rotate(qkv[:, : 2 * self.num_heads])
         q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
         v = qkv[:, 2 * self.num_heads :]
-        out: Tensor = self.proj(segments.attend(q, k, v, self.kernels).flatten(1))
+        kernels = self.kernels if isinstance(self.kernels, Kernels) else None
+        out: Tensor = self.proj(segments.attend(q, k, v, kernels).flatten(1))
         return out
 
 

@@ -1,0 +1,267 @@
+"""Mixture of experts in four launches, without the host knowing how many tokens an expert has.
+
+    routes [R] --rank--> order: routes sorted by expert; ends: behind the last of each expert
+    x [T, S] --gather, gate and up, silu * up--> [R, I] --down, scatter--> [R, S]
+             --weigh, add--> [T, S]
+
+A program of the products takes one tile of one expert: the tiles are counted from `ends` on the
+device, and the grid has room for as many as there can be. Routes to expert E or above are left out.
+
+Shapes: T tokens, E experts, k routes a token, R = T k routes, S size of the hidden states, I of an
+expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .rows import silu_mul
+
+RANKED = 64  # routes and experts of a program of _rank
+MAX_RANKED = 4096  # routes; beyond them sorting costs less than comparing all with all
+COMBINED = 1024  # channels of a program of _combine
+# From so many routes an expert on, and on such devices, torch's grouped product is the faster one.
+MIN_TORCH_ROUTES = 128
+TORCH_CAPABILITY = (9, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tile:
+    """Of a grouped product: rows, columns, and how much of a sum at once."""
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+TILES = (
+    _Tile(rows=16, columns=32, depth=128, num_warps=4, num_stages=4),
+    _Tile(rows=32, columns=64, depth=64, num_warps=4, num_stages=4),
+    _Tile(rows=64, columns=64, depth=64, num_warps=4, num_stages=3),
+    _Tile(rows=128, columns=64, depth=64, num_warps=8, num_stages=3),
+)
+
+
+@triton.jit(do_not_specialize=["num_routes"])
+def _rank(ids_ptr, num_routes, num_experts, order_ptr, ends_ptr, BLOCK: tl.constexpr):
+    """order[place of route i] = i, stable; ends[e] = how many routes go to experts up to e."""
+    own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr + own, mask=own < num_routes, other=0).to(tl.int32)[:, None]
+    experts = own[:, None]
+    ranks = tl.zeros((BLOCK,), dtype=tl.int32)
+    ends = tl.zeros((BLOCK,), dtype=tl.int32)
+    for start in range(0, num_routes, BLOCK):
+        others = start + tl.arange(0, BLOCK)
+        is_in = (others < num_routes)[None, :]
+        other_ids = tl.load(ids_ptr + others, mask=others < num_routes, other=0).to(tl.int32)[
+            None, :
+        ]
+        is_before = (other_ids < ids) | ((other_ids == ids) & (others[None, :] < own[:, None]))
+        ranks += tl.sum((is_before & is_in).to(tl.int32), axis=1)
+        ends += tl.sum(((other_ids <= experts) & is_in).to(tl.int32), axis=1)
+    tl.store(order_ptr + ranks, own, mask=own < num_routes)
+    tl.store(ends_ptr + own, ends, mask=own < num_experts)
+
+
+@triton.jit
+def _grouped_product(
+    a_ptr,
+    a_stride,
+    b_ptr,
+    out_ptr,
+    order_ptr,
+    ends_ptr,
+    num_columns,
+    depth,
+    num_experts,
+    ROUTES_PER_ROW: tl.constexpr,  # of `a`; 0: its rows are in the order of the routes
+    IS_GATED: tl.constexpr,  # silu(a gate') * (a up'); else the rows of `out` lie as the routes do
+    EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    tile = tl.program_id(1)
+    experts = tl.arange(0, EXPERTS)
+    is_expert = experts < num_experts
+    ends = tl.load(ends_ptr + experts, mask=is_expert, other=0)
+    starts = tl.load(ends_ptr + experts - 1, mask=is_expert & (experts > 0), other=0)
+    num_tiles = tl.where(is_expert, tl.cdiv(ends - starts, ROWS), 0)
+    if tile < tl.sum(num_tiles):
+        expert = tl.sum((tl.cumsum(num_tiles, 0) <= tile).to(tl.int32))
+        place = tile - tl.sum(tl.where(experts < expert, num_tiles, 0))
+        end = tl.sum(tl.where(experts == expert, ends, 0))
+        rows = tl.sum(tl.where(experts == expert, starts, 0)) + place * ROWS + tl.arange(0, ROWS)
+        is_row = rows < end
+        routes = tl.load(order_ptr + rows, mask=is_row, other=0)
+        a_rows = rows if ROUTES_PER_ROW == 0 else routes // ROUTES_PER_ROW
+        columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        is_column = columns < num_columns
+        inner = tl.arange(0, DEPTH)
+        a_start = a_ptr + a_rows.to(tl.int64)[:, None] * a_stride
+        num_weights = num_columns * (2 if IS_GATED else 1)  # rows of the expert's matrix
+        weights = expert.to(tl.int64) * num_weights + columns
+        b_start = b_ptr + weights[None, :] * depth
+        sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        if IS_GATED:
+            up_start = b_ptr + (weights + num_columns)[None, :] * depth
+            up_sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+        for start in range(0, depth, DEPTH):
+            is_inner = start + inner < depth
+            a = tl.load(
+                a_start + (start + inner)[None, :],
+                mask=is_row[:, None] & is_inner[None, :],
+                other=0.0,
+            )
+            is_weight = is_inner[:, None] & is_column[None, :]
+            b = tl.load(b_start + (start + inner)[:, None], mask=is_weight, other=0.0)
+            sums = tl.dot(a, b, sums, input_precision="ieee")
+            if IS_GATED:
+                up_places = up_start + (start + inner)[:, None]
+                up = tl.load(up_places, mask=is_weight, other=0.0)
+                up_sums = tl.dot(a, up, up_sums, input_precision="ieee")
+        dtype = out_ptr.dtype.element_ty
+        if IS_GATED:
+            gate = sums.to(dtype).to(tl.float32)
+            activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+            sums = activated * up_sums.to(dtype).to(tl.float32)
+        out_rows = rows if IS_GATED else routes
+        out_places = out_ptr + out_rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
+        tl.store(out_places, sums.to(dtype), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _combine(
+    routed_ptr,
+    weights_ptr,
+    ids_ptr,
+    out_ptr,
+    size,
+    num_experts,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The weighted sum over the routes of a token."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    dtype = out_ptr.dtype.element_ty
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for j in range(K):
+        is_run = tl.load(ids_ptr + token * K + j) < num_experts
+        weight = tl.load(weights_ptr + token * K + j).to(tl.float32)
+        place = routed_ptr + (token * K + j) * size + columns
+        routed = tl.load(place, mask=(columns < size) & is_run, other=0.0).to(tl.float32)
+        total += (routed * weight).to(dtype).to(tl.float32)
+    tl.store(out_ptr + token * size + columns, total.to(dtype), mask=columns < size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """order: [R] int32, the routes sorted by expert. ends: [E] int32, how many routes go to experts
+    up to each."""
+
+    order: Tensor
+    ends: Tensor
+
+
+def sort_routes(ids: Tensor, num_experts: int) -> Routes:
+    """ids: [R], expert numbers; `num_experts` or more is none."""
+    num_routes = ids.shape[0]
+    if num_routes > MAX_RANKED:
+        found, order = ids.to(torch.int32).sort(stable=True)
+        numbers = torch.arange(num_experts, dtype=torch.int32, device=ids.device)
+        ends = torch.searchsorted(found, numbers, right=True, out_int32=True)
+        return Routes(order=order.to(torch.int32), ends=ends)
+    order = torch.empty(num_routes, dtype=torch.int32, device=ids.device)
+    ends = torch.empty(num_experts, dtype=torch.int32, device=ids.device)
+    grid = (triton.cdiv(max(num_routes, num_experts), RANKED),)
+    _rank[grid](ids, num_routes, num_experts, order, ends, BLOCK=RANKED, num_warps=4)
+    return Routes(order=order, ends=ends)
+
+
+def run_experts(
+    x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
+) -> Tensor:
+    """[T, S], weights [T, k], expert numbers [T, k], gate_up [E, 2 I, S], down [E, S, I] -> [T, S]:
+    the sum over a token's routes of weight * down(silu(gate(x)) * up(x)). Expert numbers from E on
+    add nothing."""
+    num_tokens, top_k = experts.shape
+    num_experts = down.shape[0]
+    ids = experts.contiguous().view(-1)
+    routes = sort_routes(ids, num_experts)
+    if _is_for_torch(x, ids.shape[0], down):
+        routed = _by_torch(x, routes, top_k, gate_up, down)
+    else:
+        hidden = _product(x, gate_up, routes, routes_per_row=top_k, is_gated=True)
+        routed = _product(hidden, down, routes, routes_per_row=0, is_gated=False)
+    size = x.shape[1]
+    out = torch.empty((num_tokens, size), dtype=x.dtype, device=x.device)
+    _combine[(num_tokens, triton.cdiv(size, COMBINED))](
+        routed, weights.contiguous(), ids, out, size, num_experts, K=top_k, BLOCK=COMBINED
+    )
+    return out
+
+
+def _product(
+    a: Tensor, b: Tensor, routes: Routes, *, routes_per_row: int, is_gated: bool
+) -> Tensor:
+    """[R, n], of the routes' rows of `a` and their experts' matrices of b [E, n or 2 n, k]; gated
+    in the sorted order, else in that of the routes."""
+    num_routes, num_experts = routes.order.shape[0], b.shape[0]
+    num_columns = b.shape[1] // 2 if is_gated else b.shape[1]
+    tile = _tile(num_routes, num_experts)
+    used = min(num_experts, num_routes)
+    max_tiles = min(num_routes, (num_routes + used * (tile.rows - 1)) // tile.rows)
+    out = torch.empty((num_routes, num_columns), dtype=a.dtype, device=a.device)
+    _grouped_product[(triton.cdiv(num_columns, tile.columns), max_tiles)](
+        a,
+        a.stride(0),
+        b,
+        out,
+        routes.order,
+        routes.ends,
+        num_columns,
+        b.shape[2],
+        num_experts,
+        ROUTES_PER_ROW=routes_per_row,
+        IS_GATED=is_gated,
+        EXPERTS=triton.next_power_of_2(num_experts),
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return out
+
+
+def _tile(num_routes: int, num_experts: int) -> _Tile:
+    """For the routes that an expert has on average."""
+    each = num_routes / num_experts
+    return next((tile for tile in TILES if each <= tile.rows), TILES[-1])
+
+
+def _is_for_torch(x: Tensor, num_routes: int, down: Tensor) -> bool:
+    """Whether torch's grouped product is called: it takes bf16 rows of whole 16 bytes; on other
+    devices it asks the host for the counts."""
+    is_aligned = x.shape[1] % 8 == 0 and down.shape[2] % 8 == 0
+    if not (x.is_cuda and x.dtype is torch.bfloat16 and is_aligned):
+        return False
+    is_large = num_routes >= MIN_TORCH_ROUTES * down.shape[0]
+    return is_large and torch.cuda.get_device_capability(x.device) >= TORCH_CAPABILITY
+
+
+def _by_torch(x: Tensor, routes: Routes, top_k: int, gate_up: Tensor, down: Tensor) -> Tensor:
+    """[R, S] in the order of the routes."""
+    rows = x.index_select(0, routes.order // top_k)
+    gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=routes.ends).chunk(2, -1)
+    found = F.grouped_mm(silu_mul(gate, up), down.transpose(1, 2), offs=routes.ends)
+    return torch.empty_like(found).index_copy_(0, routes.order.long(), found)

@@ -1,0 +1,71 @@
+"""CudaKernels: what layers ask of kernels on CUDA."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import experts as experts_module
+from . import heads, rows
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class CudaKernels:
+    """Launches the kernels on the current CUDA stream; nothing here waits for the device.
+
+    Methods check nothing that `takes` has answered.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """device: where the tensors are; a CPU with Triton's interpreter only."""
+        self._device_type = device.type
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Whether the kernels compute on tensors like these: on the device, of one dtype, with
+        channels side by side."""
+        dtype = tensors[0].dtype
+        return dtype in DTYPES and all(
+            x.device.type == self._device_type and x.dtype is dtype and x.stride(-1) == 1
+            for x in tensors
+        )
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """norm(x) * weight of rows [T, size]; with a residual [T, size], which becomes
+        residual + x, of that."""
+        return rows.rms_norm(x, weight, eps, residual)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up, both [T, size]."""
+        return rows.silu_mul(gate, up)
+
+    def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
+        """Turns the first 2 R channels of every head of `x` [T, heads, D] in place. cosines, sines:
+        [T, R] float32, contiguous."""
+        heads.rotate(x, cosines, sines, is_interleaved=is_interleaved)
+
+    def norm_and_rotate(
+        self,
+        x: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        num_q_heads: int,
+        eps: float,
+        cosines: Tensor,
+        sines: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> None:
+        """As `rotate`, of the normed heads: the first ones with `q_weight` [D], the others with
+        `k_weight`."""
+        norms = q_weight, k_weight, num_q_heads, eps
+        heads.rotate(x, cosines, sines, is_interleaved=is_interleaved, norms=norms)
+
+    def run_experts(
+        self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
+    ) -> Tensor:
+        """[T, S], weights [T, k], expert numbers [T, k], gate_up [E, 2 I, S], down [E, S, I] ->
+        [T, S]. Expert numbers from E on add nothing."""
+        return experts_module.run_experts(x, weights, experts, gate_up, down)
