@@ -21,12 +21,15 @@ from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
 from mmdeploy_llm.sampling import Sampler, SlotRequest, prompt_logprobs
+from mmdeploy_llm.sampling.largest import first_argmax
 
 from .batch import StepBatch, prepare
 from .checked import CheckedModel
 from .encoder_cache import EncoderCache
+from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .out_of_memory import PassSize, give_back_memory, is_out_of_memory
 from .slots import Slots
+from .staging import DecodeFrame, StepTensors
 from .trial import warm_up
 
 logger = logging.getLogger(__name__)
@@ -82,6 +85,7 @@ class Runner:
         self._encoder = EncoderCache(model, name, device)
         self._has_mrope = model.positions(1, ()) is not None
         self._pass_size = PassSize(self._can_cut)
+        self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -89,6 +93,8 @@ class Runner:
         computed without it."""
         if self._threads is not None:
             self._threads.place()
+        if self._device.index is not None and self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread: kernels are launched there
         out = _Collected()
         for request_id in plan.drop:
             slot = self._slots.drop(request_id)
@@ -206,10 +212,54 @@ class Runner:
             self._has_mrope,
             self._device,
             has_atomic_media=self._has_atomic_media,
+            frame_for=self._graphs.frame_for if self._graphs else None,
         )
+        if self._graphs is not None and batch.frame is not None:
+            outputs = self._graphs.replay(batch.frame, len(scheduled))
+            self._report_prompt(batch, outputs.hidden, out)
+            self._sample(batch, outputs.hidden, out, outputs)
+            return
         hidden = self._model.forward(self._inputs(batch))
         self._report_prompt(batch, hidden, out)
         self._sample(batch, hidden, out)
+
+    def _decode(self, tensors: StepTensors) -> DecodeOutputs:
+        """A decode pass as it is recorded: from inputs to the largest logits."""
+        hidden = self._model.forward(
+            ForwardInputs(
+                token_ids=tensors.token_ids,
+                positions=tensors.positions,
+                in_prompt=tensors.in_prompt,
+                attn=self._backend.begin(tensors.layout, self._cache),
+            )
+        )
+        logits = self._model.logits(hidden)
+        token_ids, peaks = first_argmax(logits)
+        return DecodeOutputs(hidden=hidden, logits=logits, token_ids=token_ids, peaks=peaks)
+
+    @torch.inference_mode()
+    def record_graphs(self, sizes: Sequence[int], recorder: Recorder) -> None:
+        """Records decode steps of these sizes; where that cannot be, the log says why and all steps
+        run without."""
+        if not self._backend.can_capture:
+            logger.warning(
+                "no CUDA graphs, decoding is slower without: the attention backend %r cannot be "
+                "recorded",
+                self._backend.name,
+            )
+            return
+        graphs = DecodeGraphs(recorder)
+        graphs.record(sizes, self._new_frame, self._decode)
+        self._graphs = graphs if graphs.sizes else None
+
+    def _new_frame(self, num_seqs: int) -> DecodeFrame:
+        return DecodeFrame(
+            num_seqs=num_seqs,
+            num_blocks=self._slots.tables.shape[1],
+            max_context=self._slots.token_ids.shape[1] - 1,
+            has_mrope=self._has_mrope,
+            device=self._device,
+        )
 
     def _inputs(self, batch: StepBatch) -> ForwardInputs:
         rows, embeds = None, None
@@ -232,7 +282,14 @@ class Runner:
         assert embeds is not None, "checked by _is_ready"
         return embeds
 
-    def _sample(self, batch: StepBatch, hidden: Tensor, out: _Collected) -> None:
+    def _sample(
+        self,
+        batch: StepBatch,
+        hidden: Tensor,
+        out: _Collected,
+        decoded: DecodeOutputs | None = None,
+    ) -> None:
+        """decoded: of a pass that computed the logits already, a row for each item."""
         chosen = [row for row, item in enumerate(batch.scheduled) if item.samples]
         if not chosen:
             return
@@ -241,7 +298,11 @@ class Runner:
             last_rows, slots = last_rows[chosen], slots[chosen]
         if len(last_rows) < hidden.shape[0]:
             hidden = hidden[torch.from_numpy(last_rows).to(hidden.device)]
-        result = self._sampler.sample(self._model.logits(hidden), slots)
+        if decoded is None or len(slots) < len(batch.scheduled):
+            result = self._sampler.sample(self._model.logits(hidden), slots)
+        else:
+            largest = decoded.token_ids, decoded.peaks
+            result = self._sampler.sample(decoded.logits, slots, largest=largest)
         self._slots.append(slots, batch.ends[chosen], result.token_ids)
         for row, place in enumerate(chosen):
             request_id = batch.scheduled[place].request_id
@@ -271,6 +332,9 @@ class Runner:
                 following = request.token_ids[item.start + 1 : item.start + 1 + num_next]
                 entries += prompt_logprobs(logits, torch.tensor(following), count)
             out.prompt_logprobs[item.request_id] = entries
+
+    def close(self) -> None:
+        """See Executor. Everything goes with the object."""
 
     def warm_up(self, num_tokens: int) -> None:
         """See trial.warm_up."""

@@ -90,10 +90,14 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(
-        self, logits: Tensor, slots: Sequence[int] | NDArray[np.int64] | Tensor
+        self,
+        logits: Tensor,
+        slots: Sequence[int] | NDArray[np.int64] | Tensor,
+        *,
+        largest: tuple[Tensor, Tensor] | None = None,
     ) -> SampleResult:
         """The next token of the request in each of `slots` [N], from logits [N, V] of any float
-        dtype, which stay as they are.
+        dtype, which stay as they are. largest: what first_argmax gives of them, where it is known.
 
         The state takes the tokens at the end, so that the next call samples the tokens after them;
         that of a failed row stays as it was, and so does all of it when this raises.
@@ -101,7 +105,7 @@ class Sampler:
         index = np.asarray(slots, dtype=np.int64)
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
         forced = self._state.forced(index)
-        token_ids, is_finite, is_allowed = self._choose(logits, index, list(forced))
+        token_ids, is_finite, is_allowed = self._choose(logits, index, list(forced), largest)
         # The one transfer to the host.
         chosen, finite, allowed = torch.stack([token_ids, is_finite, is_allowed]).tolist()
         errors = {row: NOTHING_ALLOWED for row, is_ok in enumerate(allowed) if not is_ok}
@@ -115,10 +119,14 @@ class Sampler:
         return SampleResult(token_ids=chosen, logprobs=logprobs, errors=errors)
 
     def _choose(
-        self, logits: Tensor, index: NDArray[np.int64], forced: Sequence[int]
+        self,
+        logits: Tensor,
+        index: NDArray[np.int64],
+        forced: Sequence[int],
+        largest: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Token ids, whether the logits are finite, whether any token is allowed: [N] each."""
-        token_ids, peaks = first_argmax(logits)
+        token_ids, peaks = first_argmax(logits) if largest is None else largest
         is_finite = peaks.isfinite()
         is_allowed = torch.ones_like(is_finite)
         is_random = self._state.is_random[index]
