@@ -4,7 +4,7 @@ key/value heads, D head size."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,14 @@ class AttentionContext(Protocol):
         softcap * tanh(s / softcap).
         """
         ...
+
+
+@runtime_checkable
+class FixedAttention(AttentionContext, Protocol):
+    """Attention whose own tensors lie where they lay in every step of the same `frame`, so that
+    recorded kernel calls find them; None when they do not."""
+
+    frame: object | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,11 +188,12 @@ class Decoder(WithKernels):
     def _run_layers(self, x: Tensor, step: DecoderStep, inputs: ForwardInputs | None) -> Tensor:
         """All layers and the norm. inputs: for what media add behind layers."""
         residual = None
+        rows = None if inputs is None else inputs.media_rows
         features = () if inputs is None else _media_features(inputs, x.shape[1])
         for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, step)
-            if index < len(features) and inputs is not None:
-                x = x.index_add_(0, inputs.media_rows, features[index].to(x.dtype))
+            if rows is not None and index < len(features):
+                x = x.index_add_(0, rows, features[index].to(x.dtype))
         out, _ = self.norm.add(x, residual)
         return out
 

@@ -15,6 +15,7 @@ from .cores import (
 )
 from .kernels import MAX_HEAD_DIM, PANEL, Kernels, Sequences, load
 from .memory import LargePages
+from .recording import Recording
 
 __all__ = [
     "MAX_HEAD_DIM",
@@ -25,6 +26,7 @@ __all__ = [
     "LargePages",
     "Level",
     "Placement",
+    "Recording",
     "Sequences",
     "build",
     "choose_placement",

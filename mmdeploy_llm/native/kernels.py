@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .build import BuildError, build, cpu_level
 from .memory import LargePages
+from .recording import Memory, Recorder, Recording
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 INT8 = 2
@@ -70,14 +71,16 @@ SIGNATURES = {
     ),
     "mm_pack_bf16": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
     "mm_linear_bf16": (
-        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32
+        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
+        c_void_p, c_int64,
     ),
     "mm_pack_s8": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
     "mm_quantize_rows": (c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
     "mm_linear_s8": (
         c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
-        c_int64, c_int32,
+        c_int64, c_int32, c_void_p, c_int64,
     ),
+    "mm_run": (c_void_p, c_int64),
     "mm_largest": (
         c_int32, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
     ),
@@ -124,8 +127,24 @@ class Kernels:
             function = getattr(library, name)
             function.argtypes = types
             function.restype = c_int32 if name == "mm_place_threads" else None
-        self._library = library
+        self._library: ctypes.CDLL | Recorder = library
+        self._empty: Callable[..., Tensor] = torch.empty
         self._memory = LargePages()
+        self._recorded_memory = Memory()
+
+    def record(
+        self, function: Callable[..., Tensor], *inputs: Tensor
+    ) -> tuple[Tensor, Recording | None]:
+        """function(*inputs), and what makes the same kernel calls again; None when the function
+        does more than kernel calls."""
+        library = self._library
+        assert isinstance(library, ctypes.CDLL), "recordings are not nested"
+        recorder = Recorder(library, self._recorded_memory)
+        self._library, self._empty = recorder, self._recorded_memory.empty
+        try:
+            return recorder.record(function, inputs)
+        finally:
+            self._library, self._empty = library, torch.empty
 
     def takes(self, *tensors: Tensor) -> bool:
         """Whether the kernels compute on tensors like these: on the CPU, of one dtype, with
@@ -152,7 +171,7 @@ class Kernels:
     ) -> Tensor:
         """norm(x) * weight of rows [T, size]; with a residual [T, size], which becomes
         residual + x, of that."""
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = self._empty(x.shape, dtype=x.dtype)
         self._library.mm_rms_norm(
             DTYPES[x.dtype],
             x.data_ptr(),
@@ -169,7 +188,7 @@ class Kernels:
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up, both [T, size]."""
-        out = torch.empty(gate.shape, dtype=gate.dtype)
+        out = self._empty(gate.shape, dtype=gate.dtype)
         self._library.mm_silu_mul(
             DTYPES[gate.dtype],
             gate.data_ptr(),
@@ -233,7 +252,7 @@ class Kernels:
     ) -> Tensor:
         """Attention of `q` [T, H, D] as [T, H, D]. keys, values: pages [N, P, K, D] of the same
         dtype (or int8, with scales [N, P, K]), or [T, K, D] in one piece."""
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = self._empty(q.shape, dtype=q.dtype)
         tables = sequences.block_tables
         args = _AttentionArgs(
             q=q.data_ptr(),
@@ -259,7 +278,7 @@ class Kernels:
             num_threads=torch.get_num_threads(),
         )
         cache_dtype = INT8 if key_scales is not None else DTYPES[keys.dtype]
-        self._library.mm_attend(DTYPES[q.dtype], cache_dtype, byref(args))
+        self._library.mm_attend(DTYPES[q.dtype], cache_dtype, args)
         return out
 
     def pack_bf16(self, weight: Tensor) -> Tensor:
@@ -275,7 +294,7 @@ class Kernels:
 
     def linear_bf16(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
         """bf16 `x` [T, k] times the packed weights -> [T, n]. bias: [n] bf16."""
-        out = torch.empty(x.shape[0], n, dtype=x.dtype)
+        out = self._empty((x.shape[0], n), dtype=x.dtype)
         self._library.mm_linear_bf16(
             x.data_ptr(),
             x.stride(0),
@@ -286,6 +305,8 @@ class Kernels:
             n,
             x.shape[1],
             torch.get_num_threads(),
+            None,
+            0,
         )
         return out
 
@@ -320,7 +341,7 @@ class Kernels:
         """`x` [T, k], every 128 values of a row quantized with a scale of their own, times the
         packed weights -> [T, n]. scales: [n] float32, of the rows of the weights. bias: [n] of x's
         dtype."""
-        out = torch.empty(x.shape[0], scales.shape[0], dtype=x.dtype)
+        out = self._empty((x.shape[0], scales.shape[0]), dtype=x.dtype)
         self._library.mm_linear_s8(
             DTYPES[x.dtype],
             x.data_ptr(),
@@ -333,6 +354,8 @@ class Kernels:
             scales.shape[0],
             x.shape[1],
             torch.get_num_threads(),
+            None,
+            0,
         )
         return out
 

@@ -111,9 +111,9 @@ void run_linear(int32_t dtype, int32_t threads) {
     auto scales = random_values<float>(n);
     std::vector<T> out(rows * n);
     mm_linear_s8(dtype, x.data(), k, packed.data(), scales.data(), bias.data(), out.data(), rows,
-                 n, k, threads);
+                 n, k, threads, packed.data(), k);
     mm_linear_s8(dtype, x.data(), k, packed.data(), scales.data(), nullptr, out.data(), rows, n, k,
-                 threads);
+                 threads, nullptr, 0);
 }
 
 void run_linear_bf16(int32_t threads) {
@@ -122,8 +122,10 @@ void run_linear_bf16(int32_t threads) {
     auto bias = random_values<bf16>(n);
     std::vector<bf16> packed((n + 63) / 64 * 64 * k), out(rows * n);
     mm_pack_bf16(weights.data(), n, k, packed.data(), threads);
-    mm_linear_bf16(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads);
-    mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads);
+    mm_linear_bf16(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads,
+                   packed.data(), k * 2);
+    mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads, nullptr,
+                   0);
 }
 
 template <typename T>

@@ -217,6 +217,12 @@ inline void with_rows(int64_t rows, const Strip& strip) {
     }
 }
 
+// The weights of the product that comes next, null when nobody knows.
+struct Next {
+    const char* weights = nullptr;
+    int64_t panel_bytes = 0;
+};
+
 // What is to be fetched while one of `num_strips` strips computes `units` units.
 inline Ahead ahead_of(const char* next, int64_t strip, int64_t num_strips, int64_t units) {
     if (next == nullptr) return {nullptr, 0};
@@ -230,7 +236,7 @@ inline Ahead ahead_of(const char* next, int64_t strip, int64_t num_strips, int64
 // of the row, how many) takes them. strip(ROWS, row, unit, weights of the part, units, ahead, sums).
 template <typename Strip, typename Write>
 void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int num_threads,
-              const Strip& strip, const Write& write) {
+              const Next& next_product, const Strip& strip, const Write& write) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
     const char* weights = static_cast<const char*>(packed);
@@ -239,9 +245,12 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
         const int64_t num_rows = std::min(ROW_BLOCK, rows - first_row);
         const int64_t num_strips = (num_rows + STRIP - 1) / STRIP;
         const char* own = weights + panel * units * UNIT_BYTES;
-        const char* behind = next_task < panels * blocks
-                                 ? weights + next_task % panels * units * UNIT_BYTES
-                                 : nullptr;
+        const int64_t tasks = panels * blocks;
+        const char* behind = weights + next_task % panels * units * UNIT_BYTES;
+        if (next_task >= tasks) {
+            behind = next_product.weights;
+            if (behind != nullptr) behind += (next_task - tasks) * next_product.panel_bytes;
+        }
         alignas(64) static thread_local float sums[ROW_BLOCK * PANEL];
         std::memset(sums, 0, num_rows * PANEL * sizeof sums[0]);
         for (int64_t unit = 0; unit < units; unit += PART_UNITS) {
@@ -306,7 +315,8 @@ inline void pack_s8(const int8_t* w, int64_t n, int64_t k, uint8_t* packed, int 
 
 // x [rows][k], k even; bias [n] or null; out [rows][n].
 inline void linear_bf16(const bf16* x, int64_t x_stride, const bf16* packed, const bf16* bias,
-                        bf16* out, int64_t rows, int64_t n, int64_t k, int num_threads) {
+                        bf16* out, int64_t rows, int64_t n, int64_t k, int num_threads,
+                        const Next& next = {}) {
     const int64_t units = k / 2;
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
                            Ahead ahead, float* sums) {
@@ -325,7 +335,7 @@ inline void linear_bf16(const bf16* x, int64_t x_stride, const bf16* packed, con
             }
         }
     };
-    multiply(packed, rows, n, units, num_threads, strip, write);
+    multiply(packed, rows, n, units, num_threads, next, strip, write);
 }
 
 // Symmetric: the largest of the values becomes 127. Returns the scale.
@@ -371,7 +381,8 @@ void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
 // x [rows][k], out [rows][n], scales and bias (or null) [n].
 template <typename T>
 void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float* scales,
-               const T* bias, T* out, int64_t rows, int64_t n, int64_t k, int num_threads) {
+               const T* bias, T* out, int64_t rows, int64_t n, int64_t k, int num_threads,
+               const Next& next = {}) {
     QuantizedRows quantized(rows, k);
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
@@ -392,7 +403,7 @@ void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float*
             result[c] = store<T>(sums[c] * scales[first + c] + offset);
         }
     };
-    multiply(packed, rows, n, units, num_threads, strip, write);
+    multiply(packed, rows, n, units, num_threads, next, strip, write);
 }
 
 }  // namespace mm

@@ -2,6 +2,9 @@
 // memory, all strides count values; nothing is checked here, the caller does.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "attention.h"
 #include "gemm.h"
@@ -38,6 +41,44 @@ void write_to(const void* rows, int64_t row_stride, void* cache, float* scales,
         mm::write_cache(from, row_stride, static_cast<T*>(cache), scales, slots, tokens,
                         num_kv_heads, head_dim, num_threads);
     }
+}
+
+mm::Next next_of(const void* packed, int64_t row_bytes) {
+    return {static_cast<const char*>(packed), row_bytes * mm::PANEL};
+}
+
+// A recorded call: the function's number in RECORDABLE and its arguments, eight bytes each.
+struct Call {
+    int64_t function;
+    int64_t arguments[14];
+};
+
+template <typename T>
+T argument(int64_t value) {
+    if constexpr (std::is_pointer_v<T>) {
+        return reinterpret_cast<T>(value);
+    } else if constexpr (std::is_same_v<T, float>) {
+        T out;
+        std::memcpy(&out, &value, sizeof out);
+        return out;
+    } else {
+        return T(value);
+    }
+}
+
+template <typename... Args, size_t... I>
+void call(void (*function)(Args...), const int64_t* arguments, std::index_sequence<I...>) {
+    function(argument<Args>(arguments[I])...);
+}
+
+template <typename... Args>
+constexpr auto numbers_of(void (*)(Args...)) {
+    return std::index_sequence_for<Args...>();
+}
+
+template <auto function>
+void recorded(const int64_t* arguments) {
+    call(function, arguments, numbers_of(function));
 }
 
 }  // namespace
@@ -107,11 +148,13 @@ void mm_pack_bf16(const void* weights, int64_t n, int64_t k, void* packed, int32
                   num_threads);
 }
 
+// next_packed: weights of the linear layer that comes next, or null; next_row_bytes: of its rows.
 void mm_linear_bf16(const void* x, int64_t x_stride, const void* packed, const void* bias,
-                    void* out, int64_t rows, int64_t n, int64_t k, int32_t num_threads) {
+                    void* out, int64_t rows, int64_t n, int64_t k, int32_t num_threads,
+                    const void* next_packed, int64_t next_row_bytes) {
     mm::linear_bf16(static_cast<const bf16*>(x), x_stride, static_cast<const bf16*>(packed),
                     static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
-                    num_threads);
+                    num_threads, next_of(next_packed, next_row_bytes));
 }
 
 void mm_pack_s8(const int8_t* weights, int64_t n, int64_t k, uint8_t* packed,
@@ -130,15 +173,17 @@ void mm_quantize_rows(int32_t dtype, const void* weights, int64_t n, int64_t k, 
 
 void mm_linear_s8(int32_t dtype, const void* x, int64_t x_stride, const uint8_t* packed,
                   const float* scales, const void* bias, void* out, int64_t rows, int64_t n,
-                  int64_t k, int32_t num_threads) {
+                  int64_t k, int32_t num_threads, const void* next_packed,
+                  int64_t next_row_bytes) {
+    const mm::Next next = next_of(next_packed, next_row_bytes);
     if (dtype == FLOAT) {
         mm::linear_s8(static_cast<const float*>(x), x_stride, packed, scales,
                       static_cast<const float*>(bias), static_cast<float*>(out), rows, n, k,
-                      num_threads);
+                      num_threads, next);
     } else {
         mm::linear_s8(static_cast<const bf16*>(x), x_stride, packed, scales,
                       static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
-                      num_threads);
+                      num_threads, next);
     }
 }
 
@@ -177,6 +222,17 @@ void mm_invert(const float* probs, int64_t rows, int64_t size, const double* uni
 int32_t mm_place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* pinned,
                          int32_t num_pinned, int32_t node, int32_t num_threads) {
     return mm::place_threads(cpus, num_cpus, pinned, num_pinned, node, num_threads);
+}
+
+// As in kernels.py.
+void (*const RECORDABLE[])(const int64_t*) = {
+    recorded<mm_rms_norm>,    recorded<mm_silu_mul>,    recorded<mm_rotate>,
+    recorded<mm_attend>,      recorded<mm_write_cache>, recorded<mm_linear_bf16>,
+    recorded<mm_linear_s8>,
+};
+
+void mm_run(const Call* calls, int64_t num) {
+    for (int64_t i = 0; i < num; ++i) RECORDABLE[calls[i].function](calls[i].arguments);
 }
 
 }  // extern "C"

@@ -1,0 +1,117 @@
+"""Decode steps from recordings against the same steps layer by layer."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.attention.base import BatchLayout, KVCache
+from mmdeploy_llm.attention.native import NativeAttention
+from mmdeploy_llm.forward import ForwardInputs
+from mmdeploy_llm.layers import DecoderConfig, Rotary, RotaryConfig, decoder
+from mmdeploy_llm.layers.decoder import Decoder
+from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.moe import MoEConfig
+from mmdeploy_llm.native import BuildError, load
+from mmdeploy_llm.testing.tiny import randomize
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 400
+MOE = MoEConfig(num_experts=4, top_k=2, intermediate_size=32)
+OPTIONS = {
+    "plain": {},
+    "biases": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
+    "norms": {"post_norms": True},
+    "windows": {"windows": (3, None)},
+    "norms of heads": {"qk_norm": True},
+    "experts": {"moe": MOE, "moe_layers": frozenset({1})},
+}
+IS_RECORDED = {"plain", "biases", "norms", "windows"}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    try:
+        return load()
+    except BuildError as error:
+        pytest.skip(f"no kernels on this machine: {error}")
+
+
+def make_decoder(kernels, quantization, options):
+    config = DecoderConfig(
+        vocab_size=50,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        rotary=RotaryConfig(head_dim=16, theta=1e4),
+        norm_eps=1e-6,
+        **options,
+    )
+    torch.manual_seed(3)
+    model = Decoder(config)
+    randomize(model)
+    for module in model.modules():
+        if isinstance(module, Rotary):
+            module.init_buffers(torch.device("cpu"))
+    for module in model.modules():
+        exact = getattr(module, "fp32_parameters", ())
+        for key, param in module.named_parameters(recurse=False):
+            param.data = param.data if key in exact else param.data.bfloat16()
+    use_kernels(model, kernels, quantization)
+    return model
+
+
+def decode(model, kernels, batch_sizes):
+    """Hidden states of decode steps of so many sequences; each sequence grows by a token a step,
+    and its block table with it."""
+    shape = (NUM_BLOCKS, BLOCK_SIZE, 2, 16)
+    cache = KVCache(
+        keys=tuple(torch.zeros(shape).bfloat16() for _ in range(2)),
+        values=tuple(torch.zeros(shape).bfloat16() for _ in range(2)),
+    )
+    backend, lengths, states = NativeAttention(kernels), [0] * max(batch_sizes), []
+    for step, num in enumerate(batch_sizes):
+        places = torch.tensor(lengths[:num])
+        lengths[:num] = [length + 1 for length in lengths[:num]]
+        num_blocks = -(-max(lengths[:num]) // BLOCK_SIZE)
+        tables = torch.arange(num * 70).view(num, 70)[:, :num_blocks].int()
+        layout = BatchLayout(
+            num_decode=num,
+            query_lens=(1,) * num,
+            context_lens=tuple(lengths[:num]),
+            block_tables=tables,
+            slots=tables.gather(1, places[:, None] // BLOCK_SIZE)[:, 0].long() * BLOCK_SIZE
+            + places % BLOCK_SIZE,
+        )
+        inputs = ForwardInputs(
+            token_ids=torch.arange(num) * 7 % 50 + step % 3,
+            positions=places,
+            in_prompt=torch.zeros(num, dtype=torch.bool),
+            attn=backend.begin(layout, cache),
+        )
+        with torch.inference_mode():
+            states.append(model(inputs).clone())
+    return states
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_equal(kernels, monkeypatch, name, quantization):
+    """The same bits in every step: new numbers of sequences, known ones, longer block tables; also
+    where a layer does what cannot be recorded."""
+    batch_sizes = [2, 3, 2, 1, 3, 3, 3, 3, 3, 1]
+    model = make_decoder(kernels, quantization, OPTIONS[name])
+    found = decode(model, kernels, batch_sizes)
+    recordings = list(model._recordings.values())
+    assert all((recording is not None) == (name in IS_RECORDED) for recording in recordings)
+    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    expected = decode(model, kernels, batch_sizes)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_longer_block_tables(kernels, monkeypatch):
+    """A block table that outgrows its memory gets new memory, and the step a new recording."""
+    model = make_decoder(kernels, None, {})
+    found = decode(model, kernels, [1] * 262)
+    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    expected = decode(model, kernels, [1] * 262)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
