@@ -6,13 +6,10 @@ EngineConfig --> plugins --> checkpoint --> RuntimeConfig --> model --> KV cache
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,11 +27,10 @@ from .config import (
 )
 from .delivery.delivery import Delivery
 from .engine import Engine
-from .errors import ConfigError, UnsupportedMediaError
+from .errors import UnsupportedMediaError
 from .hooks import (
     Checkpoint,
     EngineInfo,
-    MediaLimits,
     MediaProcessor,
     Model,
     ModelSpec,
@@ -47,14 +43,20 @@ from .hooks import (
 from .hooks.contracts import media_size
 from .intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
 from .intake.intake import Intake
-from .intake.media import MediaLoader
+from .intake.media import MediaLoader, media_limits
 from .intake.template import checkpoint_template, load_template
-from .intake.tokenizer import PromptTokenizer, load_tokenizer
+from .intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
 from .layers.kernels import use_kernels
+from .layers.tp_plan import tp_plan
 from .messages import MEDIA_KINDS
 from .native import ComputeThreads, Kernels, Placement
+from .parallel import Ranks, shares_of
 from .runner import devices, sizing
+from .runner.distributed import DistributedRunner
+from .runner.executor import Executor, Facts
+from .runner.graphs import CudaRecorder, graph_sizes
 from .runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
+from .runner.parts import bound_kernel_cache, load_kernels, rank_configs
 from .runner.runner import Runner
 from .runner.slots import Slots
 from .runner.trial import CudaMeter
@@ -70,13 +72,23 @@ CPU_IDLE_SHARE = 8  # one block of so many, at most, keeps content that no reque
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """An engine, the intake before it, and what callers may look at."""
+    """An engine, the intake before it, and what callers may look at. model: None where other
+    processes have it."""
 
     engine: Engine
     intake: Intake
     plugins: PluginManager
-    model: Model
+    model: Model | None
     runtime: RuntimeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computer:
+    """What computes in this process, and its facts."""
+
+    runner: Runner
+    model: Model
+    facts: Facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,41 +111,85 @@ class _Parts:
 def assemble(config: EngineConfig) -> Assembly:
     """Everything from a config. Raises ConfigError, ModelError and PluginError."""
     parts = _read(config)
-    kernels = _load_kernels(config)
+    model: Model | None = None
+    if config.tensor_parallel_size > 1:
+        load_kernels(config)  # built once, not by all ranks at the same time
+        ranks = DistributedRunner(rank_configs(config), build_rank)
+        executor: Executor = ranks
+        facts = ranks.facts
+    else:
+        local = _computer(parts)
+        executor, model, facts = local.runner, local.model, local.facts
+    sizing.log_cache(facts.num_blocks, facts.shape)
+    engine = Engine(
+        scheduler=_scheduler(parts, facts),
+        runner=executor,
+        delivery=_delivery(parts),
+        plugins=parts.plugins,
+        info=_info(parts, facts.runtime, facts.num_blocks),
+    )
+    return Assembly(
+        engine=engine,
+        intake=_intake(parts, facts.runtime),
+        plugins=parts.plugins,
+        model=model,
+        runtime=facts.runtime,
+    )
+
+
+def build_rank(config: EngineConfig, ranks: Ranks, watched: Callable[[Model], Model]) -> Computer:
+    """What computes in the process of one rank. watched: wraps the model for the runner."""
+    return _computer(_read(config), ranks, watched)
+
+
+def _computer(
+    parts: _Parts,
+    ranks: Ranks | None = None,
+    watched: Callable[[Model], Model] = lambda model: model,
+) -> Computer:
+    config = parts.config
+    kernels = load_kernels(config)
     placement = native.choose_placement(config.cpu_affinity, config.numa_node)
     runtime = _runtime(config, parts.checkpoint, kernels, placement)
-    _bound_kernel_cache()
+    bound_kernel_cache()
     if runtime.num_threads != torch.get_num_threads():
         torch.set_num_threads(runtime.num_threads)
     threads = None
     if placement is not None and kernels is not None:
         threads = native.ComputeThreads(kernels, placement, runtime.num_threads)
         threads.place()  # before the weights take memory
+    model = _model(parts, runtime, kernels, ranks)
+    runtime = _with_media_size(runtime, model)
+    shape = sizing.kv_cache_shape(model, runtime)
+    seen = watched(model)
+    num_blocks = _num_blocks(parts, runtime, seen, shape, kernels, ranks)
+    runtime = sizing.fitted(config, runtime, num_blocks)
+    runner = _runner(parts, runtime, seen, shape, num_blocks, kernels, threads)
+    facts = Facts(runtime=runtime, shape=shape, num_blocks=num_blocks)
+    return Computer(runner=runner, model=model, facts=facts)
+
+
+def _model(
+    parts: _Parts, runtime: RuntimeConfig, kernels: Kernels | None, ranks: Ranks | None
+) -> Model:
+    """With its weights; of ranks, the part of one."""
+    num_ranks, split = 1, None
+    if ranks is not None:
+        num_ranks = ranks.size
+        plan = partial(tp_plan, own=parts.spec.tp_plan)
+        split = shares_of(plan, ranks, parts.checkpoint.architecture)
+    build = parts.plugins.build
     model: Model = build_model(
-        lambda config: sizing.checked_size(parts.plugins.build(parts.spec, config), runtime),
+        lambda config: sizing.checked_size(build(parts.spec, config), runtime, num_ranks),
         parts.checkpoint,
         dtype=getattr(torch, runtime.dtype),
         device=torch.device(runtime.device),
-        load_format=config.load_format,
+        load_format=parts.config.load_format,
+        split=split,
     )
     if kernels is not None and isinstance(model, nn.Module):
-        use_kernels(model, kernels, config.quantization)
-    runtime = _with_media_size(runtime, model)
-    shape = sizing.kv_cache_shape(model, runtime)
-    num_blocks = _num_blocks(parts, runtime, model, shape, kernels)
-    runtime = sizing.fitted(config, runtime, num_blocks)
-    sizing.log_cache(num_blocks, shape)
-    engine = Engine(
-        scheduler=_scheduler(parts, runtime, shape, num_blocks),
-        runner=_runner(parts, runtime, model, shape, num_blocks, kernels, threads),
-        delivery=_delivery(parts),
-        plugins=parts.plugins,
-        info=_info(parts, runtime, num_blocks),
-    )
-    intake = _intake(parts, runtime)
-    return Assembly(
-        engine=engine, intake=intake, plugins=parts.plugins, model=model, runtime=runtime
-    )
+        use_kernels(model, kernels, parts.config.quantization)
+    return model
 
 
 def open_media(config: EngineConfig) -> MediaLoader:
@@ -142,7 +198,7 @@ def open_media(config: EngineConfig) -> MediaLoader:
     return MediaLoader(
         processors=_processors(parts),
         fetch=parts.plugins.fetch_media,
-        limits=_media_limits(config),
+        limits=media_limits(config),
         max_items=config.limit_mm_per_prompt or {},
         guard=parts.plugins.guard,
     )
@@ -156,11 +212,11 @@ def _read(config: EngineConfig) -> _Parts:
     if config.tokenizer is not None:
         folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
     tokenizer = PromptTokenizer(load_tokenizer(folder))
-    eos_token_ids = _eos_token_ids(checkpoint, tokenizer)
+    eos_ids = eos_token_ids(checkpoint, tokenizer)
     vocab_size = int(checkpoint.config.get_text_config().vocab_size)
     grammars = None
     if config.guided_decoding_backend != "off":
-        grammars = GrammarBackend(tokenizer.raw, vocab_size, eos_token_ids)
+        grammars = GrammarBackend(tokenizer.raw, vocab_size, eos_ids)
     spec = plugins.model_for(checkpoint.config.architectures or ())
     tools = spec.tools if config.tool_call_parser == "auto" else config.tool_call_parser
     template = _chat_template(config, checkpoint, tokenizer)
@@ -173,48 +229,10 @@ def _read(config: EngineConfig) -> _Parts:
         parser=_reasoning_parser(config, plugins, spec, template),
         tool_parser=plugins.tool_parser(tools) if tools else None,
         tokenizer=tokenizer,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=eos_ids,
         vocab_size=vocab_size,
         grammars=grammars,
     )
-
-
-def _eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozenset[int]:
-    """generation_config.json's end of sequence; without it, that of config.json and tokenizer."""
-    given = checkpoint.generation.get("eos_token_id")
-    if given is None:
-        given = getattr(checkpoint.config.get_text_config(), "eos_token_id", None)
-    if given is None:
-        given = tokenizer.raw.eos_token_id
-    if given is None:
-        return frozenset()
-    return frozenset(given) if isinstance(given, (list, tuple)) else frozenset({int(given)})
-
-
-def _load_kernels(config: EngineConfig) -> Kernels | None:
-    """The CPU kernels, where they are wanted and can be had; without them plain torch computes the
-    same, which is told once. Raises ConfigError for an option that needs them."""
-    is_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
-    if config.native_kernels is False:
-        problem = "native_kernels is False"
-    elif not is_cpu:
-        problem = "the device is no CPU"
-    else:
-        try:
-            return native.load()
-        except native.BuildError as error:
-            problem = str(error)
-            logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
-    needs = {
-        "native_kernels = True": config.native_kernels,
-        "quantization = 'int8'": config.quantization,
-        "cpu_affinity": config.cpu_affinity is not None,
-        "numa_node": config.numa_node is not None,
-    }
-    option = next((name for name, is_asked in needs.items() if is_asked), None)
-    if option is not None:
-        raise ConfigError(f"{option} needs the C++ kernels for CPUs, but {problem}")
-    return None
 
 
 def _runtime(
@@ -255,6 +273,7 @@ def _num_blocks(
     model: Model,
     shape: KVCacheShape,
     kernels: Kernels | None,
+    ranks: Ranks | None,
 ) -> int:
     """By memory: on CUDA what the largest steps leave, on a CPU a share of what is free."""
     if runtime.num_blocks_override is not None:
@@ -271,8 +290,10 @@ def _num_blocks(
         )
     elif memory is None:
         memory = available_memory(device, runtime.gpu_memory_utilization)
+        memory //= 1 if ranks is None else ranks.size
     blocks_each = -(-runtime.max_model_len // runtime.block_size)
-    return count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
+    num_blocks = count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
+    return num_blocks if ranks is None else ranks.least(num_blocks)
 
 
 def _with_media_size(runtime: RuntimeConfig, model: Model) -> RuntimeConfig:
@@ -292,17 +313,8 @@ def _max_idle_blocks(runtime: RuntimeConfig, shape: KVCacheShape, num_blocks: in
     return max(1, min(num_blocks // CPU_IDLE_SHARE, context))
 
 
-def _bound_kernel_cache() -> None:
-    """torch keeps the last 1,024 linear kernels of each thread, one for each number of rows, a
-    megabyte or so each: hundreds of megabytes after a thousand steps of different sizes. The
-    variable is read when the first linear layer runs; what the user has set stays."""
-    if os.name == "posix":
-        ctypes.CDLL(None).setenv(b"LRU_CACHE_CAPACITY", b"64", 0)
-
-
-def _scheduler(
-    parts: _Parts, runtime: RuntimeConfig, shape: KVCacheShape, num_blocks: int
-) -> Scheduler:
+def _scheduler(parts: _Parts, facts: Facts) -> Scheduler:
+    runtime, num_blocks = facts.runtime, facts.num_blocks
     return Scheduler(
         SchedulerConfig(
             max_num_seqs=runtime.max_num_seqs,
@@ -311,7 +323,7 @@ def _scheduler(
             num_blocks=num_blocks,
             block_size=runtime.block_size,
             enable_prefix_caching=runtime.enable_prefix_caching,
-            max_idle_blocks=_max_idle_blocks(runtime, shape, num_blocks),
+            max_idle_blocks=_max_idle_blocks(runtime, facts.shape, num_blocks),
             enable_chunked_prefill=runtime.enable_chunked_prefill,
             encoder_cache_tokens=runtime.encoder_cache_tokens,
             atomic_media=parts.spec.atomic_media,
@@ -349,6 +361,8 @@ def _runner(
     )
     if runtime.use_warmup:
         runner.warm_up(min(WARM_UP_TOKENS, runtime.max_model_len - 1))
+    if not runtime.enforce_eager:
+        runner.record_graphs(graph_sizes(runtime.max_num_seqs), CudaRecorder(device))
     return runner
 
 
@@ -380,7 +394,7 @@ def _intake(parts: _Parts, runtime: RuntimeConfig) -> Intake:
         processors=_processors(parts),
         fetch=parts.plugins.fetch_media,
         config=runtime,
-        limits=_media_limits(config),
+        limits=media_limits(config),
         vocab_size=parts.vocab_size,
         eos_token_ids=parts.eos_token_ids,
         generation=parts.checkpoint.generation,
@@ -414,25 +428,6 @@ def _options_of(kind: str, parts: _Parts) -> dict[str, Any]:
     others = tuple(f"{other}_" for other in parts.spec.media if other not in (kind, *MEDIA_KINDS))
     options = parts.config.mm_processor_kwargs or {}
     return {name: value for name, value in options.items() if not name.startswith(others)}
-
-
-def _media_limits(config: EngineConfig) -> MediaLimits:
-    root: Path | None = config.allowed_media_root
-    return MediaLimits(
-        max_bytes=config.max_media_bytes,
-        max_pixels=config.max_image_pixels,
-        fetch_timeout=config.media_fetch_timeout,
-        allowed_root=root.resolve() if root is not None else None,
-        allow_urls=config.allow_media_urls or bool(config.allowed_media_domains),
-        allowed_domains=config.allowed_media_domains,
-        allow_private_addresses=config.allow_private_media_addresses,
-        allowed_schemes=config.allowed_media_schemes,
-        max_duration=config.max_video_seconds,
-        max_frames=config.max_video_frames,
-        isolation=config.media_isolation,
-        decode_timeout=config.media_timeout,
-        decode_memory=config.media_process_memory,
-    )
 
 
 def _chat_template(

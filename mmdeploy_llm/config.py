@@ -23,7 +23,6 @@ SERVING_OPTIONS = frozenset(
     {
         "cache_queue_port",
         "cache_transfer_protocol",
-        "data_parallel_size",
         "disable_custom_all_reduce",
         "enable_mm",
         "engine_worker_queue_port",
@@ -104,7 +103,10 @@ class EngineConfig(FrozenParams):
         default=None, ge=2, description="prompt and output tokens of one request"
     )
     tensor_parallel_size: int = Field(
-        default=1, ge=1, description="number of devices that share the model"
+        default=1, ge=1, description="devices that share one model, a process on each"
+    )
+    data_parallel_size: int = Field(
+        default=1, ge=1, description="engines that share the work, each with a whole model"
     )
     block_size: int | None = Field(
         default=None, ge=1, description="tokens in a KV cache block; default: the backend's"
@@ -241,13 +243,6 @@ class EngineConfig(FrozenParams):
         default=False, description="code from checkpoints is never run"
     )
     attention_backend: str = Field(default="auto", description="name of an attention backend")
-
-    @field_validator("tensor_parallel_size")
-    @classmethod
-    def _one_device(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError("only 1 is supported by this version")
-        return value
 
     @field_validator("limit_mm_per_prompt")
     @classmethod

@@ -70,7 +70,8 @@ class Driver:
         """Outputs in the order in which they come; a job's requests end with `finished` outputs.
 
         Jobs are taken from the iterable when there is room for them. Closing the iterator aborts
-        what is still running.
+        what is still running. An engine that cannot go on ends its requests in error; once these
+        are given, WorkerDiedError is raised.
         """
         run, source = _Run(), iter(jobs)
         try:
@@ -83,8 +84,14 @@ class Driver:
                 elif run.pending:
                     futures = [future for _, future in run.pending]
                     wait(futures, return_when=FIRST_COMPLETED)
+            self.check()
         finally:
             self._abandon(run)
+
+    def check(self) -> None:
+        """Raises WorkerDiedError when the engine can compute nothing any more."""
+        if self._engine.death is not None:
+            raise self._engine.death
 
     def close(self) -> None:
         """Ends the intake threads; later calls of `run` raise EngineError."""
@@ -92,7 +99,9 @@ class Driver:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _fill(self, run: _Run, source: Iterator[Job]) -> bool:
-        """Takes jobs while there is room; False when there are no more."""
+        """Takes jobs while there is room; False when no more will be taken."""
+        if self._engine.death is not None:
+            return False
         while len(run.pending) + len(run.running) + len(run.ready) < self._num_ahead:
             job = next(source, None)
             if job is None:
@@ -116,7 +125,7 @@ class Driver:
             if error is None:
                 self._add(run, job, future.result())
             elif isinstance(error, Exception):
-                run.ready.extend(_refused(job, error))
+                run.ready.extend(refused(job, error))
             else:
                 raise error
 
@@ -145,8 +154,8 @@ class Driver:
                 self._step()
 
 
-def _refused(job: Job, error: Exception) -> Iterator[JobOutput]:
-    """The error outputs of a job that intake could not turn into requests."""
+def refused(job: Job, error: Exception) -> Iterator[JobOutput]:
+    """The error outputs of a job that never became requests."""
     code, message = 500, error_text(error)
     if isinstance(error, MMDeployLLMError):
         code, message = error.code, str(error)

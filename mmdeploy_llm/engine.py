@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterable, Sequence
 
 from .delivery.delivery import Delivery, record_of
+from .errors import WorkerDiedError
 from .hooks import EngineInfo, PluginManager, StepStats
 from .hooks.names import error_text
 from .outputs import RequestOutput
 from .plan import RequestFailure, StepPlan, TokenUpdate
 from .request import Request
-from .runner.runner import Runner
+from .runner.executor import Executor
 from .schedule.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class Engine:
         self,
         *,
         scheduler: Scheduler,
-        runner: Runner,
+        runner: Executor,
         delivery: Delivery,
         plugins: PluginManager,
         info: EngineInfo,
@@ -44,6 +45,7 @@ class Engine:
         self._inbox: list[str] = []
         self._inbox_lock = threading.Lock()
         self._is_closed = False
+        self._death: WorkerDiedError | None = None
         plugins.notify("on_engine_start", info=info)
 
     @property
@@ -55,6 +57,11 @@ class Engine:
     def num_unfinished(self) -> int:
         """Requests that were added and have not ended."""
         return len(self._requests)
+
+    @property
+    def death(self) -> WorkerDiedError | None:
+        """Why no step can compute any more. Steps still end what was added, in error."""
+        return self._death
 
     def add(self, request: Request) -> None:
         """Queues a request; its outputs come out of `step`."""
@@ -80,9 +87,10 @@ class Engine:
         return outputs
 
     def close(self) -> None:
-        """Tells observers; aborts nothing, since no step follows."""
+        """Ends what computes and tells observers; aborts nothing, since no step follows."""
         if not self._is_closed:
             self._is_closed = True
+            self._runner.close()
             self._plugins.notify("on_engine_stop", info=self.info)
 
     def _drain_inbox(self) -> tuple[TokenUpdate, ...]:
@@ -93,6 +101,11 @@ class Engine:
     def _run(self, plan: StepPlan) -> tuple[TokenUpdate, ...]:
         try:
             result = self._runner.run(plan)
+        except WorkerDiedError as error:
+            if self._death is None:
+                self._death = error
+                logger.error("the engine cannot go on: %s", error)
+            return self._scheduler.fail(plan, RequestFailure(code=error.code, message=str(error)))
         except Exception as error:
             logger.exception("a step failed as a whole")
             message = f"the engine failed in this step: {error_text(error)}"

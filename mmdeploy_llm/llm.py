@@ -19,8 +19,8 @@ from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
 from .batch.previews import VideoStrip, file_previews
 from .batch.report import report_batch
 from .config import EngineConfig
-from .drive import Driver, Job, JobOutput
-from .errors import ConfigError, EngineError, RequestError
+from .drive import Driver, Job, JobOutput, refused
+from .errors import ConfigError, EngineError, RequestError, WorkerDiedError
 from .intake.cache import CacheStats
 from .intake.intake import TokenCount
 from .messages import Conversation, Prompt, Prompts
@@ -41,8 +41,11 @@ class LLM:
     `error_code` other than 200 and a message); the others are not touched. With `on_error="raise"`
     the first such error is raised instead. A wrong call raises TypeError or ValueError at once.
 
-    plugins: the loaded plugins; observers may be registered there. model: the loaded module.
-    runtime: every option as it was resolved.
+    What computes may live in processes of its own (tensor_parallel_size). When one of them dies,
+    requests that have not ended come back in error, and later calls raise WorkerDiedError.
+
+    plugins: the loaded plugins; observers may be registered there. model: the loaded module; None
+    where it is in other processes. runtime: every option as it was resolved.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -284,13 +287,22 @@ class LLM:
             raise ValueError(f"on_error must be 'return' or 'raise', got {on_error!r}")
         todo = list(jobs)
         done: dict[tuple[int, int], RequestOutput] = {}
+        self._driver.check()
         # Closed here, so that an error leaves no request behind in the engine.
         with closing(self._driver.run(todo)) as items, _Progress(len(todo), use_tqdm) as progress:
-            for item in items:
-                if on_error == "raise" and not item.output.is_ok:
-                    raise _exception(item)
-                done[item.job.index, item.output.outputs.index] = item.output
-                progress.count(item)
+            try:
+                for item in items:
+                    if on_error == "raise" and not item.output.is_ok:
+                        self._driver.check()
+                        raise _exception(item)
+                    done[item.job.index, item.output.outputs.index] = item.output
+                    progress.count(item)
+            except WorkerDiedError as death:
+                if on_error == "raise":
+                    raise
+                lost = (item for job in todo for item in refused(job, death))
+                for item in lost:
+                    done.setdefault((item.job.index, item.output.outputs.index), item.output)
         return [done[job.index, index] for job in todo for index in range(job.num_outputs)]
 
 

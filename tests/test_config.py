@@ -94,9 +94,11 @@ def test_logprobs_can_be_switched_off():
     assert run(enable_logprob=False).max_logprobs == 0
 
 
-def test_more_than_one_device_is_refused():
-    with pytest.raises(ConfigError, match="only 1 is supported"):
-        EngineConfig(model="m", tensor_parallel_size=2)
+def test_numbers_of_devices_and_engines_are_checked():
+    config = EngineConfig(model="m", tensor_parallel_size=2, data_parallel_size=4)
+    assert (config.tensor_parallel_size, config.data_parallel_size) == (2, 4)
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        EngineConfig(model="m", tensor_parallel_size=0)
 
 
 def test_remote_code_cannot_be_switched_on():

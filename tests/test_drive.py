@@ -16,6 +16,8 @@ class FakeEngine:
     """Ends every request in the step after its arrival, the newest first; stuck prompts go on
     until they are aborted."""
 
+    death = None
+
     def __init__(self):
         self.requests, self.aborted, self.most, self.stuck = {}, [], 0, set()
 

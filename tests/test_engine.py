@@ -39,6 +39,9 @@ class FakeRunner:
         sampled = {one: 40 for one in ids if one not in errors}
         return StepResult(step_id=plan.step_id, sampled=sampled, errors=errors)
 
+    def close(self):
+        self.is_closed = True
+
 
 class Observer:
     def __init__(self):

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from mmdeploy_llm import native
-from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import Checkpoint, hookimpl
 from mmdeploy_llm.intake.checkpoint import read_checkpoint, resolve_model
 from mmdeploy_llm.llm import LLM
@@ -106,6 +106,11 @@ def _measure(
     loading: float,
     tell: Tell,
 ) -> BenchResult:
+    if llm.model is None:
+        raise ConfigError(
+            "bench looks into the process that computes; leave out tensor_parallel_size and "
+            "data_parallel_size"
+        )
     shapes = _shapes(llm, checkpoint)
     cost = model_cost(shapes)
     counter = MediaFlops(llm.model, shapes) if cost else None
@@ -217,6 +222,7 @@ def _memory(
     """steps: of a round, at the end of which nothing runs."""
     runtime = llm.runtime
     num_blocks = steps[-1].num_free_blocks - min(step.num_free_blocks for step in steps)
+    assert llm.model is not None, "_measure sees to it"
     block = kv_block_bytes(llm.model, runtime.kv_cache_dtype, runtime.block_size)
     precision = _precision(llm, settings)
     return Memory(

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mmdeploy_llm import errors
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import (
     MediaError,
     MediaLimitError,
@@ -348,3 +349,23 @@ def _owner(processor: MediaProcessor) -> str:
 def _own_class(error: RequestError) -> type[RequestError]:
     """The nearest class of errors.py: a plugin's subclass may not take a message alone."""
     return next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+
+
+def media_limits(config: EngineConfig) -> MediaLimits:
+    """What the options allow of one item."""
+    root = config.allowed_media_root
+    return MediaLimits(
+        max_bytes=config.max_media_bytes,
+        max_pixels=config.max_image_pixels,
+        fetch_timeout=config.media_fetch_timeout,
+        allowed_root=root.resolve() if root is not None else None,
+        allow_urls=config.allow_media_urls or bool(config.allowed_media_domains),
+        allowed_domains=config.allowed_media_domains,
+        allow_private_addresses=config.allow_private_media_addresses,
+        allowed_schemes=config.allowed_media_schemes,
+        max_duration=config.max_video_seconds,
+        max_frames=config.max_video_frames,
+        isolation=config.media_isolation,
+        decode_timeout=config.media_timeout,
+        decode_memory=config.media_process_memory,
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.hooks import Checkpoint
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -85,3 +86,15 @@ class PromptTokenizer:
         added = self._encode("", add_special_tokens=True)[:1]
         names = [self.raw.bos_token, self.raw.cls_token, *self.raw.convert_ids_to_tokens(added)]
         return tuple({str(name) for name in names if name})
+
+
+def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozenset[int]:
+    """generation_config.json's end of sequence; without it, that of config.json and tokenizer."""
+    given = checkpoint.generation.get("eos_token_id")
+    if given is None:
+        given = getattr(checkpoint.config.get_text_config(), "eos_token_id", None)
+    if given is None:
+        given = tokenizer.raw.eos_token_id
+    if given is None:
+        return frozenset()
+    return frozenset(given) if isinstance(given, (list, tuple)) else frozenset({int(given)})

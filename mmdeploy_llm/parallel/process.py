@@ -33,6 +33,7 @@ BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from mmdeploy_llm.parallel.process import main; main()"
 )
+PACKAGE = "mmdeploy_llm"
 TAIL_SIZE = 8000  # characters of what a process wrote last
 NUM_LINES = 12  # of them, in a message
 CLOSE_SECONDS = 10.0
@@ -74,13 +75,15 @@ class Worker:
     the child's Channel; the process ends when it returns."""
 
     def __init__(
-        self, name: str, entry: Callable[[Channel], None], log_level: int = logging.WARNING
+        self, name: str, entry: Callable[[Channel], None], *, is_quiet: bool = False
     ) -> None:
+        """is_quiet: it logs warnings only; else what this process logs."""
         self.name = name
+        level = logging.WARNING if is_quiet else logging.getLogger(PACKAGE).getEffectiveLevel()
         ours, theirs = Pipe()
         lifeline, self._lifeline = os.pipe()
         stderr, child_stderr = os.pipe()
-        arguments = [json.dumps(sys.path), theirs.fileno(), lifeline, os.getpid(), name, log_level]
+        arguments = [json.dumps(sys.path), theirs.fileno(), lifeline, os.getpid(), name, level]
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", BOOT, *map(str, arguments)],

@@ -63,7 +63,7 @@ class GlooRanks:
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.rank, self.size, self.num_calls = rank, size, 0
         gloo: Any = dist.ProcessGroupGloo
-        options = gloo.Options() if hasattr(gloo, "Options") else gloo._Options()
+        options = gloo._Options()
         options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = TIMEOUT
         options._threads = 1
