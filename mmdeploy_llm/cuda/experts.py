@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .rows import silu_mul
+from .rows import silu_mul, silu_times
 
 RANKED = 64  # routes and experts of a program of _rank
 MAX_RANKED = 4096  # routes; beyond them sorting costs less than comparing all with all
@@ -72,83 +72,67 @@ def _rank(ids_ptr, num_routes, num_experts, order_ptr, ends_ptr, BLOCK: tl.const
 
 
 @triton.jit
-def _grouped_product(
-    a_ptr,
-    a_stride,
-    b_ptr,
-    out_ptr,
-    order_ptr,
-    ends_ptr,
-    num_columns,
-    depth,
-    num_experts,
-    ROUTES_PER_ROW: tl.constexpr,  # of `a`; 0: its rows are in the order of the routes
-    IS_GATED: tl.constexpr,  # silu(a gate') * (a up'); else the rows of `out` lie as the routes do
-    EXPERTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
-    tile = tl.program_id(1)
+def _place(tile, ends_ptr, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
+    """The expert of a tile, its first row and the end of the expert's; no rows for a tile too
+    many."""
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < num_experts
     ends = tl.load(ends_ptr + experts, mask=is_expert, other=0)
     starts = tl.load(ends_ptr + experts - 1, mask=is_expert & (experts > 0), other=0)
     num_tiles = tl.where(is_expert, tl.cdiv(ends - starts, ROWS), 0)
-    if tile < tl.sum(num_tiles):
-        expert = tl.sum((tl.cumsum(num_tiles, 0) <= tile).to(tl.int32))
-        place = tile - tl.sum(tl.where(experts < expert, num_tiles, 0))
-        end = tl.sum(tl.where(experts == expert, ends, 0))
-        rows = tl.sum(tl.where(experts == expert, starts, 0)) + place * ROWS + tl.arange(0, ROWS)
-        is_row = rows < end
+    expert = tl.sum((tl.cumsum(num_tiles, 0) <= tile).to(tl.int32))
+    place = tile - tl.sum(tl.where(experts < expert, num_tiles, 0))
+    start = tl.sum(tl.where(experts == expert, starts, 0))
+    return expert, start + place * ROWS, tl.sum(tl.where(experts == expert, ends, 0))
+
+
+@triton.jit
+def _grouped_product(
+    a_ptr, a_stride, b_ptr, out_ptr, order_ptr, ends_ptr, num_columns, depth, num_experts,
+    ROUTES_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, EXPERTS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """ROUTES_PER_ROW: of `a`; 0: its rows are sorted as the routes. IS_GATED: silu(a gate') *
+    (a up') in the sorted order; otherwise a b' in that of the routes."""
+    expert, first, end = _place(tl.program_id(1), ends_ptr, num_experts, EXPERTS, ROWS)
+    rows = first + tl.arange(0, ROWS)
+    is_row = rows < end
+    if first < end:
         routes = tl.load(order_ptr + rows, mask=is_row, other=0)
         a_rows = rows if ROUTES_PER_ROW == 0 else routes // ROUTES_PER_ROW
         columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         is_column = columns < num_columns
-        inner = tl.arange(0, DEPTH)
         a_start = a_ptr + a_rows.to(tl.int64)[:, None] * a_stride
-        num_weights = num_columns * (2 if IS_GATED else 1)  # rows of the expert's matrix
-        weights = expert.to(tl.int64) * num_weights + columns
+        weights = expert.to(tl.int64) * num_columns * (2 if IS_GATED else 1) + columns
         b_start = b_ptr + weights[None, :] * depth
         sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         if IS_GATED:
             up_start = b_ptr + (weights + num_columns)[None, :] * depth
             up_sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
         for start in range(0, depth, DEPTH):
-            is_inner = start + inner < depth
-            a = tl.load(
-                a_start + (start + inner)[None, :],
-                mask=is_row[:, None] & is_inner[None, :],
-                other=0.0,
-            )
+            inner = start + tl.arange(0, DEPTH)
+            is_inner = inner < depth
+            is_value = is_row[:, None] & is_inner[None, :]
             is_weight = is_inner[:, None] & is_column[None, :]
-            b = tl.load(b_start + (start + inner)[:, None], mask=is_weight, other=0.0)
+            a = tl.load(a_start + inner[None, :], mask=is_value, other=0.0)
+            b = tl.load(b_start + inner[:, None], mask=is_weight, other=0.0)
             sums = tl.dot(a, b, sums, input_precision="ieee")
             if IS_GATED:
-                up_places = up_start + (start + inner)[:, None]
-                up = tl.load(up_places, mask=is_weight, other=0.0)
+                up = tl.load(up_start + inner[:, None], mask=is_weight, other=0.0)
                 up_sums = tl.dot(a, up, up_sums, input_precision="ieee")
-        dtype = out_ptr.dtype.element_ty
         if IS_GATED:
-            gate = sums.to(dtype).to(tl.float32)
-            activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-            sums = activated * up_sums.to(dtype).to(tl.float32)
+            sums = silu_times(sums, up_sums, out_ptr.dtype.element_ty)
         out_rows = rows if IS_GATED else routes
-        out_places = out_ptr + out_rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-        tl.store(out_places, sums.to(dtype), mask=is_row[:, None] & is_column[None, :])
+        places = out_ptr + out_rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
+        is_out = is_row[:, None] & is_column[None, :]
+        tl.store(places, sums.to(out_ptr.dtype.element_ty), mask=is_out)
 
 
 @triton.jit
 def _combine(
-    routed_ptr,
-    weights_ptr,
-    ids_ptr,
-    out_ptr,
-    size,
-    num_experts,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    routed_ptr, weights_ptr, ids_ptr, out_ptr, size, num_experts,
+    K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The weighted sum over the routes of a token."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -222,24 +206,12 @@ def _product(
     max_tiles = min(num_routes, (num_routes + used * (tile.rows - 1)) // tile.rows)
     out = torch.empty((num_routes, num_columns), dtype=a.dtype, device=a.device)
     _grouped_product[(triton.cdiv(num_columns, tile.columns), max_tiles)](
-        a,
-        a.stride(0),
-        b,
-        out,
-        routes.order,
-        routes.ends,
-        num_columns,
-        b.shape[2],
-        num_experts,
-        ROUTES_PER_ROW=routes_per_row,
-        IS_GATED=is_gated,
+        a, a.stride(0), b, out, routes.order, routes.ends, num_columns, b.shape[2], num_experts,
+        ROUTES_PER_ROW=routes_per_row, IS_GATED=is_gated,
         EXPERTS=triton.next_power_of_2(num_experts),
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
     return out
 
 

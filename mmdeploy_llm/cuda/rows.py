@@ -17,18 +17,9 @@ SILU_TILE = 1024
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm(
-    x_ptr,
-    x_stride,
-    residual_ptr,
-    weight_ptr,
-    out_ptr,
-    num_rows,
-    size,
-    eps,
-    HAS_RESIDUAL: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x_ptr, x_stride, residual_ptr, weight_ptr, out_ptr, num_rows, size, eps,
+    HAS_RESIDUAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     is_in = (rows < num_rows) & (columns < size)
@@ -53,20 +44,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
     block = triton.next_power_of_2(size)
     rows = max(1, TILE // block)
     _rms_norm[(triton.cdiv(num_rows, rows),)](
-        x,
-        x.stride(0),
-        x if residual is None else residual,
-        weight,
-        out,
-        num_rows,
-        size,
-        eps,
-        HAS_RESIDUAL=residual is not None,
-        ROWS=rows,
-        BLOCK=block,
+        x, x.stride(0), x if residual is None else residual, weight, out, num_rows, size, eps,
+        HAS_RESIDUAL=residual is not None, ROWS=rows, BLOCK=block,
         num_warps=min(16, max(4, rows * block // 512)),
-    )
+    )  # fmt: skip
     return out
+
+
+@triton.jit
+def silu_times(gate, up, dtype: tl.constexpr):
+    """silu(gate) * up of float32 values that are rounded to the dtype first."""
+    gate = gate.to(dtype).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    return activated * up.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -77,8 +67,7 @@ def _silu_mul(gate_ptr, gate_stride, up_ptr, up_stride, out_ptr, size, BLOCK: tl
     dtype = out_ptr.dtype.element_ty
     gate = tl.load(gate_ptr + row * gate_stride + columns, mask=is_in, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * up_stride + columns, mask=is_in, other=0.0).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    tl.store(out_ptr + row * size + columns, (activated * up).to(dtype), mask=is_in)
+    tl.store(out_ptr + row * size + columns, silu_times(gate, up, dtype).to(dtype), mask=is_in)
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
