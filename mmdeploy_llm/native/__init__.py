@@ -14,7 +14,7 @@ from .cores import (
     usable_cpus,
 )
 from .kernels import MAX_HEAD_DIM, PANEL, Kernels, Sequences, load
-from .memory import LargePages
+from .memory import LargePages, keep_freed_memory
 from .recording import Recording
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "build",
     "choose_placement",
     "cpu_level",
+    "keep_freed_memory",
     "load",
     "num_suitable_threads",
     "usable_cpus",

@@ -57,7 +57,7 @@ OPERATIONS = {
     "values written in place": lambda x: x.mul_(2),
     "a copy": lambda x: x.T.contiguous().T,
     "memory of its own": lambda x: torch.empty_like(x).copy_(x),
-    "a number": lambda x: x if x.sum().item() > 0 else x,
+    "a number": lambda x: x[: 3 if x.sum().item() > 0 else len(x)],
 }
 
 
