@@ -1,0 +1,184 @@
+"""What travels between processes, and processes that end in every way."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Pipe
+
+import numpy as np
+import pytest
+import torch
+
+from mmdeploy_llm.errors import ConfigError, WorkerDiedError
+from mmdeploy_llm.parallel import Channel, Meeting, Worker
+from mmdeploy_llm.parallel.wire import MAX_INLINE
+
+LARGE = MAX_INLINE // 4 + 1000  # float32 values that go through shared memory
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = Pipe()
+    yield Channel(ours, os.getpid()), Channel(theirs, os.getpid())
+    ours.close()
+    theirs.close()
+
+
+def through(ends, value):
+    with ThreadPoolExecutor(1) as pool:  # what is long waits for the reader
+        sending = pool.submit(ends[0].send, value)
+        found = ends[1].receive()
+        sending.result()
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, LARGE])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_tensors(ends, count, dtype):
+    value = torch.arange(count).to(dtype)
+    found = through(ends, {"x": value, "again": value})
+    assert torch.equal(found["x"], value)
+    assert found["x"].dtype is dtype
+    found["x"].zero_()  # memory of its own
+
+
+def test_large_tensors_of_several_shapes(ends):
+    first, second = torch.randn(3, LARGE), torch.randn(LARGE, 5).T
+    values = [first, second, torch.tensor(3.5)]
+    found = through(ends, values)
+    assert all(torch.equal(a, b) for a, b in zip(found, values, strict=True))
+
+
+def test_arrays_files_and_bytes(ends, tmp_path):
+    (tmp_path / "file").write_bytes(b"contents")
+    array = np.arange(LARGE, dtype=np.float32)
+    with (tmp_path / "file").open("rb") as file:
+        found = through(ends, (array, file, io.BytesIO(b"memory"), b"bytes" * LARGE))
+    assert np.array_equal(found[0], array)
+    assert (found[1].read(), found[2].read()) == (b"contents", b"memory")
+    assert found[3] == b"bytes" * LARGE
+
+
+def test_shared_memory_is_given_back(ends):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        through(ends, torch.zeros(LARGE))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_closed_channel_says_so(ends):
+    ends[0].connection.close()
+    with pytest.raises(EOFError):
+        ends[1].receive()
+
+
+# Functions that workers run; they find this module through sys.path.
+
+
+def echo(channel):
+    while True:
+        channel.send(channel.receive())
+
+
+def fail(channel, error):
+    channel.receive()
+    raise error
+
+
+def speak_and_die(channel, how):
+    print("my last words", file=sys.stderr, flush=True)
+    channel.receive()
+    os.kill(os.getpid(), how) if how else os._exit(7)
+
+
+def hang(channel):
+    channel.send(os.getpid())
+    time.sleep(1000)
+
+
+def own(function, **options):
+    """The function as the worker can import it."""
+    module = __import__("test_messages")
+    return partial(getattr(module, function.__name__), **options)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+
+
+def test_worker_echoes():
+    worker = Worker("echo", own(echo))
+    worker.send([1, "two", torch.ones(LARGE)])
+    found = worker.receive()
+    assert found[:2] == [1, "two"]
+    assert torch.equal(found[2], torch.ones(LARGE))
+    worker.close()
+    with pytest.raises(WorkerDiedError):
+        worker.send("more")
+
+
+def test_our_errors_come_as_they_are_and_others_as_worker_died():
+    worker = Worker("w", own(fail, error=ConfigError("wrong option")))
+    worker.send(None)
+    with pytest.raises(ConfigError, match="wrong option"):
+        worker.receive()
+    worker.close()
+    worker = Worker("w", own(fail, error=ValueError("what now")))
+    worker.send(None)
+    with pytest.raises(WorkerDiedError, match="w failed: ValueError: what now; it wrote last:"):
+        worker.receive()
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [(signal.SIGKILL, "signal SIGKILL"), (None, "exit status 7")]
+)
+def test_a_dead_worker_is_told_with_its_last_words(how, words, capfd):
+    worker = Worker("rank 3", own(speak_and_die, how=how))
+    worker.send(None)
+    with pytest.raises(WorkerDiedError, match=rf"rank 3 .* died with {words}(.|\n)*my last words"):
+        worker.receive()
+    worker.close()
+
+
+def test_a_worker_ends_with_its_parent(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        "import os, signal, test_messages\n"
+        "from mmdeploy_llm.parallel import Worker\n"
+        "worker = Worker('w', test_messages.hang)\n"
+        "print(worker.receive(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and is_alive(pid):
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_an_exchange_is_noticed_by_whoever_records_calls(tmp_path):
+    """A recorded decode step must not leave out the sums between ranks."""
+    from mmdeploy_llm.native.recording import _Watch
+
+    ranks = Meeting(path=str(tmp_path / "ranks"), rank=0, size=1, device="cpu").join()
+    x = torch.ones(4, 8)
+    with _Watch() as watch:
+        x = ranks.sum(x)
+    assert watch.unknown is not None
+    assert torch.equal(x, torch.ones(4, 8))

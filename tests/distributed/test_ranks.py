@@ -1,0 +1,244 @@
+"""tensor_parallel_size=2 on the CPU, over gloo: token for token what one process gives."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from PIL import Image
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import ConfigError, EngineError, WorkerDiedError
+from mmdeploy_llm.params import GuidedDecodingParams
+from mmdeploy_llm.testing.tiny import write_tiny
+
+# Head counts that two ranks can share; ERNIE's ranks hold the same key/value head.
+FAMILIES = {
+    "qwen2_5_vl": ({}, "<|vision_start|><|image_pad|><|vision_end|>"),
+    "ernie4_5_vl_moe": (
+        {"hidden_size": 128, "num_attention_heads": 4},
+        "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+    ),
+}
+OPTIONS = {
+    "dtype": "float32",  # sums in another order flip no token
+    "device": "cpu",
+    "max_model_len": 512,
+    "max_num_batched_tokens": 48,  # prompts come in chunks
+    "max_num_seqs": 8,
+    "num_gpu_blocks_override": 128,
+    "block_size": 16,
+    "num_threads": 2,
+    "limit_mm_per_prompt": {"image": 4},
+    "encoder_cache_memory": 2**20,
+}
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def picture(seed, size=(64, 48)):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (size[1], size[0], 3), generator=generator, dtype=torch.uint8)
+    return Image.fromarray(pixels.numpy())
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family, tmp_path_factory):
+    return write_tiny(family, tmp_path_factory.mktemp(family), **FAMILIES[family][0])
+
+
+@pytest.fixture(scope="module")
+def one(folder):
+    with LLM(str(folder), **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    with LLM(str(folder), tensor_parallel_size=2, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture
+def with_image(family):
+    def prompt(text, *images):
+        marks = FAMILIES[family][1] * len(images)
+        return {"prompt": marks + text, "multimodal_data": {"image": list(images)}}
+
+    return prompt
+
+
+def answers(llm, prompts, params):
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.error_msg for output in outputs] == [None] * len(outputs)
+    return outputs
+
+
+def ids(outputs):
+    return [output.outputs.token_ids for output in outputs]
+
+
+def test_text_and_images_greedy_and_drawn(one, two, with_image):
+    """Long enough for several chunks, images of two sizes, more requests than run at once."""
+    prompts = ["a short one", "the same words again and again " * 6]
+    prompts += [with_image("what is it?", picture(1)), with_image("both", picture(1), picture(2))]
+    prompts += [with_image(f"number {n}", picture(n, (32 * n, 64))) for n in (2, 3)]
+    drawn = SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=12, ignore_eos=True)
+    penalised = SamplingParams(
+        temperature=0.7, top_k=20, seed=1, max_tokens=12, repetition_penalty=1.3, min_tokens=4
+    )
+    params = [GREEDY, drawn, GREEDY, drawn, penalised, GREEDY]
+    expected = answers(one, prompts, params)
+    found = answers(two, prompts, params)
+    assert ids(found) == ids(expected)
+    assert [output.outputs.text for output in found] == [o.outputs.text for o in expected]
+
+
+def test_samples_and_logprobs(one, two):
+    params = SamplingParams(
+        n=3, temperature=1.0, seed=5, max_tokens=8, logprobs=3, prompt_logprobs=2
+    )
+    expected, found = (answers(llm, "once upon a time", params) for llm in (one, two))
+    assert ids(found) == ids(expected)
+    for one_output, two_output in zip(expected, found, strict=True):
+        for a, b in zip(one_output.outputs.logprobs, two_output.outputs.logprobs, strict=True):
+            assert a.keys() == b.keys()
+            for token in a:
+                assert a[token].logprob == pytest.approx(b[token].logprob, abs=1e-4)
+        assert len(two_output.prompt_logprobs) == len(one_output.prompt_logprobs)
+
+
+def test_prefix_cache(one, two, with_image):
+    prompt = with_image("a beginning that comes again " * 4, picture(9))
+    expected = ids(answers(one, prompt, GREEDY))
+    assert ids(answers(two, prompt, GREEDY)) == expected
+    again = answers(two, prompt, GREEDY)
+    assert again[0].num_cached_tokens > 0
+    assert ids(again) == expected
+
+
+def test_guided_decoding(one, two):
+    pytest.importorskip("xgrammar")
+    guided = GuidedDecodingParams(json=SCHEMA)
+    params = SamplingParams(temperature=0.8, seed=2, max_tokens=24, guided_decoding=guided)
+    expected, found = (answers(llm, "json please", params) for llm in (one, two))
+    assert ids(found) == ids(expected)
+    if found[0].outputs.finish_reason == "stop":
+        assert set(json.loads(found[0].outputs.text)) == {"a"}
+
+
+def test_abort_leaves_the_ranks_in_step(one, two, with_image):
+    stream = two.stream(with_image("go on", picture(4)), GREEDY)
+    next(stream)
+    stream.close()
+    assert ids(answers(two, "afterwards", GREEDY)) == ids(answers(one, "afterwards", GREEDY))
+
+
+def test_a_request_that_fails_on_all_ranks_fails_alone(one, two, with_image):
+    """Pixels of a wrong width reach the model on every rank, which raises on each of them."""
+    good = with_image("fine", picture(5))
+    expected = ids(answers(one, good, GREEDY))
+    request, *_ = two._intake.accept(with_image("broken", picture(6)), GREEDY)
+    item = request.media[0].item
+    item.tensors["pixels"] = item.tensors["pixels"][:, :-1].clone()
+    two._engine.add(request)
+    outputs = []
+    while two._engine.has_work:
+        outputs += two._engine.step()
+    assert outputs[-1].error_code == 500
+    assert "could not be encoded" in outputs[-1].error_msg
+    two._intake.media._processed.clear()
+    assert ids(answers(two, good, GREEDY)) == expected
+
+
+def test_the_model_is_in_other_processes(two):
+    assert two.model is None
+    assert two.runtime.device == "cpu"
+    assert two.runtime.num_threads == 1
+
+
+class TestDeath:
+    """What comes of requests and processes when a rank is gone. One engine for each test."""
+
+    @pytest.fixture
+    @classmethod
+    def llm(cls, tmp_path):
+        write_tiny("llama", tmp_path)
+        with LLM(str(tmp_path), tensor_parallel_size=2, **OPTIONS) as llm:
+            yield llm
+
+    def test_killed_in_the_middle_of_a_run(self, llm):
+        workers = llm._engine._runner._workers
+        pids = [worker.pid for worker in workers]
+        prompts = [f"prompt {n}" for n in range(40)]
+        params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+
+        def kill():
+            time.sleep(0.5)
+            os.kill(pids[1], signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        thread.join()
+        assert len(outputs) == len(prompts)
+        lost = [output for output in outputs if not output.is_ok]
+        assert lost
+        assert all(output.error_code == 500 for output in lost)
+        assert all("died with signal SIGKILL" in output.error_msg for output in lost)
+        assert not any(is_alive(pid) for pid in pids)
+        with pytest.raises(WorkerDiedError, match="rank 1"):
+            llm.generate("and now", params, use_tqdm=False)
+        with pytest.raises(WorkerDiedError, match="rank 1"):
+            list(llm.generate_iter(iter(["and now"])))
+
+    def test_killed_before_a_call_that_raises(self, llm):
+        os.kill(llm._engine._runner._workers[0].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDiedError, match=r"rank 0 .* died with signal SIGKILL"):
+            llm.generate("hello", GREEDY, use_tqdm=False, on_error="raise")
+        begin = time.monotonic()
+        llm.close()
+        assert time.monotonic() - begin < 5
+
+    def test_the_end_of_an_endless_iterable(self, llm):
+        outputs = llm.generate_iter((f"prompt {n}" for n in range(10**9)), GREEDY)
+        next(outputs)
+        os.kill(llm._engine._runner._workers[1].pid, signal.SIGSEGV)
+        with pytest.raises(WorkerDiedError, match="SIGSEGV"):
+            for _ in outputs:
+                pass
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_close_ends_the_processes(tmp_path):
+    write_tiny("llama", tmp_path)
+    llm = LLM(str(tmp_path), tensor_parallel_size=2, **OPTIONS)
+    pids = [worker.pid for worker in llm._engine._runner._workers]
+    assert all(is_alive(pid) for pid in pids)
+    begin = time.monotonic()
+    llm.close()
+    assert time.monotonic() - begin < 5
+    assert not any(is_alive(pid) for pid in pids)
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate("hello", use_tqdm=False)
+
+
+def test_what_is_wrong_at_the_start_is_raised_as_it_is(tmp_path):
+    write_tiny("llama", tmp_path)
+    with pytest.raises(ConfigError, match=r"does not divide 4 heads of attention.*use 1, 2, 4"):
+        LLM(str(tmp_path), tensor_parallel_size=3, **OPTIONS)
