@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .base import BatchLayout, StepLengths
+
+Ints = NDArray[np.int64]
 
 
 def lengths_of(layout: BatchLayout) -> StepLengths:
@@ -42,3 +46,27 @@ def decode_layout(
         ),
         is_padded=True,
     )
+
+
+def places_of(layout: BatchLayout) -> tuple[Ints, Ints]:
+    """[B + 1], the first row of each sequence, and T; [T], each token's place in its sequence."""
+    starts = np.array([0, *accumulate(layout.query_lens)], dtype=np.int64)
+    before = np.array(layout.context_lens) - np.array(layout.query_lens) - starts[:-1]
+    counts = np.array(layout.query_lens)
+    return starts, np.arange(starts[-1]) + np.repeat(before, counts)
+
+
+def visible_ranges(
+    layout: BatchLayout, starts: Ints, places: Ints, window: int | None
+) -> tuple[Ints, Ints]:
+    """[T] each: a token sees the keys first .. behind of its sequence, whatever the reason: causal
+    attention and windows, and the whole of its own media item where media are atomic."""
+    behind = places + 1
+    first = np.zeros_like(behind) if window is None else np.maximum(behind - window, 0)
+    for sequence, start, end in layout.spans:
+        begin = starts[sequence]
+        own = places[begin : starts[sequence + 1]]
+        rows = begin + np.flatnonzero((own >= start) & (own < end))
+        first[rows] = np.minimum(first[rows], start)
+        behind[rows] = end
+    return first, behind
