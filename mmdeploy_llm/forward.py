@@ -50,7 +50,8 @@ class ForwardInputs:
     """All tokens of one step, of all sequences, one behind the other.
 
     token_ids: [T] int64. positions: [T] int64, or [3, T] (time, height, width) for M-RoPE models.
-    in_prompt: [T] bool, False for tokens that the model generated. media_rows: [T] places in
+    in_prompt: [T] bool, False for tokens that the model generated. has_prompt: whether any may be
+    True, which the host knows without asking the device. media_rows: [T] places in
     `token_ids` that take a media embedding instead of the token's own, int64 [M], ascending;
     media_embeds: [M, media_size], of which the first `hidden` are the embedding itself; both None
     when the step has no media.
@@ -62,6 +63,7 @@ class ForwardInputs:
     attn: AttentionContext
     media_rows: Tensor | None = None
     media_embeds: Tensor | None = None
+    has_prompt: bool = True
 
     def merge_media(self, hidden: Tensor) -> Tensor:
         """`hidden` [T, hidden] with the media embeddings at their places (written into

@@ -7,13 +7,13 @@
 
 What is kept and drawn is what sampling/draw.py says: z = (logit - largest) / temperature; cuts are
 found by bisection among the values that there are, and one uniform by seed and position picks a
-token by inverse CDF, in the order of the vocabulary. Here the mass of a token is a whole multiple of
-2**-42 of the largest one's, so that sums are exact in any order: a row gives the same token in every
-batch. A cut is looked for among the candidates first; where it may lie below what they hold, in the
-whole row, which takes some passes over it.
+token by inverse CDF, in the order of the vocabulary. Here the mass of a token is a whole multiple
+of 2**-42 of the largest one's, so that sums are exact in any order: a row gives the same token in
+every batch. A cut is looked for among the candidates first; where it may lie below what they hold,
+in the whole row, which takes some passes over it.
 
-Falling keys: integers that order floats, the largest first. Shapes: N rows, V vocabulary, S tiles of
-a row, C candidates of a tile.
+Falling keys: integers that order floats, the largest first. Shapes: N rows, V vocabulary, S tiles
+of a row, C candidates of a tile.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ def _key(x, peak, temperature):
 
 @triton.jit
 def _mass(keys):
-    return (tl.exp(-keys.to(tl.float32, bitcast=True)) * UNITS).to(tl.int64)
+    """0 for a NaN too, in a row that fails."""
+    z = -tl.minimum(keys, INFINITE).to(tl.float32, bitcast=True)
+    return (tl.exp(z) * UNITS).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])

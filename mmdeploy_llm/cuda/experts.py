@@ -179,6 +179,8 @@ def run_experts(
     add nothing."""
     num_tokens, top_k = experts.shape
     num_experts = down.shape[0]
+    if num_tokens == 0:
+        return torch.empty_like(x)
     ids = experts.contiguous().view(-1)
     routes = sort_routes(ids, num_experts)
     if _is_for_torch(x, ids.shape[0], down):

@@ -27,7 +27,7 @@ from mmdeploy_llm.request import MediaSpan
 
 from .linear import Embedding, Linear, MergedLinear
 from .mlp import GatedMLP
-from .moe import ModalityMLP, ModalityRows, MoEConfig, SparseMLP, split_modalities
+from .moe import Modality, ModalityMLP, MoEConfig, SparseMLP
 from .norm import RMSNorm
 from .rotary import KernelRope, Rope, Rotary, RotaryConfig
 from .with_kernels import WithKernels
@@ -75,7 +75,7 @@ class DecoderStep:
 
     rope: Rope
     attn: AttentionContext
-    modality: ModalityRows | None
+    modality: Modality | None
 
 
 class Attention(nn.Module):
@@ -179,7 +179,7 @@ class Decoder(WithKernels):
         step = DecoderStep(
             rope=self.rotary(inputs.positions),
             attn=inputs.attn,
-            modality=None if is_vision is None else split_modalities(is_vision),
+            modality=None if is_vision is None else Modality(is_vision),
         )
         if inputs.media_rows is None and x.shape[0] <= MAX_RECORDED_ROWS:
             return self._decode(x, step)

@@ -6,6 +6,7 @@ Shapes: T tokens, E experts, k experts per token, S size of the hidden states, I
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -105,10 +106,11 @@ class Experts(WithKernels):
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """[T, S], weights [T, k], expert numbers [T, k] -> [T, S].
 
-        Each expert sees its tokens in one product; experts without tokens cost nothing. Expert
-        numbers from E on add nothing, and need kernels.
+        Each expert sees its tokens in one product; experts without tokens cost nothing. Where
+        `is_on_device`, expert numbers from E on add nothing.
         """
-        if self.device_kernels is not None and self.device_kernels.takes(x, self.down_proj):
+        if self.is_on_device(x):
+            assert self.device_kernels is not None
             matrices = self.gate_up_proj, self.down_proj
             return self.device_kernels.run_experts(x, weights, experts, *matrices)
         top_k = experts.shape[-1]
@@ -121,6 +123,10 @@ class Experts(WithKernels):
             sorted_out = self._run_loop(sorted_x, counts)
         out = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
         return (out.view(-1, top_k, x.shape[-1]) * weights[..., None]).sum(1)
+
+    def is_on_device(self, x: Tensor) -> bool:
+        """Whether the host needs not know how many tokens an expert has."""
+        return self.device_kernels is not None and self.device_kernels.takes(x, self.down_proj)
 
     def _can_group(self, x: Tensor) -> bool:
         """Whether torch's grouped product applies: bf16 on CUDA, rows of whole 16 bytes."""
@@ -176,9 +182,13 @@ class SparseMLP(nn.Module):
         self.shared_experts = _shared_experts(size, config)
         self.shared_expert_gate = Linear(size, 1) if config.is_shared_gated else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, S] -> [T, S]."""
-        out: Tensor = self.experts(x, *self.gate(x))
+    def forward(self, x: Tensor, is_left_out: Tensor | None = None) -> Tensor:
+        """[T, S] -> [T, S]. is_left_out: [T] bool, tokens for which the routed experts give 0; for
+        Experts.is_on_device."""
+        weights, experts = self.gate(x)
+        if is_left_out is not None:
+            experts = experts.masked_fill(is_left_out[:, None], self.experts.down_proj.shape[0])
+        out: Tensor = self.experts(x, weights, experts)
         if self.shared_experts is None:
             return out
         shared = self.shared_experts(x)
@@ -201,12 +211,20 @@ class ModalityRows:
     vision: Tensor
 
 
-def split_modalities(is_vision: Tensor) -> ModalityRows | None:
-    """The rows by the mask [T]; None when no token is a media token. Once per step."""
-    vision = is_vision.nonzero().flatten()
-    if vision.numel() == 0:
-        return None
-    return ModalityRows(text=is_vision.logical_not().nonzero().flatten(), vision=vision)
+class Modality:
+    """Which of a step's tokens are media tokens."""
+
+    def __init__(self, is_vision: Tensor) -> None:
+        """is_vision: [T] bool."""
+        self.is_vision = is_vision
+
+    @cached_property
+    def rows(self) -> ModalityRows | None:
+        """None when no token is a media token. The host waits for the mask, once per step."""
+        vision = self.is_vision.nonzero().flatten()
+        if vision.numel() == 0:
+            return None
+        return ModalityRows(text=self.is_vision.logical_not().nonzero().flatten(), vision=vision)
 
 
 class ModalityMLP(nn.Module):
@@ -223,14 +241,20 @@ class ModalityMLP(nn.Module):
         self.vision_moe = SparseMLP(size, vision)
         self.shared_experts = _shared_experts(size, config)
 
-    def forward(self, x: Tensor, rows: ModalityRows | None) -> Tensor:
-        """[T, S] -> [T, S]."""
-        out = self.text_moe(x) if rows is None else self._route(x, rows)
+    def forward(self, x: Tensor, modality: Modality | None) -> Tensor:
+        """[T, S] -> [T, S]. modality: None when all tokens are text."""
+        if modality is None:
+            out: Tensor = self.text_moe(x)
+        elif self.text_moe.experts.is_on_device(x):
+            is_vision = modality.is_vision
+            out = self.text_moe(x, is_vision).add_(self.vision_moe(x, is_vision.logical_not()))
+        else:
+            out = self._route(x, modality.rows)
         return out if self.shared_experts is None else out.add_(self.shared_experts(x))
 
-    def _route(self, x: Tensor, rows: ModalityRows) -> Tensor:
-        if rows.text.numel() == 0:
-            out: Tensor = self.vision_moe(x)
+    def _route(self, x: Tensor, rows: ModalityRows | None) -> Tensor:
+        if rows is None or rows.text.numel() == 0:
+            out: Tensor = (self.text_moe if rows is None else self.vision_moe)(x)
             return out
         out = torch.empty_like(x)
         out.index_copy_(0, rows.text, self.text_moe(x.index_select(0, rows.text)))

@@ -230,6 +230,7 @@ class Runner:
                 token_ids=tensors.token_ids,
                 positions=tensors.positions,
                 in_prompt=tensors.in_prompt,
+                has_prompt=False,  # DecodeGraphs.frame_for takes no others
                 attn=self._backend.begin(tensors.layout, self._cache),
             )
         )

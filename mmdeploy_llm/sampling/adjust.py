@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .grammar import GrammarMatcher, banned_mask
 from .state import HUGE, TINY, SlotState
+from .upload import upload
 
 
 def adjust(logits: Tensor, states: Sequence[SlotState], holds_stops: NDArray[np.bool_]) -> None:
@@ -31,8 +32,8 @@ def adjust(logits: Tensor, states: Sequence[SlotState], holds_stops: NDArray[np.
 
 def _add_biases(logits: Tensor, states: Sequence[SlotState]) -> None:
     places = _flat([state.bias_ids for state in states], logits)
-    values = torch.from_numpy(np.concatenate([state.bias_values for state in states]))
-    logits.view(-1)[places] += values.to(logits.device)
+    values = np.concatenate([state.bias_values for state in states])
+    logits.view(-1)[places] += _tensor(values, logits)
 
 
 def _apply_grammars(logits: Tensor, states: Sequence[SlotState]) -> None:
@@ -88,4 +89,4 @@ def _flat(ids: Sequence[NDArray[np.int64]], logits: Tensor) -> Tensor:
 
 
 def _tensor(values: NDArray[np.generic], like: Tensor) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device)
+    return upload(values, like.device)

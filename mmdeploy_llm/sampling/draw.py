@@ -159,7 +159,7 @@ def _draw_from_all(logits: Tensor, params: DrawParams, kernels: Kernels | None) 
         if kernels is None:
             cut = _cut(z, probs, params)
         else:
-            rules = (_least(params), params.top_k, params.top_p)
+            rules = (least(params), params.top_k, params.top_p)
             cut = kernels.cut(z, probs, *map(torch.from_numpy, rules))[:, None]
         probs = z.masked_fill_(z < cut, -torch.inf).softmax(dim=1)
     if kernels is not None:
@@ -189,12 +189,12 @@ def _kept_before_top_p(z: Tensor, params: DrawParams) -> Tensor:
     """[R, K] bool: what min_p and top_k leave of falling values z [R, K]; never a banned token."""
     size = z.shape[1]
     last = np.where(params.top_k == 0, size, np.minimum(params.top_k, size)) - 1
-    kept = (z > -torch.inf) & (z >= _column(_least(params), z))
+    kept = (z > -torch.inf) & (z >= _column(least(params), z))
     kept &= z >= z.gather(1, _column(last, z))
     return kept
 
 
-def _least(params: DrawParams) -> NDArray[np.float32]:
+def least(params: DrawParams) -> NDArray[np.float32]:
     """The smallest z that min_p keeps, [R]; -inf when it is off."""
     with np.errstate(divide="ignore"):
         return np.log(params.min_p).astype(np.float32)

@@ -171,16 +171,12 @@ class Sampler:
         chosen: Sequence[int],
         errors: Mapping[int, str],
     ) -> tuple[TokenLogprobs | None, ...]:
-        entries: list[TokenLogprobs | None] = [None] * len(index)
         wanted = self._state.num_logprobs[index]
         wanted[list(errors)] = NO_LOGPROBS
         rows = np.flatnonzero(wanted != NO_LOGPROBS)
-        if len(rows):
-            ids = torch.tensor(chosen)[torch.from_numpy(rows)]
-            found = sampled_logprobs(take_rows(logits, rows), ids, wanted[rows])
-            for row, entry in zip(rows.tolist(), found, strict=True):
-                entries[row] = entry
-        return tuple(entries)
+        if not len(rows):
+            return (None,) * len(index)
+        return logprobs_of(take_rows(logits, rows), rows, chosen, wanted)
 
     def _advance(
         self, index: NDArray[np.int64], chosen: Sequence[int], errors: Mapping[int, str]
@@ -190,3 +186,15 @@ class Sampler:
             return
         good = [row for row in range(len(index)) if row not in errors]
         self._state.append(index[good], [chosen[row] for row in good])
+
+
+def logprobs_of(
+    logits: Tensor, rows: NDArray[np.int64], chosen: Sequence[int], wanted: NDArray[np.int64]
+) -> tuple[TokenLogprobs | None, ...]:
+    """[N]: entries of some rows, whose logits are given, and None. wanted: [N] candidates."""
+    entries: list[TokenLogprobs | None] = [None] * len(chosen)
+    ids = torch.tensor(chosen)[torch.from_numpy(rows)]
+    found = sampled_logprobs(logits, ids, wanted[rows])
+    for row, entry in zip(rows.tolist(), found, strict=True):
+        entries[row] = entry
+    return tuple(entries)

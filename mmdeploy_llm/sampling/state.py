@@ -14,7 +14,7 @@ from mmdeploy_llm.params import SamplingParams
 from .draw import DrawParams
 from .grammar import GrammarBackend, GrammarMatcher
 from .trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
-from .uniform import uniforms
+from .uniform import first_states, uniforms
 
 NO_LOGPROBS = -2  # -1 asks for the whole vocabulary
 TINY, HUGE = 1e-30, 1e30  # of float32: what divides or multiplies a logit without a NaN
@@ -76,6 +76,12 @@ class SlotState:
         return any(tracker is not None for tracker in trackers)
 
     @property
+    def needs_host(self) -> bool:
+        """Whether the rules need more of the tokens before than how often each was generated."""
+        trackers = (self.ngrams, self.bad_sequences, self.grammar, self.thinking)
+        return any(tracker is not None for tracker in trackers)
+
+    @property
     def is_thinking(self) -> bool:
         """Whether the cap is on and the thinking has not ended."""
         return self.thinking is not None and not self.thinking.is_closed
@@ -93,6 +99,17 @@ class SlotState:
         for tracker in (self.ngrams, self.bad_sequences):
             if tracker is not None:
                 yield from tracker.banned()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotNumbers:
+    """Of one slot. draw: one row. first_state: [1], see uniform.py. stops_from: outputs before a
+    stop is free."""
+
+    draw: DrawParams
+    first_state: NDArray[np.uint64]
+    num_outputs: int
+    stops_from: int
 
 
 class SamplingState:
@@ -135,12 +152,12 @@ class SamplingState:
         state = SlotState(request, self.vocab_size, grammar)
         self.is_random[slot] = not params.is_greedy
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
-        self._temperature[slot] = min(max(_resolved(params.temperature), TINY), HUGE)
-        top_k = int(_resolved(params.top_k))
+        self._temperature[slot] = min(max(resolved(params.temperature), TINY), HUGE)
+        top_k = int(resolved(params.top_k))
         self._top_k[slot] = top_k if 0 < top_k < self.vocab_size else 0
-        self._top_p[slot] = _resolved(params.top_p)
-        self._min_p[slot] = _resolved(params.min_p)
-        self._seeds[slot] = int(_resolved(params.seed))
+        self._top_p[slot] = resolved(params.top_p)
+        self._min_p[slot] = resolved(params.min_p)
+        self._seeds[slot] = int(resolved(params.seed))
         self._num_outputs[slot] = len(request.output_token_ids)
         self._stops_from[slot] = params.min_tokens if len(state.stop_ids) else 0
         self._has_transforms[slot] = state.has_transforms
@@ -150,6 +167,32 @@ class SamplingState:
     def remove(self, slot: int) -> None:
         """Frees a slot; a free one stays free."""
         self._slots[slot] = None
+
+    def hand_over(self, slot: int) -> None:
+        """From now on the device changes the logits of the slot and counts its tokens."""
+        self._stops_from[slot] = 0
+        self._has_transforms[slot] = self._has_trackers[slot] = False
+
+    def tracked(self, slots: NDArray[np.int64]) -> dict[int, SlotState]:
+        """Row -> state, for the rows that must be told their tokens."""
+        return {row: self[slots[row]] for row in np.flatnonzero(self._has_trackers[slots]).tolist()}
+
+    def holds(self, slot: int, state: SlotState) -> bool:
+        """Whether the request is still in the slot."""
+        return self._slots[slot] is state
+
+    def is_mixed(self, slots: NDArray[np.int64]) -> bool:
+        """Whether one is drawn with neither top_k nor min_p: of the whole vocabulary."""
+        return bool(((self._top_k[slots] == 0) & (self._min_p[slots] == 0)).any())
+
+    def numbers(self, slot: int) -> SlotNumbers:
+        """The numbers of a slot."""
+        return SlotNumbers(
+            draw=self.draw_params(np.array([slot])),
+            first_state=first_states(self._seeds[[slot]]),
+            num_outputs=int(self._num_outputs[slot]),
+            stops_from=int(self._stops_from[slot]),
+        )
 
     def append(self, slots: NDArray[np.int64], token_ids: Sequence[int]) -> None:
         """Takes the next token of each of `slots`, all different."""
@@ -183,7 +226,8 @@ class SamplingState:
         )
 
 
-def _resolved(value: float | None) -> float:
+def resolved(value: float | None) -> float:
+    """A param that intake has set."""
     assert value is not None, "params are resolved at intake"
     return value
 
@@ -202,7 +246,7 @@ def _thinking(request: SlotRequest) -> ThinkingCap | None:
 
 def _counts(request: SlotRequest, vocab_size: int) -> TokenCounts | None:
     params = request.params
-    is_repetition = _resolved(params.repetition_penalty) != 1
+    is_repetition = resolved(params.repetition_penalty) != 1
     if not (is_repetition or params.presence_penalty or params.frequency_penalty):
         return None
     # The other penalties look at the output only.

@@ -16,8 +16,13 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArra
     splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): the
     seed is mixed once, so that neighbouring seeds start far apart, and counted on from there.
     """
-    states = _mix(seeds + GOLDEN) + (positions + np.uint64(1)) * GOLDEN
+    states = first_states(seeds) + (positions + np.uint64(1)) * GOLDEN
     return (_mix(states) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def first_states(seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """[N]: what is counted on from for each seed [N]."""
+    return _mix(seeds + GOLDEN)
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -56,7 +56,9 @@ class ErnieVLForConditionalGeneration(GridLM):
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """[T, hidden]. Placeholder, start and end tokens of the prompt's media go to the vision
         experts; the same ids, when generated, to the text experts."""
-        is_vision = torch.isin(inputs.token_ids, self.vision_ids) & inputs.in_prompt
+        is_vision = None
+        if inputs.has_prompt:
+            is_vision = torch.isin(inputs.token_ids, self.vision_ids) & inputs.in_prompt
         out: Tensor = self.model(inputs, is_vision)
         return out
 

@@ -21,7 +21,7 @@ from mmdeploy_llm.layers import (
 from mmdeploy_llm.layers import mlp as mlp_module
 from mmdeploy_llm.layers import norm as norm_module
 from mmdeploy_llm.layers import rotary as rotary_module
-from mmdeploy_llm.layers.moe import Experts, ModalityMLP, MoEConfig, Router, split_modalities
+from mmdeploy_llm.layers.moe import Experts, Modality, ModalityMLP, MoEConfig, Router
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -239,7 +239,7 @@ class TestMoE:
         is_vision[media] = True
         routed = torch.where(is_vision[:, None], mlp.vision_moe(x), mlp.text_moe(x))
         expected = routed + mlp.shared_experts(x)
-        torch.testing.assert_close(mlp(x, split_modalities(is_vision)), expected)
+        torch.testing.assert_close(mlp(x, Modality(is_vision)), expected)
 
     def test_no_media_need_no_split(self):
-        assert split_modalities(torch.zeros(3, dtype=torch.bool)) is None
+        assert Modality(torch.zeros(3, dtype=torch.bool)).rows is None
