@@ -2,98 +2,245 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
 
 from mmdeploy_llm.config import AttentionChoice, AttentionNeeds
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import MAX_HEAD_DIM, Kernels
 
+from . import libraries
 from .base import AttentionBackend
 from .flash import BLOCK_MULTIPLE, FlashAttention
+from .flash3 import FlashAttention3
+from .flash4 import TMA_BLOCK_SIZE, FlashAttention4
 from .native import NativeAttention
 from .reference import ReferenceAttention
+from .torch_varlen import TorchVarlenAttention
+from .triton_paged import TritonAttention
+from .varlen import VarlenBackend
+from .writing import CacheWriter, write_by_kernel, write_plain
 
-BACKENDS = ("flash-attn", "native", "reference")
 DEFAULT_BLOCK_SIZE = 64
 HALF_DTYPES = ("bfloat16", "float16")
+FLOAT8 = "float8_e4m3fn"
+LEAST_FOR_FLOAT8 = (8, 9)  # compute capability with instructions for 8-bit floats
+
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a backend on CUDA computes. capability: least and, behind it, first that is too new;
+    None: no bound. max_head_dim: a multiple of 8 up to it. cache_dtypes: of the KV cache besides
+    that of the model. block_multiple: what block sizes are multiples of."""
+
+    dtypes: tuple[str, ...] = HALF_DTYPES
+    least: Capability = (8, 0)
+    below: Capability | None = None
+    max_head_dim: int = 256
+    cache_dtypes: tuple[str, ...] = ()
+    block_multiple: int = 1
+    block_size: int = DEFAULT_BLOCK_SIZE
+
+
+LIMITS: Mapping[str, Limits] = MappingProxyType(
+    {
+        "flash-attn-3": Limits(least=(9, 0), below=(10, 0), block_size=TMA_BLOCK_SIZE),
+        "flash-attn-4": Limits(least=(9, 0), below=(12, 0), block_size=TMA_BLOCK_SIZE),
+        "flash-attn": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
+        "torch-varlen": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
+        "triton": Limits(
+            dtypes=(*HALF_DTYPES, "float32"), least=(7, 0), cache_dtypes=("int8", FLOAT8)
+        ),
+    }
+)
+# The order of "auto" on CUDA. flash-attn 3 is made for Hopper, prefill and decode; 4 is as good at
+# prefill there and leaves decode to our kernels. flash-attn 2 comes before torch's copy of it,
+# which has no softcap. All of them were tuned for years: our Triton kernels follow, and are the
+# only ones for float32, 8-bit caches, other block sizes and old cards.
+CUDA_ORDER = ("flash-attn-3", "flash-attn-4", "flash-attn", "torch-varlen", "triton")
+BACKENDS = (*CUDA_ORDER, "native", "reference")
 NATIVE_DTYPES = ("bfloat16", "float32")
 
 
-def select(needs: AttentionNeeds, *, has_kernels: bool) -> AttentionChoice:
-    """The backend for what is needed; has_kernels: the CPU kernels are there. Raises
-    ConfigError."""
-    name = _best(needs, has_kernels) if needs.name == "auto" else needs.name
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Host:
+    """What the machine and the model bring; see `select`."""
+
+    has_kernels: bool
+    capabilities: tuple[Capability, ...]
+    head_dim: int | None
+    is_installed: Callable[[str], bool]
+
+    def capability(self, device: str) -> Capability | None:
+        """Of "cuda" or "cuda:1"; None for a device that nothing is known of."""
+        index = int(device.partition(":")[2] or 0)
+        return self.capabilities[index] if index < len(self.capabilities) else None
+
+
+def select(
+    needs: AttentionNeeds,
+    *,
+    has_kernels: bool,
+    capabilities: Sequence[Capability] = (),
+    head_dim: int | None = None,
+    is_installed: Callable[[str], bool] = libraries.is_installed,
+) -> AttentionChoice:
+    """The backend for what is needed. Raises ConfigError.
+
+    has_kernels: the CPU kernels are there. capabilities: compute capability of each CUDA device.
+    head_dim: of the model, None where it is not known yet. is_installed: whether a backend's
+    library is.
+    """
+    host = _Host(
+        has_kernels=has_kernels,
+        capabilities=tuple(capabilities),
+        head_dim=head_dim,
+        is_installed=is_installed,
+    )
+    name = _best(needs, host) if needs.name == "auto" else needs.name
     if name not in BACKENDS:
         raise ConfigError(
             f"attention_backend = {name!r} is not known; use auto, {', '.join(BACKENDS)}"
         )
-    problem = _problem(name, needs, has_kernels)
+    problem = _problem(name, needs, host)
     if problem:
+        raise ConfigError(f"attention_backend = {name!r} {problem}")
+    limits = LIMITS.get(name, Limits())
+    size = limits.block_size if needs.block_size is None else needs.block_size
+    if size % limits.block_multiple:
         raise ConfigError(
-            f"attention_backend = {name!r} {problem}; use attention_backend='reference'"
+            f"block_size = {size} does not suit attention_backend = {name!r}; use a multiple of "
+            f"{limits.block_multiple}, or attention_backend='triton', which takes any"
         )
-    if needs.kv_cache_dtype == "int8" and name != "native":
-        raise ConfigError(
-            f"kv_cache_dtype = 'int8' needs the C++ kernels on a CPU, got the attention backend "
-            f"{name!r}; leave kv_cache_dtype out"
-        )
-    if name == "flash-attn":
-        return AttentionChoice(name=name, block_size=_flash_block_size(needs.block_size))
-    return AttentionChoice(name=name, block_size=needs.block_size or DEFAULT_BLOCK_SIZE)
+    return AttentionChoice(name=name, block_size=size)
 
 
-def create(choice: AttentionChoice, kernels: Kernels | None, head_dim: int) -> AttentionBackend:
-    """The backend that was chosen. Raises ConfigError when what it needs is not installed, or when
-    it cannot compute heads of head_dim channels."""
-    if choice.name == "flash-attn":
-        return FlashAttention()
+def create(
+    choice: AttentionChoice,
+    kernels: Kernels | None,
+    head_dim: int,
+    device: torch.device | None = None,
+) -> AttentionBackend:
+    """The backend that was chosen, for `device` (None: the current CUDA device). Raises ConfigError
+    when what it needs is not installed, or when it cannot compute heads of head_dim channels."""
+    problem = _head_problem(choice.name, head_dim)
+    if problem:
+        raise ConfigError(f"attention_backend = {choice.name!r} {problem}")
     if choice.name == "reference":
         return ReferenceAttention()
-    assert kernels is not None, "select sees to it"
-    if head_dim > MAX_HEAD_DIM or head_dim % 2:
-        raise ConfigError(
-            f"the model's heads have {head_dim} channels, which attention_backend = 'native' "
-            f"cannot compute (an even number up to {MAX_HEAD_DIM}); use "
-            "attention_backend='reference'"
-        )
-    return NativeAttention(kernels)
+    if choice.name == "native":
+        assert kernels is not None, "select sees to it"
+        return NativeAttention(kernels)
+    device = device or torch.device("cuda")
+    if choice.name == "triton":
+        return TritonAttention(device)
+    return _library_backend(choice.name, device)
 
 
-def _best(needs: AttentionNeeds, has_kernels: bool) -> str:
-    if _problem("flash-attn", needs, has_kernels) is None and _has_flash():
-        return "flash-attn"
-    return "reference" if _problem("native", needs, has_kernels) else "native"
+def _library_backend(name: str, device: torch.device) -> VarlenBackend:
+    """With our kernels beside it where triton is, which comes with torch for CUDA."""
+    has_triton = libraries.is_installed("triton")
+    write: CacheWriter = write_by_kernel if has_triton else write_plain
+    if name == "flash-attn-4":
+        decode = TritonAttention(device) if has_triton else None
+        return FlashAttention4(write, decode)
+    plain: dict[str, Callable[[CacheWriter], VarlenBackend]] = {
+        "flash-attn": FlashAttention,
+        "flash-attn-3": FlashAttention3,
+        "torch-varlen": TorchVarlenAttention,
+    }
+    return plain[name](write)
 
 
-def _problem(name: str, needs: AttentionNeeds, has_kernels: bool) -> str | None:
+def _best(needs: AttentionNeeds, host: _Host) -> str:
+    """The first that can serve, of those for the device."""
+    if not needs.device.startswith("cuda"):
+        return "reference" if _problem("native", needs, host) else "native"
+    for name in CUDA_ORDER:
+        multiple = LIMITS[name].block_multiple
+        suits = needs.block_size is None or needs.block_size % multiple == 0
+        if suits and _problem(name, needs, host) is None and host.is_installed(name):
+            return name
+    return "reference"
+
+
+def _problem(name: str, needs: AttentionNeeds, host: _Host) -> str | None:
     """Why the backend cannot serve, None when it can."""
-    is_cuda = needs.device.startswith("cuda")
-    got = f"got device = {needs.device!r} and dtype = {needs.dtype!r}"
-    if name == "flash-attn":
-        if not is_cuda or needs.dtype not in HALF_DTYPES:
-            return f"needs a CUDA device and bfloat16 or float16, {got}"
-    elif name == "native":
-        if needs.device != "cpu" or needs.dtype not in NATIVE_DTYPES:
-            return f"needs a CPU and bfloat16 or float32, {got}"
-        if not has_kernels:
-            return "needs the C++ kernels, which are not there"
-        if needs.kv_cache_dtype == "int8":
-            return None
-    else:
+    if name == "reference":
+        return _cache_problem(needs, ()) if needs.kv_cache_dtype in ("int8", FLOAT8) else None
+    if name == "native":
+        return _native_problem(needs, host.has_kernels)
+    limits = LIMITS[name]
+    if not needs.device.startswith("cuda") or needs.dtype not in limits.dtypes:
+        return (
+            f"needs a CUDA device and {' or '.join(limits.dtypes)}, got device = "
+            f"{needs.device!r} and dtype = {needs.dtype!r}; use attention_backend='reference'"
+        )
+    found = host.capability(needs.device)
+    return (
+        _capability_problem(limits, needs, found)
+        or _head_problem(name, host.head_dim)
+        or _cache_problem(needs, limits.cache_dtypes)
+    )
+
+
+def _capability_problem(
+    limits: Limits, needs: AttentionNeeds, found: Capability | None
+) -> str | None:
+    if found is None:
         return None
-    if needs.kv_cache_dtype != needs.dtype:
-        return f"needs kv_cache_dtype = dtype, got {needs.kv_cache_dtype!r}, {needs.dtype!r}"
+    has = f"{needs.device} has {found[0]}.{found[1]}"
+    if found < limits.least:
+        least = f"{limits.least[0]}.{limits.least[1]}"
+        return f"needs compute capability {least}, but {has}; use attention_backend='auto'"
+    if limits.below is not None and found >= limits.below:
+        below = f"{limits.below[0]}.{limits.below[1]}"
+        return f"knows no compute capability {below}, but {has}; use attention_backend='auto'"
+    if needs.kv_cache_dtype == FLOAT8 and found < LEAST_FOR_FLOAT8:
+        return f"needs compute capability 8.9 for kv_cache_dtype = 'fp8', but {has}; use 'int8'"
     return None
 
 
-def _has_flash() -> bool:
-    return importlib.util.find_spec("flash_attn") is not None
+def _head_problem(name: str, head_dim: int | None) -> str | None:
+    if head_dim is None or name == "reference":
+        return None
+    most, step = (MAX_HEAD_DIM, 2) if name == "native" else (LIMITS[name].max_head_dim, 8)
+    if head_dim <= most and head_dim % step == 0:
+        return None
+    return (
+        f"cannot compute heads of {head_dim} channels, which the model has (multiples of {step} up "
+        f"to {most}); use attention_backend='reference'"
+    )
 
 
-def _flash_block_size(block_size: int | None) -> int:
-    if block_size is not None and block_size % BLOCK_MULTIPLE:
-        raise ConfigError(
-            f"block_size = {block_size} does not suit flash-attn 2; "
-            f"use a multiple of {BLOCK_MULTIPLE}"
+def _native_problem(needs: AttentionNeeds, has_kernels: bool) -> str | None:
+    if needs.device != "cpu" or needs.dtype not in NATIVE_DTYPES:
+        return (
+            f"needs a CPU and bfloat16 or float32, got device = {needs.device!r} and dtype = "
+            f"{needs.dtype!r}; use attention_backend='reference'"
         )
-    return block_size or BLOCK_MULTIPLE
+    if not has_kernels:
+        return "needs the C++ kernels, which are not there; use attention_backend='reference'"
+    return _cache_problem(needs, ("int8",))
+
+
+def _cache_problem(needs: AttentionNeeds, others: tuple[str, ...]) -> str | None:
+    """The KV cache has the model's dtype, or one of the `others`."""
+    wanted = needs.kv_cache_dtype
+    if wanted == needs.dtype or wanted in others:
+        return None
+    if wanted in ("int8", FLOAT8):
+        name = "fp8" if wanted == FLOAT8 else wanted
+        where = "attention_backend='triton' on a GPU"
+        if wanted == "int8":
+            where += ", or the C++ kernels on a CPU"
+        return f"computes no kv_cache_dtype = {name!r}: use {where}, or leave kv_cache_dtype out"
+    return (
+        f"needs kv_cache_dtype = dtype, got {wanted!r}, {needs.dtype!r}; "
+        "use attention_backend='reference'"
+    )

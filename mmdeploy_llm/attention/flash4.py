@@ -1,0 +1,50 @@
+"""flash-attn 4, for Hopper and newer: a fast prefill. On Hopper it splits no context, so that a
+decode step of few sequences would leave most of the GPU idle: decode goes to our Triton kernels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from . import libraries
+from .varlen import Call, Options, VarlenBackend
+from .writing import CacheWriter, write_plain
+
+TMA_BLOCK_SIZE = 128  # pages of its key tile are fetched by the tensor memory accelerator
+
+
+class FlashAttention4(VarlenBackend):
+    """decode: computes decode calls instead of flash-attn 4; None leaves them to it. Raises
+    ConfigError when flash-attn 4 is not installed."""
+
+    name = "flash-attn-4"
+
+    def __init__(
+        self, write: CacheWriter = write_plain, decode: VarlenBackend | None = None
+    ) -> None:
+        super().__init__(write)
+        self._decode = decode
+        (self._varlen,) = libraries.load(self.name)
+
+    def compute(
+        self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
+    ) -> Tensor:
+        """Pages of any size. Rows behind a sequence's end in its last page must be finite, which
+        they are in a cache that was cleared once."""
+        if call.is_decode and self._decode is not None:
+            return self._decode.compute(call, q, keys, values, options)
+        found = self._varlen(
+            q,
+            keys,
+            values,
+            cu_seqlens_q=call.starts,
+            max_seqlen_q=call.max_query,
+            max_seqlen_k=call.max_context,
+            seqused_k=call.context_lens,
+            page_table=call.tables,
+            softmax_scale=options.scale,
+            causal=call.is_causal,
+            window_size=options.window(call, None),
+            softcap=options.softcap or 0.0,
+        )
+        out: Tensor = found[0] if isinstance(found, tuple) else found  # with the log-sums
+        return out

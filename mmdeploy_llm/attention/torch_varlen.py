@@ -1,0 +1,53 @@
+"""torch's own attention over ragged batches, which is flash-attn 2 in the torch wheel: nothing to
+install, with its rules for pages, without its softcap."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+
+from . import libraries
+from .flash import BLOCK_MULTIPLE
+from .varlen import Call, Options, VarlenBackend
+from .writing import CacheWriter, write_plain
+
+
+class TorchVarlenAttention(VarlenBackend):
+    """Raises ConfigError for a torch whose varlen_attn knows no block tables."""
+
+    name = "torch-varlen"
+
+    def __init__(self, write: CacheWriter = write_plain) -> None:
+        super().__init__(write)
+        (self._varlen,) = libraries.load(self.name)
+
+    def check(self, layer: int, options: Options) -> None:
+        """It has no softcap."""
+        if options.softcap is not None:
+            raise ModelNotSupportedError(
+                f"layer {layer} caps its attention scores (softcap = {options.softcap}), which "
+                "torch-varlen cannot compute; use attention_backend='triton' or 'flash-attn'"
+            )
+
+    def compute(
+        self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
+    ) -> Tensor:
+        """Blocks of a multiple of 256 tokens; select sees to it. A window of (-1, 0) is causal
+        attention there, and it wants the key lengths added up although it reads seqused_k."""
+        assert keys.shape[1] % BLOCK_MULTIPLE == 0, "select sees to it"
+        out: Tensor = self._varlen(
+            q,
+            keys,
+            values,
+            call.starts,
+            call.key_starts,
+            call.max_query,
+            call.max_context,
+            scale=options.scale,
+            window_size=options.window(call, -1),
+            enable_gqa=q.shape[1] != keys.shape[2],
+            seqused_k=call.context_lens,
+            block_table=call.tables,
+        )
+        return out

@@ -1,0 +1,137 @@
+"""Our own kernels in Triton: any block size, 8-bit caches, windows, softcap, and media items that
+see themselves. What a token sees is a range of its sequence's keys, as on the CPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from . import libraries
+from .base import BatchLayout, KVCache
+from .layouts import lengths_of, places_of, visible_ranges
+from .varlen import Call, Options, VarlenBackend
+from .writing import write_by_kernel
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from mmdeploy_llm.cuda.paged import Gpu, Pages, Scores, Sequences
+
+Ranges = tuple[Tensor, Tensor]  # first_seen, behind_seen: [T] int32
+
+
+class TritonAttention(VarlenBackend):
+    """gpu: what launch sizes follow; None: what `device` is. Raises ConfigError when triton is not
+    installed."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, gpu: Gpu | None = None) -> None:
+        libraries.load(self.name)
+        from mmdeploy_llm.cuda import paged
+
+        super().__init__(write_by_kernel)
+        self.paged: ModuleType = paged
+        self.gpu: Gpu = gpu or paged.facts_of(device)
+
+    def begin(self, layout: BatchLayout, cache: KVCache) -> TritonContext:  # type: ignore[override]
+        """The step's sequences, and the ranges its tokens see where media see themselves."""
+        return TritonContext(self, layout, cache)
+
+    def compute(
+        self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
+    ) -> Tensor:
+        """A decode call of another backend."""
+        assert call.is_decode, "other backends keep their prefill"
+        paged, out = self.paged, torch.empty_like(q, memory_format=torch.contiguous_format)
+        pages = paged.Pages(keys=keys, values=values, key_scales=None, value_scales=None)
+        window = None if options.left is None else options.left + 1
+        scores = paged.Scores(scale=options.scale, window=window, softcap=options.softcap)
+        sequences = paged.Sequences(
+            starts=call.starts,
+            context_lens=call.context_lens,
+            tables=call.tables,
+            max_query=1,
+            max_context=call.max_context,
+        )
+        paged.decode(q, out, pages, sequences, scores, self.gpu)
+        return out
+
+
+class TritonContext:
+    """Attention of one step."""
+
+    def __init__(self, backend: TritonAttention, layout: BatchLayout, cache: KVCache) -> None:
+        self._backend = backend
+        self._layout = layout
+        self._cache = cache
+        self._lengths = lengths_of(layout)
+        self._ranges: dict[int | None, Ranges] = {}  # by window
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext."""
+        paged, gpu = self._backend.paged, self._backend.gpu
+        pages = self._pages(layer)
+        self._backend.write(
+            k, v, pages.keys, pages.values, self._layout, pages.key_scales, pages.value_scales
+        )
+        q = q if q.stride(2) == 1 else q.contiguous()
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        scores: Scores = paged.Scores(scale=scale, window=window, softcap=softcap)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        num_seqs = self._lengths.context_lens.shape[0]
+        # With spans a decode token, too, may see what no window reaches.
+        count = 0 if self._layout.spans else self._layout.num_decode
+        if count:
+            paged.decode(q, out, pages, self._sequences(slice(0, count), None), scores, gpu)
+        if count < num_seqs:
+            rest = self._sequences(slice(count, num_seqs), window)
+            paged.prefill(q, out, pages, rest, scores, gpu)
+        return out
+
+    def _pages(self, layer: int) -> Pages:
+        cache = self._cache
+        pages: Pages = self._backend.paged.Pages(
+            keys=cache.keys[layer],
+            values=cache.values[layer],
+            key_scales=None if cache.key_scales is None else cache.key_scales[layer],
+            value_scales=None if cache.value_scales is None else cache.value_scales[layer],
+        )
+        return pages
+
+    def _sequences(self, which: slice, window: int | None) -> Sequences:
+        lengths = self._lengths
+        first, behind = self._seen(window) if self._layout.spans else (None, None)
+        sequences: Sequences = self._backend.paged.Sequences(
+            starts=lengths.query_starts[which.start : which.stop + 1],
+            context_lens=lengths.context_lens[which],
+            tables=self._layout.block_tables[which],
+            max_query=lengths.max_query,
+            max_context=lengths.max_context,
+            first_seen=first,
+            behind_seen=behind,
+        )
+        return sequences
+
+    def _seen(self, window: int | None) -> Ranges:
+        if window not in self._ranges:
+            starts, places = places_of(self._layout)
+            device = self._layout.slots.device
+            first, behind = (
+                torch.from_numpy(x).to(device, torch.int32)
+                for x in visible_ranges(self._layout, starts, places, window)
+            )
+            self._ranges[window] = first, behind
+        return self._ranges[window]

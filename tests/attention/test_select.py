@@ -1,0 +1,171 @@
+"""Which backend is chosen, with which block size, and what the errors say."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.attention import libraries
+from mmdeploy_llm.attention import select as selection
+from mmdeploy_llm.attention.native import NativeAttention
+from mmdeploy_llm.attention.reference import ReferenceAttention
+from mmdeploy_llm.config import AttentionChoice, AttentionNeeds
+from mmdeploy_llm.errors import ConfigError
+
+ALL = frozenset(selection.CUDA_ORDER)
+HOPPER, BLACKWELL, AMPERE, ADA, VOLTA = (9, 0), (10, 0), (8, 0), (8, 9), (7, 0)
+
+
+def needs(name="auto", device="cpu", dtype="bfloat16", block_size=None, kv_cache_dtype=None):
+    return AttentionNeeds(
+        name=name,
+        device=device,
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype or dtype,
+        block_size=block_size,
+    )
+
+
+def select(asked, has_kernels=False, capabilities=(HOPPER,), head_dim=128, installed=ALL):
+    return selection.select(
+        asked,
+        has_kernels=has_kernels,
+        capabilities=capabilities,
+        head_dim=head_dim,
+        is_installed=installed.__contains__,
+    )
+
+
+def on_cuda(**options):
+    return needs(device="cuda", **options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_kernels", "name"),
+    [
+        (needs(), True, "native"),
+        (needs(), False, "reference"),
+        (needs(dtype="float32"), True, "native"),
+        (needs(dtype="float16"), True, "reference"),
+        (needs(kv_cache_dtype="int8"), True, "native"),
+        (needs(kv_cache_dtype="float32"), True, "reference"),
+        (needs("reference"), True, "reference"),
+    ],
+)
+def test_cpu(asked, has_kernels, name):
+    chosen = select(asked, has_kernels)
+    assert (chosen.name, chosen.block_size) == (name, 64)
+
+
+@pytest.mark.parametrize(
+    ("asked", "capability", "name", "block_size"),
+    [
+        (on_cuda(), HOPPER, "flash-attn-3", 128),
+        (on_cuda(), BLACKWELL, "flash-attn-4", 128),
+        (on_cuda(), AMPERE, "flash-attn", 256),
+        (on_cuda(dtype="float16"), VOLTA, "triton", 64),
+        (on_cuda(dtype="float32"), HOPPER, "triton", 64),
+        (on_cuda(block_size=48), HOPPER, "flash-attn-3", 48),
+        (on_cuda(block_size=48), AMPERE, "triton", 48),  # flash-attn 2 cannot
+        (on_cuda(block_size=512), AMPERE, "flash-attn", 512),
+        (on_cuda(kv_cache_dtype="float8_e4m3fn"), HOPPER, "triton", 64),
+        (on_cuda(kv_cache_dtype="int8"), AMPERE, "triton", 64),
+        (on_cuda(kv_cache_dtype="float32"), HOPPER, "reference", 64),
+    ],
+)
+def test_cuda(asked, capability, name, block_size):
+    chosen = select(asked, capabilities=(capability,))
+    assert (chosen.name, chosen.block_size) == (name, block_size)
+
+
+def test_what_is_installed_decides():
+    order = list(selection.CUDA_ORDER)
+    for position, name in enumerate(order):
+        assert select(on_cuda(), installed=frozenset(order[position:])).name == name
+    assert select(on_cuda(), installed=frozenset()).name == "reference"
+
+
+def test_the_device_that_is_used_decides():
+    cards = (AMPERE, HOPPER)
+    assert select(on_cuda(), capabilities=cards).name == "flash-attn"
+    assert select(needs(device="cuda:1"), capabilities=cards).name == "flash-attn-3"
+
+
+def test_heads_of_other_sizes():
+    assert select(on_cuda(), head_dim=256).name == "flash-attn-3"
+    assert select(on_cuda(), head_dim=512).name == "reference"
+    assert select(on_cuda(), head_dim=None).name == "flash-attn-3"
+
+
+def test_block_size_of_the_user_wins():
+    assert select(needs("reference", block_size=16)).block_size == 16
+    assert select(needs("triton", "cuda", block_size=7)).block_size == 7
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            needs("flesh"),
+            "use auto, flash-attn-3, flash-attn-4, flash-attn, torch-varlen, triton, native, ref",
+        ),
+        (needs("flash-attn"), "needs a CUDA device and bfloat16 or float16"),
+        (needs("triton"), "needs a CUDA device and bfloat16 or float16 or float32"),
+        (needs("flash-attn", "cuda", block_size=64), "multiple of 256"),
+        (needs("torch-varlen", "cuda", block_size=300), "multiple of 256"),
+        (needs("flash-attn", "cuda", kv_cache_dtype="float16"), "kv_cache_dtype = dtype"),
+        (needs("flash-attn-3", "cuda", kv_cache_dtype="float8_e4m3fn"), "use .*'triton'"),
+        (needs("flash-attn-3", "cuda:1"), "needs compute capability 9.0, but cuda:1 has 8.0"),
+        (needs("flash-attn-3", "cuda:2"), "knows no compute capability 10.0, but cuda:2 has 10.0"),
+        (needs("triton", "cuda:1", kv_cache_dtype="float8_e4m3fn"), "8.9 for kv_cache_dtype"),
+        (needs("native"), "C\\+\\+ kernels, which are not there"),
+        (needs("native", "cuda"), "needs a CPU"),
+        (needs("native", dtype="float16"), "needs a CPU and bfloat16 or float32"),
+        (needs(kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
+        (needs(kv_cache_dtype="float8_e4m3fn"), "no kv_cache_dtype = 'fp8': use .*'triton'"),
+        (needs("reference", "cuda", kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
+    ],
+)
+def test_what_cannot_be(asked, message):
+    with pytest.raises(ConfigError, match=message):
+        select(asked, capabilities=(HOPPER, AMPERE, BLACKWELL))
+
+
+@pytest.mark.parametrize(("head_dim", "name"), [(512, "triton"), (100, "flash-attn")])
+def test_heads_that_cannot_be(head_dim, name):
+    with pytest.raises(ConfigError, match=f"heads of {head_dim} channels"):
+        select(needs(name, "cuda"), head_dim=head_dim)
+
+
+def create(name, head_dim=64):
+    choice = AttentionChoice(name=name, block_size=64)
+    return selection.create(choice, object(), head_dim, torch.device("cpu"))
+
+
+def test_create():
+    assert isinstance(create("reference"), ReferenceAttention)
+    assert isinstance(create("native"), NativeAttention)
+    for head_dim in (7, 514):
+        with pytest.raises(ConfigError, match=f"heads of {head_dim} channels"):
+            create("native", head_dim)
+    with pytest.raises(ConfigError, match="heads of 260 channels"):
+        create("flash-attn", 260)
+
+
+@pytest.mark.parametrize("name", ["flash-attn", "flash-attn-3", "torch-varlen"])
+def test_create_what_calls_a_library(cases, fakes, monkeypatch, name):
+    fakes.Fakes(cases.dense).install(monkeypatch, libraries, name)
+    assert create(name).name == name
+
+
+def test_installed_is_told_without_an_import(monkeypatch):
+    """By a module that this library alone has: flash-attn 4 shares its package with 2."""
+    asked = []
+
+    def find(name):
+        asked.append(name)
+        if name == "flash_attn.cute":
+            raise ModuleNotFoundError("no flash_attn")  # as find_spec does without the package
+        return None
+
+    monkeypatch.setattr(libraries.importlib.util, "find_spec", find)
+    assert not any(libraries.is_installed(name) for name in libraries.LIBRARIES)
+    assert "flash_attn_2_cuda" in asked

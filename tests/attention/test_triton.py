@@ -1,0 +1,138 @@
+"""Our Triton kernels against dense attention, in the interpreter where there is no GPU."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from mmdeploy_llm.attention.base import KVCache
+from mmdeploy_llm.attention.layouts import decode_layout
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_random_batches(cases, triton_attention, triton_device, seed):
+    case, options = cases.random_case(seed, dtype=DTYPES[seed % 3], device=triton_device)
+    if seed % 2:
+        case.layout = cases.with_lengths(case.layout, max_context=1500)  # decode in splits
+    case.check(triton_attention, **options)
+
+
+@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("options", [{}, {"window": 1}, {"window": 6, "softcap": 0.8}])
+def test_tokens_of_a_span_see_each_other(cases, triton_attention, triton_device, batch, options):
+    query_lens, earlier, spans = cases.SPANS[batch]
+    case = cases.Case(7, query_lens, earlier, head_dim=64, spans=spans, device=triton_device)
+    case.check(triton_attention, **options)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cache_in_8_bits(cases, triton_attention, triton_device, dtype, cache_dtype):
+    """Equal to attention over the keys and values that the cache holds, which are those that were
+    written but for a rounding step."""
+    is_cuda, is_float = triton_device.type == "cuda", cache_dtype.is_floating_point
+    if is_cuda and is_float and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no 8-bit floats")
+    empty = cases.Case(
+        3, [40, 17], [0, 0], head_dim=80, block_size=16, dtype=dtype, device=triton_device
+    )
+    shape = empty.cache.keys[0].shape
+    rows = [torch.zeros(shape, dtype=cache_dtype, device=triton_device) for _ in range(2)]
+    scales = [torch.zeros(shape[:3], device=triton_device) for _ in range(2)]
+    cache = KVCache(
+        keys=(rows[0],), values=(rows[1],), key_scales=(scales[0],), value_scales=(scales[1],)
+    )
+    empty.cache = cache
+    context = triton_attention.begin(empty.layout, cache)
+    context.attend(0, empty.q, empty.k, empty.v)
+
+    case = cases.Case(
+        3, [1, 5], [39, 12], head_dim=80, block_size=16, dtype=dtype, device=triton_device
+    )
+    out = triton_attention.begin(case.layout, cache).attend(0, case.q, case.k, case.v)
+    rounding = 1 / 16 if is_float else 0.5 / 127
+    for row, (k, v) in enumerate(case.full):
+        held = []
+        for cached, scale, exact in zip(rows, scales, (k, v), strict=True):
+            pages = case.layout.block_tables[row].long()
+            held.append((cached[pages].float() * scale[pages][..., None]).flatten(0, 1)[: len(k)])
+            largest = exact.abs().amax(-1, keepdim=True)
+            bound = rounding * (exact.abs() if is_float else largest)
+            assert ((held[-1] - exact).abs() <= bound + 0.002 * largest).all()
+        case.full[row] = tuple(held)
+    tolerance = cases.TOLERANCE[dtype]
+    torch.testing.assert_close(out.double(), case.expected(), atol=tolerance, rtol=tolerance)
+
+
+def test_strided_queries_and_keys(cases, triton_attention, triton_device):
+    """As they come out of one product for q, k and v."""
+    case = cases.Case(5, [1, 6], [9, 2], head_dim=64, device=triton_device)
+    joined = torch.cat([case.q, case.k, case.v], dim=1)
+    case.q, case.k, case.v = joined.split([4, 2, 2], dim=1)
+    case.check(triton_attention)
+
+
+@pytest.mark.parametrize("has_window", [False, True])
+def test_splits_of_long_contexts(cases, triton_attention, triton_device, has_window):
+    """One sequence and two key heads on the GPU: its context is cut into parts, some of them
+    without a key."""
+    from mmdeploy_llm.cuda import paged
+
+    options = {"window": 300} if has_window else {}
+    splits = paged.num_splits(2, 700, options.get("window"), triton_attention.gpu)
+    case = cases.Case(6, [1], [699], heads=6, head_dim=64, block_size=16, device=triton_device)
+    if triton_device.type == "cpu":
+        assert splits == (2 if has_window else 4)
+    case.check(triton_attention, **options)
+
+
+def test_number_of_splits():
+    paged = pytest.importorskip("mmdeploy_llm.cuda.paged")
+    gpu = paged.Gpu(num_processors=132, shared_memory=232_448)
+    assert paged.num_splits(4, 32_768, None, gpu) == 64
+    assert paged.num_splits(4, 1024, None, gpu) == 8  # parts of at least 128 keys
+    assert paged.num_splits(4, 32_768, 512, gpu) == 4  # of what the window leaves
+    assert paged.num_splits(256, 32_768, None, gpu) == 1  # enough rows to fill it
+    assert paged.num_splits(4, 1, None, gpu) == 1
+
+
+class _Launcher:
+    """A Triton kernel whose launches are recorded."""
+
+    def __init__(self, kernel, recording):
+        self._kernel = kernel
+        self._recording = recording
+
+    def __getitem__(self, grid):
+        return self._recording.kernel(self._kernel[grid])
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 9, "softcap": 2.0}])
+def test_recorded_decode_serves_other_batches(
+    cases, triton_attention, triton_device, recording, monkeypatch, options
+):
+    """Recorded once on padding alone; replayed for batches of other sizes and lengths."""
+    if triton_device.type == "cuda":
+        pytest.skip("real graphs are tested in tests/gpu")
+    from mmdeploy_llm.cuda import paged, paged_write
+
+    for module, name in (
+        (paged, "_decode_kernel"),
+        (paged, "_combine_kernel"),
+        (paged_write, "_write_kernel"),
+    ):
+        launcher = _Launcher(getattr(module, name), recording)
+        monkeypatch.setattr(module, name, launcher)
+    cases.check_replays(triton_attention, recording, decode_layout, options, block_size=16)
+
+
+def test_padding_is_not_stored(cases, triton_attention, triton_device):
+    case = cases.Case(8, [1, 1], [3, 5], head_dim=64, device=triton_device)
+    before = [case.cache.keys[0].clone(), case.cache.values[0].clone()]
+    slots = torch.full_like(case.layout.slots, -1)
+    layout = dataclasses.replace(case.layout, slots=slots, is_padded=True)
+    triton_attention.begin(layout, case.cache).attend(0, case.q, case.k, case.v)
+    assert torch.equal(case.cache.keys[0], before[0])
+    assert torch.equal(case.cache.values[0], before[1])

@@ -1,0 +1,157 @@
+"""The attention backends with their real libraries on a GPU, against dense attention: the cases are
+those of tests/attention. Backends that are not installed are skipped, and say so."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.attention import libraries
+from mmdeploy_llm.attention import select as selection
+from mmdeploy_llm.attention.layouts import decode_layout
+from mmdeploy_llm.attention.reference import ReferenceAttention
+from mmdeploy_llm.config import AttentionChoice, AttentionNeeds
+from mmdeploy_llm.errors import ConfigError
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(scope="module")
+def cases(load_file):
+    return load_file("attention/cases.py")
+
+
+@pytest.fixture(scope="module", params=selection.CUDA_ORDER)
+def name(request):
+    """Of a backend that this machine has and this GPU can run."""
+    if not libraries.is_installed(request.param):
+        pytest.skip(f"{request.param} is not installed")
+    needs = AttentionNeeds(
+        name=request.param, device="cuda", dtype="bfloat16", kv_cache_dtype="bfloat16"
+    )
+    try:
+        selection.select(
+            needs, has_kernels=False, capabilities=(torch.cuda.get_device_capability(),)
+        )
+    except ConfigError as error:
+        pytest.skip(str(error))
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def backend(name):
+    limits = selection.LIMITS[name]
+    choice = AttentionChoice(name=name, block_size=limits.block_size)
+    return selection.create(choice, None, 128, torch.device("cuda"))
+
+
+def block_sizes(name):
+    return {1: (16, 64, 128), 256: (256,)}[selection.LIMITS[name].block_multiple]
+
+
+def options_of(name, options):
+    if name == "torch-varlen":
+        options.pop("softcap", None)
+    return options
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_batches(cases, name, backend, seed):
+    """A launch of flash-attn 4 for a new head size compiles for seconds: fewer of them there."""
+    if name == "flash-attn-4" and seed % 4:
+        pytest.skip("a quarter of the cases, since each compiles")
+    case, options = cases.random_case(
+        seed, longest=600, block_sizes=block_sizes(name), dtype=DTYPES[seed % 2], device="cuda"
+    )
+    case.check(backend, **options_of(name, options))
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_tokens_of_a_span_see_each_other(cases, name, backend, batch):
+    query_lens, earlier, spans = cases.SPANS[batch]
+    case = cases.Case(
+        8,
+        query_lens,
+        earlier,
+        head_dim=64,
+        block_size=block_sizes(name)[-1],
+        spans=spans,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
+    case.check(backend)
+    case.check(backend, window=12)
+
+
+@pytest.mark.parametrize("shape", [(28, 4, 128), (32, 8, 128), (16, 16, 64), (20, 4, 80)])
+def test_long_contexts_in_decode(cases, name, backend, shape):
+    """Contexts that are cut into parts, at the head counts of real models."""
+    heads, kv_heads, head_dim = shape
+    case = cases.Case(
+        11,
+        [1, 1, 1],
+        [4095, 700, 0],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block_sizes(name)[-1],
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
+    case.check(backend)
+
+
+def test_long_prefill_behind_a_prefix(cases, name, backend):
+    case = cases.Case(
+        12,
+        [1500, 300],
+        [512, 0],
+        heads=28,
+        kv_heads=4,
+        head_dim=128,
+        block_size=block_sizes(name)[-1],
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
+    case.check(backend)
+
+
+class Graph:
+    """A CUDA graph with the interface of the recording in tests/attention."""
+
+    def __init__(self):
+        self._graph = torch.cuda.CUDAGraph()
+
+    def __enter__(self):
+        self._capture = torch.cuda.graph(self._graph)
+        return self._capture.__enter__()
+
+    def __exit__(self, *error):
+        return self._capture.__exit__(*error)
+
+    def replay(self):
+        self._graph.replay()
+        torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 9}])
+def test_captured_decode_serves_other_batches(cases, name, backend, options):
+    assert backend.can_capture
+    cases.check_replays(
+        backend,
+        Graph(),
+        decode_layout,
+        options,
+        block_size=block_sizes(name)[-1],
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
+
+
+def test_reference_on_the_gpu(cases):
+    case = cases.Case(
+        13, [1, 40], [70, 9], head_dim=64, block_size=16, dtype=torch.bfloat16, device="cuda"
+    )
+    case.check(ReferenceAttention(), window=20)
