@@ -1,0 +1,254 @@
+"""What the parts of gpu.py share: sizes, an engine and what its steps tell, clocks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.bench.cost import VALUE_BYTES, MediaFlops, ModelCost, kv_block_bytes, model_cost
+from mmdeploy_llm.bench.machine import Machine
+from mmdeploy_llm.bench.run import StepLog
+from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.metrics import StepStats
+
+DTYPE = "bfloat16"
+LOWEST_ID = 40  # of a prompt's tokens: below are special ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much of everything. image: pixels a side. decode: tokens timed."""
+
+    is_tiny: bool
+    batch: int
+    context: int
+    step_tokens: int
+    decode: int
+    overhead_batch: int
+    num_images: int
+    image: int
+    output: int
+    compared_images: int
+    copy_bytes: int
+    product: int
+
+
+REAL = Sizes(
+    is_tiny=False,
+    batch=64,
+    context=1024,
+    step_tokens=8192,
+    decode=96,
+    overhead_batch=32,
+    num_images=256,
+    image=448,
+    output=64,
+    compared_images=64,
+    copy_bytes=4 * 2**30,
+    product=8192,
+)
+TINY = Sizes(
+    is_tiny=True,
+    batch=4,
+    context=48,
+    step_tokens=128,
+    decode=8,
+    overhead_batch=4,
+    num_images=3,
+    image=56,
+    output=4,
+    compared_images=2,
+    copy_bytes=2**22,
+    product=128,
+)
+
+
+class Part:
+    """What parts share: where, how large, and how a row is told."""
+
+    def __init__(self, device: str, sizes: Sizes, folder: Path) -> None:
+        self.device, self.sizes, self.folder = device, sizes, folder
+        self.graphs = "no CUDA graphs"
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+        for name in ("graphs", "runner"):
+            logging.getLogger(f"mmdeploy_llm.runner.{name}").addFilter(self.keep)
+
+    def keep(self, record: logging.LogRecord) -> bool:
+        """Notes what the engine says of its graphs; every line is shown."""
+        if "CUDA graphs" in record.getMessage():
+            self.graphs = record.getMessage()
+        return True
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def row(self, work: str, **values: Any) -> None:
+        """measured, limit: texts. share: of the limit that was reached. note: anything else.
+        images: a second, for the comparison."""
+        print("ROW " + json.dumps({"work": work, **values}), flush=True)
+
+    def say(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+    def wait(self) -> None:
+        """Until the device has done all that it was given."""
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+    @cached_property
+    def machine(self) -> Machine:
+        """What the first part measured."""
+        found = json.loads((self.folder / "machine.json").read_text())
+        return Machine(precision=DTYPE, **found)
+
+    def llm(self, model: Path, **options: Any) -> LLM:
+        """An engine with weights made on the device. Videos are not part of this, and their
+        processor needs av, which a GPU host may lack."""
+        begin = time.perf_counter()
+        llm = LLM(
+            model=str(model),
+            load_format="dummy",
+            dtype=DTYPE,
+            device=self.device,
+            blocked_plugins=("video",),
+            guided_decoding_backend="off",
+            enable_prefix_caching=False,
+            num_threads=None if self.is_cuda else 1,
+            **options,
+        )
+        self.say(f"the engine started in {time.perf_counter() - begin:.1f} s: {llm.runtime}")
+        return llm
+
+
+class Measured:
+    """An engine, what its steps tell, and what they cost at least."""
+
+    def __init__(self, part: Part, llm: LLM, model: Path) -> None:
+        self.part, self.llm = part, llm
+        self.log = StepLog()
+        llm.plugins.register(self.log, "gpu-bench")
+        checkpoint = read_checkpoint(model)
+        spec = llm.plugins.model_for(checkpoint.config.architectures)
+        with torch.device("meta"):
+            shapes = llm.plugins.build(spec, checkpoint.config)
+        cost = model_cost(shapes)
+        assert cost is not None, "in-tree models are built of the decoder"
+        self.cost: ModelCost = cost
+        self.counter = MediaFlops(llm.model, shapes)
+        self.vocab_size = int(checkpoint.config.get_text_config().vocab_size)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        return kv_block_bytes(self.llm.model, DTYPE, 1)
+
+    def generate(self, lengths: Sequence[int], num_tokens: int) -> list[StepStats]:
+        """The steps of prompts of these lengths with num_tokens generated for each."""
+        rng = random.Random(len(lengths))
+        highest = min(15_000, self.vocab_size)
+        prompts = [[rng.randrange(LOWEST_ID, highest) for _ in range(size)] for size in lengths]
+        params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+        self.log.steps.clear()
+        self.check(self.llm.generate(prompts, params, use_tqdm=False))
+        return list(self.log.steps)
+
+    def check(self, outputs: Sequence[Any]) -> None:
+        for output in outputs:
+            if not output.is_ok:
+                raise RuntimeError(f"a request failed: {output.error_msg}")
+
+    def decode_seconds(self, batch: int, context: int, num_tokens: int) -> float:
+        """Median of the steps in which all of the batch decode; the first ones warm up."""
+        steps = self.generate([context] * batch, num_tokens)
+        decodes = [
+            seconds(step)
+            for step in steps
+            if step.num_scheduled_tokens == step.num_scheduled_requests == batch
+        ]
+        return statistics.median(decodes[2:] or decodes)
+
+    def decode(self, work: str, batch: int, context: int, target: float) -> None:
+        """A row: bytes of weights and KV cache by the copy rate, and the time of a step."""
+        num_tokens = self.part.sizes.decode
+        self.decode_seconds(batch, context, 4)
+        taken = self.decode_seconds(batch, context, num_tokens)
+        cost = self.cost
+        experts = sum(each.num_values * min(1.0, batch * each.share) for each in cost.experts)
+        weights = (cost.dense + experts + cost.head) * VALUE_BYTES[DTYPE]
+        cached = batch * (context + num_tokens / 2) * self.kv_token_bytes
+        least = (weights + cached) / self.part.machine.bandwidth
+        self.part.row(
+            work,
+            measured=f"{1000 * taken:.2f} ms, {batch / taken:.0f} tokens/s",
+            limit=f"{1000 * least:.2f} ms for {(weights + cached) / 1e9:.2f} GB",
+            share=least / taken,
+            target=target,
+        )
+
+
+def seconds(step: StepStats) -> float:
+    """All of a step."""
+    return step.plan_time + step.run_time + step.deliver_time
+
+
+@contextmanager
+def busy(part: Part, model: Any) -> Iterator[Callable[[], float]]:
+    """Seconds that the device computed inside the block; on a CPU those inside the model."""
+    if not part.is_cuda:
+        clock = [0.0]
+        with timed(model, "forward", clock), timed(model, "logits", clock):
+            yield lambda: clock[0]
+        return
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        yield lambda: sum(each.self_device_time_total for each in profile.key_averages()) / 1e6
+        part.wait()
+
+
+@contextmanager
+def timed(model: Any, name: str, clock: list[float]) -> Iterator[None]:
+    function = getattr(model, name)
+
+    def wrapper(*args: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return function(*args)
+        finally:
+            clock[0] += time.perf_counter() - begin
+
+    setattr(model, name, wrapper)
+    try:
+        yield
+    finally:
+        delattr(model, name)
+
+
+def copy_rate(part: Part) -> float:
+    """Bytes a second: each is read and written, which counts twice."""
+    source = torch.zeros(part.sizes.copy_bytes // 2, dtype=torch.bfloat16, device=part.device)
+    target = torch.empty_like(source)
+    return rate(part, lambda: target.copy_(source), 2 * source.nbytes)
+
+
+def rate(part: Part, call: Callable[[], object], amount: float) -> float:
+    """`amount` by the fastest of some calls."""
+    best = float("inf")
+    for _ in range(12):
+        part.wait()
+        begin = time.perf_counter()
+        call()
+        part.wait()
+        best = min(best, time.perf_counter() - begin)
+    return amount / best

@@ -1,0 +1,116 @@
+"""gpu.py on the CPU with small models: every part comes to its rows, and a part that fails or hangs
+is a line of the table."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "benchmarks" / "gpu.py"
+GOOD_PART = """
+import json, sys
+print("noise")
+print("ROW " + json.dumps({"work": "machine", "measured": "fast", "note": sys.argv[1]}))
+"""
+BAD_PART = """
+import json
+row = {"work": "decode, 7B, batch 1", "share": 0.8, "target": 0.75}
+print("ROW " + json.dumps(row), flush=True)
+raise RuntimeError("CUDA out of memory")
+"""
+HANGING_PART = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_benchmark"] = module  # its dataclasses look themselves up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["gpu_benchmark"]
+
+
+def run(gpu, tmp_path, code, name, limit=60.0):
+    script = tmp_path / "part.py"
+    script.write_text(code)
+    return gpu.run_part(name, ["--device", "cpu"], limit, script)
+
+
+def test_rows_of_a_part(gpu, tmp_path):
+    result = run(gpu, tmp_path, GOOD_PART, "machine")
+    assert result.problem is None
+    assert result.rows == [{"work": "machine", "measured": "fast", "note": "machine"}]
+
+
+def test_a_part_that_fails_keeps_its_rows_and_says_why(gpu, tmp_path):
+    result = run(gpu, tmp_path, BAD_PART, "qwen")
+    assert result.problem == "RuntimeError: CUDA out of memory"
+    rows = gpu.rows_of([result])
+    assert [row["work"] for row in rows] == [
+        "decode, 7B, batch 1",
+        "decode, 7B, batch ...",
+        "prefill ...",
+        "step overhead ...",
+        "vl: ...",
+    ]
+    assert gpu.cells(rows[0])[3:] == ["80 %", "75 %", "yes"]
+    assert all("failed: RuntimeError: CUDA out of memory" in row["measured"] for row in rows[1:])
+
+
+def test_a_part_that_hangs_is_ended_with_what_it_started(gpu, tmp_path):
+    begin = time.monotonic()
+    result = run(gpu, tmp_path, HANGING_PART, "start", limit=2.0)
+    assert time.monotonic() - begin < 30
+    assert result.problem == "stopped after 2 s"
+    assert "failed: stopped after 2 s" in gpu.table(gpu.rows_of([result]))
+
+
+def test_targets(gpu):
+    def met(**row):
+        return gpu.cells({"work": "w", **row})[-1]
+
+    assert (met(share=0.5, target=0.5), met(share=0.49, target=0.5)) == ("yes", "no")
+    assert (met(value=0.2, target=0.3), met(value=0.3, target=0.3)) == ("yes", "no")
+    assert met(value=-0.1, target=0.3) == "no"  # a clock that is wrong
+    assert (met(done=True), met(measured="only told")) == ("yes", "")
+
+
+def test_the_ratio_needs_both(gpu):
+    ours = {"work": "vl: 448 x 448", "images": 40.0}
+    theirs = {"work": "transformers generate, the same", "images": 8.0}
+    assert gpu.ratio_rows([ours]) == []
+    (row,) = gpu.ratio_rows([ours, theirs])
+    assert row["measured"] == "5.0 times the images/s"
+    assert gpu.cells(row)[-2:] == ["4 times", "yes"]
+
+
+def test_all_parts_with_small_models_on_the_cpu(gpu, tmp_path):
+    rows = tmp_path / "rows.json"
+    options = ["--device", "cpu", "--size", "tiny", "--folder", str(tmp_path), "--json", str(rows)]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *options],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    found = json.loads(rows.read_text())
+    assert not [row for row in found if "failed" in row.get("measured", "")]
+    names = [row["work"] for row in found]
+    for works in gpu.WORKS.values():
+        for work in works:
+            assert any(name.startswith(work) for name in names), work
+    assert names[-1] == "vl, to transformers generate"
+    assert done.stdout.count("| vl, to transformers generate") == 1
+    assert not list(tmp_path.glob("tmp*"))  # configs and weights are gone
