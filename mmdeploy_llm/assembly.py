@@ -46,7 +46,7 @@ from .intake.intake import Intake
 from .intake.media import MediaLoader, media_limits
 from .intake.template import checkpoint_template, load_template
 from .intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
-from .layers.kernels import use_kernels
+from .layers.kernels import AnyKernels, use_kernels
 from .layers.tp_plan import tp_plan
 from .messages import MEDIA_KINDS
 from .native import ComputeThreads, Kernels, Placement
@@ -56,11 +56,11 @@ from .runner.distributed import DistributedRunner
 from .runner.executor import Executor, Facts
 from .runner.graphs import CudaRecorder, graph_sizes
 from .runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
-from .runner.parts import bound_kernel_cache, load_kernels, rank_configs
+from .runner.parts import bound_kernel_cache, load_device_kernels, load_kernels, rank_configs
 from .runner.runner import Runner
 from .runner.slots import Slots
 from .runner.trial import CudaMeter
-from .sampling import GrammarBackend, Sampler
+from .sampling import GrammarBackend, make_sampler
 from .schedule.scheduler import Scheduler, SchedulerConfig
 from .weights.load import build_model
 
@@ -158,19 +158,20 @@ def _computer(
     if placement is not None and kernels is not None:
         threads = native.ComputeThreads(kernels, placement, runtime.num_threads)
         threads.place()  # before the weights take memory
-    model = _model(parts, runtime, kernels, ranks)
+    used = kernels or load_device_kernels(config, torch.device(runtime.device))
+    model = _model(parts, runtime, used, ranks)
     runtime = _with_media_size(runtime, model)
     shape = sizing.kv_cache_shape(model, runtime)
     seen = watched(model)
-    num_blocks = _num_blocks(parts, runtime, seen, shape, kernels, ranks)
+    num_blocks = _num_blocks(parts, runtime, seen, shape, used, ranks)
     runtime = sizing.fitted(config, runtime, num_blocks)
-    runner = _runner(parts, runtime, seen, shape, num_blocks, kernels, threads)
+    runner = _runner(parts, runtime, seen, shape, num_blocks, used, threads)
     facts = Facts(runtime=runtime, shape=shape, num_blocks=num_blocks)
     return Computer(runner=runner, model=model, facts=facts)
 
 
 def _model(
-    parts: _Parts, runtime: RuntimeConfig, kernels: Kernels | None, ranks: Ranks | None
+    parts: _Parts, runtime: RuntimeConfig, kernels: AnyKernels | None, ranks: Ranks | None
 ) -> Model:
     """With its weights; of ranks, the part of one."""
     num_ranks, split = 1, None
@@ -261,7 +262,13 @@ def _runtime(
         num_cpus=len(cpus),
         num_threads=placement.num_threads if placement else native.num_suitable_threads(cpus),
     )
-    choose = partial(attention.select, has_kernels=kernels is not None)
+    heads = getattr(text, "num_attention_heads", None)
+    choose = partial(
+        attention.select,
+        has_kernels=kernels is not None,
+        capabilities=[card.capability for card in cuda.cards],
+        head_dim=getattr(text, "head_dim", None) or (heads and text.hidden_size // heads),
+    )
     runtime = resolve(config, limits, host, choose)
     devices.check_device(runtime.device, runtime.dtype, cuda, config.tensor_parallel_size)
     return runtime
@@ -272,7 +279,7 @@ def _num_blocks(
     runtime: RuntimeConfig,
     model: Model,
     shape: KVCacheShape,
-    kernels: Kernels | None,
+    kernels: AnyKernels | None,
     ranks: Ranks | None,
 ) -> int:
     """By memory: on CUDA what the largest steps leave, on a CPU a share of what is free."""
@@ -337,21 +344,23 @@ def _runner(
     model: Model,
     shape: KVCacheShape,
     num_blocks: int,
-    kernels: Kernels | None,
+    kernels: AnyKernels | None,
     threads: ComputeThreads | None,
 ) -> Runner:
     device = torch.device(runtime.device)
     chosen = AttentionChoice(name=runtime.attention_backend, block_size=runtime.block_size)
+    for_cpu = kernels if isinstance(kernels, Kernels) else None
     runner = Runner(
         model=model,
-        backend=attention.create(chosen, kernels, model.head_dim),
+        backend=attention.create(chosen, for_cpu, model.head_dim, device),
         cache=allocate(shape, num_blocks, device),
-        sampler=Sampler(
+        sampler=make_sampler(
             max_num_slots=runtime.max_num_seqs,
             vocab_size=parts.vocab_size,
             device=device,
             grammars=parts.grammars,
-            kernels=kernels,
+            kernels=for_cpu,
+            has_triton=kernels is not None and for_cpu is None,
         ),
         slots=Slots(runtime.max_num_seqs, runtime.max_model_len, runtime.block_size),
         device=device,

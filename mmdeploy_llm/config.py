@@ -129,9 +129,10 @@ class EngineConfig(FrozenParams):
         description="int8: linear layers in 8 bits (weights and what is multiplied with them), "
         "on CPU",
     )
-    kv_cache_dtype: DType | Literal["int8"] = Field(
+    kv_cache_dtype: DType | Literal["int8", "fp8"] = Field(
         default="auto",
-        description="of the KV cache; auto: as dtype; int8: half of bf16's memory, on CPU",
+        description="of the KV cache; auto: as dtype; int8: half of bf16's memory, on CPU, and on "
+        "CUDA with Triton; fp8: as much, on CUDA with Triton",
     )
     enable_prefix_caching: bool = Field(
         default=True, description="share the blocks of equal prompt beginnings"
@@ -227,7 +228,8 @@ class EngineConfig(FrozenParams):
     )
     native_kernels: bool | None = Field(
         default=None,
-        description="C++ kernels on CPU, built on first use; default: where a compiler is found",
+        description="C++ kernels on CPU, built on first use; default: where a compiler is found. "
+        "False: no Triton kernels on CUDA either",
     )
     use_warmup: bool = Field(
         default=True, description="run one small step before the first request"
@@ -383,7 +385,7 @@ def resolve(
     dtype = _dtype(config, model, is_cuda)
     max_num_seqs = config.max_num_seqs or (256 if is_cuda else 32)
     max_model_len = _max_model_len(config, model)
-    kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_cache_dtype = _kv_cache_dtype(config, dtype)
     attention = choose_attention(
         AttentionNeeds(
             name=config.attention_backend,
@@ -429,6 +431,12 @@ def _dtype(config: EngineConfig, model: ModelLimits, is_cuda: bool) -> str:
         return config.dtype
     # CPUs have no fast float16.
     return "bfloat16" if model.dtype == "float16" and not is_cuda else model.dtype
+
+
+def _kv_cache_dtype(config: EngineConfig, dtype: str) -> str:
+    """By its name in torch."""
+    names = {"auto": dtype, "fp8": "float8_e4m3fn"}
+    return names.get(config.kv_cache_dtype, config.kv_cache_dtype)
 
 
 def _num_batched_tokens(

@@ -13,9 +13,11 @@ from .moe import Experts
 from .packed import Quantization
 from .with_kernels import DeviceKernels, WithKernels
 
+AnyKernels = Kernels | DeviceKernels
+
 
 def use_kernels(
-    model: nn.Module, kernels: Kernels | DeviceKernels, quantization: Quantization | None = None
+    model: nn.Module, kernels: AnyKernels, quantization: Quantization | None = None
 ) -> None:
     """From now on the layers of `model` compute with `kernels` where these take the tensors.
 

@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 
-from mmdeploy_llm import native
+from mmdeploy_llm import cuda, native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.layers.with_kernels import DeviceKernels
 from mmdeploy_llm.native import Kernels
+
+from .kv_cache import available_memory
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +30,14 @@ def rank_configs(config: EngineConfig) -> list[EngineConfig]:
 
 def engine_configs(config: EngineConfig) -> list[EngineConfig]:
     """The options of each of data_parallel_size engines."""
-    parts = _parted(config, config.data_parallel_size, num_cards=config.tensor_parallel_size)
-    return [_changed(part, data_parallel_size=1) for part in parts]
+    count = config.data_parallel_size
+    parts = _parted(config, count, num_cards=config.tensor_parallel_size)
+    threads = config.num_intake_threads or max(1, min(8, len(native.usable_cpus())) // count)
+    fields: dict[str, Any] = {"data_parallel_size": 1, "num_intake_threads": threads}
+    if parts[0].device == "cpu" and not (config.kv_cache_memory or config.num_gpu_blocks_override):
+        memory = available_memory(torch.device("cpu"), config.gpu_memory_utilization)
+        fields["kv_cache_memory"] = memory // count
+    return [_changed(part, **fields) for part in parts]
 
 
 def _parted(config: EngineConfig, count: int, num_cards: int) -> list[EngineConfig]:
@@ -90,6 +99,13 @@ def load_kernels(config: EngineConfig) -> Kernels | None:
     if option is not None:
         raise ConfigError(f"{option} needs the C++ kernels for CPUs, but {problem}")
     return None
+
+
+def load_device_kernels(config: EngineConfig, device: torch.device) -> DeviceKernels | None:
+    """The Triton kernels on CUDA, unless plain torch is asked for."""
+    if device.type != "cuda" or config.native_kernels is False:
+        return None
+    return cuda.load(device)
 
 
 def bound_kernel_cache() -> None:

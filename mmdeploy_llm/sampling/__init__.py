@@ -2,7 +2,15 @@
 
 from .grammar import GrammarBackend
 from .logprobs import prompt_logprobs
+from .make import make_sampler
 from .sampler import Sampler, SampleResult
 from .state import SlotRequest
 
-__all__ = ["GrammarBackend", "SampleResult", "Sampler", "SlotRequest", "prompt_logprobs"]
+__all__ = [
+    "GrammarBackend",
+    "SampleResult",
+    "Sampler",
+    "SlotRequest",
+    "make_sampler",
+    "prompt_logprobs",
+]
