@@ -43,6 +43,19 @@ def test_cuda_is_taken_where_it_is():
     assert run(CUDA, device="cpu").device == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("asked", "runs"),
+    [("auto", "float16"), ("fp8", "float8_e4m3fn"), ("int8", "int8"), ("bf16", "bfloat16")],
+)
+def test_kv_cache_dtype_is_torchs_name(asked, runs):
+    assert run(CUDA, dtype="float16", kv_cache_dtype=asked).kv_cache_dtype == runs
+
+
+def test_kv_cache_dtype_that_is_none():
+    with pytest.raises(ConfigError, match="kv_cache_dtype"):
+        run(CUDA, kv_cache_dtype="fp4")
+
+
 def test_cuda_without_cuda():
     with pytest.raises(ConfigError, match="torch finds no CUDA device"):
         run(device="cuda:1")

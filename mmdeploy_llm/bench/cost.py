@@ -25,7 +25,7 @@ from mmdeploy_llm.metrics import StepStats
 
 from .machine import Machine
 
-VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,6 @@ class MediaFlops:
 
 
 def kv_block_bytes(model: Model, dtype: str, block_size: int) -> int:
-    """Keys and values of a block in all layers, with a float32 scale for each head in int8."""
-    per_head = model.head_dim * VALUE_BYTES[dtype] + (4 if dtype == "int8" else 0)
+    """Keys and values of a block in all layers, with a float32 scale for each head in 8 bits."""
+    per_head = model.head_dim * VALUE_BYTES[dtype] + (4 if VALUE_BYTES[dtype] == 1 else 0)
     return 2 * model.num_layers * model.num_kv_heads * per_head * block_size

@@ -35,8 +35,8 @@ class KVCacheShape:
 
     @property
     def scale_size(self) -> int:
-        """Bytes of the scale of one token and head: float32 in int8, else none."""
-        return 4 if self.dtype is torch.int8 else 0
+        """Bytes of the scale of one token and head: float32 in 8 bits, else none."""
+        return 4 if self.dtype.itemsize == 1 else 0
 
 
 def count_blocks(shape: KVCacheShape, memory: int, most_blocks: int) -> int:

@@ -1,5 +1,7 @@
 """How many blocks fit."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,6 +36,17 @@ def test_the_cache_has_the_shape_and_is_finite():
     assert cache.keys[0].dtype == torch.bfloat16
     assert not cache.values[2].any()
     assert cache.block_size == 16
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_8_bits_have_a_scale_for_each_token_and_head(dtype):
+    shape = replace(SHAPE, dtype=dtype)
+    cache = allocate(shape, 5, torch.device("cpu"))
+    assert cache.keys[0].dtype == dtype
+    assert cache.key_scales[2].shape == cache.value_scales[0].shape == (5, 16, 2)
+    tensors = (*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales)
+    assert sum(x.numel() * x.itemsize for x in tensors) == 5 * shape.bytes_per_block
+    assert allocate(SHAPE, 5, torch.device("cpu")).key_scales is None
 
 
 def test_cpu_memory_is_a_bounded_share(monkeypatch):
