@@ -152,6 +152,8 @@ def _computer(
     placement = native.choose_placement(config.cpu_affinity, config.numa_node)
     runtime = _runtime(config, parts.checkpoint, kernels, placement)
     bound_kernel_cache()
+    if runtime.device == "cpu":
+        native.keep_freed_memory()
     if runtime.num_threads != torch.get_num_threads():
         torch.set_num_threads(runtime.num_threads)
     threads = None

@@ -21,6 +21,7 @@ from mmdeploy_llm.weights.map import Target
 
 from . import ATOMIC, buffers, head, interface, media, mixing, probe, rope, structure, trial
 from .interface import Step, refused
+from .linear import use_engine_layers
 from .weights import WeightTable
 
 WITHOUT_VALUES = "batched_mm"  # transformers' way to run experts that needs no tokens to be counted
@@ -42,6 +43,7 @@ class AnyModel(nn.Module):
         architecture = _architecture(config)
         self.name = architecture.__name__
         self.inner: Any = _build(architecture, copy.deepcopy(config))
+        use_engine_layers(self.inner)
         decoder = structure.decoder_of(self.inner)
         structure.check_decoder(self.name, decoder)
         if self.name not in ATOMIC:

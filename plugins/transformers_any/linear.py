@@ -1,0 +1,54 @@
+"""transformers' linear layers as the engine's, which the kernels of a device make faster."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from typing import cast
+
+from torch import nn
+
+from mmdeploy_llm.layers import Linear
+
+
+class AnyLinear(Linear):
+    """Looks like the torch.nn.Linear that it replaces, and has its parameters."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__(plain.in_features, plain.out_features)
+        self.in_features = plain.in_features
+        self.out_features = plain.out_features
+        self.weight = cast("nn.Parameter", plain.weight)
+        self.bias = cast("nn.Parameter | None", plain.bias)
+
+
+def use_engine_layers(model: nn.Module) -> None:
+    """Replaces the linear layers of `model` in place.
+
+    Others stay: those that share their weight, since a packed one has it in a layout of its own,
+    and those whose weight the module around them reads itself.
+    """
+    shared = _shared(model)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is not nn.Linear or id(child.weight) in shared:
+                continue
+            if not _reads_weight(parent, name):
+                setattr(parent, name, AnyLinear(child))
+
+
+def _shared(model: nn.Module) -> Collection[int]:
+    """Parameters that have more than one name."""
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for _, param in model.named_parameters(remove_duplicate=False):
+        (shared if id(param) in seen else seen).add(id(param))
+    return shared
+
+
+def _reads_weight(parent: nn.Module, name: str) -> bool:
+    """Whether the code of `parent` has `name.weight`; also where its code cannot be read."""
+    try:
+        return f"{name}.weight" in inspect.getsource(type(parent))
+    except (OSError, TypeError):
+        return True

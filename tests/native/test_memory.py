@@ -1,0 +1,51 @@
+"""Memory in large pages."""
+
+import gc
+import mmap
+
+import pytest
+import torch
+
+from mmdeploy_llm.native import LargePages
+from mmdeploy_llm.native.memory import ALIGNMENT, CHUNK_SIZE, LEAST_SIZE, PAGE_SIZE
+
+
+def test_tensors_are_apart():
+    """Each keeps what is written to it, whatever the sizes; large ones share chunks."""
+    memory = LargePages()
+    shapes = [(LEAST_SIZE + 3,), (5, LEAST_SIZE), (3,), (CHUNK_SIZE // 2,), (2 * CHUNK_SIZE,)]
+    tensors = [memory.empty(shape, dtype=torch.uint8) for shape in shapes]
+    for value, tensor in enumerate(tensors):
+        tensor.fill_(value)
+    for value, (shape, tensor) in enumerate(zip(shapes, tensors, strict=True)):
+        assert tensor.shape == shape
+        assert bool((tensor == value).all())
+        assert tensor.numel() < LEAST_SIZE or tensor.data_ptr() % ALIGNMENT == 0
+
+
+def test_dtypes():
+    tensor = LargePages().empty((LEAST_SIZE, 3), dtype=torch.bfloat16)
+    assert tensor.dtype is torch.bfloat16
+    assert tensor.is_contiguous()
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages on this system")
+def test_chunks_begin_where_large_pages_do():
+    assert LargePages().empty((CHUNK_SIZE,), dtype=torch.uint8).data_ptr() % PAGE_SIZE == 0
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages on this system")
+def test_memory_goes_back():
+    """A chunk is the system's again when its last tensor is gone."""
+    tensor = LargePages().empty((4 * CHUNK_SIZE,), dtype=torch.uint8).fill_(1)
+    address = tensor.data_ptr()
+    assert _is_mapped(address)
+    del tensor
+    gc.collect()
+    assert not _is_mapped(address)
+
+
+def _is_mapped(address):
+    with open("/proc/self/maps") as file:
+        ranges = [line.split()[0].split("-") for line in file]
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)

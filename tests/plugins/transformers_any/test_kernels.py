@@ -1,0 +1,49 @@
+"""The kernels of the CPU on transformers' modules: as near as bf16 allows, and on most layers."""
+
+import pytest
+import torch
+
+from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.layers import Linear
+from mmdeploy_llm.native import BuildError, load
+
+PARAMS = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+LIMITS = {None: 0.15, "int8": 0.3}  # of the mean difference of log-probabilities
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels():
+    try:
+        return load()
+    except BuildError as error:
+        pytest.skip(f"no kernels on this machine: {error}")
+
+
+def logprobs(llm, prompt):
+    (output,) = llm.generate(prompt, PARAMS, use_tqdm=False)
+    assert output.error_msg is None
+    entries = output.prompt_logprobs[1:]
+    return torch.tensor([next(iter(entry.values())).logprob for entry in entries])
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_near_plain_torch(reference, make_llm, picture, quantization, monkeypatch):
+    packed = []
+    plain_pack = Linear.pack
+
+    def pack(self, *args):
+        plain_pack(self, *args)
+        packed.append(self.packed is not None)
+
+    monkeypatch.setattr(Linear, "pack", pack)
+    marker = reference.family.marker
+    prompt = {"prompt": f"User: {marker}what is it? Assistant: The quick brown fox jumps"}
+    if marker:
+        prompt["multimodal_data"] = {"image": [picture(1, 56, 42)]}
+    options = {"dtype": "bfloat16", "enable_logprob": True}
+    plain, _ = make_llm(reference.folder, native_kernels=False, **options)
+    assert not packed
+    fast, _ = make_llm(reference.folder, quantization=quantization, **options)
+    assert sum(packed) > len(packed) / 2 > 6
+    difference = (logprobs(fast, prompt) - logprobs(plain, prompt)).abs().mean()
+    assert difference < LIMITS[quantization]
