@@ -33,7 +33,7 @@ class Job:
     index: int
     prompt: Any
     num_outputs: int
-    accept: Callable[[], tuple[Request, ...]]
+    accept: Callable[..., tuple[Request, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from tqdm import tqdm
 
-from .assembly import assemble
+from .assembly import assemble, open_media
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
 from .batch.previews import VideoStrip, file_previews
@@ -21,7 +21,9 @@ from .batch.report import report_batch
 from .config import EngineConfig
 from .drive import Driver, Job, JobOutput, refused
 from .errors import ConfigError, EngineError, RequestError, WorkerDiedError
-from .intake.cache import CacheStats
+from .fleet import Ask, Fleet
+from .hooks import Model
+from .intake.cache import CacheStats, add_stats
 from .intake.intake import TokenCount
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
@@ -41,15 +43,26 @@ class LLM:
     `error_code` other than 200 and a message); the others are not touched. With `on_error="raise"`
     the first such error is raised instead. A wrong call raises TypeError or ValueError at once.
 
-    What computes may live in processes of its own (tensor_parallel_size). When one of them dies,
-    requests that have not ended come back in error, and later calls raise WorkerDiedError.
+    What computes may live in processes of its own (tensor_parallel_size, data_parallel_size). When
+    no engine is left, since a process died, requests that have not ended come back in error, and
+    later calls raise WorkerDiedError.
 
-    plugins: the loaded plugins; observers may be registered there. model: the loaded module; None
+    plugins: the loaded plugins; observers may be registered there, but with several engines only
+    those of installed plugins are told, in each engine's process. model: the loaded module; None
     where it is in other processes. runtime: every option as it was resolved.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
         self._config = EngineConfig.from_options(model, options)
+        self._numbers = itertools.count()
+        self._driver: Driver | Fleet
+        self._fleet: Fleet | None = None
+        self.model: Model | None = None
+        if self._config.data_parallel_size > 1:
+            self._driver = self._fleet = Fleet(self._config)
+            self.plugins = self._fleet.plugins
+            self.runtime = self._fleet.runtime
+            return
         assembly = assemble(self._config)
         self._engine = assembly.engine
         self._intake = assembly.intake
@@ -61,7 +74,6 @@ class LLM:
             num_threads=assembly.runtime.num_intake_threads,
             num_ahead=assembly.runtime.max_num_seqs + 2 * assembly.runtime.num_intake_threads,
         )
-        self._numbers = itertools.count()
 
     def generate(
         self,
@@ -184,7 +196,9 @@ class LLM:
         self, summary: BatchSummary, path: str | os.PathLike[str], settings: BatchSettings
     ) -> None:
         """The page of a batch, with the frames of its videos."""
-        previews = file_previews(VideoStrip(lambda: self._intake.media))
+        config, intake = self._config, None if self._fleet is not None else self._intake
+        strip = VideoStrip(lambda: open_media(config) if intake is None else intake.media)
+        previews = file_previews(strip)
         model = self._config.model
         report_batch(summary, path, settings, model=model, make_previews=previews)
 
@@ -215,14 +229,23 @@ class LLM:
 
     def count_tokens(self, prompt: Prompt) -> TokenCount:
         """Prompt and media tokens of a prompt, without generating. Raises RequestError."""
+        if self._fleet is not None:
+            count: TokenCount = self._fleet.ask_one("count_tokens", prompt)
+            return count
         return self._intake.count_tokens(prompt)
 
     def cache_stats(self) -> Mapping[str, CacheStats]:
-        """Hits, misses and bytes of the caches of media: "processed" and, by URL, "fetched"."""
-        return self._intake.media.stats
+        """Hits, misses and bytes of the caches of media: "processed" and, by URL, "fetched"; of all
+        engines together."""
+        if self._fleet is not None:
+            return add_stats(self._fleet.ask("cache_stats"))
+        return self._intake.cache_stats()
 
     def close(self) -> None:
         """Ends the engine and its threads and drops the model; the object cannot be used again."""
+        if self._fleet is not None:
+            self._fleet.close()
+            return
         self._intake.media.interrupt()  # a plugin that hangs does not hold up the end
         self._driver.close()
         self._intake.close()
@@ -248,9 +271,7 @@ class LLM:
         self, pairs: Iterable[tuple[Any, SamplingParams]], stream: bool = False
     ) -> Iterator[Job]:
         for index, (prompt, own) in enumerate(pairs):
-            accept = partial(
-                self._intake.accept, prompt, own, stream=stream, number=next(self._numbers)
-            )
+            accept = self._ask("accept", prompt, own, stream=stream, number=next(self._numbers))
             yield Job(index=index, prompt=prompt, num_outputs=own.n, accept=accept)
 
     def _chat_jobs(
@@ -267,8 +288,8 @@ class LLM:
                 f"chat_template_kwargs must be a dict, got {type(template_kwargs).__name__}"
             )
         for index, (messages, own) in enumerate(zip(conversations, params, strict=False)):
-            accept = partial(
-                self._intake.accept_chat,
+            accept = self._ask(
+                "accept_chat",
                 messages,
                 own,
                 chat_template_kwargs=template_kwargs,
@@ -278,6 +299,12 @@ class LLM:
                 number=next(self._numbers),
             )
             yield Job(index=index, prompt=messages, num_outputs=own.n, accept=accept)
+
+    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """A call of the intake, to be made when its turn comes, where the intake is."""
+        if self._fleet is not None:
+            return Ask(method=method, args=args, kwargs=kwargs)
+        return partial(getattr(self._intake, method), *args, **kwargs)
 
     def _collect(
         self, jobs: Iterator[Job], use_tqdm: bool, on_error: OnError

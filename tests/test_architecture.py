@@ -34,6 +34,7 @@ LAYERS = (
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
     ("assembly", "drive"),
+    ("fleet",),
     ("batch",),
     ("llm", "aio"),
     ("scaffold", "terminal", "bench"),

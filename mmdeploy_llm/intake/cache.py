@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -21,6 +21,20 @@ class CacheStats:
     num_misses: int
     num_bytes: int
     max_bytes: int
+
+
+def add_stats(each: Iterable[Mapping[str, CacheStats]]) -> dict[str, CacheStats]:
+    """Of several sets of caches together, by name."""
+    added: dict[str, CacheStats] = {}
+    for name, stats in (item for one in each for item in one.items()):
+        before = added.get(name, CacheStats(num_hits=0, num_misses=0, num_bytes=0, max_bytes=0))
+        added[name] = CacheStats(
+            num_hits=before.num_hits + stats.num_hits,
+            num_misses=before.num_misses + stats.num_misses,
+            num_bytes=before.num_bytes + stats.num_bytes,
+            max_bytes=before.max_bytes + stats.max_bytes,
+        )
+    return added
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.request import Request
 
+from .cache import CacheStats
 from .chat import read_messages
 from .defaults import ParamsResolver, ValidateGuided, sample_seed
 from .media import CACHE_BYTES, Fetch, MediaLoader, normalised
@@ -151,6 +152,10 @@ class Intake:
             tools=tools,
         )
         return self._accept(messages, parts, params, stream, priority, number)
+
+    def cache_stats(self) -> Mapping[str, CacheStats]:
+        """Of the caches of media, by name."""
+        return self.media.stats
 
     def close(self) -> None:
         """Lets go of what media processors hold."""

@@ -133,6 +133,9 @@ class Worker:
             value = self._channel.receive()
         except (EOFError, OSError):
             self._raise_end()
+        except KeyboardInterrupt:
+            self.kill()  # half a message may have been read
+            raise
         if not isinstance(value, _Failure):
             return value
         if value.error is not None:

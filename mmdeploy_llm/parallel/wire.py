@@ -26,7 +26,7 @@ MAX_INLINE = 256 * 2**10  # bytes that rather go through the connection
 
 
 class Message:
-    """A value, ready to be sent any number of times. Files it holds are read to their end."""
+    """A value, ready to be sent any number of times. Of open files it has the contents."""
 
     def __init__(self, value: Any) -> None:
         """Raises what pickle raises for a value that it does not take."""
@@ -117,7 +117,12 @@ def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def _reduce_file(file: Any) -> Any:
-    return io.BytesIO, (file.read(),)
+    """What is left of it; it stays where it is, so that it can be sent again."""
+    place = file.tell() if file.seekable() else None
+    contents = file.read()
+    if place is not None:
+        file.seek(place)
+    return io.BytesIO, (contents,)
 
 
 REDUCERS = {Tensor: _reduce_tensor, io.BufferedReader: _reduce_file, io.FileIO: _reduce_file}

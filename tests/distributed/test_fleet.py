@@ -1,0 +1,171 @@
+"""data_parallel_size=2 on the CPU: the results of one engine, from two."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import EngineError, RequestError, WorkerDiedError
+from mmdeploy_llm.testing.tiny import write_tiny
+
+OPTIONS = {
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 512,
+    "max_num_seqs": 4,
+    "num_gpu_blocks_override": 64,
+    "num_threads": 2,
+    "num_intake_threads": 1,
+}
+DRAWN = SamplingParams(temperature=0.9, max_tokens=10, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tiny("qwen2_5_vl", tmp_path_factory.mktemp("fleet"))
+
+
+@pytest.fixture(scope="module")
+def one(folder):
+    with LLM(str(folder), **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    with LLM(str(folder), data_parallel_size=2, **OPTIONS) as llm:
+        yield llm
+
+
+def ids(outputs):
+    return [output.outputs.token_ids for output in outputs]
+
+
+def engines(llm):
+    return llm._fleet._engines
+
+
+def test_results_are_those_of_one_engine_in_the_callers_order(one, two):
+    """Drawn without a seed: each prompt's number gives it, whichever engine it comes to."""
+    prompts = [f"prompt number {n}" for n in range(30)]
+    found = two.generate(prompts, DRAWN, use_tqdm=False)
+    assert [output.prompt for output in found] == prompts
+    assert ids(found) == ids(one.generate(prompts, DRAWN, use_tqdm=False))
+
+
+def test_images_samples_and_messages(one, two):
+    from PIL import Image
+
+    picture = Image.effect_noise((64, 48), 80).convert("RGB")
+    prompt = {"prompt": IMAGE + "what?", "multimodal_data": {"image": picture}}
+    params = SamplingParams(n=3, temperature=1.0, seed=4, max_tokens=6)
+    expected, found = (llm.generate(prompt, params, use_tqdm=False) for llm in (one, two))
+    assert ids(found) == ids(expected)
+    assert [output.outputs.index for output in found] == [0, 1, 2]
+    assert found[0].prompt is prompt
+    content = [{"type": "text", "text": "hi"}, {"type": "image", "image": picture}]
+    messages = [{"role": "user", "content": content}]
+    greedy = SamplingParams(temperature=0, max_tokens=6)
+    expected, found = (llm.chat(messages, greedy, use_tqdm=False) for llm in (one, two))
+    assert ids(found) == ids(expected)
+    assert two.count_tokens(prompt) == one.count_tokens(prompt)
+    assert two.cache_stats()["processed"].num_misses >= 1
+
+
+def test_both_engines_work(two):
+    """More prompts than one engine takes: both have some while the run goes on."""
+    outputs = two.generate_iter((f"prompt {n}" for n in range(40)), DRAWN)
+    next(outputs)
+    assert all(engine.sent for engine in engines(two))
+    assert len(list(outputs)) == 39
+
+
+def test_streams_come_in_pieces(two):
+    pieces = list(two.stream("tell me", SamplingParams(temperature=0, max_tokens=6)))
+    assert len(pieces) > 2
+    assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def test_one_wrong_prompt_is_its_own_error(two):
+    class NotSent:
+        def __reduce__(self):
+            raise TypeError("stays here")
+
+    wrong = {"prompt": IMAGE, "multimodal_data": {"image": NotSent()}}
+    outputs = two.generate(["good", wrong, [10**9]], DRAWN, use_tqdm=False)
+    assert [output.is_ok for output in outputs] == [True, False, False]
+    assert "cannot (TypeError: stays here)" in outputs[1].error_msg
+    assert [output.error_code for output in outputs[1:]] == [400, 400]
+    with pytest.raises(RequestError, match="vocabulary"):
+        two.generate([[10**9]], DRAWN, use_tqdm=False, on_error="raise")
+    with pytest.raises(RequestError):
+        two.count_tokens([10**9])
+
+
+def test_closing_an_iterator_aborts(two):
+    outputs = two.stream(["a", "b", "c"], LONG)
+    next(outputs)
+    outputs.close()
+    deadline = time.monotonic() + 10
+    while any(engine.sent for engine in engines(two)) and time.monotonic() < deadline:
+        two.generate("drain", SamplingParams(max_tokens=1), use_tqdm=False)
+    assert not any(engine.sent for engine in engines(two))
+
+
+def test_two_threads_get_their_own(two):
+    results = {}
+
+    def work(name):
+        prompts = [f"{name} {n}" for n in range(12)]
+        outputs = two.generate(prompts, DRAWN, use_tqdm=False)
+        results[name] = [output.prompt for output in outputs] == prompts
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {"one": True, "two": True}
+
+
+def test_the_prompts_of_a_dead_engine_are_tried_again(folder, one):
+    """Then the other one dies too: what was in work ends in error, and later calls raise."""
+    prompts = [f"prompt {n}" for n in range(24)]
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    expected = ids(one.generate(prompts, params, use_tqdm=False))
+    with LLM(str(folder), data_parallel_size=2, **OPTIONS) as llm:
+        first, second = (engine.worker.pid for engine in engines(llm))
+        found = {}
+        for number, output in enumerate(llm.generate_iter(iter(prompts), params)):
+            if number == 0:
+                os.kill(first, signal.SIGKILL)
+            found[output.prompt] = output
+        assert [found[prompt].error_msg for prompt in prompts] == [None] * len(prompts)
+        assert [found[prompt].outputs.token_ids for prompt in prompts] == expected
+
+        timer = threading.Timer(0.3, os.kill, (second, signal.SIGKILL))
+        timer.start()
+        outputs = llm.generate([f"again {n}" for n in range(24)], LONG, use_tqdm=False)
+        timer.join()
+        lost = [output for output in outputs if not output.is_ok]
+        assert len(outputs) == 24
+        assert lost
+        assert all("died with signal SIGKILL" in output.error_msg for output in lost)
+        with pytest.raises(WorkerDiedError, match="no engine is left"):
+            llm.generate("more", DRAWN, use_tqdm=False)
+
+
+def test_engines_may_have_ranks(folder, one):
+    greedy = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    expected = ids(one.generate(["a", "b"], greedy, use_tqdm=False))
+    with LLM(str(folder), data_parallel_size=2, tensor_parallel_size=2, **OPTIONS) as llm:
+        assert ids(llm.generate(["a", "b"], greedy, use_tqdm=False)) == expected
+        pids = [engine.worker.pid for engine in engines(llm)]
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate("a", DRAWN, use_tqdm=False)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
