@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .norm import RMSNorm
 from .rows import row_parts
-from .with_kernels import DeviceKernels, LayerKernels, WithKernels
+from .with_kernels import LayerKernels, WithKernels
 
 # Values of a float32 temporary, see rows.py.
 MAX_VALUES = 2**18
@@ -112,20 +112,13 @@ class KernelRope(Rope):
     """Either layout, some channels or all of them, in place."""
 
     def __init__(
-        self,
-        cos: Tensor,
-        sin: Tensor,
-        *,
-        is_interleaved: bool,
-        kernels: LayerKernels,
-        device_kernels: DeviceKernels | None = None,
+        self, cos: Tensor, sin: Tensor, *, is_interleaved: bool, kernels: LayerKernels
     ) -> None:
-        """cos, sin: [T, R / 2] float32. device_kernels: also norm in the same launch."""
+        """cos, sin: [T, R / 2] float32."""
         self._cos = cos
         self._sin = sin
         self._is_interleaved = is_interleaved
         self._kernels = kernels
-        self._device_kernels = device_kernels
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -134,13 +127,7 @@ class KernelRope(Rope):
 
     def with_tables(self, cos: Tensor, sin: Tensor) -> KernelRope:
         """The same for other tokens."""
-        return KernelRope(
-            cos,
-            sin,
-            is_interleaved=self._is_interleaved,
-            kernels=self._kernels,
-            device_kernels=self._device_kernels,
-        )
+        return KernelRope(cos, sin, is_interleaved=self._is_interleaved, kernels=self._kernels)
 
     def rotate(self, x: Tensor) -> Tensor:
         """See Rope."""
@@ -154,10 +141,9 @@ class KernelRope(Rope):
 
     def norm_and_rotate(self, x: Tensor, num_q_heads: int, q: RMSNorm, k: RMSNorm) -> Tensor:
         """See Rope."""
-        kernels = self._device_kernels
-        if kernels is None or not kernels.takes(x, q.weight, k.weight):
+        if not self._kernels.takes(x, q.weight, k.weight):
             return super().norm_and_rotate(x, num_q_heads, q, k)
-        kernels.norm_and_rotate(
+        self._kernels.norm_and_rotate(
             x,
             q.weight,
             k.weight,
@@ -221,13 +207,7 @@ class Rotary(WithKernels):
         cos, sin = angles.cos() * self.config.scale, angles.sin() * self.config.scale
         is_interleaved = self.config.is_interleaved
         if self.kernels is not None:
-            return KernelRope(
-                cos,
-                sin,
-                is_interleaved=is_interleaved,
-                kernels=self.kernels,
-                device_kernels=self.device_kernels,
-            )
+            return KernelRope(cos, sin, is_interleaved=is_interleaved, kernels=self.kernels)
         head_dim = self.config.head_dim
         return _plain_rope(cos, sin, is_interleaved=is_interleaved, head_dim=head_dim)
 

@@ -30,10 +30,6 @@ class LayerKernels(Protocol):
         [T, R] float32, contiguous."""
         ...
 
-
-class DeviceKernels(LayerKernels, Protocol):
-    """cuda.CudaKernels: what pays where every operation is a launch and the host must not wait."""
-
     def norm_and_rotate(
         self,
         x: Tensor,
@@ -49,6 +45,10 @@ class DeviceKernels(LayerKernels, Protocol):
         """As `rotate`, of the normed heads: the first ones with `q_weight` [D], the others with
         `k_weight`."""
         ...
+
+
+class DeviceKernels(LayerKernels, Protocol):
+    """cuda.CudaKernels: what pays where every operation is a launch and the host must not wait."""
 
     def run_experts(
         self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor

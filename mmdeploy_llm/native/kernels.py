@@ -60,6 +60,9 @@ SIGNATURES = {
     "mm_silu_mul": (
         c_int32, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32
     ),
+    "mm_norm_heads": (
+        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_float, c_int32
+    ),
     "mm_rotate": (
         c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int32,
         c_int32,
@@ -220,6 +223,35 @@ class Kernels:
             is_interleaved,
             torch.get_num_threads(),
         )
+
+    def norm_and_rotate(
+        self,
+        x: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        num_q_heads: int,
+        eps: float,
+        cosines: Tensor,
+        sines: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> None:
+        """As `rotate`, of the normed heads: the first ones with `q_weight` [D], the others with
+        `k_weight`."""
+        for heads, weight in ((x[:, :num_q_heads], q_weight), (x[:, num_q_heads:], k_weight)):
+            self._library.mm_norm_heads(
+                DTYPES[x.dtype],
+                heads.data_ptr(),
+                heads.stride(0),
+                heads.shape[1],
+                heads.stride(1),
+                weight.data_ptr(),
+                heads.shape[0],
+                heads.shape[2],
+                eps,
+                torch.get_num_threads(),
+            )
+        self.rotate(x, cosines, sines, is_interleaved=is_interleaved)
 
     def write_cache(
         self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None

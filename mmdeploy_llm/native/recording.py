@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # As in kernels.cpp; and where, among a linear layer's arguments, its weights are and its k.
 RECORDABLE = (
     "mm_rms_norm",
+    "mm_norm_heads",
     "mm_silu_mul",
     "mm_rotate",
     "mm_attend",

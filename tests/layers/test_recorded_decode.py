@@ -23,7 +23,7 @@ OPTIONS = {
     "norms of heads": {"qk_norm": True},
     "experts": {"moe": MOE, "moe_layers": frozenset({1})},
 }
-IS_RECORDED = {"plain", "biases", "norms", "windows"}
+IS_RECORDED = {*OPTIONS} - {"experts"}
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ void run_rows(int32_t dtype, int32_t threads) {
                 1e-6f, threads);
     mm_rms_norm(dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f,
                 threads);
+    mm_norm_heads(dtype, x.data(), stride, 1, size, weight.data(), rows, size, 1e-6f, threads);
     mm_silu_mul(dtype, x.data(), stride, residual.data(), size, out.data(), rows, size, threads);
     const int64_t heads = between(1, 5), pairs = between(1, 40);
     auto turned = random_values<T>(rows * heads * pairs * 2);

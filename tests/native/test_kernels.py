@@ -86,6 +86,29 @@ def test_rotate_some_channels(kernels, dtype):
     assert torch.equal(x[..., 12:], kept)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (3, 2, 10), (5, 1, 64)])
+def test_norm_and_rotate(kernels, dtype, heads, kv_heads, head_dim):
+    """As the norms of q and k and then the turn; the values behind them stay."""
+    x = values(21, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    kept = x[:, heads + kv_heads :].clone()
+    weights = values(2, head_dim, dtype=dtype)
+    angles = values(21, head_dim // 2, dtype=torch.float32)
+    tables = angles.cos(), angles.sin()
+    normed = [
+        kernels.rms_norm(part.reshape(-1, head_dim), weight, 1e-6).view(part.shape)
+        for part, weight in zip(
+            (x[:, :heads], x[:, heads : heads + kv_heads]), weights, strict=True
+        )
+    ]
+    expected = torch.cat(normed, 1)
+    kernels.rotate(expected, *tables, is_interleaved=False)
+    turned = x[:, : heads + kv_heads]
+    kernels.norm_and_rotate(turned, *weights, heads, 1e-6, *tables, is_interleaved=False)
+    assert torch.equal(turned, expected)
+    assert torch.equal(x[:, heads + kv_heads :], kept)
+
+
 def ranges(lengths, seen):
     """Sequences of `lengths` tokens, token i of all seeing keys seen[i]."""
     starts = torch.tensor([0, *lengths]).cumsum(0)

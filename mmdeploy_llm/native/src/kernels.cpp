@@ -111,6 +111,18 @@ void mm_silu_mul(int32_t dtype, const void* gate, int64_t gate_stride, const voi
     }
 }
 
+void mm_norm_heads(int32_t dtype, void* x, int64_t row_stride, int64_t heads, int64_t head_stride,
+                   const void* weight, int64_t rows, int64_t size, float eps,
+                   int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::norm_heads(static_cast<float*>(x), row_stride, heads, head_stride,
+                       static_cast<const float*>(weight), rows, size, eps, num_threads);
+    } else {
+        mm::norm_heads(static_cast<bf16*>(x), row_stride, heads, head_stride,
+                       static_cast<const bf16*>(weight), rows, size, eps, num_threads);
+    }
+}
+
 void mm_rotate(int32_t dtype, void* x, int64_t row_stride, int64_t heads, int64_t head_stride,
                const float* cosines, const float* sines, int64_t rows, int64_t pairs,
                int32_t is_interleaved, int32_t num_threads) {
@@ -226,9 +238,9 @@ int32_t mm_place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* p
 
 // As in kernels.py.
 void (*const RECORDABLE[])(const int64_t*) = {
-    recorded<mm_rms_norm>,    recorded<mm_silu_mul>,    recorded<mm_rotate>,
-    recorded<mm_attend>,      recorded<mm_write_cache>, recorded<mm_linear_bf16>,
-    recorded<mm_linear_s8>,
+    recorded<mm_rms_norm>,    recorded<mm_norm_heads>,  recorded<mm_silu_mul>,
+    recorded<mm_rotate>,      recorded<mm_attend>,      recorded<mm_write_cache>,
+    recorded<mm_linear_bf16>, recorded<mm_linear_s8>,
 };
 
 void mm_run(const Call* calls, int64_t num) {

@@ -9,8 +9,21 @@
 
 namespace mm {
 
-// out = norm(x + residual) * weight, residual += x; without a residual out = norm(x) * weight. The
-// normed value is rounded to T before it is weighted, as transformers' modules do.
+// out = norm(in) * weight; they may be the same. The normed value is rounded to T before it is
+// weighted, as transformers' modules do.
+template <typename T>
+inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float eps) {
+    float squares = 0.0f;
+#pragma omp simd reduction(+ : squares)
+    for (int64_t c = 0; c < size; ++c) squares += load(in[c]) * load(in[c]);
+    const float scale = 1.0f / std::sqrt(squares / float(size) + eps);
+#pragma omp simd
+    for (int64_t c = 0; c < size; ++c) {
+        out[c] = store<T>(rounded<T>(load(in[c]) * scale) * load(weight[c]));
+    }
+}
+
+// out = norm(x + residual) * weight, residual += x; without a residual out = norm(x) * weight.
 template <typename T>
 void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out, int64_t rows,
               int64_t size, float eps, int num_threads) {
@@ -18,19 +31,25 @@ void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out
         for (int64_t row = begin; row < end; ++row) {
             const T* in = x + row * x_stride;
             T* sum = residual == nullptr ? nullptr : residual + row * size;
-            T* result = out + row * size;
-            float squares = 0.0f;
             if (sum != nullptr) {
 #pragma omp simd
                 for (int64_t c = 0; c < size; ++c) sum[c] = store<T>(load(in[c]) + load(sum[c]));
                 in = sum;
             }
-#pragma omp simd reduction(+ : squares)
-            for (int64_t c = 0; c < size; ++c) squares += load(in[c]) * load(in[c]);
-            const float scale = 1.0f / std::sqrt(squares / float(size) + eps);
-#pragma omp simd
-            for (int64_t c = 0; c < size; ++c) {
-                result[c] = store<T>(rounded<T>(load(in[c]) * scale) * load(weight[c]));
+            norm_row(in, weight, out + row * size, size, eps);
+        }
+    });
+}
+
+// Norms every head of x [rows, heads, size] in place, with one weight [size].
+template <typename T>
+void norm_heads(T* x, int64_t row_stride, int64_t heads, int64_t head_stride, const T* weight,
+                int64_t rows, int64_t size, float eps, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t head = 0; head < heads; ++head) {
+                T* values = x + row * row_stride + head * head_stride;
+                norm_row(values, weight, values, size, eps);
             }
         }
     });
