@@ -33,7 +33,7 @@ TORCH_CAPABILITY = (9, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tile:
-    """Of a grouped product: rows, columns, and how much of a sum at once."""
+    """Of a grouped product: rows, columns, and how much of a sum at once, of 16-bit values."""
 
     rows: int
     columns: int
@@ -211,7 +211,7 @@ def _product(
         a, a.stride(0), b, out, routes.order, routes.ends, num_columns, b.shape[2], num_experts,
         ROUTES_PER_ROW=routes_per_row, IS_GATED=is_gated,
         EXPERTS=triton.next_power_of_2(num_experts),
-        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=2 * tile.depth // a.element_size(),
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out

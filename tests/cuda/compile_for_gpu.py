@@ -1,0 +1,119 @@
+"""A program: compiles the kernels for a GPU that need not be there, as launches with tensors of the
+given dtype ask for them. Prints the name of each kernel, what it takes of an SM, what it spills.
+
+    env -u TRITON_INTERPRET python tests/cuda/compile_for_gpu.py bfloat16
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from mmdeploy_llm.cuda import choose, experts
+from mmdeploy_llm.cuda.kernels import CudaKernels
+
+CAPABILITY = 90  # H100, H200
+
+
+class Absent:
+    """Stands for the driver of the GPU."""
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", CAPABILITY, 32)
+
+
+def compile_only(compiled):
+    """From now on a launch compiles, and adds to `compiled`."""
+    run = JITFunction.run
+
+    def run_nothing(self, *args, grid, warmup, **kwargs):
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        compiled.append((self.fn.__name__, kernel))
+        return kernel
+
+    JITFunction.run = run_nothing
+    triton.runtime.driver.set_active(Absent())
+
+
+def launch_all(dtype):
+    kernels = CudaKernels(torch.device("cpu"))
+    x, weight = torch.zeros(3, 3584, dtype=dtype), torch.ones(3584, dtype=dtype)
+    kernels.rms_norm(x, weight, 1e-6)
+    kernels.rms_norm(x, weight, 1e-6, x.clone())
+    kernels.silu_mul(*torch.zeros(3, 2 * 18944, dtype=dtype).chunk(2, -1))
+    heads, norm = torch.zeros(3, 36, 128, dtype=dtype), torch.ones(128, dtype=dtype)
+    for num_pairs in (64, 32):
+        angles = torch.zeros(2, 3, num_pairs)
+        for is_interleaved in (False, True):
+            kernels.rotate(heads[:, :32], *angles, is_interleaved=is_interleaved)
+            kernels.norm_and_rotate(
+                heads[:, :32], norm, norm, 28, 1e-6, *angles, is_interleaved=is_interleaved
+            )
+    launch_experts(kernels, dtype)
+    launch_choice(dtype)
+
+
+def launch_experts(kernels, dtype):
+    gate_up, down = torch.zeros(4, 2 * 64, 256, dtype=dtype), torch.zeros(4, 256, 64, dtype=dtype)
+    for tile in experts.TILES:
+        num_tokens = 2 * tile.rows
+        ids = torch.zeros(num_tokens, 2, dtype=torch.int64)
+        weights = torch.zeros(num_tokens, 2, dtype=dtype)
+        kernels.run_experts(torch.zeros(num_tokens, 256, dtype=dtype), weights, ids, gate_up, down)
+
+
+def launch_choice(dtype):
+    rules = choose.Rules(
+        ints=torch.zeros(4, 8, dtype=torch.int64),
+        reals=torch.zeros(4, 8, dtype=torch.float64),
+        edit_ids=torch.zeros(4, 16, dtype=torch.int32),
+        edit_values=torch.zeros(4, 16),
+        counts=torch.zeros(4, 152064, dtype=torch.int16),
+    )
+    logits, slots = torch.zeros(3, 152064, dtype=dtype), torch.arange(3)
+    choose.choose(logits, slots, rules)
+    choose.choose(logits, slots, rules, forced=slots)
+
+
+def main(dtype):
+    compiled = []
+    compile_only(compiled)
+    launch_all(getattr(torch, dtype))
+    for name, kernel in compiled:
+        print(name, usage(kernel))
+
+
+def usage(kernel):
+    """By the assembler that triton brings."""
+    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as place:
+        source = Path(place) / "kernel.ptx"
+        source.write_text(kernel.asm["ptx"])
+        told = subprocess.run(
+            [folder / "ptxas", "-v", f"-arch=sm_{CAPABILITY}a", source, "-o", "/dev/null"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+    registers = re.search(r"Used (\d+) registers", told)[1]
+    spilled = re.search(r"(\d+) bytes spill stores", told)[1]
+    threads = 32 * kernel.metadata.num_warps
+    return (
+        f"threads {threads} registers {registers} shared {kernel.metadata.shared} spilled {spilled}"
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,46 @@
+"""Every kernel compiles for a GPU, whether there is one or not, and fits on it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAX_SHARED = 227 * 1024  # bytes that a block may have on an H100
+MAX_SPILLED = 64
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    pytest.importorskip("triton", reason="triton is not installed")
+    program = Path(__file__).parent / "compile_for_gpu.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    done = subprocess.run(
+        [sys.executable, program, "bfloat16"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_all_kernels_compile(lines):
+    """All that the modules define: a new kernel is launched by compile_for_gpu.py too."""
+    folder = Path(__file__).parents[2] / "mmdeploy_llm" / "cuda"
+    launched = {
+        name
+        for path in folder.glob("*.py")
+        if not path.name.startswith("paged")
+        for name in re.findall(r"(\w+)\[.*\]\(\n? *", path.read_text())
+        if re.search(rf"@triton\.jit.*\ndef {name}\(", path.read_text())
+    }
+    assert launched == {line.split()[0] for line in lines}
+
+
+def test_kernels_fit(lines):
+    for line in lines:
+        numbers = dict(re.findall(r"(\w+) (\d+)", line))
+        assert int(numbers["shared"]) <= MAX_SHARED, line
+        assert int(numbers["spilled"]) <= MAX_SPILLED, line
+        assert int(numbers["threads"]) * int(numbers["registers"]) <= 65536, line

@@ -1,0 +1,96 @@
+"""Experts on the device against the loop over experts."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.moe import Experts, Modality, ModalityMLP, MoEConfig, SparseMLP
+from mmdeploy_llm.testing.tiny import randomize
+
+
+def filled(module, device, dtype=torch.float32):
+    torch.manual_seed(3)
+    randomize(module)
+    return module.to(device, dtype)
+
+
+def routed(num_tokens, num_experts, top_k, size, device, dtype):
+    """Experts above num_experts / 2 get no tokens; weights of 0.1 to 1.1."""
+    used = max(top_k, num_experts // 2)
+    ids = torch.stack([torch.randperm(used)[:top_k] for _ in range(num_tokens)])
+    x, weights = torch.randn(num_tokens, size), torch.rand(num_tokens, top_k) + 0.1
+    return x.to(device, dtype), weights.to(device, dtype), ids.to(device)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "top_k", "size", "inner"),
+    [(1, 6, 2, 32, 24), (7, 4, 1, 40, 17), (40, 5, 3, 20, 70), (90, 2, 2, 150, 33)],
+)
+def test_equal_to_the_loop(
+    kernels, dtypes, triton_device, assert_near, num_tokens, num_experts, top_k, size, inner
+):
+    for dtype in dtypes:
+        experts = filled(Experts(num_experts, size, inner), triton_device, dtype)
+        given = routed(num_tokens, num_experts, top_k, size, triton_device, dtype)
+        expected = experts(*given)
+        use_kernels(experts, kernels)
+        assert_near(experts(*given), expected)
+
+
+@pytest.mark.parametrize("max_ranked", [0, 4096])
+def test_routes_are_sorted(triton_device, monkeypatch, max_ranked):
+    """By the kernel and by torch."""
+    from mmdeploy_llm.cuda import experts
+
+    monkeypatch.setattr(experts, "MAX_RANKED", max_ranked)
+    ids = torch.randint(0, 8, (150,), device=triton_device)  # 7 is no expert
+    routes = experts.sort_routes(ids, 7)
+    order = ids.sort(stable=True).indices
+    assert routes.order.tolist() == order.tolist()
+    assert routes.ends.tolist() == ids.bincount(minlength=8).cumsum(0)[:7].tolist()
+
+
+def test_routes_to_no_expert_add_nothing(kernels, triton_device):
+    experts = filled(Experts(4, 16, 8), triton_device)
+    x, weights, ids = routed(9, 4, 2, 16, triton_device, torch.float32)
+    expected = experts(x, weights, ids)
+    use_kernels(experts, kernels)
+    left_out = torch.arange(9, device=triton_device) % 3 == 0
+    found = experts(x, weights, ids.masked_fill(left_out[:, None], 4))
+    assert found[left_out].eq(0).all()
+    torch.testing.assert_close(found[~left_out], expected[~left_out])
+    assert experts(x, weights, torch.full_like(ids, 4)).eq(0).all()
+
+
+def test_no_tokens(kernels, triton_device):
+    experts = filled(Experts(4, 16, 8), triton_device)
+    use_kernels(experts, kernels)
+    given = routed(1, 4, 2, 16, triton_device, torch.float32)
+    assert experts(*(x[:0] for x in given)).shape == (0, 16)
+
+
+@pytest.mark.parametrize("router", ["corrected", "softmax"])
+def test_sparse_mlp(kernels, triton_device, router):
+    config = MoEConfig(num_experts=6, top_k=3, intermediate_size=12, router=router, shared_size=10)
+    mlp = filled(SparseMLP(16, config), triton_device)
+    x = torch.randn(11, 16, device=triton_device)
+    expected = mlp(x)
+    use_kernels(mlp, kernels)
+    torch.testing.assert_close(mlp(x), expected)
+
+
+@pytest.mark.parametrize("media", [[], [1, 2, 4], [0, 1, 2, 3, 4, 5]])
+def test_modalities_need_no_split(kernels, triton_device, media, monkeypatch):
+    """The same experts for each token as by rows, which the host would have to count."""
+    config = MoEConfig(
+        num_experts=4, top_k=2, intermediate_size=12, vision_intermediate_size=6, shared_size=10
+    )
+    mlp = filled(ModalityMLP(8, config), triton_device)
+    x = torch.randn(6, 8, device=triton_device)
+    is_vision = torch.zeros(6, dtype=torch.bool, device=triton_device)
+    is_vision[media] = True
+    expected = mlp(x, Modality(is_vision))
+    use_kernels(mlp, kernels)
+    monkeypatch.setattr(Modality, "rows", None)  # an error in the plain path
+    torch.testing.assert_close(mlp(x, Modality(is_vision)), expected)
+    torch.testing.assert_close(mlp(x, None)[~is_vision], expected[~is_vision])
