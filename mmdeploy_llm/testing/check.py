@@ -21,7 +21,7 @@ from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
 
-from .checks import equalities, models, parsers, plugins, processors, tools
+from .checks import equalities, models, parsers, plugins, processors, ranks, tools
 from .checks.base import Check, CheckFailed, CheckSkipped
 from .prompts import make_prompt
 from .samples import samples
@@ -180,7 +180,7 @@ def _check_model(
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
-    yield from _run(models.CHECKS + equalities.CHECKS, describe(spec), subject)
+    yield from _run(models.CHECKS + equalities.CHECKS + ranks.CHECKS, describe(spec), subject)
 
 
 def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -37,6 +37,10 @@ class ThreadRanks:
         """See Ranks."""
         return int(min(self._exchange(torch.tensor(value))))
 
+    def abort(self) -> None:
+        """Ends the waiting of all ranks, and all later exchanges."""
+        self._shared.barrier.abort()
+
     def _exchange(self, x: Tensor) -> list[Tensor]:
         """Everybody's tensor, of which all must have the same shape."""
         self.num_calls += 1
@@ -57,19 +61,25 @@ class _Shared:
         self.barrier = threading.Barrier(size)
 
 
-def on_ranks(size: int, work: Callable[[ThreadRanks], T]) -> list[T]:
-    """What `work` gives on each of `size` ranks; the first error of any of them is raised."""
+def thread_ranks(size: int) -> list[ThreadRanks]:
+    """All ranks, for `on_ranks`."""
     shared = _Shared(size)
+    return [ThreadRanks(rank, shared) for rank in range(size)]
 
-    def run(rank: int) -> T:
+
+def on_ranks(ranks: Sequence[ThreadRanks], work: Callable[[ThreadRanks], T]) -> list[T]:
+    """What `work` gives on each rank, all at the same time; the first error of any of them is
+    raised."""
+
+    def run(own: ThreadRanks) -> T:
         try:
-            return work(ThreadRanks(rank, shared))
+            return work(own)
         except BaseException:
-            shared.barrier.abort()
+            own.abort()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(run, rank) for rank in range(size)]
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        futures = [pool.submit(run, own) for own in ranks]
     errors = [error for future in futures if (error := future.exception()) is not None]
     errors.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
     if errors:

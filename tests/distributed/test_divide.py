@@ -15,7 +15,7 @@ from mmdeploy_llm.testing.checks.models import ModelSubject
 from mmdeploy_llm.testing.checks.ranks import two_ranks_equal_one
 from mmdeploy_llm.testing.dense import DenseRunner
 from mmdeploy_llm.testing.prompts import make_prompt
-from mmdeploy_llm.testing.ranks import ThreadRanks, on_ranks
+from mmdeploy_llm.testing.ranks import ThreadRanks, on_ranks, thread_ranks
 from mmdeploy_llm.testing.tiny import write_tiny
 
 PLUGINS = PluginManager.load(None, ())
@@ -90,7 +90,7 @@ def test_four_ranks_share_two_key_value_heads(tmp_path):
         runner = DenseRunner(model)
         return runner.run(runner.add(ids, media))
 
-    for found in on_ranks(4, logits):
+    for found in on_ranks(thread_ranks(4), logits):
         assert (found - expected).abs().max() < 1e-4
 
 
@@ -198,4 +198,4 @@ def test_a_rank_that_fails_ends_the_others():
         return ranks.sum(torch.ones(2))
 
     with pytest.raises(ValueError, match="at fault"):
-        on_ranks(2, work)
+        on_ranks(thread_ranks(2), work)
