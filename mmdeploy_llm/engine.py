@@ -15,8 +15,9 @@ from .errors import WorkerDiedError
 from .hooks import EngineInfo, PluginManager, StepStats
 from .hooks.names import error_text
 from .outputs import RequestOutput
-from .plan import RequestFailure, StepPlan, TokenUpdate
+from .plan import RequestFailure, StepPlan, StepResult, TokenUpdate
 from .request import Request
+from .runner.ahead import Started, runs_ahead
 from .runner.executor import Executor
 from .schedule.scheduler import Scheduler
 
@@ -39,6 +40,8 @@ class Engine:
         self.info = info
         self._scheduler = scheduler
         self._runner = runner
+        self._ahead = runs_ahead(runner)
+        self._started: Started | None = None  # the step behind the one that was committed last
         self._delivery = delivery
         self._plugins = plugins
         self._requests: dict[str, Request] = {}
@@ -77,7 +80,7 @@ class Engine:
         """One step. Whatever fails in it becomes the error output of the requests it was for."""
         begin = time.perf_counter()
         ended = self._drain_inbox()
-        plan = self._scheduler.plan(time.time())
+        plan = self._scheduler.plan(time.time()) if self._started is None else self._started.plan
         planned = time.perf_counter()
         updates = ended + self._run(plan)
         ran = time.perf_counter()
@@ -100,7 +103,7 @@ class Engine:
 
     def _run(self, plan: StepPlan) -> tuple[TokenUpdate, ...]:
         try:
-            result = self._runner.run(plan)
+            result = self._computed(plan)
         except WorkerDiedError as error:
             if self._death is None:
                 self._death = error
@@ -111,6 +114,17 @@ class Engine:
             message = f"the engine failed in this step: {error_text(error)}"
             return self._scheduler.fail(plan, RequestFailure(code=500, message=message))
         return self._scheduler.commit(plan, result, time.time())
+
+    def _computed(self, plan: StepPlan) -> StepResult:
+        """The step's result. Before it waits for the device, it gives the device the step behind,
+        where that can be known."""
+        if self._ahead is None:
+            return self._runner.run(plan)
+        started, self._started = self._started or self._ahead.start(plan), None
+        following = None if started.token_ids is None else self._scheduler.plan_next(plan)
+        if following is not None:
+            self._started = self._ahead.start(following, started)
+        return started.finish()
 
     def _report(
         self,

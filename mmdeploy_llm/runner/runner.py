@@ -4,8 +4,9 @@ says."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +21,11 @@ from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.sampling import Sampler, SlotRequest, prompt_logprobs
+from mmdeploy_llm.sampling import Sampler, SampleResult, SlotRequest, prompt_logprobs
 from mmdeploy_llm.sampling.largest import first_argmax
 
-from .batch import StepBatch, prepare
+from .ahead import Started
+from .batch import Ints, StepBatch, prepare
 from .checked import CheckedModel
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
@@ -52,6 +54,38 @@ class _Collected:
         for request_id, entries in other.prompt_logprobs.items():
             before = self.prompt_logprobs.get(request_id, ())
             self.prompt_logprobs[request_id] = before + entries
+
+    def result(self, plan: StepPlan) -> StepResult:
+        """Of the whole step."""
+        return StepResult(
+            step_id=plan.step_id,
+            sampled=self.sampled,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            errors=self.errors,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """What is sampled from: logits [N, V] of N items, their slots [N], tokens of their sequences
+    after the step [N]. largest: what first_argmax gives of the logits, where it is known."""
+
+    items: Sequence[ScheduledTokens]
+    slots: Ints
+    ends: Ints
+    logits: Tensor
+    largest: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launched:
+    """A pass that the device was given; found: what the host has of it. sample: as
+    DeviceSampler.launch gives it, where anything is sampled."""
+
+    rows: _Rows | None
+    sample: Any
+    found: _Collected
 
 
 class Runner:
@@ -86,16 +120,44 @@ class Runner:
         self._has_mrope = model.positions(1, ()) is not None
         self._pass_size = PassSize(self._can_cut)
         self._graphs: DecodeGraphs | None = None
+        # Of samplers that need not wait for the device (DeviceSampler).
+        self._launch_sample: Callable[..., Any] | None = getattr(sampler, "launch", None)
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """See RunsAhead."""
+        return self._launch_sample is not None
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Carries out the plan. A request that fails is in `errors`; the others are
         computed without it."""
+        out = _Collected()
+        scheduled = self._begin(plan, out)
+        if scheduled:
+            self._compute(scheduled, out)
+        return out.result(plan)
+
+    @torch.inference_mode()
+    def start(self, plan: StepPlan, before: Started | None = None) -> Started:
+        """See RunsAhead. What cannot be started in one pass is computed by `finish`."""
+        out = _Collected()
+        scheduled = self._begin(plan, out)
+        launched = None
+        if scheduled and self._pass_size.most_tokens is None:
+            launched = self._launched(scheduled, before)
+        return Started(
+            plan=plan,
+            finish=lambda: self._finish(plan, scheduled, launched, out),
+            token_ids=self._next_inputs(plan, launched),
+        )
+
+    def _begin(self, plan: StepPlan, out: _Collected) -> list[ScheduledTokens]:
+        """All of a plan before its tokens; what of them can be computed."""
         if self._threads is not None:
             self._threads.place()
         if self._device.index is not None and self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread: kernels are launched there
-        out = _Collected()
         for request_id in plan.drop:
             slot = self._slots.drop(request_id)
             if slot is not None:
@@ -106,15 +168,48 @@ class Runner:
         self._encoder.encode(plan.encode)
         scheduled = [item for item in plan.scheduled if self._is_ready(item, out)]
         self._slots.extend_tables(scheduled)
-        if scheduled:
+        return scheduled
+
+    def _launched(
+        self, scheduled: Sequence[ScheduledTokens], before: Started | None
+    ) -> _Launched | None:
+        """One pass and its sampling, not waited for; None when it raised: then it is tried again
+        when the step in front is finished, in smaller passes if need be."""
+        found = _Collected()
+        try:
+            tokens = None if before is None else before.token_ids
+            rows = self._logits(scheduled, found, tokens)
+            sample = None
+            if rows is not None and self._launch_sample is not None:
+                sample = self._launch_sample(rows.logits, rows.slots, largest=rows.largest)
+        except FAULTS as error:
+            logger.debug("a step could not be started ahead: %s", error_text(error))
+            return None
+        return _Launched(rows=rows, sample=sample, found=found)
+
+    def _next_inputs(self, plan: StepPlan, launched: _Launched | None) -> Tensor | None:
+        """See Started.token_ids."""
+        rows = launched.rows if launched is not None else None
+        if rows is None or launched is None or len(rows.items) < len(plan.scheduled):
+            return None
+        sampler: Any = self._sampler
+        return None if sampler.needs_host(rows.slots) else launched.sample.token_ids
+
+    @torch.inference_mode()
+    def _finish(
+        self,
+        plan: StepPlan,
+        scheduled: Sequence[ScheduledTokens],
+        launched: _Launched | None,
+        out: _Collected,
+    ) -> StepResult:
+        if launched is not None:
+            if launched.rows is not None:
+                self._take(launched.rows, launched.sample.finish(), launched.found)
+            out.take(launched.found)
+        elif scheduled:
             self._compute(scheduled, out)
-        return StepResult(
-            step_id=plan.step_id,
-            sampled=out.sampled,
-            logprobs=out.logprobs,
-            prompt_logprobs=out.prompt_logprobs,
-            errors=out.errors,
-        )
+        return out.result(plan)
 
     def _admit(self, new: NewRequest, out: _Collected) -> None:
         try:
@@ -205,6 +300,19 @@ class Runner:
         return not any(span.offset < stop and item.start < span.end for span in media)
 
     def _forward_and_sample(self, scheduled: Sequence[ScheduledTokens], out: _Collected) -> None:
+        rows = self._logits(scheduled, out)
+        if rows is not None:
+            result = self._sampler.sample(rows.logits, rows.slots, largest=rows.largest)
+            self._take(rows, result, out)
+
+    def _logits(
+        self,
+        scheduled: Sequence[ScheduledTokens],
+        out: _Collected,
+        token_ids: Tensor | None = None,
+    ) -> _Rows | None:
+        """A forward pass: the rows to sample from, None when there are none. token_ids: the input
+        of each item, where the host does not know it yet."""
         batch = prepare(
             scheduled,
             self._slots,
@@ -214,14 +322,14 @@ class Runner:
             has_atomic_media=self._has_atomic_media,
             frame_for=self._graphs.frame_for if self._graphs else None,
         )
+        if token_ids is not None:
+            batch.token_ids[: len(token_ids)].copy_(token_ids)
+        outputs = None
         if self._graphs is not None and batch.frame is not None:
             outputs = self._graphs.replay(batch.frame, len(scheduled))
-            self._report_prompt(batch, outputs.hidden, out)
-            self._sample(batch, outputs.hidden, out, outputs)
-            return
-        hidden = self._model.forward(self._inputs(batch))
+        hidden = self._model.forward(self._inputs(batch)) if outputs is None else outputs.hidden
         self._report_prompt(batch, hidden, out)
-        self._sample(batch, hidden, out)
+        return self._rows(batch, hidden, outputs)
 
     def _decode(self, tensors: StepTensors) -> DecodeOutputs:
         """A decode pass as it is recorded: from inputs to the largest logits."""
@@ -283,38 +391,40 @@ class Runner:
         assert embeds is not None, "checked by _is_ready"
         return embeds
 
-    def _sample(
-        self,
-        batch: StepBatch,
-        hidden: Tensor,
-        out: _Collected,
-        decoded: DecodeOutputs | None = None,
-    ) -> None:
+    def _rows(
+        self, batch: StepBatch, hidden: Tensor, decoded: DecodeOutputs | None
+    ) -> _Rows | None:
         """decoded: of a pass that computed the logits already, a row for each item."""
         chosen = [row for row, item in enumerate(batch.scheduled) if item.samples]
         if not chosen:
-            return
+            return None
+        items, ends = batch.scheduled, batch.ends
         last_rows, slots = batch.last_rows, batch.slots
         if len(chosen) < len(batch.scheduled):
-            last_rows, slots = last_rows[chosen], slots[chosen]
+            items = tuple(items[row] for row in chosen)
+            last_rows, slots, ends = last_rows[chosen], slots[chosen], ends[chosen]
+            decoded = None
+        if decoded is not None:
+            largest = decoded.token_ids, decoded.peaks
+            return _Rows(
+                items=items, slots=slots, ends=ends, logits=decoded.logits, largest=largest
+            )
         if len(last_rows) < hidden.shape[0]:
             hidden = hidden[torch.from_numpy(last_rows).to(hidden.device)]
-        if decoded is None or len(slots) < len(batch.scheduled):
-            result = self._sampler.sample(self._model.logits(hidden), slots)
-        else:
-            largest = decoded.token_ids, decoded.peaks
-            result = self._sampler.sample(decoded.logits, slots, largest=largest)
-        self._slots.append(slots, batch.ends[chosen], result.token_ids)
-        for row, place in enumerate(chosen):
-            request_id = batch.scheduled[place].request_id
+        return _Rows(items=items, slots=slots, ends=ends, logits=self._model.logits(hidden))
+
+    def _take(self, rows: _Rows, result: SampleResult, out: _Collected) -> None:
+        """The sampled tokens, into the slots and into `out`."""
+        self._slots.append(rows.slots, rows.ends, result.token_ids)
+        for row, item in enumerate(rows.items):
             if row in result.errors:
                 message = result.errors[row]
-                out.errors[request_id] = RequestFailure(code=500, message=message)
+                out.errors[item.request_id] = RequestFailure(code=500, message=message)
                 continue
-            out.sampled[request_id] = result.token_ids[row]
+            out.sampled[item.request_id] = result.token_ids[row]
             logprobs = result.logprobs[row]
             if logprobs is not None:
-                out.logprobs[request_id] = logprobs
+                out.logprobs[item.request_id] = logprobs
 
     def _report_prompt(self, batch: StepBatch, hidden: Tensor, out: _Collected) -> None:
         """Log-probabilities of the prompt tokens of this step, for the requests that asked

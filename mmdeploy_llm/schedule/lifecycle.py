@@ -103,6 +103,11 @@ class Lifecycle:
         request.finish_reason = reason
         del self.states[request.request_id]
 
+    @property
+    def has_drop(self) -> bool:
+        """Whether the next plan drops anybody."""
+        return bool(self._drop)
+
     def take_drop(self) -> tuple[str, ...]:
         """Ids that left the runner's slots since the last call."""
         drop, self._drop = tuple(self._drop), {}

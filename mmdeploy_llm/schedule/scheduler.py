@@ -24,7 +24,7 @@ class Scheduler:
     The engine calls, in every step and in this order:
 
         updates  = scheduler.abort(request_ids)           when somebody asked for it
-        plan     = scheduler.plan(now)
+        plan     = scheduler.plan(now)                    or what plan_next gave
         updates += scheduler.commit(plan, result, now)    or scheduler.fail(plan, failure)
         outputs  = delivery.deliver(updates)
         scheduler.release(outputs)
@@ -45,6 +45,7 @@ class Scheduler:
         self._encoder = self._requests.encoder
         self._failed: list[TokenUpdate] = []  # outside a commit; the next one tells
         self._num_steps = 0
+        self._refused: RequestState | None = None  # waits for blocks, as of the last plan
 
     @property
     def has_work(self) -> bool:
@@ -103,6 +104,7 @@ class Scheduler:
         One token for each decoding request, then the prompts of running requests, then admissions,
         all within one token budget.
         """
+        self._refused = None
         draft = StepDraft(self._config.max_num_batched_tokens)
         self._encoder.start_step()
         self._schedule_decodes(draft)
@@ -118,12 +120,54 @@ class Scheduler:
             scheduled=draft.scheduled,
         )
 
+    def plan_next(self, plan: StepPlan) -> StepPlan | None:
+        """The step behind `plan`, made before that one is committed: each of its requests decodes
+        on, in the same order, from a token that the host does not know yet.
+
+        None where the next step may have anything else to do: a request to start, a prompt to go on
+        with, one at its last token or already gone, a block that only preemption frees. Requests
+        that `plan` turns out to end are passed over when this step is committed.
+        """
+        states = [self._requests.states.get(item.request_id) for item in plan.scheduled]
+        running = [state for state in states if state is not None and state.can_go_on(1)]
+        is_whole = all(item.samples for item in plan.scheduled)
+        if not is_whole or not running or len(running) < max(len(states), self.num_running):
+            return None
+        if self._failed or self._requests.has_drop or self._may_admit():
+            return None
+        starts = [item.start + item.num_tokens for item in plan.scheduled]
+        block_size = self._config.block_size
+        full = [len(state.request.block_ids) * block_size for state in running]
+        is_full = [start == end for start, end in zip(starts, full, strict=True)]
+        if not self._pool.can_allocate(sum(is_full)):
+            return None
+        scheduled = []
+        for state, start, needs_block in zip(running, starts, is_full, strict=True):
+            new_block_ids = tuple(self._pool.allocate(1)) if needs_block else ()
+            state.request.block_ids.extend(new_block_ids)
+            name = state.request.request_id
+            scheduled.append(
+                ScheduledTokens(
+                    request_id=name, start=start, num_tokens=1, new_block_ids=new_block_ids
+                )
+            )
+        self._num_steps += 1
+        return StepPlan(step_id=self._num_steps, scheduled=tuple(scheduled))
+
+    def _may_admit(self) -> bool:
+        """Whether a waiting request could start in the next step."""
+        state = self._requests.waiting.peek()
+        is_full = self.num_running >= self._config.max_num_seqs
+        return state is not None and not is_full and state is not self._refused
+
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[TokenUpdate, ...]:
         """Takes over what the step computed; an update for each request that changed."""
         assert result.step_id == plan.step_id, f"result of {result.step_id} for {plan.step_id}"
         updates, self._failed = self._failed, []
         for item in plan.scheduled:
-            state = self._requests.states[item.request_id]
+            state = self._requests.states.get(item.request_id)
+            if state is None:
+                continue  # it ended after this step was planned ahead
             failure = result.errors.get(item.request_id)
             if failure is not None:
                 updates.append(self._fail(state, failure))
@@ -263,6 +307,7 @@ class Scheduler:
         matched = self._match(state)
         num_new = self._config.num_blocks_for(request.num_tokens) - len(matched)
         if not self._pool.can_allocate(num_new + self._num_reserved_blocks(), matched):
+            self._refused = state
             return False
         chunk = self._next_chunk(state, len(matched) * self._config.block_size, draft)
         if not chunk.num_tokens:

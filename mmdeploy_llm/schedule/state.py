@@ -7,7 +7,7 @@ from typing import Self
 
 from mmdeploy_llm.outputs import FinishReason, TokenLogprobs
 from mmdeploy_llm.plan import NewRequest
-from mmdeploy_llm.request import Request
+from mmdeploy_llm.request import Request, RequestStatus
 
 from .prefix import PrefixKeys
 
@@ -55,6 +55,13 @@ class RequestState:
         return num_computed >= num_prompt and (
             num_computed == num_prompt + len(request.output_token_ids) - 1
         )
+
+    def can_go_on(self, num_unknown: int) -> bool:
+        """Whether it still needs a token behind `num_unknown` that are on their way, as far as its
+        length tells."""
+        request = self.request
+        is_running = request.status is RequestStatus.RUNNING
+        return is_running and request.num_tokens + num_unknown < self.max_num_tokens
 
     def append(self, token_id: int, now: float) -> FinishReason | None:
         """Takes a generated token at `now` (epoch seconds); gives why it is the last one, if so."""
