@@ -1,5 +1,7 @@
-"""Mixture of experts in four launches, without the host knowing how many tokens an expert has.
+"""Mixture of experts in five launches behind the router's product, without the host knowing how
+many tokens an expert has.
 
+    logits [T, E] --route--> weights [T, k], expert numbers [R]
     routes [R] --rank--> order: routes sorted by expert; ends: behind the last of each expert
     x [T, S] --gather, gate and up, silu * up--> [R, I] --down, scatter--> [R, S]
              --weigh, add--> [T, S]
@@ -147,6 +149,40 @@ def _combine(
     tl.store(out_ptr + token * size + columns, total.to(dtype), mask=columns < size)
 
 
+@triton.jit
+def _route(
+    logits_ptr, bias_ptr, weights_ptr, ids_ptr, num_experts, norm_min,
+    HAS_BIAS: tl.constexpr, IS_NORMED: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):  # fmt: skip
+    """The experts of one token: K times the largest of what is left, the first of equal ones."""
+    token = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, EXPERTS)
+    is_expert = experts < num_experts
+    logits = tl.load(logits_ptr + token * num_experts + experts, mask=is_expert, other=-1e30)
+    scores = tl.where(is_expert, logits.to(tl.float32), float("-inf"))
+    scores = tl.exp(scores - tl.max(scores))
+    scores = scores / tl.sum(scores)
+    left = scores
+    if HAS_BIAS:
+        left += tl.load(bias_ptr + experts, mask=is_expert, other=0.0)
+    left = tl.where(is_expert, left, float("-inf"))
+    places = tl.arange(0, CHOSEN)
+    weights = tl.zeros((CHOSEN,), dtype=tl.float32)
+    ids = tl.zeros((CHOSEN,), dtype=tl.int32)
+    for place in range(K):
+        chosen = tl.min(tl.where(left == tl.max(left), experts, EXPERTS))
+        weight = tl.sum(tl.where(experts == chosen, scores, 0.0))
+        weights = tl.where(places == place, weight, weights)
+        ids = tl.where(places == place, chosen, ids)
+        left = tl.where(experts == chosen, float("-inf"), left)
+    if IS_NORMED:
+        weights = weights / tl.maximum(tl.sum(weights), norm_min)
+    is_place = places < K
+    tl.store(weights_ptr + token * K + places, weights.to(weights_ptr.dtype.element_ty), is_place)
+    tl.store(ids_ptr + token * K + places, ids, is_place)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
     """order: [R] int32, the routes sorted by expert. ends: [E] int32, how many routes go to experts
@@ -154,6 +190,25 @@ class Routes:
 
     order: Tensor
     ends: Tensor
+
+
+def route(
+    logits: Tensor, bias: Tensor | None, top_k: int, dtype: torch.dtype, norm_min: float | None
+) -> tuple[Tensor, Tensor]:
+    """Of logits [T, E]: the weights [T, k], softmax over the experts, and the numbers [T, k] int32
+    of the k largest of that plus the bias [E] float32. norm_min: the weights are divided by their
+    sum, at least by this."""
+    num_tokens, num_experts = logits.shape
+    weights = torch.empty((num_tokens, top_k), dtype=dtype, device=logits.device)
+    ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
+    if num_tokens:
+        _route[(num_tokens,)](
+            logits.contiguous(), logits if bias is None else bias, weights, ids, num_experts,
+            norm_min or 0.0, HAS_BIAS=bias is not None, IS_NORMED=norm_min is not None, K=top_k,
+            CHOSEN=triton.next_power_of_2(top_k), EXPERTS=triton.next_power_of_2(num_experts),
+            num_warps=1,
+        )  # fmt: skip
+    return weights, ids
 
 
 def sort_routes(ids: Tensor, num_experts: int) -> Routes:

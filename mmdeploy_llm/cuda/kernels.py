@@ -63,6 +63,19 @@ class CudaKernels:
         norms = q_weight, k_weight, num_q_heads, eps
         heads.rotate(x, cosines, sines, is_interleaved=is_interleaved, norms=norms)
 
+    def route(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        top_k: int,
+        dtype: torch.dtype,
+        norm_min: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Of logits [T, E]: the weights [T, k], softmax over the experts, and the numbers [T, k] of
+        the k largest of that plus the bias [E] float32. norm_min: the weights are divided by their
+        sum, at least by this."""
+        return experts_module.route(logits, bias, top_k, dtype, norm_min)
+
     def run_experts(
         self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
     ) -> Tensor:

@@ -44,7 +44,7 @@ class MoEConfig:
     vision_intermediate_size: int | None = None
 
 
-class Router(nn.Module):
+class Router(WithKernels):
     """Softmax over the experts; the k best by probability + correction bias, weighted by their
     normalised probabilities. All in float32, weights included."""
 
@@ -59,14 +59,18 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, S] -> weights [T, k] in x's dtype, expert numbers [T, k]."""
-        scores = F.linear(x.float(), self.weight).softmax(-1)
+        logits = F.linear(x.float(), self.weight)
+        if self.device_kernels is not None and self.device_kernels.takes(logits):
+            bias = self.correction_bias[0]
+            return self.device_kernels.route(logits, bias, self.top_k, x.dtype, self.norm_min)
+        scores = logits.softmax(-1)
         experts = (scores + self.correction_bias).topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
         weights = weights / weights.sum(-1, keepdim=True).clamp_(min=self.norm_min)
         return weights.to(x.dtype), experts
 
 
-class SoftmaxRouter(nn.Module):
+class SoftmaxRouter(WithKernels):
     """Softmax over the experts, in float32; the k most probable, weighted by their probabilities,
     which are normalised where the config says so."""
 
@@ -78,7 +82,11 @@ class SoftmaxRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, S] -> weights [T, k] in x's dtype, expert numbers [T, k]."""
-        scores = F.linear(x, self.weight).softmax(-1, dtype=torch.float32)
+        logits = F.linear(x, self.weight)
+        if self.device_kernels is not None and self.device_kernels.takes(logits):
+            norm_min = 0.0 if self.is_normed else None
+            return self.device_kernels.route(logits, None, self.top_k, x.dtype, norm_min)
+        scores = logits.softmax(-1, dtype=torch.float32)
         weights, experts = scores.topk(self.top_k, dim=-1)
         if self.is_normed:
             weights = weights / weights.sum(-1, keepdim=True)

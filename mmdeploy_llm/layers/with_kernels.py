@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 
@@ -49,6 +50,19 @@ class LayerKernels(Protocol):
 
 class DeviceKernels(LayerKernels, Protocol):
     """cuda.CudaKernels: what pays where every operation is a launch and the host must not wait."""
+
+    def route(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        top_k: int,
+        dtype: torch.dtype,
+        norm_min: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Of logits [T, E]: the weights [T, k], softmax over the experts, and the numbers [T, k] of
+        the k largest of that plus the bias [E] float32. norm_min: the weights are divided by their
+        sum, at least by this."""
+        ...
 
     def run_experts(
         self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor

@@ -69,9 +69,17 @@ def test_no_tokens(kernels, triton_device):
     assert experts(*(x[:0] for x in given)).shape == (0, 16)
 
 
-@pytest.mark.parametrize("router", ["corrected", "softmax"])
-def test_sparse_mlp(kernels, triton_device, router):
-    config = MoEConfig(num_experts=6, top_k=3, intermediate_size=12, router=router, shared_size=10)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"router": "corrected"},
+        {"router": "corrected", "norm_min": 0.8},
+        {"router": "softmax"},
+        {"router": "softmax", "is_normed": False, "is_shared_gated": True},
+    ],
+)
+def test_sparse_mlp(kernels, triton_device, options):
+    config = MoEConfig(num_experts=6, top_k=3, intermediate_size=12, shared_size=10, **options)
     mlp = filled(SparseMLP(16, config), triton_device)
     x = torch.randn(11, 16, device=triton_device)
     expected = mlp(x)
@@ -94,3 +102,21 @@ def test_modalities_need_no_split(kernels, triton_device, media, monkeypatch):
     monkeypatch.setattr(Modality, "rows", None)  # an error in the plain path
     torch.testing.assert_close(mlp(x, Modality(is_vision)), expected)
     torch.testing.assert_close(mlp(x, None)[~is_vision], expected[~is_vision])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("norm_min", [None, 0.0, 0.9])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(6, 3), (64, 6), (5, 5), (128, 1)])
+def test_route(kernels, triton_device, has_bias, norm_min, num_experts, top_k):
+    logits = torch.randn(9, num_experts, device=triton_device) * 2
+    logits[0] = 1.0  # all equal
+    bias = torch.linspace(0.4, 0, num_experts, device=triton_device) if has_bias else None
+    weights, ids = kernels.route(logits, bias, top_k, torch.float32, norm_min)
+    scores = logits.softmax(-1)
+    ranked = scores if bias is None else scores + bias
+    expected = ranked.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    assert ids.tolist() == expected.tolist()
+    chosen = scores.gather(1, expected)
+    if norm_min is not None:
+        chosen = chosen / chosen.sum(-1, keepdim=True).clamp(min=norm_min)
+    torch.testing.assert_close(weights, chosen)
