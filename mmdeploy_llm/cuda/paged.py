@@ -40,9 +40,7 @@ def facts_of(device: torch.device) -> Gpu:
     """Those of a CUDA device."""
     index = torch.cuda.current_device() if device.index is None else device.index
     found = triton.runtime.driver.active.utils.get_device_properties(index)
-    return Gpu(
-        num_processors=found["multiprocessor_count"], shared_memory=found["max_shared_mem"]
-    )
+    return Gpu(num_processors=found["multiprocessor_count"], shared_memory=found["max_shared_mem"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,10 +326,10 @@ def decode(
 
 
 def num_splits(num_rows: int, max_context: int, window: int | None, gpu: Gpu) -> int:
-    """A power of two: as many parts of each context as give every processor two, where the parts
+    """A power of two: as many parts of each context as give every processor four, where the parts
     stay long enough."""
     longest = max_context if window is None else min(max_context, window)
-    wanted = min(2 * gpu.num_processors // num_rows, longest // SMALLEST_SPLIT, MAX_SPLITS)
+    wanted = min(4 * gpu.num_processors // num_rows, longest // SMALLEST_SPLIT, MAX_SPLITS)
     return 1 << max(0, wanted.bit_length() - 1)
 
 
@@ -347,21 +345,22 @@ class _Tile:
 
 
 def _tile(q: Tensor, num_rows: int, pages: Pages, gpu: Gpu) -> _Tile:
-    """What fits the registers, and as many key tiles in flight as the shared memory holds."""
+    """What fits the registers, and as many key tiles in flight as the shared memory holds: one step
+    of the loop finds the pages, the next their keys, so that each further tile takes two stages."""
     dims = max(SMALLEST_DOT, triton.next_power_of_2(q.shape[2]))
-    most_rows = 128 if dims * q.element_size() <= 256 else 64
+    row_bytes = dims * q.element_size()
+    most_rows = 128 if row_bytes <= 256 else 64 if row_bytes <= 512 else 32
     group = q.shape[1] // pages.keys.shape[2]
     rows = max(SMALLEST_DOT, triton.next_power_of_2(max(num_rows, group)))
     rows = max(min(rows, most_rows), triton.next_power_of_2(group))
-    columns = 64 if dims * q.element_size() <= 256 else 32
-    each = 2 * columns * dims * max(q.element_size(), pages.keys.element_size())
-    free = gpu.shared_memory - rows * (dims + columns) * q.element_size()
+    columns = 64 if row_bytes <= 256 else 32
+    num_tiles = (gpu.shared_memory - rows * row_bytes) // (2 * columns * row_bytes)
     return _Tile(
         rows=rows,
         columns=columns,
         dims=dims,
         num_warps=8 if rows >= 128 else 4,
-        num_stages=max(1, min(3, free // each)),
+        num_stages=5 if num_tiles > 3 else 3 if num_tiles > 2 else 1,
     )
 
 

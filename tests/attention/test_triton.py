@@ -1,6 +1,10 @@
 """Our Triton kernels against dense attention, in the interpreter where there is no GPU."""
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -76,8 +80,7 @@ def test_strided_queries_and_keys(cases, triton_attention, triton_device):
 
 @pytest.mark.parametrize("has_window", [False, True])
 def test_splits_of_long_contexts(cases, triton_attention, triton_device, has_window):
-    """One sequence and two key heads on the GPU: its context is cut into parts, some of them
-    without a key."""
+    """One sequence and two key heads on the GPU: its context is cut into parts."""
     from mmdeploy_llm.cuda import paged
 
     options = {"window": 300} if has_window else {}
@@ -94,7 +97,8 @@ def test_number_of_splits():
     assert paged.num_splits(4, 32_768, None, gpu) == 64
     assert paged.num_splits(4, 1024, None, gpu) == 8  # parts of at least 128 keys
     assert paged.num_splits(4, 32_768, 512, gpu) == 4  # of what the window leaves
-    assert paged.num_splits(256, 32_768, None, gpu) == 1  # enough rows to fill it
+    assert paged.num_splits(256, 32_768, None, gpu) == 2
+    assert paged.num_splits(300, 32_768, None, gpu) == 1  # enough rows to fill it
     assert paged.num_splits(4, 1, None, gpu) == 1
 
 
@@ -126,6 +130,19 @@ def test_recorded_decode_serves_other_batches(
         launcher = _Launcher(getattr(module, name), recording)
         monkeypatch.setattr(module, name, launcher)
     cases.check_replays(triton_attention, recording, decode_layout, options, block_size=16)
+
+
+@pytest.mark.parametrize(
+    "capability",
+    ["90:1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("80", "86", "90", "100"))],
+)
+def test_kernels_compile_for_gpus_that_are_not_here(triton_device, capability):
+    """The interpreter takes more than the compiler does, and has shared memory without end."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), capability]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == f"compiled for {capability.partition(':')[0]}\n"
 
 
 def test_padding_is_not_stored(cases, triton_attention, triton_device):

@@ -1,0 +1,112 @@
+"""Compiles the attention kernels for GPUs that are not there, as the launches of real calls would:
+run without TRITON_INTERPRET, with the compute capabilities as arguments (90 for 9.0), or "90:1" for
+the first shape alone. Prints a line for each kernel that does not fit its GPU."""
+
+import sys
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from mmdeploy_llm.cuda import paged, paged_write
+
+# capability -> shared memory that a block of threads may use
+GPUS = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
+SHAPES = [  # heads, key heads, head size, page, dtype of q, dtype of the cache
+    (28, 4, 128, 128, torch.bfloat16, torch.bfloat16),
+    (16, 16, 80, 16, torch.float16, torch.float16),
+    (32, 2, 256, 1, torch.bfloat16, torch.int8),
+    (8, 8, 64, 24, torch.float32, torch.float32),
+    (12, 2, 64, 64, torch.bfloat16, torch.float8_e4m3fn),
+]
+
+
+class Device:
+    """What Triton asks of a driver in order to compile."""
+
+    def __init__(self, capability):
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self):
+        return self._target
+
+    def get_current_device(self):
+        return self._target.arch  # kernels are kept by device
+
+    def get_current_stream(self, device):
+        return 0
+
+    def __getattr__(self, name):
+        raise AssertionError(f"compiling asks the driver for {name}")
+
+
+class Compiled:
+    """A kernel whose launches are compiled only."""
+
+    def __init__(self, kernel, found):
+        self._kernel = kernel
+        self._found = found
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            self._found.append(self._kernel.warmup(*args, grid=grid, **options))
+
+        return launch
+
+
+def compile_shape(shape, capability):
+    """Prefill with and without ranges, decode in one part and in several, the write."""
+    heads, kv_heads, head_dim, page, dtype, cache_dtype = shape
+    has_scales = cache_dtype.itemsize == 1
+    q = torch.empty(300, heads, head_dim, dtype=dtype)
+    k = torch.empty(300, kv_heads, head_dim, dtype=dtype)
+    pool = torch.empty(9, page, kv_heads, head_dim, dtype=cache_dtype)
+    scales = torch.empty(9, page, kv_heads) if has_scales else None
+    pages = paged.Pages(keys=pool, values=pool, key_scales=scales, value_scales=scales)
+    gpu = paged.Gpu(num_processors=100, shared_memory=GPUS[capability])
+    ints = torch.zeros(300, dtype=torch.int32)
+    for window, softcap, ranges in ((None, None, None), (9, 2.0, ints)):
+        scores = paged.Scores(scale=0.1, window=window, softcap=softcap)
+        for num_seqs, max_context in ((2, 5000), (299, 100)):
+            sequences = paged.Sequences(
+                starts=ints[: num_seqs + 1],
+                context_lens=ints[:num_seqs],
+                tables=ints[:, None].expand(300, 7).contiguous()[:num_seqs],
+                max_query=200,
+                max_context=max_context,
+                first_seen=ranges,
+                behind_seen=ranges,
+            )
+            paged.decode(q, q.clone(), pages, sequences, scores, gpu)
+        paged.prefill(q, q.clone(), pages, sequences, scores, gpu)
+    slots = torch.zeros(300, dtype=torch.int64)
+    paged_write.write_cache(k, k, pool, pool, slots, scales, scales)
+
+
+def main(wanted):
+    found = []
+    for module, names in (
+        (paged, ("_prefill_kernel", "_decode_kernel", "_combine_kernel")),
+        (paged_write, ("_write_kernel",)),
+    ):
+        for name in names:
+            setattr(module, name, Compiled(getattr(module, name), found))
+    for one in wanted:
+        capability, _, count = one.partition(":")
+        capability = int(capability)
+        shared = GPUS[capability]
+        driver.set_active(Device(capability))
+        for shape in SHAPES[: int(count) if count else None]:
+            if capability < 89 and shape[-1] == torch.float8_e4m3fn:
+                continue
+            found.clear()
+            compile_shape(shape, capability)
+            assert len(found) >= 7, found
+            for kernel in found:
+                if kernel.metadata.shared > shared:
+                    print(f"{kernel.name} {capability} {shape}: {kernel.metadata.shared} bytes")
+        print("compiled for", capability)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
