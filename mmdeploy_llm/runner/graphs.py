@@ -136,7 +136,7 @@ class DecodeGraphs:
             try:
                 found.append(self._record(new_frame(size), compute, found[:1]))
             except FAULTS as error:
-                reason = error_text(error).partition("\n")[0]
+                reason = error_text(_first(error)).partition("\n")[0]
                 logger.warning("no CUDA graphs, decoding is slower without: %s", reason)
                 self._recorder.recover()
                 return
@@ -171,6 +171,13 @@ class DecodeGraphs:
         assert recorded.frame is frame, "frame_for gave it"
         recorded.replay()
         return recorded.outputs.first(num_rows)
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong first: a recording that cannot be ended raises once more."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .out_of_memory import PassSize, give_back_memory, is_out_of_memory
 from .slots import Slots
-from .staging import DecodeFrame, StepTensors
+from .staging import DecodeFrame, StepTensors, to_device
 from .trial import warm_up
 
 logger = logging.getLogger(__name__)
@@ -374,8 +374,7 @@ class Runner:
         rows, embeds = None, None
         if batch.media:
             pieces = batch.media
-            rows = torch.from_numpy(np.concatenate([piece.rows for piece in pieces]))
-            rows = rows.to(self._device)
+            (rows,) = to_device([np.concatenate([piece.rows for piece in pieces])], self._device)
             embeds = torch.cat([self._embeds(p.item.key)[p.begin : p.end] for p in pieces])
         return ForwardInputs(
             token_ids=batch.token_ids,
@@ -410,7 +409,7 @@ class Runner:
                 items=items, slots=slots, ends=ends, logits=decoded.logits, largest=largest
             )
         if len(last_rows) < hidden.shape[0]:
-            hidden = hidden[torch.from_numpy(last_rows).to(hidden.device)]
+            hidden = hidden[to_device([last_rows], self._device)[0]]
         return _Rows(items=items, slots=slots, ends=ends, logits=self._model.logits(hidden))
 
     def _take(self, rows: _Rows, result: SampleResult, out: _Collected) -> None:

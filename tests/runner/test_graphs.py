@@ -31,7 +31,10 @@ class Recorder:
     def record(self, compute):
         self.num_recorded += 1
         if self.num_recorded == self.breaks_at:
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+            try:
+                raise RuntimeError("operation not permitted when stream is capturing\nmore")
+            finally:  # as torch does when it ends the recording
+                raise ValueError("the recording was ended by an earlier error")
         outputs = compute()
 
         def replay():
@@ -182,7 +185,9 @@ def test_the_same_tokens_as_without():
         assert found.logprobs.keys() == wanted.logprobs.keys()
         for name, entry in wanted.logprobs.items():
             for token_id, value in entry.items():
-                assert found.logprobs[name][token_id].logprob == pytest.approx(value.logprob, abs=1e-5)
+                assert found.logprobs[name][token_id].logprob == pytest.approx(
+                    value.logprob, abs=1e-5
+                )
     assert recorder.num_replays == 7  # all but the steps with a prompt
 
 
