@@ -155,8 +155,9 @@ def random_case(seed, *, longest=70, block_sizes=(1, 4, 16, 24), **fixed):
     softcap and scales."""
     draw = random.Random(seed)
     head_dim = draw.choice((64, 80, 96, 128, 256))
-    kv_heads = draw.choice((1, 2, 3))
-    heads = kv_heads * draw.choice((1, 2, 3, 4, 7, 8, 16))
+    ratio = draw.choice((1, 2, 3, 4, 7, 8, 16))
+    kv_heads = draw.choice((1, 2, 3) if ratio < 7 else (1, 2))
+    heads = ratio * kv_heads
     block_size = draw.choice(block_sizes)
     num_decode, num_prefill = draw.choice(((0, 2), (3, 0), (2, 2), (1, 0), (0, 1), (4, 1)))
     query_lens = [1] * num_decode + [draw.randint(2, longest // 3) for _ in range(num_prefill)]

@@ -15,9 +15,11 @@ from mmdeploy_llm.attention.layouts import decode_layout
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@pytest.mark.parametrize("seed", range(36))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_batches(cases, triton_attention, triton_device, seed):
-    case, options = cases.random_case(seed, dtype=DTYPES[seed % 3], device=triton_device)
+    case, options = cases.random_case(
+        seed, longest=50, dtype=DTYPES[seed % 3], device=triton_device
+    )
     if seed % 2:
         case.layout = cases.with_lengths(case.layout, max_context=1500)  # decode in splits
     case.check(triton_attention, **options)
