@@ -50,7 +50,7 @@ from .layers.kernels import AnyKernels, use_kernels
 from .layers.tp_plan import tp_plan
 from .messages import MEDIA_KINDS
 from .native import ComputeThreads, Kernels, Placement
-from .parallel import Ranks, shares_of
+from .parallel import FirstRank, Ranks, shares_of
 from .runner import devices, sizing
 from .runner.distributed import DistributedRunner
 from .runner.executor import Executor, Facts
@@ -62,7 +62,7 @@ from .runner.slots import Slots
 from .runner.trial import CudaMeter
 from .sampling import GrammarBackend, make_sampler
 from .schedule.scheduler import Scheduler, SchedulerConfig
-from .weights.load import build_model
+from .weights.load import Split, build_model
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,9 @@ def assemble(config: EngineConfig) -> Assembly:
     model: Model | None = None
     if config.tensor_parallel_size > 1:
         load_kernels(config)  # built once, not by all ranks at the same time
+        with torch.device("meta"):  # sizes that do not divide are told before processes start
+            whole: Any = parts.plugins.build(parts.spec, parts.checkpoint.config)
+        _split(parts, FirstRank(config.tensor_parallel_size))(whole)
         ranks = DistributedRunner(rank_configs(config), build_rank)
         executor: Executor = ranks
         facts = ranks.facts
@@ -176,23 +179,24 @@ def _model(
     parts: _Parts, runtime: RuntimeConfig, kernels: AnyKernels | None, ranks: Ranks | None
 ) -> Model:
     """With its weights; of ranks, the part of one."""
-    num_ranks, split = 1, None
-    if ranks is not None:
-        num_ranks = ranks.size
-        plan = partial(tp_plan, own=parts.spec.tp_plan)
-        split = shares_of(plan, ranks, parts.checkpoint.architecture)
-    build = parts.plugins.build
+    build, num_ranks = parts.plugins.build, 1 if ranks is None else ranks.size
     model: Model = build_model(
         lambda config: sizing.checked_size(build(parts.spec, config), runtime, num_ranks),
         parts.checkpoint,
         dtype=getattr(torch, runtime.dtype),
         device=torch.device(runtime.device),
         load_format=parts.config.load_format,
-        split=split,
+        split=None if ranks is None else _split(parts, ranks),
     )
     if kernels is not None and isinstance(model, nn.Module):
         use_kernels(model, kernels, parts.config.quantization)
     return model
+
+
+def _split(parts: _Parts, ranks: Ranks) -> Split:
+    """What makes a whole model the part of one rank."""
+    plan = partial(tp_plan, own=parts.spec.tp_plan)
+    return shares_of(plan, ranks, parts.checkpoint.architecture)
 
 
 def open_media(config: EngineConfig) -> MediaLoader:

@@ -106,11 +106,6 @@ def _measure(
     loading: float,
     tell: Tell,
 ) -> BenchResult:
-    if llm.model is None:
-        raise ConfigError(
-            "bench looks into the process that computes; leave out tensor_parallel_size and "
-            "data_parallel_size"
-        )
     shapes = _shapes(llm, checkpoint)
     cost = model_cost(shapes)
     counter = MediaFlops(llm.model, shapes) if cost else None
@@ -153,7 +148,15 @@ def _measure(
 
 
 def _shapes(llm: LLM, checkpoint: Checkpoint) -> nn.Module:
-    """The model without memory for its weights. A loaded one may have them in other layouts."""
+    """The model without memory for its weights. A loaded one may have them in other layouts.
+
+    Raises ConfigError for a model in other processes: the bench looks into the one that computes.
+    """
+    if llm.model is None:
+        raise ConfigError(
+            "bench looks into the process that computes; leave out tensor_parallel_size and "
+            "data_parallel_size"
+        )
     spec = llm.plugins.model_for(checkpoint.config.architectures or ())
     with torch.device("meta"):
         return cast(nn.Module, llm.plugins.build(spec, checkpoint.config))
@@ -222,7 +225,7 @@ def _memory(
     """steps: of a round, at the end of which nothing runs."""
     runtime = llm.runtime
     num_blocks = steps[-1].num_free_blocks - min(step.num_free_blocks for step in steps)
-    assert llm.model is not None, "_measure sees to it"
+    assert llm.model is not None, "_shapes sees to it"
     block = kv_block_bytes(llm.model, runtime.kv_cache_dtype, runtime.block_size)
     precision = _precision(llm, settings)
     return Memory(

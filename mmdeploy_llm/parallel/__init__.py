@@ -7,7 +7,17 @@ Worker                     a process of ours, and the channel to it
 
 from .divide import Share, divide, shares_of
 from .process import Channel, Worker
-from .ranks import Meeting, Ranks
+from .ranks import FirstRank, Meeting, Ranks
 from .wire import Message
 
-__all__ = ["Channel", "Meeting", "Message", "Ranks", "Share", "Worker", "divide", "shares_of"]
+__all__ = [
+    "Channel",
+    "FirstRank",
+    "Meeting",
+    "Message",
+    "Ranks",
+    "Share",
+    "Worker",
+    "divide",
+    "shares_of",
+]

@@ -39,6 +39,23 @@ class Ranks(Protocol):
         ...
 
 
+class FirstRank:
+    """Rank 0 before it meets the others: enough to divide a model, not to run it."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size, self.num_calls = 0, size, 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See Ranks."""
+        raise AssertionError("the others are not there")
+
+    gather = sum
+
+    def least(self, value: int) -> int:
+        """See Ranks."""
+        return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
     """How one rank finds the others. path: a file that all of them can write, empty at first.

@@ -160,6 +160,7 @@ def test_the_prompts_of_a_dead_engine_are_tried_again(folder, one):
             llm.generate("more", DRAWN, use_tqdm=False)
 
 
+@pytest.mark.slow
 def test_engines_may_have_ranks(folder, one):
     greedy = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     expected = ids(one.generate(["a", "b"], greedy, use_tqdm=False))

@@ -112,39 +112,34 @@ def importable(monkeypatch):
     monkeypatch.syspath_prepend(os.path.dirname(__file__))
 
 
-def test_worker_echoes():
-    worker = Worker("echo", own(echo))
-    worker.send([1, "two", torch.ones(LARGE)])
-    found = worker.receive()
+def test_workers(capfd):
+    """One that echoes, and all ways to end, at the same time: each takes seconds to start."""
+    echoing = Worker("echo", own(echo))
+    ours = Worker("ours", own(fail, error=ConfigError("wrong option")))
+    theirs = Worker("theirs", own(fail, error=ValueError("what now")))
+    killed = Worker("killed", own(speak_and_die, how=signal.SIGKILL))
+    gone = Worker("gone", own(speak_and_die, how=None))
+    for worker in (ours, theirs, killed, gone):
+        worker.send(None)
+    echoing.send([1, "two", torch.ones(LARGE)])
+    found = echoing.receive()
     assert found[:2] == [1, "two"]
     assert torch.equal(found[2], torch.ones(LARGE))
-    worker.close()
+    echoing.close()
     with pytest.raises(WorkerDiedError):
-        worker.send("more")
-
-
-def test_our_errors_come_as_they_are_and_others_as_worker_died():
-    worker = Worker("w", own(fail, error=ConfigError("wrong option")))
-    worker.send(None)
+        echoing.send("more")
     with pytest.raises(ConfigError, match="wrong option"):
-        worker.receive()
-    worker.close()
-    worker = Worker("w", own(fail, error=ValueError("what now")))
-    worker.send(None)
-    with pytest.raises(WorkerDiedError, match="w failed: ValueError: what now; it wrote last:"):
-        worker.receive()
-    worker.close()
-
-
-@pytest.mark.parametrize(
-    ("how", "words"), [(signal.SIGKILL, "signal SIGKILL"), (None, "exit status 7")]
-)
-def test_a_dead_worker_is_told_with_its_last_words(how, words, capfd):
-    worker = Worker("rank 3", own(speak_and_die, how=how))
-    worker.send(None)
-    with pytest.raises(WorkerDiedError, match=rf"rank 3 .* died with {words}(.|\n)*my last words"):
-        worker.receive()
-    worker.close()
+        ours.receive()
+    with pytest.raises(WorkerDiedError, match="theirs failed: ValueError: what now; it wrote last"):
+        theirs.receive()
+    words = r"died with signal SIGKILL(.|\n)*my last words"
+    with pytest.raises(WorkerDiedError, match=rf"killed \(process \d+\) {words}"):
+        killed.receive()
+    with pytest.raises(WorkerDiedError, match=r"gone .* died with exit status 7"):
+        gone.receive()
+    assert "my last words" in capfd.readouterr().err
+    for worker in (ours, theirs, killed, gone):
+        worker.close()
 
 
 def test_a_worker_ends_with_its_parent(tmp_path):

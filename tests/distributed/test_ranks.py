@@ -63,8 +63,16 @@ def one(folder):
 
 @pytest.fixture(scope="module")
 def two(folder):
-    with LLM(str(folder), tensor_parallel_size=2, **OPTIONS) as llm:
-        yield llm
+    llm = LLM(str(folder), tensor_parallel_size=2, **OPTIONS)
+    pids = [worker.pid for worker in llm._engine._runner._workers]
+    yield llm
+    assert all(is_alive(pid) for pid in pids)
+    begin = time.monotonic()
+    llm.close()
+    assert time.monotonic() - begin < 5
+    assert not any(is_alive(pid) for pid in pids)
+    with pytest.raises(EngineError, match="closed"):
+        llm.generate("hello", use_tqdm=False)
 
 
 @pytest.fixture
@@ -88,7 +96,7 @@ def ids(outputs):
 
 def test_text_and_images_greedy_and_drawn(one, two, with_image):
     """Long enough for several chunks, images of two sizes, more requests than run at once."""
-    prompts = ["a short one", "the same words again and again " * 6]
+    prompts = ["a short one", "the same words again and again " * 3]
     prompts += [with_image("what is it?", picture(1)), with_image("both", picture(1), picture(2))]
     prompts += [with_image(f"number {n}", picture(n, (32 * n, 64))) for n in (2, 3)]
     drawn = SamplingParams(temperature=0.9, top_p=0.9, seed=7, max_tokens=12, ignore_eos=True)
@@ -200,21 +208,16 @@ class TestDeath:
         with pytest.raises(WorkerDiedError, match="rank 1"):
             list(llm.generate_iter(iter(["and now"])))
 
-    def test_killed_before_a_call_that_raises(self, llm):
-        os.kill(llm._engine._runner._workers[0].pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError, match=r"rank 0 .* died with signal SIGKILL"):
-            llm.generate("hello", GREEDY, use_tqdm=False, on_error="raise")
-        begin = time.monotonic()
-        llm.close()
-        assert time.monotonic() - begin < 5
-
     def test_the_end_of_an_endless_iterable(self, llm):
         outputs = llm.generate_iter((f"prompt {n}" for n in range(10**9)), GREEDY)
         next(outputs)
         os.kill(llm._engine._runner._workers[1].pid, signal.SIGSEGV)
-        with pytest.raises(WorkerDiedError, match="SIGSEGV"):
+        with pytest.raises(WorkerDiedError, match=r"rank 1 .* died with signal SIGSEGV"):
             for _ in outputs:
                 pass
+        begin = time.monotonic()
+        llm.close()
+        assert time.monotonic() - begin < 5
 
 
 def is_alive(pid):
@@ -225,20 +228,8 @@ def is_alive(pid):
     return True
 
 
-def test_close_ends_the_processes(tmp_path):
-    write_tiny("llama", tmp_path)
-    llm = LLM(str(tmp_path), tensor_parallel_size=2, **OPTIONS)
-    pids = [worker.pid for worker in llm._engine._runner._workers]
-    assert all(is_alive(pid) for pid in pids)
-    begin = time.monotonic()
-    llm.close()
-    assert time.monotonic() - begin < 5
-    assert not any(is_alive(pid) for pid in pids)
-    with pytest.raises(EngineError, match="closed"):
-        llm.generate("hello", use_tqdm=False)
-
-
 def test_what_is_wrong_at_the_start_is_raised_as_it_is(tmp_path):
+    """Before a process is started."""
     write_tiny("llama", tmp_path)
     with pytest.raises(ConfigError, match=r"does not divide 4 heads of attention.*use 1, 2, 4"):
         LLM(str(tmp_path), tensor_parallel_size=3, **OPTIONS)
