@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 # As in kernels.cpp; and where, among a linear layer's arguments, its weights are and its k.
 RECORDABLE = (
@@ -32,6 +32,26 @@ RECORDABLE = (
     "mm_linear_bf16",
     "mm_linear_s8",
 )
+# Functions of torch that give what a tensor is, or the same memory in another shape. `reshape` and
+# its like copy where they must; their results are looked at.
+LOOKS = {
+    "__get__",
+    "__getitem__",
+    "__len__",
+    "chunk",
+    "data_ptr",
+    "dim",
+    "flatten",
+    "is_contiguous",
+    "numel",
+    "reshape",
+    "size",
+    "split",
+    "stride",
+    "transpose",
+    "unsqueeze",
+    "view",
+}
 NUM_ARGUMENTS = 14
 BYTES_PER_VALUE = {"mm_linear_bf16": 2, "mm_linear_s8": 1}
 PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3}
@@ -144,14 +164,14 @@ class Recorder:
         return done[::-1]
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(TorchFunctionMode):
     """Notes whether torch did anything but look at memory in another shape."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.unknown: str | None = None
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Any,
         types: Any,
@@ -161,9 +181,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         results = result if isinstance(result, list | tuple) else (result,)
         storages = {_storage(x) for x in args if isinstance(x, Tensor)}
-        is_view = all(isinstance(x, Tensor) and _storage(x) in storages for x in results)
-        if func._schema.is_mutable or not is_view:
-            self.unknown = self.unknown or str(func)
+        is_old = all(_storage(x) in storages for x in results if isinstance(x, Tensor))
+        name = getattr(func, "__name__", str(func))
+        if name not in LOOKS or not is_old:
+            self.unknown = self.unknown or name
         return result
 
 
