@@ -296,7 +296,9 @@ def _draw(
     row, few, few_ids, limit, masses, vocab_size, peak,
     BLOCK: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """masses: [S] of the tiles, where no rule cuts before top_p."""
+    """A token id. masses: [S] of the tiles, where no rule cuts before top_p. -1 where those of
+    another launch are larger than what is found here, which takes a rounding of exp and a uniform
+    next to 1."""
     temperature = tl.load(row[2] + TEMPERATURE).to(tl.float32)
     least = tl.load(row[2] + LEAST).to(tl.float32)
     top_p = tl.load(row[2] + TOP_P)
@@ -327,7 +329,7 @@ def _draw(
         target, begin, before, cut, is_few, row, few, vocab_size, peak, temperature, C, TILE
     )
     if is_few:
-        place = tl.load(few_ids + place)
+        place = tl.load(few_ids + place, mask=place >= 0, other=-1)
     return place
 
 
@@ -370,7 +372,8 @@ def _choose(
         masses = tl.load(masses_ptr + first + tiles, mask=is_tile, other=0)
         few = (kept_ptr + first * C, num_kept_ptr + first, num_tiles * C)
         ids = kept_ids_ptr + first * C
-        token = _draw(row, few, ids, limit, masses, vocab_size, peak, BLOCK, C, TILE)
+        drawn = _draw(row, few, ids, limit, masses, vocab_size, peak, BLOCK, C, TILE)
+        token = tl.where(drawn < 0, token, drawn)
     token = tl.where(forced < 0, token.to(tl.int64), forced)
     token = tl.where(status == 0, token, 0)
     tl.store(out_ptr + place, token)

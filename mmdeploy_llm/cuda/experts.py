@@ -234,6 +234,8 @@ def run_experts(
     add nothing."""
     num_tokens, top_k = experts.shape
     num_experts = down.shape[0]
+    assert gate_up.is_contiguous()
+    assert down.is_contiguous()
     if num_tokens == 0:
         return torch.empty_like(x)
     ids = experts.contiguous().view(-1)

@@ -50,7 +50,12 @@ def test_routes_are_sorted(triton_device, monkeypatch, max_ranked):
     assert routes.ends.tolist() == ids.bincount(minlength=8).cumsum(0)[:7].tolist()
 
 
-def test_routes_to_no_expert_add_nothing(kernels, triton_device):
+@pytest.mark.parametrize("is_by_torch", [False, True])
+def test_routes_to_no_expert_add_nothing(kernels, triton_device, monkeypatch, is_by_torch):
+    """By torch's grouped product too, which leaves their rows undefined."""
+    from mmdeploy_llm.cuda import experts as module
+
+    monkeypatch.setattr(module, "_is_for_torch", lambda *_: is_by_torch)
     experts = filled(Experts(4, 16, 8), triton_device)
     x, weights, ids = routed(9, 4, 2, 16, triton_device, torch.float32)
     expected = experts(x, weights, ids)

@@ -98,7 +98,11 @@ def tokenizer():
 
 @pytest.fixture
 def make(graphs, tokenizer):
-    """An engine; sampler: of its runner. num_blocks: few of them make it preempt."""
+    return engines(graphs, tokenizer)
+
+
+def engines(graphs, tokenizer):
+    """Makes an engine; sampler: of its runner. num_blocks: few of them make it preempt."""
 
     def build(sampler, *, num_blocks=64, has_graphs=True):
         shape = KVCacheShape(
