@@ -2,7 +2,6 @@
 the Sampler, which waits for each step."""
 
 import pytest
-import torch
 
 from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.testing.tiny import make_tokenizer
