@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -233,3 +235,44 @@ def test_what_is_wrong_at_the_start_is_raised_as_it_is(tmp_path):
     write_tiny("llama", tmp_path)
     with pytest.raises(ConfigError, match=r"does not divide 4 heads of attention.*use 1, 2, 4"):
         LLM(str(tmp_path), tensor_parallel_size=3, **OPTIONS)
+
+
+ENDLESS = """
+import sys
+from mmdeploy_llm import LLM, SamplingParams
+
+options = eval(sys.argv[2])
+llm = LLM(sys.argv[1], tensor_parallel_size=2, **options)
+print(*[worker.pid for worker in llm._engine._runner._workers], flush=True)
+params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+try:
+    for output in llm.generate_iter((f"prompt {n}" for n in range(10**9)), params):
+        print("one", flush=True)
+except KeyboardInterrupt:
+    (output,) = llm.generate("and then", SamplingParams(max_tokens=3), use_tqdm=False)
+    print("interrupted", output.is_ok, flush=True)
+    raise
+"""
+
+
+def test_ctrl_c_reaches_the_caller_alone(tmp_path):
+    """As in a terminal the signal goes to all processes; the ranks leave it to their parent, which
+    can go on with them or end, and then they end."""
+    write_tiny("llama", tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDLESS, str(tmp_path), repr(OPTIONS)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert process.stdout.readline() == "one\n"
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert "interrupted True" in out
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    deadline = time.monotonic() + 5
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_alive(pid) for pid in pids)
