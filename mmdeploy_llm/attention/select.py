@@ -49,6 +49,7 @@ class Limits:
 
 LIMITS: Mapping[str, Limits] = MappingProxyType(
     {
+        # Both take 8-bit keys for 8-bit queries only, which ours are not.
         "flash-attn-3": Limits(least=(9, 0), below=(10, 0), block_size=TMA_BLOCK_SIZE),
         "flash-attn-4": Limits(least=(9, 0), below=(12, 0), block_size=TMA_BLOCK_SIZE),
         "flash-attn": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
