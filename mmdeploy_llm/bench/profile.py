@@ -33,9 +33,11 @@ PHASES = ("schedule", "prepare", "encode", "forward", "sample", "deliver", "engi
 PARTS = (
     ("_engine.step", "engine"),
     ("_engine._scheduler.plan", "schedule"),
+    ("_engine._scheduler.plan_next", "schedule"),
     ("_engine._scheduler.commit", "schedule"),
     ("_engine._scheduler.release", "schedule"),
     ("_engine._runner.run", "prepare"),
+    ("_engine._runner.start", "prepare"),
     ("_engine._runner._encoder.encode", "encode"),
     ("_engine._runner._sampler.sample", "sample"),
     ("_engine._delivery.deliver", "deliver"),
