@@ -17,8 +17,9 @@ exchange for ever: that ends the run too.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
 from tempfile import TemporaryDirectory
@@ -29,7 +30,7 @@ from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.parallel import Channel, Meeting, Message, Ranks, Worker
-from mmdeploy_llm.plan import StepPlan, StepResult
+from mmdeploy_llm.plan import ScheduledTokens, StepPlan, StepResult
 
 from .executor import Executor, Facts
 
@@ -113,7 +114,7 @@ class DistributedRunner:
     def _run(self, plan: StepPlan) -> StepResult:
         if self._is_behind:
             self._gathered()
-        message = Message(plan)
+        message = Message(_packed(plan))
         self._is_behind = True
         for worker in self._workers:
             worker.send_message(message)
@@ -204,13 +205,37 @@ def serve_rank(
     built = build(config, ranks, watched)
     channel.send(built.facts)
     while True:
-        plan: StepPlan = channel.receive()
+        plan = _unpacked(*channel.receive())
         result = built.runner.run(plan)
         own = result if ranks.rank == 0 else None
         channel.send(_Done(step_id=plan.step_id, check=_check(result), result=own))
 
 
+def _packed(plan: StepPlan) -> tuple[StepPlan, list[tuple[Any, ...]]]:
+    """The plan with what it has most of as plain tuples, which takes half the time to pickle."""
+    rows = [
+        (item.request_id, item.start, item.num_tokens, item.new_block_ids, item.samples)
+        for item in plan.scheduled
+    ]
+    return replace(plan, scheduled=()), rows
+
+
+def _unpacked(plan: StepPlan, rows: Iterable[tuple[Any, ...]]) -> StepPlan:
+    scheduled = tuple(
+        ScheduledTokens(
+            request_id=request_id,
+            start=start,
+            num_tokens=num_tokens,
+            new_block_ids=new_block_ids,
+            samples=samples,
+        )
+        for request_id, start, num_tokens, new_block_ids, samples in rows
+    )
+    return replace(plan, scheduled=scheduled)
+
+
 def _check(result: StepResult) -> int:
     """The same on all ranks if they are in step."""
-    told = (sorted(result.sampled.items()), sorted(result.errors))
-    return zlib.crc32(repr(told).encode())
+    token_ids = array("q", result.sampled.values())
+    request_ids = ",".join((*result.sampled, *result.errors))
+    return zlib.crc32(token_ids.tobytes(), zlib.crc32(request_ids.encode()))
