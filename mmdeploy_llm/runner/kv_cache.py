@@ -67,8 +67,20 @@ def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCa
     """The cache, zeroed: rows behind a sequence's end must be finite for every backend.
 
     On the CPU its pages are zero pages of the system until they are written: a cache of gigabytes
-    costs nothing at start, and no memory that is not used.
+    costs nothing at start, and no memory that is not used. Raises ConfigError where a card has not
+    so much.
     """
+    try:
+        return _allocated(shape, num_blocks, device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{num_blocks} KV cache blocks take {num_blocks * shape.bytes_per_block / 2**30:.2f} "
+            f"GiB, more than {device} has left; lower kv_cache_memory, num_gpu_blocks_override or "
+            "gpu_memory_utilization"
+        ) from error
+
+
+def _allocated(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
     heads = (num_blocks, shape.block_size, shape.num_kv_heads)
 
     def layers(size: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

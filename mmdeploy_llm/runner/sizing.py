@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LEAST_MEDIA = 1024  # tokens of a media item, for which there is always memory
+
 
 def checked_size(model: Any, runtime: RuntimeConfig, num_ranks: int = 1) -> Any:
     """`model`, built on the meta device, when its weights and the least KV cache fit into the
@@ -77,27 +79,44 @@ def measured_memory(
 ) -> int:
     """Bytes for the KV cache: steps as large as any that may come are run and measured. new_runner:
     makes a runner with so many KV cache blocks, for these steps only. processors: by kind, closed
-    afterwards. Raises ConfigError when nothing is left."""
-    largest = largest_step(processors, runtime, model)
+    afterwards; where their largest items would take more than half, smaller ones are measured.
+    Raises ConfigError when nothing is left."""
+    most_media = min(runtime.encoder_cache_tokens, runtime.max_model_len - 2)
+    while True:
+        largest = largest_step(processors, runtime, model, most_media)
+        runner = new_runner(-(-largest.longest // largest.block_size))
+        memory = measure(runner.run, largest, meter)
+        del runner
+        gc.collect()  # its KV cache counts as available
+        available = meter.available()
+        if not largest.media or most_media <= LEAST_MEDIA or 2 * memory.step <= available:
+            break
+        most_media //= 4
+        logger.warning(
+            "the largest media would take %.2f of %.2f GiB; those of more than %d tokens may find "
+            "no memory, and fail alone: bound their size (mm_processor_kwargs), or max_model_len",
+            memory.step / 2**30,
+            available / 2**30,
+            most_media,
+        )
     for processor in processors.values():
         processor.close()
-    runner = new_runner(-(-largest.longest // largest.block_size))
-    memory = measure(runner.run, largest, meter)
-    del runner
-    gc.collect()  # its KV cache counts as available
-    return cache_memory(memory, largest, meter.available(), not runtime.enforce_eager)
+    return cache_memory(memory, largest, available, not runtime.enforce_eager)
 
 
 def largest_step(
-    processors: Mapping[str, MediaProcessor], runtime: RuntimeConfig, model: Model
+    processors: Mapping[str, MediaProcessor],
+    runtime: RuntimeConfig,
+    model: Model,
+    most_media: int,
 ) -> LargestStep:
-    """The largest step that the limits allow. processors: kind -> processor."""
+    """The largest step that the limits allow. processors: kind -> processor. most_media: tokens of
+    a media item."""
     media: list[MediaInput] = []
     for kind, processor in processors.items():
         item = None
         if runtime.limit_mm_per_prompt.get(kind, MEDIA_LIMIT_DEFAULT):
-            most = min(runtime.encoder_cache_tokens, runtime.max_model_len - 2)
-            item = processor.largest(most)
+            item = processor.largest(most_media)
         if item is not None:
             media += _for_one_call(item, runtime)
     embed_bytes = media_size(model) * getattr(torch, runtime.dtype).itemsize

@@ -124,8 +124,7 @@ class StepMemory:
 def measure(run: RunStep, largest: LargestStep, meter: Meter) -> StepMemory:
     """The peaks of the largest steps: media and one long prompt, as many prompts as may run, and a
     decode of them all. The KV cache needs to hold one request of `largest.longest` tokens only: all
-    use the same blocks, since nobody reads what comes of it. Raises ConfigError when a step fails.
-    """
+    use the same blocks, since nobody reads what comes of it. The log says where a step fails."""
     num_long, rest = divmod(largest.num_tokens, largest.longest)
     lengths = ([largest.longest] * num_long + [rest] * bool(rest))[: largest.num_seqs]
     num_each = min(largest.num_tokens // largest.num_seqs, largest.longest)
@@ -153,11 +152,8 @@ def _run_alone(
     names = tuple(new.request_id for new in plan.new)
     run(StepPlan(step_id=0, drop=names, forget=tuple(item.key for item in media)))
     for failure in result.errors.values():
-        raise ConfigError(
-            f"a step of {largest.num_tokens} tokens (max_num_batched_tokens) of up to "
-            f"{largest.num_seqs} requests (max_num_seqs) failed when its memory was measured: "
-            f"{failure.message}"
-        )
+        logger.warning("a step to measure its memory failed: %s", failure.message)
+        break
 
 
 def prefill(

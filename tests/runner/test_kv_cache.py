@@ -49,6 +49,15 @@ def test_8_bits_have_a_scale_for_each_token_and_head(dtype):
     assert allocate(SHAPE, 5, torch.device("cpu")).key_scales is None
 
 
+def test_a_card_without_so_much_memory_is_told(monkeypatch):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(kv_cache, "_zeros", full)
+    with pytest.raises(ConfigError, match=r"9 KV cache blocks take 0\.00 GiB, more than cpu has"):
+        allocate(SHAPE, 9, torch.device("cpu"))
+
+
 def test_cpu_memory_is_a_bounded_share(monkeypatch):
     monkeypatch.setattr(kv_cache, "_free_ram", lambda: 10**9)
     share = kv_cache.CPU_SHARE_OF_FREE_RAM

@@ -139,7 +139,7 @@ def measured(runtime, model, meter, processors):
 
     on_cpu = SimpleNamespace(block_size=BLOCK, kv_cache_dtype="float32")
     found = sizing.measured_memory(new_runner, processors, runtime, model, meter)
-    assert asked == [4]  # blocks of the longest request, 59 tokens
+    assert set(asked) == {4}  # blocks of the longest request, 59 tokens
     return found
 
 
@@ -173,6 +173,19 @@ def test_media_are_no_larger_than_a_request_or_the_encoder_cache(model, meter):
     assert model.media[0][0] == 7
 
 
+def test_media_that_would_take_more_than_half_are_measured_smaller(
+    model, meter, monkeypatch, caplog
+):
+    monkeypatch.setattr(sizing, "LEAST_MEDIA", 10)
+    monkeypatch.setattr(sizing, "values_per_call", lambda device: 1000)
+    given = runtime(encoder_cache_memory=4 * HIDDEN * 58)
+    meter.left = 58 * PER_MEDIA_TOKEN + 10**6
+    left = measured(given, model, meter, {"image": Processor(1000)})
+    assert model.media == [[58], [14]]
+    assert left == meter.left - 14 * PER_MEDIA_TOKEN - 8 * PER_TOKEN - 4 * HIDDEN * 58
+    assert "those of more than 14 tokens may find no memory" in caplog.text
+
+
 def test_kinds_that_are_not_allowed_take_nothing(model, meter):
     given = runtime(limit_mm_per_prompt={"video": 0})
     measured(given, model, meter, {"image": Processor(None), "video": Processor(9, "video")})
@@ -187,10 +200,11 @@ def test_nothing_left_names_what_takes_it(model, meter):
         measured(runtime(), model, meter, {})
 
 
-def test_a_step_that_fails_is_told(model, meter):
+def test_a_step_that_fails_is_told(model, meter, caplog):
     model.logits = lambda hidden: 1 / 0
-    with pytest.raises(ConfigError, match=r"a step of 128 tokens .* failed .* ZeroDivisionError"):
-        measured(runtime(), model, meter, {})
+    assert measured(runtime(enforce_eager=True), model, meter, {}) == LEFT - 128 * PER_TOKEN
+    assert "a step to measure its memory failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
 
 
 class Weights(nn.Module):
