@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import isqrt
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import varlen
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.native import Kernels, Sequences
@@ -29,6 +30,7 @@ from .rotary import Rope, Rotary, RotaryConfig, base_frequencies
 from .with_kernels import WithKernels
 
 Grid = tuple[int, int, int]
+MAX_VARLEN_HEAD_DIM = 256
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
@@ -75,11 +77,27 @@ class Segments:
             behind_seen=behind,
         )
 
+    @cached_property
+    def starts(self) -> Tensor:
+        """The first patch of each segment, and the end: [S + 1] int32 on the device."""
+        starts = F.pad(self._sizes.cumsum(0), (1, 0)).int()
+        if self._device.type == "cuda":
+            starts = starts.pin_memory()  # the host does not wait for the copy
+        return starts.to(self._device, non_blocking=True)
+
+    @cached_property
+    def longest(self) -> int:
+        """Patches of the largest segment."""
+        return int(self._sizes.max())
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernels: Kernels | None = None) -> Tensor:
         """Full attention within each segment: [P, H, D] -> [P, H, D]. kernels: compute it where
-        they take the tensors."""
+        they take the tensors. On CUDA in 16 bits one call of flash-attention, as torch has it."""
         if kernels is not None and kernels.can_attend(q, k, v):
             return kernels.attend(q, k, v, self.sequences, scale=q.shape[-1] ** -0.5)
+        if _takes_varlen(q):
+            starts, longest = self.starts, self.longest
+            return cast(Tensor, varlen.varlen_attn(q, k, v, starts, starts, longest, longest))
         if len(self.groups) == 1 and self.groups[0].rows is None:
             return _attend(self.groups[0], q, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -90,6 +108,15 @@ class Segments:
             else:
                 out.index_copy_(0, group.rows, part)
         return out
+
+
+def _takes_varlen(q: Tensor) -> bool:
+    """Whether torch's flash-attention computes segments of any lengths in one call."""
+    if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    head_dim = q.shape[-1]
+    is_ampere = torch.cuda.get_device_capability(q.device) >= (8, 0)
+    return is_ampere and head_dim % 8 == 0 and head_dim <= MAX_VARLEN_HEAD_DIM
 
 
 def _group(starts: Tensor, length: int, device: torch.device) -> SegmentGroup:

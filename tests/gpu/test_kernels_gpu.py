@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig
+from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments
 from mmdeploy_llm.layers.kernels import use_kernels
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig
 from mmdeploy_llm.params import SamplingParams
@@ -194,3 +194,13 @@ def test_launches_do_not_wait(kernels, request):
     assert [one.token_ids.tolist() for one in pending] == [
         one.finish().token_ids for one in pending
     ]
+
+
+@pytest.mark.parametrize("head_dim", [64, 72, 80, 128])
+@pytest.mark.parametrize("lengths", [[1024] * 4, [1024, 17, 300, 1024, 64]])
+def test_segments_of_a_vision_tower(head_dim, lengths):
+    segments = Segments(lengths, torch.device("cuda"))
+    qkv = torch.randn(sum(lengths), 48, head_dim, device="cuda", dtype=torch.bfloat16)
+    parts = qkv.split(16, 1)
+    expected = segments.attend(*(part.float() for part in parts))  # in plain torch
+    assert_near(segments.attend(*parts), expected)

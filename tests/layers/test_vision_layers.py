@@ -17,6 +17,7 @@ from mmdeploy_llm.layers import (
     frame_lengths,
     grid_positions,
     patch_positions,
+    vision,
 )
 
 CPU = torch.device("cpu")
@@ -109,3 +110,21 @@ def test_the_last_state_is_the_encoders_result():
 def test_unknown_activations_are_refused():
     with pytest.raises(ModelNotSupportedError, match=r"'relu6' of the vision tower.*only gelu,"):
         VisionEncoder(vision_config(activation="relu6"))
+
+
+def test_one_call_for_segments_of_any_lengths(monkeypatch):
+    """What torch's varlen attention is asked for on CUDA, with a stand-in for it."""
+    lengths = [3, 8, 3, 1]
+    segments = Segments(lengths, CPU)
+    q, k, v = torch.randn(3, sum(lengths), 2, 16)
+
+    def varlen_attn(q, k, v, starts, key_starts, longest, longest_key):
+        assert starts.dtype is torch.int32
+        assert starts is key_starts
+        assert longest == longest_key == max(lengths)
+        return attend_one_by_one(starts.diff().tolist(), q, k, v)
+
+    expected = segments.attend(q, k, v)
+    monkeypatch.setattr(vision, "_takes_varlen", lambda q: True)
+    monkeypatch.setattr(vision.varlen, "varlen_attn", varlen_attn)
+    torch.testing.assert_close(segments.attend(q, k, v), expected)
