@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import varlen
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.native import Kernels, Sequences
@@ -96,8 +95,7 @@ class Segments:
         if kernels is not None and kernels.can_attend(q, k, v):
             return kernels.attend(q, k, v, self.sequences, scale=q.shape[-1] ** -0.5)
         if _takes_varlen(q):
-            starts, longest = self.starts, self.longest
-            return cast(Tensor, varlen.varlen_attn(q, k, v, starts, starts, longest, longest))
+            return _attend_varlen(q, k, v, self.starts, self.longest)
         if len(self.groups) == 1 and self.groups[0].rows is None:
             return _attend(self.groups[0], q, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -117,6 +115,13 @@ def _takes_varlen(q: Tensor) -> bool:
     head_dim = q.shape[-1]
     is_ampere = torch.cuda.get_device_capability(q.device) >= (8, 0)
     return is_ampere and head_dim % 8 == 0 and head_dim <= MAX_VARLEN_HEAD_DIM
+
+
+def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """Full attention of [P, H, D] between each of `starts` and the next."""
+    from torch.nn.attention.varlen import varlen_attn  # seconds, which others need not spend
+
+    return cast(Tensor, varlen_attn(q, k, v, starts, starts, longest, longest))
 
 
 def _group(starts: Tensor, length: int, device: torch.device) -> SegmentGroup:

@@ -118,13 +118,12 @@ def test_one_call_for_segments_of_any_lengths(monkeypatch):
     segments = Segments(lengths, CPU)
     q, k, v = torch.randn(3, sum(lengths), 2, 16)
 
-    def varlen_attn(q, k, v, starts, key_starts, longest, longest_key):
+    def attend_varlen(q, k, v, starts, longest):
         assert starts.dtype is torch.int32
-        assert starts is key_starts
-        assert longest == longest_key == max(lengths)
+        assert longest == max(lengths)
         return attend_one_by_one(starts.diff().tolist(), q, k, v)
 
     expected = segments.attend(q, k, v)
     monkeypatch.setattr(vision, "_takes_varlen", lambda q: True)
-    monkeypatch.setattr(vision.varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(vision, "_attend_varlen", attend_varlen)
     torch.testing.assert_close(segments.attend(q, k, v), expected)
