@@ -171,6 +171,8 @@ def _computer(
     num_blocks = _num_blocks(parts, runtime, seen, shape, used, ranks)
     runtime = sizing.fitted(config, runtime, num_blocks)
     runner = _runner(parts, runtime, seen, shape, num_blocks, used, threads)
+    if kernels is not None:
+        kernels.memory.settle()
     facts = Facts(runtime=runtime, shape=shape, num_blocks=num_blocks)
     return Computer(runner=runner, model=model, facts=facts)
 
@@ -187,6 +189,7 @@ def _model(
         device=torch.device(runtime.device),
         load_format=parts.config.load_format,
         split=None if ranks is None else _split(parts, ranks),
+        memory=kernels.memory if isinstance(kernels, Kernels) else None,
     )
     if kernels is not None and isinstance(model, nn.Module):
         use_kernels(model, kernels, parts.config.quantization)

@@ -114,6 +114,8 @@ class Sequences:
 class Kernels:
     """One loaded library. Tensors are float32 or bf16 on the CPU, unless said otherwise.
 
+    memory: for weights.
+
     Methods check nothing that `takes` has answered. Each runs on torch's threads, as many as
     torch.get_num_threads says.
     """
@@ -132,7 +134,7 @@ class Kernels:
             function.restype = c_int32 if name == "mm_place_threads" else None
         self._library: ctypes.CDLL | Recorder = library
         self._empty: Callable[..., Tensor] = torch.empty
-        self._memory = LargePages()
+        self.memory = LargePages()
         self._recorded_memory = Memory()
 
     def record(
@@ -318,7 +320,7 @@ class Kernels:
         where that has room for it, so that a model needs no second copy of its weights."""
         n, k = weight.shape
         shape = (-(-n // PANEL), k // 2, PANEL, 2)
-        packed = self._memory.empty(shape, dtype=weight.dtype) if n % PANEL else weight.view(shape)
+        packed = self.memory.empty(shape, dtype=weight.dtype) if n % PANEL else weight.view(shape)
         self._library.mm_pack_bf16(
             weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
         )
@@ -346,7 +348,7 @@ class Kernels:
         """int8 `weight` [n, k], contiguous, as `linear_s8` reads it."""
         weight = F.pad(weight, (0, -weight.shape[1] % 4))
         n, k = weight.shape
-        packed = self._memory.empty((-(-n // PANEL), k // 4, PANEL, 4), dtype=torch.uint8)
+        packed = self.memory.empty((-(-n // PANEL), k // 4, PANEL, 4), dtype=torch.uint8)
         self._library.mm_pack_s8(
             weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
         )

@@ -48,14 +48,15 @@ def build_model(
     device: torch.device,
     load_format: LoadFormat = "auto",
     split: Split | None = None,
+    memory: LargePages | None = None,
 ) -> Any:
     """`factory(checkpoint.config)` with its weights, in eval mode, without gradients.
 
     Parameters have `dtype`, but those that a module names in its attribute `fp32_parameters` stay
     float32. A module with non-persistent buffers has a method `init_buffers(device)` that computes
     them. "auto" is "safetensors"; "dummy" fills small random values, always the same, and reads no
-    file. split: makes the whole model, on meta, what one rank holds; only that is read. Raises
-    CheckpointError.
+    file. split: makes the whole model, on meta, what one rank holds; only that is read.
+    memory: where the weights lie, on the CPU; None: torch's, on `device`. Raises CheckpointError.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"load_format must be auto, safetensors or dummy, got {load_format!r}")
@@ -73,7 +74,8 @@ def build_model(
             files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
             reads = _plan(model, files, whole)
         shares = split(model) if split is not None else {}
-        _materialize(model, dtype, device)
+        empty = partial(torch.empty, device=device) if memory is None else memory.empty
+        _materialize(model, dtype, empty)
         if load_format == "dummy":
             _fill_dummy(model, whole, shares)
         else:
@@ -176,9 +178,8 @@ def _raise_if(names: Sequence[str], what: str, files: Sequence[SafetensorsFile])
         )
 
 
-def _materialize(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Replaces the meta parameters by memory on `device`, values undefined."""
-    empty = LargePages().empty if device.type == "cpu" else partial(torch.empty, device=device)
+def _materialize(model: nn.Module, dtype: torch.dtype, empty: Callable[..., Tensor]) -> None:
+    """Replaces the meta parameters by what `empty` gives, values undefined."""
     for module in model.modules():
         keep = getattr(module, "fp32_parameters", ())
         for name, param in module.named_parameters(recurse=False):

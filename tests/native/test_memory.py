@@ -2,6 +2,7 @@
 
 import gc
 import mmap
+import os
 
 import pytest
 import torch
@@ -32,6 +33,29 @@ def test_dtypes():
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages on this system")
 def test_chunks_begin_where_large_pages_do():
     assert LargePages().empty((CHUNK_SIZE,), dtype=torch.uint8).data_ptr() % PAGE_SIZE == 0
+
+
+def test_values_stay_while_pages_move():
+    """Pages become large ones, and what is in them stays; memory without tensors is left out."""
+    memory = LargePages()
+    gone = memory.empty((CHUNK_SIZE,), dtype=torch.uint8)
+    values = torch.arange(3 * CHUNK_SIZE // 4, dtype=torch.int32)
+    kept = memory.empty(tuple(values.shape), dtype=torch.int32).copy_(values)
+    before = _large_pages()
+    del gone
+    thread = memory.settle()
+    if thread is None:
+        pytest.skip("no large pages on this system")
+    thread.join()
+    assert torch.equal(kept, values)
+    if [int(number) for number in os.uname().release.split(".")[:2]] >= [6, 1]:
+        assert _large_pages() >= before + CHUNK_SIZE
+    assert memory.settle() is None
+
+
+def _large_pages():
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if "AnonHugePages" in line)
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages on this system")
