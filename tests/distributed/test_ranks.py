@@ -276,3 +276,22 @@ def test_ctrl_c_reaches_the_caller_alone(tmp_path):
     while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_decode_steps_on_packed_weights(tmp_path):
+    """bf16 and the CPU kernels, whose recorded decode steps must not leave out the sums. The same
+    token is forced in every step, so that the distributions are of the same text."""
+    write_tiny("llama", tmp_path, hidden_size=128, intermediate_size=256)
+    forced = SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, logit_bias={77: 1000.0}, logprobs=5
+    )
+    options = {**OPTIONS, "dtype": "bfloat16"}
+    scores = []
+    for size in (1, 2):
+        with LLM(str(tmp_path), tensor_parallel_size=size, **options) as llm:
+            (output,) = answers(llm, "some words to begin with", forced)
+            assert output.outputs.token_ids == (77,) * 12
+            scores.append([step[77].logprob for step in output.outputs.logprobs])
+    difference = torch.tensor(scores[0]) - torch.tensor(scores[1])
+    assert difference.abs().max() < 0.1, scores
+    assert torch.tensor(scores[0]).std() > 0
