@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.request import MediaInput
+from mmdeploy_llm.runner.encoder_cache import EncoderCache
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 PER_TOKEN = 2**24  # bytes that the model below takes for each token of a pass
@@ -98,6 +100,42 @@ def test_a_step_without_memory_goes_on_in_smaller_passes(device, make_llm, promp
         for ours, theirs in zip(found, expected, strict=True):
             assert ours.outputs.token_ids == theirs.outputs.token_ids
     assert max(sizes) > ROOM // PER_TOKEN
+
+
+class Sums:
+    """Gives the sum of each row of pixels, and notes where they were."""
+
+    hidden_size = 1
+
+    def __init__(self):
+        self.devices = []
+
+    def encode_media(self, items):
+        self.devices += [one.tensors["pixels"].device.type for one in items]
+        return [one.tensors["pixels"].double().sum(1, keepdim=True).float() for one in items]
+
+
+def test_media_are_copied_whole_while_others_are_encoded(device):
+    """Several calls of the encoder, so that copies and computation overlap."""
+    generator = torch.Generator().manual_seed(0)
+    items = [
+        MediaInput(
+            kind="image",
+            tensors={"pixels": torch.randn(rows, 1176, generator=generator)},
+            num_tokens=rows,
+            key=str(rows),
+        )
+        for rows in (9000, 9001, 20_000, 5, 12_000, 30_000)
+    ]
+    model = Sums()
+    cache = EncoderCache(model, device=torch.device(device))
+    for _ in range(3):
+        cache.encode(items)
+        for item in items:
+            expected = item.tensors["pixels"].double().sum(1, keepdim=True).float()
+            torch.testing.assert_close(cache.get(item.key).cpu(), expected, rtol=1e-5, atol=1e-4)
+        cache.forget([item.key for item in items])
+    assert set(model.devices) == {device}
 
 
 def test_a_card_too_small_is_told_before_loading(device, on_card, make_llm):

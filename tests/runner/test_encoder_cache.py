@@ -1,5 +1,7 @@
 """Encoder outputs: batching, shape checks, and items that fail alone."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -72,3 +74,37 @@ def test_forgotten_keys_are_gone():
     cache.encode([item("a")])
     cache.forget(["a", "never seen"])
     assert cache.get("a") is None
+
+
+def test_the_next_items_are_on_their_way_before_the_encoder_is_called(monkeypatch):
+    monkeypatch.setattr(encoder_cache, "values_per_call", lambda device: 16)
+    told = []
+    model = FakeModel()
+    cache = EncoderCache(model)
+
+    class Copies:
+        def send(self, items):
+            told.append(("send", *(one.key for one in items)))
+            return list(items)
+
+        def wait_for(self, items):
+            told.append(("wait", *(one.key for one in items)))
+            return items
+
+    cache._copies = Copies()
+    cache.encode([item("a"), item("b"), item("c")])
+    assert told == [("send", "a"), ("send", "b"), ("wait", "a"), ("send", "c"), ("wait", "b"),
+                    ("wait", "c")]  # fmt: skip
+    assert model.calls == [["a"], ["b"], ["c"]]
+
+
+def test_items_that_find_no_room_on_the_card_go_as_they_are(monkeypatch):
+    def full(item):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    copies = encoder_cache.MediaCopies(torch.device("cpu"))
+    copies._stream = object()
+    copies._sent = full
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    given = [item("a"), item("b")]
+    assert copies.send(given) == given
