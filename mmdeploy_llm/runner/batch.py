@@ -41,16 +41,17 @@ class MediaPiece:
 class StepBatch:
     """One forward pass. T tokens of B scheduled items, in the plan's order.
 
-    token_ids [T], positions [T] or [3, T], in_prompt [T]: tensors on the device. slots: [B]
-    slot of each item. last_rows: [B] row of each item's last token. ends: [B] tokens of each
-    sequence after the step. frame: of a captured decode step, whose tensors these are, with rows
-    of padding behind the batch.
+    token_ids [T], positions [T] or [3, T], in_prompt [T]: tensors on the device. has_prompt:
+    whether any of in_prompt is True. slots: [B] slot of each item. last_rows: [B] row of each
+    item's last token. ends: [B] tokens of each sequence after the step. frame: of a captured decode
+    step, whose tensors these are, with rows of padding behind the batch.
     """
 
     scheduled: tuple[ScheduledTokens, ...]
     token_ids: Tensor
     positions: Tensor
     in_prompt: Tensor
+    has_prompt: bool
     layout: BatchLayout
     slots: Ints
     last_rows: Ints
@@ -79,9 +80,7 @@ def prepare(
     counts = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
     stops = np.cumsum(counts)
     rows = np.repeat(indices, counts)  # [T] slot of each token
-    places = np.arange(stops[-1]) + np.repeat(
-        starts - stops + counts, counts
-    )  # [T] in its sequence
+    places = np.arange(stops[-1]) + np.repeat(starts - stops + counts, counts)  # [T] in sequences
     positions = places
     if has_mrope:
         positions = _mrope_positions(scheduled, slots, places + slots.deltas[rows], stops - counts)
@@ -102,6 +101,7 @@ def prepare(
         token_ids=tensors.token_ids,
         positions=tensors.positions,
         in_prompt=tensors.in_prompt,
+        has_prompt=bool(arrays.in_prompt.any()),
         layout=tensors.layout,
         slots=indices,
         last_rows=stops - 1,

@@ -380,6 +380,7 @@ class Runner:
             token_ids=batch.token_ids,
             positions=batch.positions,
             in_prompt=batch.in_prompt,
+            has_prompt=batch.has_prompt,
             attn=self._backend.begin(batch.layout, self._cache),
             media_rows=rows,
             media_embeds=embeds,

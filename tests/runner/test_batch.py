@@ -66,6 +66,7 @@ def test_tokens_positions_and_slots(slots):
     assert batch.token_ids.tolist() == [111, 201, 202, 203, 204]
     assert batch.positions.tolist() == [11, 1, 2, 3, 4]
     assert batch.in_prompt.tolist() == [False, True, True, True, True]
+    assert batch.has_prompt
     # a: token 11 is in its third block (2), at 3. b: tokens 1-3 in block 7, token 4 in block 1.
     assert batch.layout.slots.tolist() == [2 * 4 + 3, 7 * 4 + 1, 7 * 4 + 2, 7 * 4 + 3, 1 * 4 + 0]
     assert batch.layout.block_tables.tolist() == [[9, 4, 2], [7, 1, 0]]
@@ -82,6 +83,12 @@ def test_tokens_positions_and_slots(slots):
 )
 def test_how_many_decode(slots, items, num_decode):
     assert prepare(step(*items), slots, BLOCK_SIZE, False, CPU).layout.num_decode == num_decode
+
+
+@pytest.mark.parametrize(("place", "has_prompt"), [(8, True), (9, True), (10, False), (11, False)])
+def test_whether_a_token_is_of_a_prompt(slots, place, has_prompt):
+    batch = prepare(step(("a", place, 1)), slots, BLOCK_SIZE, False, CPU)
+    assert batch.has_prompt == has_prompt
 
 
 def test_mrope_positions(slots):
