@@ -166,7 +166,7 @@ class DistributedRunner:
 
 
 class _LostError(BaseException):
-    """This rank is out of step with the others. No Exception, so that nothing but the end of the
+    """This rank has nobody to go on with. No Exception, so that nothing but the end of the
     process follows."""
 
 
@@ -186,8 +186,10 @@ class _WatchedModel:
         try:
             return method(*args)
         except FAULTS as error:
-            self._channel.send(_Fault(num_calls=self._ranks.num_calls, error=error_text(error)))
-            if not self._channel.receive():
+            try:
+                self._channel.send(_Fault(num_calls=self._ranks.num_calls, error=error_text(error)))
+                self._channel.receive()  # once all ranks have said the same
+            except (EOFError, OSError):
                 raise _LostError from error
             raise
 

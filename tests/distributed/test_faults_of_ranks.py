@@ -1,0 +1,101 @@
+"""Ranks that come to different ends of a step: with runners of our own in real processes."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import WorkerDiedError
+from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult
+from mmdeploy_llm.runner import distributed
+from mmdeploy_llm.runner.distributed import DistributedRunner
+
+PLAIN, ALL, ONE, LATER, APART = "plain", "all", "one", "later", "apart"
+
+
+class Model:
+    """What it does is the id of the request."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def forward(self, what):
+        total = int(self.ranks.sum(torch.ones(1)))
+        if what == ALL or (what == ONE and self.ranks.rank == 1):
+            raise ValueError(f"broken on {what}")
+        if what == ONE:
+            self.ranks.sum(torch.ones(1))  # never ends
+        if what == LATER:
+            if self.ranks.rank == 1:
+                self.ranks.num_calls += 1
+            raise ValueError("at another place")
+        return total + (self.ranks.rank if what == APART else 0)
+
+
+class Runner:
+    """As runner.Runner answers for a model that raises."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def run(self, plan):
+        sampled, errors = {}, {}
+        for item in plan.scheduled:
+            try:
+                sampled[item.request_id] = self.model.forward(item.request_id)
+            except Exception as error:
+                errors[item.request_id] = RequestFailure(code=500, message=str(error))
+        return StepResult(step_id=plan.step_id, sampled=sampled, errors=errors)
+
+
+def build(config, ranks, watched):
+    return SimpleNamespace(runner=Runner(watched(Model(ranks))), facts=config.device)
+
+
+def plan(*what):
+    items = (ScheduledTokens(request_id=one, start=0, num_tokens=1) for one in what)
+    return StepPlan(step_id=1, scheduled=tuple(items))
+
+
+@pytest.fixture
+def runner(monkeypatch):
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+    module = __import__("test_faults_of_ranks")
+    runner = DistributedRunner([EngineConfig(model="m", device="cpu")] * 2, module.build)
+    yield runner
+    runner.close()
+
+
+def test_the_same_error_on_all_ranks_and_then_different_results(runner):
+    assert runner.facts == "cpu"
+    result = runner.run(plan(PLAIN, ALL, "plain too"))
+    assert result.sampled == {PLAIN: 2, "plain too": 2}
+    assert result.errors[ALL].message == "broken on all"
+    assert runner.run(plan(PLAIN)).sampled == {PLAIN: 2}
+    with pytest.raises(WorkerDiedError, match="come to different results in one step"):
+        runner.run(plan(APART))
+    with pytest.raises(WorkerDiedError, match="come to different results"):
+        runner.run(plan(PLAIN))
+
+
+@pytest.mark.parametrize("what", [ONE, LATER])
+def test_an_error_that_not_all_ranks_have(runner, what, monkeypatch):
+    """The others wait in an exchange, or are elsewhere: nobody waits for ever."""
+    monkeypatch.setattr(distributed, "FAULT_SECONDS", 1.0)
+    with pytest.raises(WorkerDiedError, match=r"failed on rank \d and not on all ranks"):
+        runner.run(plan(PLAIN, what))
+
+
+def test_an_interrupted_step_does_not_shift_the_next(runner, monkeypatch):
+    """Ctrl-C while the ranks compute: what they answer then is not taken for the next answer."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(plan(ALL))
+    assert runner.run(plan(PLAIN)).sampled == {PLAIN: 2}
