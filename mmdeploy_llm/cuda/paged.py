@@ -81,10 +81,14 @@ class Scores:
 @triton.jit
 def _load_pages(
     table, pages, scales, columns, is_there, head, dims, token_stride, head_stride, num_heads,
-    IS_KEYS: tl.constexpr, HAS_SCALES: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    IS_KEYS: tl.constexpr, IS_MASKED: tl.constexpr, HAS_SCALES: tl.constexpr,
+    D: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Keys [BLOCK_D, BLOCK_N] or values [BLOCK_N, BLOCK_D] of the columns, and their scales."""
-    page = tl.load(table + columns // PAGE, mask=is_there, other=0).to(tl.int64)
+    if IS_MASKED:
+        page = tl.load(table + columns // PAGE, mask=is_there, other=0).to(tl.int64)
+    else:
+        page = tl.load(table + columns // PAGE).to(tl.int64)
     slots = page * PAGE + columns % PAGE
     rows = slots * token_stride + head * head_stride
     if IS_KEYS:
@@ -93,7 +97,10 @@ def _load_pages(
     else:
         places = rows[:, None] + dims[None, :]
         mask = is_there[:, None] & (dims < D)[None, :]
-    tile = tl.load(pages + places, mask=mask, other=0.0)
+    if IS_MASKED or D != BLOCK_D:
+        tile = tl.load(pages + places, mask=mask, other=0.0)
+    else:
+        tile = tl.load(pages + places)
     if HAS_SCALES:
         if tile.dtype == tl.int8:
             tile = tile.to(tl.float32)
@@ -105,34 +112,35 @@ def _load_pages(
 
 @triton.jit
 def _attend(
-    q, table, keys, values, key_scales, value_scales, first, behind, begin, end,
-    head, dims, token_stride, head_stride, num_heads, scale, softcap,
-    HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    q, acc, total, largest, table, keys, values, key_scales, value_scales, first, behind,
+    begin, end, head, dims, token_stride, head_stride, num_heads, scale, softcap,
+    IS_MASKED: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows of q [BLOCK_M, BLOCK_D] over keys begin .. end, of which row m sees first[m] ..
-    behind[m]: sums weighted by 2 ** (score - largest), the weights' sums, the largest scores."""
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    """Rows of q [BLOCK_M, BLOCK_D] over the keys begin .. end, on top of those before them: sums
+    weighted by 2 ** (score - largest), the weights' sums, the largest scores. IS_MASKED: row m
+    sees first[m] .. behind[m] of them; else all, which are whole tiles."""
+    log2_e: tl.constexpr = 1.4426950408889634
     for at in range(begin, end, BLOCK_N):
         columns = at + tl.arange(0, BLOCK_N)
         is_there = columns < end
         k, k_factors = _load_pages(
             table, keys, key_scales, columns, is_there, head, dims, token_stride, head_stride,
-            num_heads, True, HAS_SCALES, D, PAGE,
+            num_heads, True, IS_MASKED, HAS_SCALES, D, PAGE, BLOCK_D,
         )  # fmt: skip
-        scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
+        scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
         if HAS_SCALES:
             scores = scores * k_factors[None, :]
         if HAS_SOFTCAP:  # softcap * tanh(s / softcap), by an exponential that cannot overflow
-            small = tl.exp(-2.0 * tl.abs(scores) / softcap)
-            capped = softcap * (1.0 - small) / (1.0 + small)
-            scores = tl.where(scores < 0.0, -capped, capped)
-        scores = scores * 1.4426950408889634  # log2(e), for exp2
-        is_seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < behind[:, None])
-        scores = tl.where(is_seen, scores, float("-inf"))
+            small = tl.exp(-2.0 * tl.abs(scores * scale) / softcap)
+            capped = (softcap * log2_e) * (1.0 - small) / (1.0 + small)
+            scores = tl.where(scores * scale < 0.0, -capped, capped)
+        else:
+            scores = scores * (scale * log2_e)
+        if IS_MASKED:
+            is_seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < behind[:, None])
+            scores = tl.where(is_seen, scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         finite = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp2(scores - finite[:, None])
@@ -140,7 +148,7 @@ def _attend(
         total = total * shrink + tl.sum(weights, 1)
         v, v_factors = _load_pages(
             table, values, value_scales, columns, is_there, head, dims, token_stride, head_stride,
-            num_heads, False, HAS_SCALES, D, PAGE,
+            num_heads, False, IS_MASKED, HAS_SCALES, D, PAGE, BLOCK_D,
         )  # fmt: skip
         if HAS_SCALES:
             weights = weights * v_factors[None, :]
@@ -148,6 +156,40 @@ def _attend(
         acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc, input_precision=PRECISION)
         largest = new_largest
     return acc, total, largest
+
+
+@triton.jit
+def _sequence_of(tile, starts, num_seqs, BLOCK_Q: tl.constexpr):
+    """The last sequence whose tiles begin at or before this one. Those of sequence s begin at tile
+    (starts[s] - starts[0]) // BLOCK_Q + s, which leaves room for all of them."""
+    base = tl.load(starts)
+    low = tile * 0
+    high = low + num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (tl.load(starts + middle) - base) // BLOCK_Q + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    first_tile = (tl.load(starts + low) - base) // BLOCK_Q + low
+    return low, (tile - first_tile) * BLOCK_Q
+
+
+@triton.jit
+def _ranges(
+    places, is_row, rows, first_seen, behind_seen, window,
+    HAS_WINDOW: tl.constexpr, HAS_RANGES: tl.constexpr,
+):  # fmt: skip
+    """What tokens at these places of their sequence see; nothing where there is no row."""
+    if HAS_RANGES:
+        first = tl.load(first_seen + rows, mask=is_row, other=0)
+        behind = tl.load(behind_seen + rows, mask=is_row, other=0)
+    else:
+        behind = tl.where(is_row, places + 1, 0)
+        first = behind * 0
+        if HAS_WINDOW:
+            first = tl.maximum(behind - window, 0)
+    return first, behind
 
 
 @triton.jit
@@ -160,53 +202,44 @@ def _prefill_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_Q tokens of one sequence. Its tiles begin at tile start // BLOCK_Q + its number, which
-    leaves room for all of them, whatever the lengths."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    base = tl.load(starts)
-    low = tile * 0
-    high = low + num_seqs
-    while high - low > 1:  # the last sequence whose tiles begin at or before this one
-        middle = (low + high) // 2
-        if (tl.load(starts + middle) - base) // BLOCK_Q + middle <= tile:
-            low = middle
-        else:
-            high = middle
-    start = tl.load(starts + low)
-    query_len = tl.load(starts + low + 1) - start
-    first_token = (tile - (start - base) // BLOCK_Q - low) * BLOCK_Q
+    """BLOCK_Q tokens of one sequence: whole key tiles that all of them see, then the others."""
+    head, num_heads = tl.program_id(1), tl.num_programs(1)
+    seq, first_token = _sequence_of(tl.program_id(0), starts, num_seqs, BLOCK_Q)
+    start = tl.load(starts + seq)
+    query_len = tl.load(starts + seq + 1) - start
     if first_token < query_len:
-        rows = tl.arange(0, BLOCK_M)
-        tokens = first_token + rows // GROUP
-        is_row = (rows < BLOCK_Q * GROUP) & (tokens < query_len)
-        if HAS_RANGES:
-            first = tl.load(first_seen + start + tokens, mask=is_row, other=0)
-            behind = tl.load(behind_seen + start + tokens, mask=is_row, other=0)
-        else:
-            behind = tl.load(context_lens + low) - query_len + tokens + 1
-            behind = tl.where(is_row, behind, 0)
-            first = tl.zeros([BLOCK_M], tl.int32)
-            if HAS_WINDOW:
-                first = tl.maximum(behind - window, 0)
-        begin = tl.min(tl.where(is_row, first, 2147483647), 0)
-        end = tl.max(behind, 0)
-        dims = tl.arange(0, BLOCK_D)
-        heads = head * GROUP + rows % GROUP
-        at = (start + tokens).to(tl.int64)
+        lanes, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+        tokens, heads = first_token + lanes // GROUP, head * GROUP + lanes % GROUP
+        is_row = (lanes < BLOCK_Q * GROUP) & (tokens < query_len)
         mask = is_row[:, None] & (dims < D)[None, :]
-        places = at * q_token_stride + heads * q_head_stride
-        q = tl.load(q_ptr + places[:, None] + dims[None, :], mask=mask, other=0.0)
-        acc, total, _ = _attend(
-            q, tables + low.to(tl.int64) * table_stride, keys, values, key_scales, value_scales,
-            first, behind, begin // BLOCK_N * BLOCK_N, end, head, dims, token_stride, head_stride,
-            tl.num_programs(1), scale, softcap, HAS_SCALES, HAS_SOFTCAP, D, PAGE,
-            BLOCK_M, BLOCK_N, BLOCK_D, PRECISION,
+        rows = (start + tokens).to(tl.int64)
+        places = tl.load(context_lens + seq) - query_len + tokens
+        first, behind = _ranges(
+            places, is_row, rows, first_seen, behind_seen, window, HAS_WINDOW, HAS_RANGES
+        )
+        lowest = tl.min(tl.where(is_row, first, 2147483647), 0) // BLOCK_N * BLOCK_N
+        at = rows * q_token_stride + heads * q_head_stride
+        q = tl.load(q_ptr + at[:, None] + dims[None, :], mask=mask, other=0.0)
+        table = tables + seq.to(tl.int64) * table_stride
+        largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        if not HAS_WINDOW and not HAS_RANGES:
+            common = tl.min(tl.where(is_row, behind, 2147483647), 0) // BLOCK_N * BLOCK_N
+            acc, total, largest = _attend(
+                q, acc, total, largest, table, keys, values, key_scales, value_scales, first,
+                behind, lowest, common, head, dims, token_stride, head_stride, num_heads, scale,
+                softcap, False, HAS_SCALES, HAS_SOFTCAP, D, PAGE, BLOCK_N, BLOCK_D, PRECISION,
+            )  # fmt: skip
+            lowest = common
+        acc, total, largest = _attend(
+            q, acc, total, largest, table, keys, values, key_scales, value_scales, first, behind,
+            lowest, tl.max(behind, 0), head, dims, token_stride, head_stride, num_heads, scale,
+            softcap, True, HAS_SCALES, HAS_SOFTCAP, D, PAGE, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        places = at * out_token_stride + heads * D
-        tl.store(
-            out_ptr + places[:, None] + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask
-        )
+        at = out_ptr + (rows * out_token_stride + heads * D)[:, None] + dims[None, :]
+        tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -235,11 +268,14 @@ def _decode_kernel(
     q = tl.load(q_ptr + places[:, None] + dims[None, :], mask=mask, other=0.0)
     seen_from = tl.full([BLOCK_M], 0, tl.int32) + begin
     seen_to = tl.full([BLOCK_M], 0, tl.int32) + end
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc, total, largest = _attend(
-        q, tables + seq * table_stride, keys, values, key_scales, value_scales,
-        seen_from, seen_to, begin, end, head, dims, token_stride, head_stride,
-        tl.num_programs(1), scale, softcap, HAS_SCALES, HAS_SOFTCAP, D, PAGE,
-        BLOCK_M, BLOCK_N, BLOCK_D, PRECISION,
+        q, acc, total, largest, tables + seq * table_stride, keys, values, key_scales,
+        value_scales, seen_from, seen_to, begin, end, head, dims, token_stride, head_stride,
+        tl.num_programs(1), scale, softcap, True, HAS_SCALES, HAS_SOFTCAP, D, PAGE, BLOCK_N,
+        BLOCK_D, PRECISION,
     )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if SPLITS == 1:
@@ -360,7 +396,7 @@ def _tile(q: Tensor, num_rows: int, pages: Pages, gpu: Gpu) -> _Tile:
         columns=columns,
         dims=dims,
         num_warps=8 if rows >= 128 else 4,
-        num_stages=5 if num_tiles > 3 else 3 if num_tiles > 2 else 1,
+        num_stages=5 if num_tiles > 4 else 3 if num_tiles > 1 else 1,
     )
 
 
