@@ -76,7 +76,9 @@ MAY_OPEN_MEDIA = (  # the kit makes samples, the benchmark makes photos
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
-MAX_CORE_LINES = 13_000  # with tool calls, calls under a deadline, kernels for CPU and CUDA, ranks
+MAX_CORE_LINES = (
+    15_500  # of these 3,500 for kernels, steps and ranks on CUDA, 1,500 for the CPU kernels
+)
 NOT_CORE = {"testing", "batch", "scaffold", "terminal", "bench", "cli"}
 NO_CODE = {
     tokenize.COMMENT,
@@ -500,7 +502,7 @@ BAD = [  # rule, changed file, its text, what must be found
     (hidden_state, ONE, "from os import environ", "reads os.environ"),
     (too_long, ONE, "\n" * (MAX_FILE_LINES + 1), "501 lines, 500 are allowed"),
     (too_long, ONE, "async def f():\n" + " x\n" * MAX_FUNCTION_LINES, "f has 51 lines"),
-    (over_the_core_budget, RUNNER, "x = 1\n" * MAX_CORE_LINES, "lines of code, below 13000"),
+    (over_the_core_budget, RUNNER, "x = 1\n" * MAX_CORE_LINES, "lines of code, below 15500"),
     (unpacked_folders, "plugins/two/model.py", "", "mmdeploy_llm_plugins.two is not listed"),
     (unpacked_folders, "plugins/one", None, "package mmdeploy_llm_plugins.one has no folder"),
     (untested_hooks, "plugins/README.md", "# Plugins\nhook", "hook hook has no heading"),
