@@ -300,8 +300,8 @@ UNSAFE_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "eval", "exec", "
 # They pickle what passes between processes.
 UNSAFE_NAMES = {"ProcessPoolExecutor", "BaseManager", "SyncManager", "SharedMemoryManager"}
 PICKLING = {"Queue", "SimpleQueue", "JoinableQueue", "Pool", "Manager", "Pipe"}
-# An engine and the processes that it starts itself talk over a pair of sockets without a name, which
-# only these two hold: what is read there, this program has written. See the test of it below.
+# An engine and the processes that it starts itself talk over a pair of sockets without a name,
+# which only these two hold: what is read there, this program has written. See the test below.
 OWN_PROCESSES = {
     ("mmdeploy_llm/parallel/wire.py", "pickle"),
     ("mmdeploy_llm/parallel/process.py", "Pipe"),
@@ -584,5 +584,5 @@ def test_limits_are_what_the_options_say():
         max_bytes=11,
     )
     assert limits == expected
-    assert _media_limits(EngineConfig(model="m", allow_media_urls=True)).allow_urls
-    assert not _media_limits(EngineConfig(model="m")).allow_urls
+    assert media_limits(EngineConfig(model="m", allow_media_urls=True)).allow_urls
+    assert not media_limits(EngineConfig(model="m")).allow_urls
