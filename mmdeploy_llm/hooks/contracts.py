@@ -32,9 +32,9 @@ class ModelSpec:
     device; gives a Model; "*" serves any architecture that no other spec names. media: kinds it
     accepts. reasoning, tools: names of the default parsers. atomic_media: the tokens of a media
     item are computed in one step and see each other in both directions.
-    tp_plan: module name pattern -> how it is divided among devices, where it is not of the package's
-    layers; see plugins/README.md. priority: in-tree plugins use 0; the
-    highest wins and a tie is an error.
+    tp_plan: module name pattern -> how it is divided among devices, where it is not of the
+    package's layers; see plugins/README.md. priority: in-tree plugins use 0; the highest wins and a
+    tie is an error.
     """
 
     name: str
