@@ -12,6 +12,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 MAX_NAMED = 10  # keys named in one error
+NUM_READERS = 2  # as much time as the file takes the memory that it is read into
 PROGRESS_BYTES = 2 * 2**30  # a larger checkpoint shows a progress bar
 DUMMY_SCALE = 0.02
 
@@ -194,11 +196,24 @@ def _read(
     shares: Mapping[str, Share],
 ) -> None:
     params = {name: param.data for name, param in model.named_parameters()}
-    for read in _progress(reads):
+
+    def fill_one(read: Read) -> None:
         if read.name not in shares:
             fill(read, params[read.name])
         elif read.name in params:
             fill_share(read, params[read.name], shares[read.name], whole[read.name])
+
+    # What is cast goes through buffers, and by all cores.
+    is_as_stored = all(
+        read.file.entries[read.key].dtype is params[read.name].dtype
+        for read in reads
+        if read.name in params
+    )
+    num_readers = NUM_READERS if is_as_stored else 1
+    with ThreadPoolExecutor(num_readers, thread_name_prefix="weights") as pool:
+        done = pool.map(fill_one, reads)
+        for _ in _progress(reads):
+            next(done)
 
 
 def _progress(pieces: Sequence[Read]) -> Iterator[Read]:
