@@ -89,6 +89,7 @@ class Computer:
     runner: Runner
     model: Model
     facts: Facts
+    kernels: Kernels | None = None  # for the CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ def assemble(config: EngineConfig) -> Assembly:
     parts = _read(config)
     model: Model | None = None
     if config.tensor_parallel_size > 1:
-        load_kernels(config)  # built once, not by all ranks at the same time
+        kernels = load_kernels(config)  # built once, not by all ranks at the same time
         with torch.device("meta"):  # sizes that do not divide are told before processes start
             whole: Any = parts.plugins.build(parts.spec, parts.checkpoint.config)
         _split(parts, FirstRank(config.tensor_parallel_size))(whole)
@@ -123,6 +124,7 @@ def assemble(config: EngineConfig) -> Assembly:
     else:
         local = _computer(parts)
         executor, model, facts = local.runner, local.model, local.facts
+        kernels = local.kernels
     sizing.log_cache(facts.num_blocks, facts.shape)
     engine = Engine(
         scheduler=_scheduler(parts, facts),
@@ -133,7 +135,7 @@ def assemble(config: EngineConfig) -> Assembly:
     )
     return Assembly(
         engine=engine,
-        intake=_intake(parts, facts.runtime),
+        intake=_intake(parts, facts.runtime, kernels),
         plugins=parts.plugins,
         model=model,
         runtime=facts.runtime,
@@ -174,7 +176,7 @@ def _computer(
     if kernels is not None:
         kernels.memory.settle()
     facts = Facts(runtime=runtime, shape=shape, num_blocks=num_blocks)
-    return Computer(runner=runner, model=model, facts=facts)
+    return Computer(runner=runner, model=model, facts=facts, kernels=kernels)
 
 
 def _model(
@@ -405,11 +407,14 @@ def _full_name(plugins: PluginManager, spec: ReasoningParserSpec | ToolParserSpe
     return "" if spec is None else f"{spec.name!r} of plugin {plugins.owner(spec)!r}"
 
 
-def _intake(parts: _Parts, runtime: RuntimeConfig) -> Intake:
-    config = parts.config
+def _intake(parts: _Parts, runtime: RuntimeConfig, kernels: Kernels | None) -> Intake:
+    config, processors = parts.config, _processors(parts)
+    if kernels is not None:
+        for processor in processors.values():
+            processor.use_kernels(kernels)
     return Intake(
         tokenizer=parts.tokenizer,
-        processors=_processors(parts),
+        processors=processors,
         fetch=parts.plugins.fetch_media,
         config=runtime,
         limits=media_limits(config),

@@ -213,6 +213,25 @@ class ToolParser(ABC):
         return self.feed(text) + self.finish()
 
 
+class PixelKernels(Protocol):
+    """What the CPU's kernels do with pixels."""
+
+    def patchify(
+        self,
+        pixels: Tensor,
+        table: Tensor,
+        out: Tensor,
+        *,
+        patch_size: int,
+        merge_size: int,
+        frames: range,
+    ) -> None:
+        """Values of uint8 `pixels` [H, W, 3], looked up in `table` [3, 256] float32, as `frames` of
+        the patch rows `out` [N, 3, T, P, P] float32, all contiguous. Patches come in blocks of
+        merge_size x merge_size."""
+        ...
+
+
 class MediaProcessor(ABC):
     """Turns one kind of media into model inputs. One instance per engine, used from several
     threads at once.
@@ -251,6 +270,10 @@ class MediaProcessor(ABC):
         the memory it takes to encode it is measured at start. None, unless overridden: unknown.
         """
         return None
+
+    def use_kernels(self, kernels: PixelKernels) -> None:  # noqa: B027 - optional to override
+        """Called before the first item where there are kernels: `process` may compute with them,
+        and must give what it gives without."""
 
     def close(self) -> None:  # noqa: B027 - optional to override
         """The engine is closed: let go of processes and files."""

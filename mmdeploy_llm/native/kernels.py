@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_int32
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,83 +17,13 @@ from torch import Tensor
 from .build import BuildError, build, cpu_level
 from .memory import LargePages
 from .recording import Memory, Recorder, Recording
+from .signatures import SIGNATURES, AttentionArgs
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 INT8 = 2
 PANEL = 64  # as in gemm.h
 MAX_HEAD_DIM = 512  # as in attention.h
 MAX_GROUP = 256  # TILE_ROWS in attention.h
-
-
-class _AttentionArgs(Structure):
-    """As in attention.h."""
-
-    _fields_ = (
-        ("q", c_void_p),
-        ("q_stride", c_int64),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("kv_stride", c_int64),
-        ("key_scales", c_void_p),
-        ("value_scales", c_void_p),
-        ("out", c_void_p),
-        ("block_tables", c_void_p),
-        ("table_stride", c_int64),
-        ("block_size", c_int64),
-        ("query_starts", c_void_p),
-        ("first_seen", c_void_p),
-        ("behind_seen", c_void_p),
-        ("num_sequences", c_int64),
-        ("num_heads", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("num_threads", c_int32),
-    )
-
-
-SIGNATURES = {
-    "mm_rms_norm": (
-        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32
-    ),
-    "mm_silu_mul": (
-        c_int32, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32
-    ),
-    "mm_norm_heads": (
-        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_float, c_int32
-    ),
-    "mm_rotate": (
-        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int32,
-        c_int32,
-    ),
-    "mm_attend": (c_int32, c_int32, POINTER(_AttentionArgs)),
-    "mm_write_cache": (
-        c_int32, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
-        c_int64, c_int32,
-    ),
-    "mm_pack_bf16": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
-    "mm_linear_bf16": (
-        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
-        c_void_p, c_int64,
-    ),
-    "mm_pack_s8": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
-    "mm_quantize_rows": (c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
-    "mm_linear_s8": (
-        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
-        c_int64, c_int32, c_void_p, c_int64,
-    ),
-    "mm_run": (c_void_p, c_int64),
-    "mm_largest": (
-        c_int32, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
-    ),
-    "mm_temper": (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),
-    "mm_cut": (
-        c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int32
-    ),
-    "mm_invert": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
-    "mm_place_threads": (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +218,7 @@ class Kernels:
         dtype (or int8, with scales [N, P, K]), or [T, K, D] in one piece."""
         out = self._empty(q.shape, dtype=q.dtype)
         tables = sequences.block_tables
-        args = _AttentionArgs(
+        args = AttentionArgs(
             q=q.data_ptr(),
             q_stride=q.stride(0),
             keys=keys.data_ptr(),
@@ -456,6 +386,33 @@ class Kernels:
             torch.get_num_threads(),
         )
         return tokens
+
+    def patchify(
+        self,
+        pixels: Tensor,
+        table: Tensor,
+        out: Tensor,
+        *,
+        patch_size: int,
+        merge_size: int,
+        frames: range,
+    ) -> None:
+        """Values of uint8 `pixels` [H, W, 3], looked up in `table` [3, 256] float32, as `frames` of
+        the patch rows `out` [N, 3, T, P, P] float32, all contiguous. Patches come in blocks of
+        merge_size x merge_size. Runs on the calling thread alone."""
+        assert all(x.is_contiguous() for x in (pixels, table, out))
+        self._library.mm_patchify(
+            pixels.data_ptr(),
+            pixels.shape[0],
+            pixels.shape[1],
+            patch_size,
+            merge_size,
+            table.data_ptr(),
+            out.shape[2],
+            frames.start,
+            len(frames),
+            out.data_ptr(),
+        )
 
     def place_threads(
         self, cpus: Sequence[int], pinned: Sequence[int], num_threads: int, *, node: int | None

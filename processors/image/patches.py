@@ -1,6 +1,5 @@
 """From RGB pixels to patch rows: target size, resizing and normalisation, bit for bit as
-transformers' PIL
-image processors of ERNIE 4.5 VL and Qwen2-VL.
+transformers' PIL image processors of ERNIE 4.5 VL and Qwen2-VL.
 
 H, W: image size; P: patch_size; M: merge_size; T: temporal_patch_size; N = H/P * W/P patches.
 """
@@ -11,9 +10,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import PixelKernels
 
 from .arrays import to_array
 from .options import ImageOptions
@@ -114,18 +115,53 @@ def resize(image: Image.Image, height: int, width: int, options: ImageOptions) -
     return to_array(image)
 
 
-def patchify(pixels: np.ndarray, table: np.ndarray, options: ImageOptions) -> np.ndarray:
-    """Patch rows of uint8 [H, W, 3] as float32 [N, 3 * T * P * P], looked up in `table` of
-    `normalise_table`.
+class Patchifier:
+    """Makes patch rows, with kernels where there are some; the values are the same."""
 
-    A still image is its own T frames.
-    """
-    height, width = pixels.shape[:2]
-    num_patches = height * width // options.patch_size**2
-    row_size = 3 * options.temporal_patch_size * options.patch_size**2
-    out = np.empty((num_patches, row_size), dtype=np.float32)
-    patchify_group([pixels], table, options, out=out)
-    return out
+    def __init__(self, options: ImageOptions) -> None:
+        self._options = options
+        self._table = normalise_table(options)
+        self._values = torch.from_numpy(single_values(self._table))
+        self._kernels: PixelKernels | None = None
+
+    def use_kernels(self, kernels: PixelKernels) -> None:
+        """See MediaProcessor."""
+        self._kernels = kernels
+
+    def rows(self, pixels: np.ndarray) -> np.ndarray:
+        """Of uint8 [H, W, 3]: float32 [N, 3 * T * P * P]. A still image is its own T frames."""
+        options = self._options
+        num_patches = pixels.shape[0] * pixels.shape[1] // options.patch_size**2
+        row_size = 3 * options.temporal_patch_size * options.patch_size**2
+        out = np.empty((num_patches, row_size), dtype=np.float32)
+        self.fill([pixels], out)
+        return out
+
+    def fill(self, frames: Sequence[np.ndarray], out: np.ndarray) -> None:
+        """Of T frames of uint8 [H, W, 3], or of one that counts T times, into `out`, float32
+        [N, 3 * T * P * P], contiguous."""
+        if self._kernels is None:
+            patchify_group(frames, self._table, self._options, out=out)
+            return
+        size, num_frames = self._options.patch_size, self._options.temporal_patch_size
+        rows = torch.from_numpy(out).view(-1, 3, num_frames, size, size)
+        is_still = len(frames) == 1
+        for number, frame in enumerate(frames):
+            self._kernels.patchify(
+                torch.from_numpy(np.ascontiguousarray(frame)),
+                self._values,
+                rows,
+                patch_size=size,
+                merge_size=self._options.merge_size,
+                frames=range(num_frames) if is_still else range(number, number + 1),
+            )
+
+
+def single_values(table: np.ndarray) -> np.ndarray:
+    """float32 [3, 256] of a table of `normalise_table`."""
+    if table.shape[1] == 1:
+        return table.reshape(3, 256)
+    return np.ascontiguousarray(table.reshape(3, 256, 256, 2)[:, 0, :, 0])
 
 
 def patchify_group(

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor, PixelKernels
 
 from .decode import DecodedImage, ImageDecoder, ImageHeader
 from .draft import resize_draft
 from .largest import blank
 from .options import ImageOptions, resolve_options
-from .patches import clamp_aspect, fit_size, grow_sides, normalise_table, patchify, resize
+from .patches import Patchifier, clamp_aspect, fit_size, grow_sides, resize
 
 
 class ImageProcessor(MediaProcessor):
@@ -44,7 +44,11 @@ class ImageProcessor(MediaProcessor):
             reads_pixel_bounds=self.reads_pixel_bounds,
         )
         self._decoder = ImageDecoder()
-        self._table = normalise_table(self.options)
+        self._patches = Patchifier(self.options)
+
+    def use_kernels(self, kernels: PixelKernels) -> None:
+        """See MediaProcessor."""
+        self._patches.use_kernels(kernels)
 
     def close(self) -> None:
         """Ends the processes that decode."""
@@ -77,7 +81,7 @@ class ImageProcessor(MediaProcessor):
             pixels = resize(item.image, height, width, self.options)
         else:
             pixels = resize_draft(item.image, height, width, self.options.resample)
-        patches = torch.from_numpy(patchify(pixels, self._table, self.options))
+        patches = torch.from_numpy(self._patches.rows(pixels))
         patch = self.options.patch_size
         return MediaInput(
             kind=self.kind,

@@ -20,19 +20,13 @@ import numpy as np
 import torch
 from mmdeploy_llm_processors.image.largest import blank
 from mmdeploy_llm_processors.image.options import ImageOptions, normalisation
-from mmdeploy_llm_processors.image.patches import (
-    clamp_aspect,
-    fit_size,
-    normalise_table,
-    patchify_group,
-    resize,
-)
+from mmdeploy_llm_processors.image.patches import Patchifier, clamp_aspect, fit_size, resize
 from mmdeploy_llm_processors.image.thumbnail import small_jpeg
 from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaLimitError
-from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor, PixelKernels
 
 from .opening import open_video
 from .options import VideoOptions, engine_options, item_options
@@ -99,8 +93,12 @@ class VideoProcessor(MediaProcessor):
             temporal_patch_size=self.frames_per_patch,
             **{**self.normalisation, **normalisation(checkpoint.video_preprocessor)},
         )
-        self._table = normalise_table(self._image_options)
+        self._patches = Patchifier(self._image_options)
         self._workers = Workers()
+
+    def use_kernels(self, kernels: PixelKernels) -> None:
+        """See MediaProcessor."""
+        self._patches.use_kernels(kernels)
 
     def close(self) -> None:
         """Ends the processes that decode."""
@@ -132,7 +130,7 @@ class VideoProcessor(MediaProcessor):
         frames = self._pixels(item.video, plan)
         for step in range(steps):
             group = list(islice(frames, self.frames_per_patch))
-            patchify_group(group, self._table, self._image_options, out=out[step])
+            self._patches.fill(group, out[step])
         # To its end: the process that decodes is then free for the next video.
         assert next(frames, None) is None
         pixels = torch.from_numpy(out).view(-1, patch_dim)

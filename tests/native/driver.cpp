@@ -129,6 +129,18 @@ void run_linear_bf16(int32_t threads) {
                    0);
 }
 
+void run_pixels() {
+    const int64_t patch = between(1, 16), merge = between(1, 3), frames = between(1, 3);
+    const int64_t height = patch * merge * between(1, 3), width = patch * merge * between(1, 3);
+    std::vector<uint8_t> pixels(height * width * 3, 200);
+    auto table = random_values<float>(3 * 256);
+    std::vector<float> out(height * width * 3 * frames);
+    mm_patchify(pixels.data(), height, width, patch, merge, table.data(), frames, 0, frames,
+                out.data());
+    mm_patchify(pixels.data(), height, width, patch, merge, table.data(), frames, frames - 1, 1,
+                out.data());
+}
+
 template <typename T>
 void run_sampling(int32_t dtype, int32_t threads) {
     const int64_t rows = between(1, 5), size = between(1, 3000), num = between(1, size);
@@ -161,6 +173,7 @@ int main() {
         run_linear<float>(0, threads);
         run_linear<bf16>(1, threads);
         run_linear_bf16(threads);
+        run_pixels();
         run_sampling<float>(0, threads);
         run_sampling<bf16>(1, threads);
     }

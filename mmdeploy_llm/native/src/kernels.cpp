@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "numbers.h"
+#include "pixels.h"
 #include "rows.h"
 #include "sample.h"
 #include "threads.h"
@@ -229,6 +230,13 @@ void mm_cut(const float* z, const float* probs, int64_t rows, int64_t size, cons
 void mm_invert(const float* probs, int64_t rows, int64_t size, const double* uniforms,
                int64_t* tokens, int32_t num_threads) {
     mm::invert(probs, rows, size, uniforms, tokens, num_threads);
+}
+
+// pixels: bytes; see pixels.h. On the calling thread alone: many images are prepared at once.
+void mm_patchify(const uint8_t* pixels, int64_t height, int64_t width, int64_t patch,
+                 int64_t merge, const float* table, int64_t frames, int64_t first, int64_t count,
+                 float* out) {
+    mm::patchify(pixels, height, width, patch, merge, table, frames, first, count, out);
 }
 
 int32_t mm_place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* pinned,

@@ -1,0 +1,79 @@
+"""The library's functions as ctypes calls them; see kernels.cpp."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+
+
+class AttentionArgs(Structure):
+    """As in attention.h."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("q_stride", c_int64),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("kv_stride", c_int64),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("out", c_void_p),
+        ("block_tables", c_void_p),
+        ("table_stride", c_int64),
+        ("block_size", c_int64),
+        ("query_starts", c_void_p),
+        ("first_seen", c_void_p),
+        ("behind_seen", c_void_p),
+        ("num_sequences", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("num_threads", c_int32),
+    )
+
+
+SIGNATURES = {
+    "mm_rms_norm": (
+        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32
+    ),
+    "mm_silu_mul": (
+        c_int32, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32
+    ),
+    "mm_norm_heads": (
+        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_float, c_int32
+    ),
+    "mm_rotate": (
+        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int32,
+        c_int32,
+    ),
+    "mm_attend": (c_int32, c_int32, POINTER(AttentionArgs)),
+    "mm_write_cache": (
+        c_int32, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
+        c_int64, c_int32,
+    ),
+    "mm_pack_bf16": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_linear_bf16": (
+        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
+        c_void_p, c_int64,
+    ),
+    "mm_pack_s8": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_quantize_rows": (c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
+    "mm_linear_s8": (
+        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
+        c_int64, c_int32, c_void_p, c_int64,
+    ),
+    "mm_run": (c_void_p, c_int64),
+    "mm_largest": (
+        c_int32, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
+    ),
+    "mm_temper": (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),
+    "mm_cut": (
+        c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int32
+    ),
+    "mm_invert": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
+    "mm_patchify": (
+        c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p
+    ),
+    "mm_place_threads": (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32),
+}  # fmt: skip
