@@ -16,13 +16,17 @@ exchange for ever: that ends the run too.
 
 from __future__ import annotations
 
+import signal
+import threading
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any, Protocol
 
 from mmdeploy_llm.config import EngineConfig
@@ -76,7 +80,7 @@ class DistributedRunner:
         Returns when all ranks are ready. Raises what `build` raises, and WorkerDiedError.
         """
         self._death: WorkerDiedError | None = None
-        self._is_behind = False  # the last plan's results were not waited for
+        self._is_in_step = False  # ranks may have a plan that others have not
         self._workers: list[Worker] = []
         with TemporaryDirectory(prefix="mmdeploy-llm-") as folder:
             try:
@@ -96,12 +100,19 @@ class DistributedRunner:
         if self._death is not None:
             raise self._death
         try:
-            return self._run(plan)
+            with _interrupted_later():
+                return self._run(plan)
         except MMDeployLLMError as found:
             self._kill()
             text = error_text(found)
             self._death = found if isinstance(found, WorkerDiedError) else WorkerDiedError(text)
             raise self._death from None
+        except KeyboardInterrupt:
+            if not self._is_in_step:
+                raise
+            self._kill()
+            self._death = WorkerDiedError("the ranks were ended in a step by two interrupts")
+            raise
 
     def close(self) -> None:
         """See Executor."""
@@ -112,15 +123,13 @@ class DistributedRunner:
         self._death = self._death or WorkerDiedError("this engine is closed")
 
     def _run(self, plan: StepPlan) -> StepResult:
-        if self._is_behind:
-            self._gathered()
         message = Message(_packed(plan))
-        self._is_behind = True
+        self._is_in_step = True
         for worker in self._workers:
             worker.send_message(message)
         message.close()
         done: list[_Done] = self._gathered()
-        self._is_behind = False
+        self._is_in_step = False
         if len({item.check for item in done}) > 1:
             raise WorkerDiedError(
                 "the ranks have come to different results in one step; this is an error of the "
@@ -163,6 +172,30 @@ class DistributedRunner:
     def _kill(self) -> None:
         for worker in self._workers:
             worker.kill()
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: a step of which some ranks have heard would keep them
+    waiting for the others. A second one does not wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # where signals never arrive
+        return
+    before = signal.getsignal(signal.SIGINT)
+    received: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append((number, frame))
+        if len(received) > 1 and callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if len(received) == 1 and callable(before):
+        before(*received[0])
 
 
 class _LostError(BaseException):

@@ -1,6 +1,7 @@
 """Ranks that come to different ends of a step: with runners of our own in real processes."""
 
 import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -88,14 +89,41 @@ def test_an_error_that_not_all_ranks_have(runner, what, monkeypatch):
         runner.run(plan(PLAIN, what))
 
 
-def test_an_interrupted_step_does_not_shift_the_next(runner, monkeypatch):
-    """Ctrl-C while the ranks compute: what they answer then is not taken for the next answer."""
+def interrupting(function, times=1):
+    """`function` with Ctrl-C behind its first call, so many times."""
+    left = [times]
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
+    def call(*args):
+        value = function(*args)
+        for _ in range(left.pop() if left else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+        return value
 
+    return call
+
+
+@pytest.mark.parametrize("where", ["sent", "answered"])
+def test_an_interrupted_step_does_not_shift_the_next(runner, monkeypatch, where):
+    """Ctrl-C when only one rank has the plan, or only one has answered: the step ends first, and
+    the ranks are in step in the next."""
     with monkeypatch.context() as patch:
-        patch.setattr(distributed, "wait", interrupt)
+        if where == "sent":
+            send = runner._workers[0].send_message
+            patch.setattr(runner._workers[0], "send_message", interrupting(send))
+        else:
+            receive = runner._workers[0].receive
+            patch.setattr(runner._workers[0], "receive", interrupting(receive))
         with pytest.raises(KeyboardInterrupt):
             runner.run(plan(ALL))
     assert runner.run(plan(PLAIN)).sampled == {PLAIN: 2}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_two_interrupts_end_the_ranks(runner, monkeypatch):
+    """A step that does not end does not keep the user either."""
+    send = runner._workers[0].send_message
+    monkeypatch.setattr(runner._workers[0], "send_message", interrupting(send, times=2))
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(plan(ALL))
+    with pytest.raises(WorkerDiedError, match="two interrupts"):
+        runner.run(plan(PLAIN))
