@@ -26,6 +26,17 @@ def load_file():
 
 
 @pytest.fixture(scope="session")
+def kernels():
+    """The CPU's; tests/native and tests/cuda have others."""
+    from mmdeploy_llm.native import BuildError, load
+
+    try:
+        return load()
+    except BuildError as error:
+        pytest.skip(f"no kernels on this machine: {error}")
+
+
+@pytest.fixture(scope="session")
 def triton_device():
     """Where Triton's kernels run: on the GPU, or on the CPU in the interpreter."""
     pytest.importorskip("triton", reason="triton is not installed")

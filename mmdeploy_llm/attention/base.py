@@ -49,6 +49,12 @@ class KVCache:
         """Tokens in a block."""
         return int(self.keys[0].shape[1])
 
+    def scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
+        """Of the layer's keys and values; None for a cache without."""
+        if self.key_scales is None or self.value_scales is None:
+            return None, None
+        return self.key_scales[layer], self.value_scales[layer]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLengths:

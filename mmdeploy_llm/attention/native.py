@@ -23,7 +23,7 @@ class NativeAttention:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._frames: dict[int, DecodeFrame] = {}  # by number of sequences
+        self._frames: dict[int, NativeFrame] = {}  # by number of sequences
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> NativeContext:
         """What sequences see in the step, made once for all layers of a window."""
@@ -32,12 +32,12 @@ class NativeAttention:
             return NativeContext(self._kernels, cache, layout.slots, _Ranges(layout), None)
         frame = self._frames.get(num_sequences)
         if frame is None or not frame.has_room(layout, cache):
-            frame = self._frames[num_sequences] = DecodeFrame(layout, cache)
+            frame = self._frames[num_sequences] = NativeFrame(layout, cache)
         frame.update(layout)
         return NativeContext(self._kernels, cache, frame.slots, frame, frame)
 
 
-class DecodeFrame:
+class NativeFrame:
     """What a decode step of B sequences tells the kernels, always in the same memory."""
 
     def __init__(self, layout: BatchLayout, cache: KVCache) -> None:
@@ -112,8 +112,8 @@ class NativeContext:
         kernels: Kernels,
         cache: KVCache,
         slots: Tensor,
-        seen: _Ranges | DecodeFrame,
-        frame: DecodeFrame | None,
+        seen: _Ranges | NativeFrame,
+        frame: NativeFrame | None,
     ) -> None:
         """frame: see forward.FixedAttention."""
         self._kernels = kernels
@@ -136,8 +136,7 @@ class NativeContext:
         """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext."""
         cache, slots = self._cache, self._slots
         keys, values = cache.keys[layer], cache.values[layer]
-        key_scales = None if cache.key_scales is None else cache.key_scales[layer]
-        value_scales = None if cache.value_scales is None else cache.value_scales[layer]
+        key_scales, value_scales = cache.scales(layer)
         q, k, v = (_with_heads_side_by_side(x) for x in (q, k, v))
         self._kernels.write_cache(k, keys, slots, key_scales)
         self._kernels.write_cache(v, values, slots, value_scales)

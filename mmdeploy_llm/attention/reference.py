@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .base import BatchLayout, KVCache
+from .writing import write_plain
 
 # A decode group is split where padding would make its gathered context this much larger than
 # needed.
@@ -190,8 +191,7 @@ class ReferenceContext:
     ) -> Tensor:
         """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys.flatten(0, 1).index_copy_(0, self._layout.slots, k.to(keys.dtype))
-        values.flatten(0, 1).index_copy_(0, self._layout.slots, v.to(values.dtype))
+        write_plain(k, v, keys, values, self._layout)
         pieces = self._for_window(window)
         scores = _Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
         out = torch.empty_like(q)

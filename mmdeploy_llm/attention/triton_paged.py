@@ -36,7 +36,7 @@ class TritonAttention(VarlenBackend):
         self.paged: ModuleType = paged
         self.gpu: Gpu = gpu or paged.facts_of(device)
 
-    def begin(self, layout: BatchLayout, cache: KVCache) -> TritonContext:  # type: ignore[override]
+    def begin(self, layout: BatchLayout, cache: KVCache) -> TritonContext:
         """The step's sequences, and the ranges its tokens see where media see themselves."""
         return TritonContext(self, layout, cache)
 
@@ -103,11 +103,12 @@ class TritonContext:
 
     def _pages(self, layer: int) -> Pages:
         cache = self._cache
+        key_scales, value_scales = cache.scales(layer)
         pages: Pages = self._backend.paged.Pages(
             keys=cache.keys[layer],
             values=cache.values[layer],
-            key_scales=None if cache.key_scales is None else cache.key_scales[layer],
-            value_scales=None if cache.value_scales is None else cache.value_scales[layer],
+            key_scales=key_scales,
+            value_scales=value_scales,
         )
         return pages
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.forward import AttentionContext
 
 from .base import BatchLayout, KVCache
 from .layouts import lengths_of
@@ -73,7 +74,7 @@ class VarlenBackend(ABC):
     def __init__(self, write: CacheWriter = write_plain) -> None:
         self.write = write
 
-    def begin(self, layout: BatchLayout, cache: KVCache) -> VarlenContext:
+    def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
         """The step's calls, shared by all layers."""
         return VarlenContext(self, layout, cache)
 

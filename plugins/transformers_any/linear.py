@@ -26,14 +26,19 @@ def use_engine_layers(model: nn.Module) -> None:
     """Replaces the linear layers of `model` in place.
 
     Others stay: those that share their weight, since a packed one has it in a layout of its own,
-    and those whose weight the module around them reads itself.
+    and those whose weight the module around them reads itself, or may read: where its code cannot
+    be seen.
     """
     shared = _shared(model)
+    sources: dict[type[nn.Module], str | None] = {}  # finding one takes milliseconds
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is not nn.Linear or id(child.weight) in shared:
                 continue
-            if not _reads_weight(parent, name):
+            if type(parent) not in sources:
+                sources[type(parent)] = _source(type(parent))
+            code = sources[type(parent)]
+            if code is not None and f"{name}.weight" not in code:
                 setattr(parent, name, AnyLinear(child))
 
 
@@ -46,9 +51,9 @@ def _shared(model: nn.Module) -> Collection[int]:
     return shared
 
 
-def _reads_weight(parent: nn.Module, name: str) -> bool:
-    """Whether the code of `parent` has `name.weight`; also where its code cannot be read."""
+def _source(module_class: type[nn.Module]) -> str | None:
+    """Its code; None where that cannot be read."""
     try:
-        return f"{name}.weight" in inspect.getsource(type(parent))
+        return inspect.getsource(module_class)
     except (OSError, TypeError):
-        return True
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -88,11 +89,10 @@ def _unresized(height: int, width: int, factor: int) -> tuple[int, int]:
 
 
 def normalise_table(options: ImageOptions) -> np.ndarray:
-    """What 8-bit values become, by channel: float32 [3 * 65536, 2] for every two values in a row,
-    or [3 * 256, 1] where patches have no even number of pixels.
+    """What 8-bit values become, by channel: float32 [3, 256].
 
     With 256 possible inputs a table is exact: rescaled in float64, rounded to float32, normalised
-    in float32, in transformers' order. Two values at a time take half as many look-ups.
+    in float32, in transformers' order.
     """
     values = np.arange(256, dtype=np.float64)
     if options.do_rescale:
@@ -102,8 +102,14 @@ def normalise_table(options: ImageOptions) -> np.ndarray:
         mean = np.array(options.image_mean, dtype=np.float32)[:, None]
         std = np.array(options.image_std, dtype=np.float32)[:, None]
         table = (table - mean) / std
-    if options.patch_size % 2:
-        return np.ascontiguousarray(table).reshape(-1, 1)
+    return np.ascontiguousarray(table)
+
+
+def grouped_table(table: np.ndarray, patch_size: int) -> np.ndarray:
+    """`normalise_table` as `patchify_group` reads it: [3 * 65536, 2] for every two values in a row,
+    which take half as many look-ups; [3 * 256, 1] where patches have no even number of pixels."""
+    if patch_size % 2:
+        return table.reshape(-1, 1)
     pairs = np.arange(256**2, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
     return np.ascontiguousarray(table[:, pairs]).reshape(-1, 2)
 
@@ -121,8 +127,11 @@ class Patchifier:
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
         self._table = normalise_table(options)
-        self._values = torch.from_numpy(single_values(self._table))
         self._kernels: PixelKernels | None = None
+
+    @cached_property
+    def _grouped_table(self) -> np.ndarray:
+        return grouped_table(self._table, self._options.patch_size)
 
     def use_kernels(self, kernels: PixelKernels) -> None:
         """See MediaProcessor."""
@@ -141,7 +150,7 @@ class Patchifier:
         """Of T frames of uint8 [H, W, 3], or of one that counts T times, into `out`, float32
         [N, 3 * T * P * P], contiguous."""
         if self._kernels is None:
-            patchify_group(frames, self._table, self._options, out=out)
+            patchify_group(frames, self._grouped_table, self._options, out=out)
             return
         size, num_frames = self._options.patch_size, self._options.temporal_patch_size
         rows = torch.from_numpy(out).view(-1, 3, num_frames, size, size)
@@ -149,19 +158,12 @@ class Patchifier:
         for number, frame in enumerate(frames):
             self._kernels.patchify(
                 torch.from_numpy(np.ascontiguousarray(frame)),
-                self._values,
+                torch.from_numpy(self._table),
                 rows,
                 patch_size=size,
                 merge_size=self._options.merge_size,
                 frames=range(num_frames) if is_still else range(number, number + 1),
             )
-
-
-def single_values(table: np.ndarray) -> np.ndarray:
-    """float32 [3, 256] of a table of `normalise_table`."""
-    if table.shape[1] == 1:
-        return table.reshape(3, 256)
-    return np.ascontiguousarray(table.reshape(3, 256, 256, 2)[:, 0, :, 0])
 
 
 def patchify_group(

@@ -8,18 +8,9 @@ from mmdeploy_llm.layers.kernels import use_kernels
 from mmdeploy_llm.layers.linear import Embedding
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.layers.vision import axial_rotary
-from mmdeploy_llm.native import BuildError, load
 from mmdeploy_llm.testing.tiny import randomize
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels leave the last one to torch
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    try:
-        return load()
-    except BuildError as error:
-        pytest.skip(f"no kernels on this machine: {error}")
 
 
 def filled(module, dtype):

@@ -10,7 +10,6 @@ from mmdeploy_llm.layers import DecoderConfig, Rotary, RotaryConfig, decoder
 from mmdeploy_llm.layers.decoder import Decoder
 from mmdeploy_llm.layers.kernels import use_kernels
 from mmdeploy_llm.layers.moe import MoEConfig
-from mmdeploy_llm.native import BuildError, load
 from mmdeploy_llm.testing.tiny import randomize
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 400
@@ -24,14 +23,6 @@ OPTIONS = {
     "experts": {"moe": MOE, "moe_layers": frozenset({1})},
 }
 IS_RECORDED = {*OPTIONS} - {"experts"}
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    try:
-        return load()
-    except BuildError as error:
-        pytest.skip(f"no kernels on this machine: {error}")
 
 
 def make_decoder(kernels, quantization, options):

@@ -7,15 +7,6 @@ from mmdeploy_llm_processors.image.patches import Patchifier
 from mmdeploy_llm_processors.image.processor import ImageProcessor
 
 from mmdeploy_llm import LLM
-from mmdeploy_llm.native import BuildError, load
-
-
-@pytest.fixture(scope="module")
-def kernels():
-    try:
-        return load()
-    except BuildError as error:
-        pytest.skip(f"no kernels on this machine: {error}")
 
 
 @pytest.mark.parametrize("patch_size", [7, 14, 16])

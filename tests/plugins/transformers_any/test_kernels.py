@@ -5,18 +5,9 @@ import torch
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.layers import Linear
-from mmdeploy_llm.native import BuildError, load
 
 PARAMS = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
 LIMITS = {None: 0.15, "int8": 0.3}  # of the mean difference of log-probabilities
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels():
-    try:
-        return load()
-    except BuildError as error:
-        pytest.skip(f"no kernels on this machine: {error}")
 
 
 def logprobs(llm, prompt):
@@ -26,6 +17,7 @@ def logprobs(llm, prompt):
     return torch.tensor([next(iter(entry.values())).logprob for entry in entries])
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_near_plain_torch(reference, make_llm, picture, quantization, monkeypatch):
     packed = []
