@@ -13,12 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
-    apply_renamings,
-    rename_source_key,
-)
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.weights.map import Target
@@ -78,7 +73,8 @@ class WeightTable:
                 "transformers_any cannot do; save the checkpoint anew with transformers' "
                 "save_pretrained(save_original_format=False)"
             )
-        return rule(self, apply_renamings(key, self._renamings), name, pattern, place, converter)
+        renamed, _ = rename_source_key(key, self._renamings, [])
+        return rule(self, renamed, name, pattern, place, converter)
 
     def _stacked(
         self, key: str, name: str, pattern: str, place: int, converter: Any

@@ -298,7 +298,7 @@ def test_a_tensor_is_channels_first_and_an_array_channels_last_in_doubt():
         (object(), UnsupportedMediaError, "type object"),
         (5, UnsupportedMediaError, "type int"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_wrong_arrays(source, kind, message):
     with pytest.raises(kind, match=message):

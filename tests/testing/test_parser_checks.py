@@ -152,7 +152,11 @@ def subject(factory):
     return make
 
 
-@pytest.mark.parametrize(("parser", "checks", "message"), BROKEN, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    ("parser", "checks", "message"),
+    BROKEN,
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_a_broken_parser_fails(subject, failures, parser, checks, message):
     """ "*" stands for checks that fail as a consequence."""
     found = failures(CHECKS, subject(parser))
