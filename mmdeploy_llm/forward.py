@@ -46,6 +46,42 @@ class FixedAttention(AttentionContext, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTurn:
+    """What becomes of the heads of q and k before attention. cosines, sines: [T, R] float32, by
+    which the first 2 R channels of every head turn, see layers.rotary. q_weight, k_weight, eps: of
+    RMS norms [D] before that; None: no norms."""
+
+    cosines: Tensor
+    sines: Tensor
+    is_interleaved: bool
+    q_weight: Tensor | None = None
+    k_weight: Tensor | None = None
+    eps: float = 0.0
+
+
+@runtime_checkable
+class TurningAttention(AttentionContext, Protocol):
+    """Attention that turns heads while it stores keys, where `can_turn`."""
+
+    can_turn: bool
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        turn: HeadTurn | None = None,
+    ) -> Tensor:
+        """As AttentionContext of the turned `q` and `k`, which may be written into."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardInputs:
     """All tokens of one step, of all sequences, one behind the other.
 

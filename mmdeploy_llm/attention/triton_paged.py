@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.forward import HeadTurn
+
 from . import libraries
 from .base import BatchLayout, KVCache
 from .layouts import lengths_of, places_of, visible_ranges
@@ -63,6 +65,8 @@ class TritonAttention(VarlenBackend):
 class TritonContext:
     """Attention of one step."""
 
+    can_turn = True
+
     def __init__(self, backend: TritonAttention, layout: BatchLayout, cache: KVCache) -> None:
         self._backend = backend
         self._layout = layout
@@ -80,13 +84,13 @@ class TritonContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        turn: HeadTurn | None = None,
     ) -> Tensor:
-        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext."""
+        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.TurningAttention."""
         paged, gpu = self._backend.paged, self._backend.gpu
         pages = self._pages(layer)
-        self._backend.write(
-            k, v, pages.keys, pages.values, self._layout, pages.key_scales, pages.value_scales
-        )
+        cache = pages.keys, pages.values, self._layout, pages.key_scales, pages.value_scales
+        write_by_kernel(k, v, *cache, q=q, turn=turn)
         q = q if q.stride(2) == 1 else q.contiguous()
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         scores: Scores = paged.Scores(scale=scale, window=window, softcap=softcap)

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import AttentionContext
+from mmdeploy_llm.forward import AttentionContext, HeadTurn
 
 from .base import BatchLayout, KVCache
 from .layouts import lengths_of
-from .writing import CacheWriter, write_plain
+from .writing import CacheWriter, write_by_kernel, write_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +96,7 @@ class VarlenContext:
         self._backend = backend
         self._layout = layout
         self._cache = cache
+        self.can_turn = backend.write is write_by_kernel
         self._num_decode = layout.num_decode
         self._decode, self._prefill = calls_of(layout)
         self._spans = span_call(layout) if layout.spans else None
@@ -111,8 +112,9 @@ class VarlenContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        turn: HeadTurn | None = None,
     ) -> Tensor:
-        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext.
+        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.TurningAttention.
 
         Raises ModelNotSupportedError for what the library cannot compute: an atomic media item
         longer than the window, and whatever its own limits are.
@@ -124,7 +126,10 @@ class VarlenContext:
         )
         self._check(layer, window, options)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        self._backend.write(k, v, keys, values, self._layout)
+        if turn is None:
+            self._backend.write(k, v, keys, values, self._layout)
+        else:
+            write_by_kernel(k, v, keys, values, self._layout, q=q, turn=turn)
         out = self._causal(q, keys, values, options)
         if self._spans is not None:
             call, rows = self._spans

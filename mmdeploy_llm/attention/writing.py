@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.forward import HeadTurn
+
 from .base import BatchLayout
 
 
@@ -58,8 +60,12 @@ def write_by_kernel(
     layout: BatchLayout,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
+    *,
+    q: Tensor | None = None,
+    turn: HeadTurn | None = None,
 ) -> None:
-    """By a Triton kernel, keys and values in one launch; a CacheWriter. Needs triton."""
-    from mmdeploy_llm.cuda.paged_write import write_cache
+    """By a Triton kernel, keys and values in one launch; a CacheWriter. Needs triton. turn: what
+    the same launch does to `k`, and to `q` [T, H, D] in place."""
+    from mmdeploy_llm.cuda.heads import write_cache
 
-    write_cache(k, v, keys, values, layout.slots, key_scales, value_scales)
+    write_cache(k, v, keys, values, layout.slots, key_scales, value_scales, q=q, turn=turn)

@@ -1,93 +1,252 @@
-"""Rotary turns of the heads of q and k, with norms before them where a model has those.
+"""What happens to the heads of q, k and v between their product and attention, in one launch: norms
+of the heads, rotary turns, and the way of k and v into the paged KV cache.
 
-Shapes: T tokens, N heads, D head size, R channel pairs that turn.
+    q   norm, turn    in place
+    k   norm, turn    into the cache; in place without one
+    v                 into the cache
+
+A head is read as the two channels of its R pairs, and the channels behind those. The caches may
+have 8 bits, with a scale for each token and head. Shapes: T tokens, N heads, H of q, K of k and v,
+D head size.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-PAIRS = 512  # channel pairs that a program turns at least
+if TYPE_CHECKING:
+    from mmdeploy_llm.forward import HeadTurn
+
+TILE = 512  # channel pairs that a program has in hand
+PROGRAMS = 8192  # that fill a GPU: of more tokens, each takes more of its token's heads
+LARGEST = {2: 127.0, 3: 448.0}  # of the kernel's kinds int8 and float8 e4m3
 
 
 @triton.jit
-def _weights(q_weight_ptr, k_weight_ptr, channels, is_in, is_q):
-    """Of the norms, for the channels of every head; float32."""
-    q_weights = tl.load(q_weight_ptr + channels, mask=is_in & is_q, other=0.0)
-    return (q_weights + tl.load(k_weight_ptr + channels, mask=is_in & ~is_q, other=0.0)).to(
-        tl.float32
-    )
+def _load(start, is_row, D: tl.constexpr, PAIRS: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
+    """The first and second channels of the pairs and the channels behind, up to D; [heads, ..] of
+    the heads that begin at start [heads, 1]. Zeros where there is nothing."""
+    BLOCK: tl.constexpr = triton.next_power_of_2(PAIRS)
+    if IS_INTERLEAVED:  # whole rows are read, as they lie in memory
+        channels = tl.arange(0, 2 * BLOCK)[None, :]
+        both = tl.load(start + channels, mask=is_row & (channels < 2 * PAIRS), other=0.0)
+        first, second = tl.split(tl.reshape(both, (both.shape[0], BLOCK, 2)))
+    else:
+        pairs = tl.arange(0, BLOCK)[None, :]
+        is_in = is_row & (pairs < PAIRS)
+        first = tl.load(start + pairs, mask=is_in, other=0.0)
+        second = tl.load(start + PAIRS + pairs, mask=is_in, other=0.0)
+    if D > 2 * PAIRS:
+        behind = 2 * PAIRS + tl.arange(0, triton.next_power_of_2(D - 2 * PAIRS))[None, :]
+        rest = tl.load(start + behind, mask=is_row & (behind < D), other=0.0)
+    else:
+        rest = tl.zeros((first.shape[0], 1), first.dtype)
+    return first, second, rest
+
+
+@triton.jit
+def _store(
+    start, is_row, first, second, rest,
+    D: tl.constexpr, PAIRS: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """To where _load reads."""
+    BLOCK: tl.constexpr = triton.next_power_of_2(PAIRS)
+    dtype = start.dtype.element_ty
+    first, second = first.to(dtype), second.to(dtype)
+    if IS_INTERLEAVED:
+        channels = tl.arange(0, 2 * BLOCK)[None, :]
+        both = tl.reshape(tl.join(first, second), (first.shape[0], 2 * BLOCK))
+        tl.store(start + channels, both, mask=is_row & (channels < 2 * PAIRS))
+    else:
+        pairs = tl.arange(0, BLOCK)[None, :]
+        is_in = is_row & (pairs < PAIRS)
+        tl.store(start + pairs, first, mask=is_in)
+        tl.store(start + PAIRS + pairs, second, mask=is_in)
+    if D > 2 * PAIRS:
+        behind = 2 * PAIRS + tl.arange(0, triton.next_power_of_2(D - 2 * PAIRS))[None, :]
+        tl.store(start + behind, rest.to(dtype), mask=is_row & (behind < D))
 
 
 @triton.jit
 def _normed(x, scale, weight, dtype: tl.constexpr):
-    return ((x * scale).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    return ((x * scale).to(dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
 
 
 @triton.jit
-def _rotate(
-    x_ptr, token_stride, head_stride, num_heads, head_dim, cosines_ptr, sines_ptr, num_pairs,
-    q_weight_ptr, k_weight_ptr, num_q_heads, eps,
-    STEP: tl.constexpr, HAS_NORM: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
-    REST: tl.constexpr,
+def _turned(
+    start, is_row, weight_ptr, turn,
+    TURNS: tl.constexpr, HAS_NORM: tl.constexpr, D: tl.constexpr, PAIRS: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one token. STEP: from one pair to the next, 2 interleaved, 1 half-split. BLOCK:
-    room for pairs, REST: for the channels behind them, 0 for none."""
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    pairs = tl.arange(0, BLOCK)[None, :]
-    is_in = (heads < num_heads) & (pairs < num_pairs)
-    dtype = x_ptr.dtype.element_ty
-    first = pairs * STEP
-    second = first + (1 if STEP == 2 else num_pairs)
-    start = x_ptr + token * token_stride + heads * head_stride
-    a = tl.load(start + first, mask=is_in, other=0.0).to(tl.float32)
-    b = tl.load(start + second, mask=is_in, other=0.0).to(tl.float32)
+    """What _load reads, behind norm and turn, each rounded to the dtype; in float32. turn: cosines
+    and sines of the token, eps of the norm."""
+    dtype = start.dtype.element_ty
+    first, second, rest = _load(start, is_row, D, PAIRS, IS_INTERLEAVED)
+    first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     if HAS_NORM:
-        is_q = heads < num_q_heads
-        squares = tl.sum(a * a + b * b, axis=1)
-        if REST > 0:
-            behind = 2 * num_pairs + tl.arange(0, REST)[None, :]
-            is_rest = (heads < num_heads) & (behind < head_dim)
-            rest = tl.load(start + behind, mask=is_rest, other=0.0).to(tl.float32)
-            squares += tl.sum(rest * rest, axis=1)
-        scale = tl.rsqrt(squares / head_dim + eps)[:, None]
-        a = _normed(a, scale, _weights(q_weight_ptr, k_weight_ptr, first, is_in, is_q), dtype)
-        b = _normed(b, scale, _weights(q_weight_ptr, k_weight_ptr, second, is_in, is_q), dtype)
-        if REST > 0:
-            weight = _weights(q_weight_ptr, k_weight_ptr, behind, is_rest, is_q)
-            tl.store(start + behind, _normed(rest, scale, weight, dtype).to(dtype), mask=is_rest)
-    angles = token * num_pairs + pairs
-    cosine = tl.load(cosines_ptr + angles, mask=pairs < num_pairs, other=0.0)
-    sine = tl.load(sines_ptr + angles, mask=pairs < num_pairs, other=0.0)
-    tl.store(start + first, (a * cosine - b * sine).to(dtype), mask=is_in)
-    tl.store(start + second, (b * cosine + a * sine).to(dtype), mask=is_in)
+        squares = tl.sum(first * first + second * second, axis=1) + tl.sum(rest * rest, axis=1)
+        scale = tl.rsqrt(squares / D + turn[2])[:, None]
+        # For each head once more: no thread needs what another one loaded.
+        place = tl.zeros_like(scale).to(tl.int32)
+        weights = _load(weight_ptr + place, place == 0, D, PAIRS, IS_INTERLEAVED)
+        first = _normed(first, scale, weights[0], dtype)
+        second = _normed(second, scale, weights[1], dtype)
+        rest = _normed(rest, scale, weights[2], dtype)
+    if TURNS:
+        turned = (first * turn[0] - second * turn[1]).to(dtype).to(tl.float32)
+        second = (second * turn[0] + first * turn[1]).to(dtype).to(tl.float32)
+        first = turned
+    return first, second, rest
 
 
-def rotate(
-    x: Tensor,
-    cosines: Tensor,
-    sines: Tensor,
+@triton.jit
+def _turn_in_place(
+    x, heads, head_stride, num_heads, weight_ptr, turn,
+    TURNS: tl.constexpr, HAS_NORM: tl.constexpr, D: tl.constexpr, PAIRS: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Some heads of the token that begins at x."""
+    USED: tl.constexpr = D if HAS_NORM else 2 * PAIRS  # the other channels stay what they are
+    start, is_row = x + heads * head_stride, heads < num_heads
+    first, second, rest = _turned(
+        start, is_row, weight_ptr, turn, TURNS, HAS_NORM, USED, PAIRS, IS_INTERLEAVED
+    )
+    _store(start, is_row, first, second, rest, USED, PAIRS, IS_INTERLEAVED)
+
+
+@triton.jit
+def _turn_into(
+    cache, scales, slot, x, heads, head_stride, num_heads, weight_ptr, turn,
+    KIND: tl.constexpr, LARGEST_VALUE: tl.constexpr, TURNS: tl.constexpr, HAS_NORM: tl.constexpr,
+    D: tl.constexpr, PAIRS: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Some heads of the token that begins at x; one without a slot is not stored."""
+    is_row = (heads < num_heads) & (slot >= 0)
+    first, second, rest = _turned(
+        x + heads * head_stride, is_row, weight_ptr, turn, TURNS, HAS_NORM, D, PAIRS, IS_INTERLEAVED
+    )
+    rows = slot * num_heads + heads
+    if KIND > 1:
+        largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        largest = tl.maximum(largest, tl.max(tl.abs(rest), 1))[:, None]
+        factors = tl.maximum(largest / LARGEST_VALUE, 1e-12)
+        tl.store(scales + rows, factors, mask=is_row)
+        first, second, rest = first / factors, second / factors, rest / factors
+    if KIND == 2:
+        first, second, rest = tl.floor(first + 0.5), tl.floor(second + 0.5), tl.floor(rest + 0.5)
+    _store(cache + rows * D, is_row, first, second, rest, D, PAIRS, IS_INTERLEAVED)
+
+
+@triton.jit
+def _heads(
+    q, k, v, keys, values, key_scales, value_scales, slots, cosines_ptr, sines_ptr, q_weight,
+    k_weight, eps, q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride,
+    v_head_stride,
+    NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, D: tl.constexpr, PAIRS: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr, TURNS: tl.constexpr, HAS_NORM: tl.constexpr, KIND: tl.constexpr,
+    LARGEST_VALUE: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """One token: groups of HEADS heads of q, then of k, then of v, which the programs of the token
+    share. KIND: 0 k in place, 1 into a cache of floats, 2 of int8, 3 of float8."""
+    Q_GROUPS: tl.constexpr = triton.cdiv(NUM_Q, HEADS)
+    KV_GROUPS: tl.constexpr = triton.cdiv(NUM_KV, HEADS)
+    BLOCK: tl.constexpr = triton.next_power_of_2(PAIRS)
+    token = tl.program_id(0).to(tl.int64)
+    places, pairs = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
+    pairs += tl.zeros_like(places)  # [HEADS, BLOCK], as the heads: see _turned
+    turn = (pairs, pairs, eps)
+    if TURNS:
+        at = token * PAIRS + pairs
+        cosines = tl.load(cosines_ptr + at, mask=pairs < PAIRS, other=0.0)
+        sines = tl.load(sines_ptr + at, mask=pairs < PAIRS, other=0.0)
+        turn = (cosines, sines, eps)
+    if KIND > 0:
+        slot = tl.load(slots + token)
+    num_groups = Q_GROUPS + (2 * KV_GROUPS if KIND > 0 else KV_GROUPS)
+    for group in range(tl.program_id(1), num_groups, tl.num_programs(1)):
+        if group < Q_GROUPS:
+            _turn_in_place(
+                q + token * q_token_stride, group * HEADS + places, q_head_stride, NUM_Q,
+                q_weight, turn, TURNS, HAS_NORM, D, PAIRS, IS_INTERLEAVED,
+            )  # fmt: skip
+        elif KIND == 0:
+            _turn_in_place(
+                k + token * k_token_stride, (group - Q_GROUPS) * HEADS + places, k_head_stride,
+                NUM_KV, k_weight, turn, TURNS, HAS_NORM, D, PAIRS, IS_INTERLEAVED,
+            )  # fmt: skip
+        elif group < Q_GROUPS + KV_GROUPS:
+            _turn_into(
+                keys, key_scales, slot, k + token * k_token_stride,
+                (group - Q_GROUPS) * HEADS + places, k_head_stride, NUM_KV, k_weight, turn,
+                KIND, LARGEST_VALUE, TURNS, HAS_NORM, D, PAIRS, IS_INTERLEAVED,
+            )  # fmt: skip
+        else:
+            _turn_into(
+                values, value_scales, slot, v + token * v_token_stride,
+                (group - Q_GROUPS - KV_GROUPS) * HEADS + places, v_head_stride, NUM_KV, None, turn,
+                KIND, LARGEST_VALUE, False, False, D, PAIRS, IS_INTERLEAVED,
+            )  # fmt: skip
+
+
+def rotate(x: Tensor, turn: HeadTurn, num_q_heads: int) -> None:
+    """Turns the heads of `x` [T, N, D] in place, behind their norms; the first num_q_heads are
+    those of q."""
+    _launch(x[:, :num_q_heads], x[:, num_q_heads:], None, turn)
+
+
+def write_cache(
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     *,
-    is_interleaved: bool,
-    norms: tuple[Tensor, Tensor, int, float] | None = None,
+    q: Tensor | None = None,
+    turn: HeadTurn | None = None,
 ) -> None:
-    """Turns the first 2 R channels of every head of `x` [T, N, D] in place, behind the norms.
+    """`k`, `v` [T, K, D] into the rows `slots` [T] of `keys`, `values` [N, P, K, D], in the cache's
+    dtype; scales: [N, P, K] float32, of 8-bit caches. Negative slots are skipped.
 
-    cosines, sines: [T, R] float32, contiguous. norms: weight [D] of the first heads, of the others,
-    how many are first, eps.
+    With `q` [T, H, D] and `turn` as `rotate` of q and k before that, bit for bit, but that only `q`
+    is turned in place; channels lie side by side.
     """
-    num_tokens, num_heads, head_dim = x.shape
-    num_pairs = cosines.shape[1]
-    block = triton.next_power_of_2(num_pairs)
-    heads = min(triton.next_power_of_2(num_heads), max(1, PAIRS // block))
-    q_weight, k_weight, num_q_heads, eps = norms or (x, x, 0, 0.0)
-    rest = head_dim - 2 * num_pairs
-    _rotate[(num_tokens, triton.cdiv(num_heads, heads))](
-        x, x.stride(0), x.stride(1), num_heads, head_dim, cosines, sines, num_pairs,
-        q_weight, k_weight, num_q_heads, eps,
-        STEP=2 if is_interleaved else 1, HAS_NORM=norms is not None, HEADS=heads, BLOCK=block,
-        REST=triton.next_power_of_2(rest) if rest else 0, num_warps=4,
+    k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
+    if q is None or turn is None:
+        q, turn = k[:, :0], None
+    _launch(q, k, v, turn, keys, values, key_scales, value_scales, slots)
+
+
+def _launch(
+    q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None, *cache: Tensor | None
+) -> None:
+    (num_tokens, num_q, head_dim), num_kv = q.shape, k.shape[1]
+    keys, values, key_scales, value_scales, slots = cache or (None,) * 5
+    kind = 0 if keys is None else 1
+    if keys is not None and key_scales is not None:
+        kind = 3 if keys.dtype.is_floating_point else 2
+    v = k if v is None else v
+    heads = max(1, TILE // triton.next_power_of_2(triton.cdiv(head_dim, 2)))
+    heads = min(heads, triton.next_power_of_2(max(num_q, num_kv)))
+    groups = triton.cdiv(num_q, heads) + (2 if kind else 1) * triton.cdiv(num_kv, heads)
+    programs = max(1, min(groups, PROGRAMS // max(1, num_tokens)))
+    _heads[(num_tokens, programs)](
+        q, k, v, keys, values, key_scales, value_scales, slots, *_operands(turn),
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        NUM_Q=num_q, NUM_KV=num_kv, D=head_dim,
+        PAIRS=head_dim // 2 if turn is None else turn.cosines.shape[1],
+        IS_INTERLEAVED=turn is not None and turn.is_interleaved, TURNS=turn is not None,
+        HAS_NORM=turn is not None and turn.q_weight is not None, KIND=kind,
+        LARGEST_VALUE=LARGEST.get(kind, 0.0), HEADS=heads, num_warps=2,
     )  # fmt: skip
+
+
+def _operands(turn: HeadTurn | None) -> tuple[Tensor | float | None, ...]:
+    if turn is None:
+        return None, None, None, None, 0.0
+    return turn.cosines, turn.sines, turn.q_weight, turn.k_weight, turn.eps

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.forward import HeadTurn
+
 from . import experts as experts_module
 from . import heads, rows
 
@@ -44,7 +46,8 @@ class CudaKernels:
     def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
         """Turns the first 2 R channels of every head of `x` [T, heads, D] in place. cosines, sines:
         [T, R] float32, contiguous."""
-        heads.rotate(x, cosines, sines, is_interleaved=is_interleaved)
+        turn = HeadTurn(cosines=cosines, sines=sines, is_interleaved=is_interleaved)
+        heads.rotate(x, turn, x.shape[1])
 
     def norm_and_rotate(
         self,
@@ -60,8 +63,15 @@ class CudaKernels:
     ) -> None:
         """As `rotate`, of the normed heads: the first ones with `q_weight` [D], the others with
         `k_weight`."""
-        norms = q_weight, k_weight, num_q_heads, eps
-        heads.rotate(x, cosines, sines, is_interleaved=is_interleaved, norms=norms)
+        turn = HeadTurn(
+            cosines=cosines,
+            sines=sines,
+            is_interleaved=is_interleaved,
+            q_weight=q_weight,
+            k_weight=k_weight,
+            eps=eps,
+        )
+        heads.rotate(x, turn, num_q_heads)
 
     def route(
         self,

@@ -21,7 +21,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.forward import AttentionContext, FixedAttention, ForwardInputs
+from mmdeploy_llm.forward import (
+    AttentionContext,
+    FixedAttention,
+    ForwardInputs,
+    TurningAttention,
+)
 from mmdeploy_llm.native import Kernels, Recording
 from mmdeploy_llm.request import MediaSpan
 
@@ -76,6 +81,7 @@ class DecoderStep:
     rope: Rope
     attn: AttentionContext
     modality: Modality | None
+    turning: TurningAttention | None = None  # attn, where heads turn there
 
 
 class Attention(nn.Module):
@@ -105,11 +111,27 @@ class Attention(nn.Module):
         """[T, hidden] -> [T, hidden]."""
         num_turned = self.num_heads + self.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        turned = self._turned(qkv[:, :num_turned], step.rope)
-        q, k, v = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, num_turned:]
-        seen = step.attn.attend(self.layer, q, k, v, window=self.window)
+        seen = None if step.turning is None else self._attend_at_once(qkv, step, step.turning)
+        if seen is None:
+            turned = self._turned(qkv[:, :num_turned], step.rope)
+            q, k, v = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, num_turned:]
+            seen = step.attn.attend(self.layer, q, k, v, window=self.window)
         out: Tensor = self.o_proj(seen.flatten(1))
         return out
+
+    def _attend_at_once(
+        self, qkv: Tensor, step: DecoderStep, turning: TurningAttention
+    ) -> Tensor | None:
+        """Attention that turns heads itself; None where the kernels do not take them."""
+        assert isinstance(step.rope, KernelRope), "what kernels turn by"
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = self.q_norm, self.k_norm
+        turn = step.rope.turn_of(qkv, norms)
+        if turn is None:
+            return None
+        q, k, v = torch.split(qkv, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
+        return turning.attend(self.layer, q, k, v, window=self.window, turn=turn)
 
     def _turned(self, qk: Tensor, rope: Rope) -> Tensor:
         """[T, H + K, D], behind the norms of the heads where the model has them."""
@@ -180,10 +202,17 @@ class Decoder(WithKernels):
             rope=self.rotary(inputs.positions),
             attn=inputs.attn,
             modality=None if is_vision is None else Modality(is_vision),
+            turning=self._turning(inputs.attn),
         )
         if inputs.media_rows is None and x.shape[0] <= MAX_RECORDED_ROWS:
             return self._decode(x, step)
         return self._run_layers(x, step, inputs)
+
+    def _turning(self, attn: AttentionContext) -> TurningAttention | None:
+        """Where kernels of a device serve both, attention turns the heads."""
+        if self.device_kernels is None or not isinstance(attn, TurningAttention):
+            return None
+        return attn if attn.can_turn else None
 
     def _run_layers(self, x: Tensor, step: DecoderStep, inputs: ForwardInputs | None) -> Tensor:
         """All layers and the norm. inputs: for what media add behind layers."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.forward import HeadTurn
+
 from .norm import RMSNorm
 from .rows import row_parts
 from .with_kernels import LayerKernels, WithKernels
@@ -128,6 +130,22 @@ class KernelRope(Rope):
     def with_tables(self, cos: Tensor, sin: Tensor) -> KernelRope:
         """The same for other tokens."""
         return KernelRope(cos, sin, is_interleaved=self._is_interleaved, kernels=self._kernels)
+
+    def turn_of(self, x: Tensor, norms: tuple[RMSNorm, RMSNorm] | None) -> HeadTurn | None:
+        """What `rotate`, or norm_and_rotate, is to heads `x` [T, N, D], for attention that does it;
+        None where the kernels do not take them."""
+        weights = [norm.weight for norm in norms or ()]
+        if not self._kernels.takes(x, *weights):
+            return None
+        q_weight, k_weight = weights or (None, None)
+        return HeadTurn(
+            cosines=self._cos,
+            sines=self._sin,
+            is_interleaved=self._is_interleaved,
+            q_weight=q_weight,
+            k_weight=k_weight,
+            eps=norms[0].eps if norms else 0.0,
+        )
 
     def rotate(self, x: Tensor) -> Tensor:
         """See Rope."""

@@ -8,7 +8,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from mmdeploy_llm.cuda import paged, paged_write
+from mmdeploy_llm.cuda import heads, paged
+from mmdeploy_llm.forward import HeadTurn
 
 # capability -> shared memory that a block of threads may use
 GPUS = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
@@ -55,10 +56,11 @@ class Compiled:
 
 
 def compile_shape(shape, capability):
-    """Prefill with and without ranges, decode in one part and in several, the write."""
-    heads, kv_heads, head_dim, page, dtype, cache_dtype = shape
+    """Prefill with and without ranges, decode in one part and in several, the write of keys as they
+    are and of those that it turns."""
+    num_heads, kv_heads, head_dim, page, dtype, cache_dtype = shape
     has_scales = cache_dtype.itemsize == 1
-    q = torch.empty(300, heads, head_dim, dtype=dtype)
+    q = torch.empty(300, num_heads, head_dim, dtype=dtype)
     k = torch.empty(300, kv_heads, head_dim, dtype=dtype)
     pool = torch.empty(9, page, kv_heads, head_dim, dtype=cache_dtype)
     scales = torch.empty(9, page, kv_heads) if has_scales else None
@@ -80,14 +82,20 @@ def compile_shape(shape, capability):
             paged.decode(q, q.clone(), pages, sequences, scores, gpu)
         paged.prefill(q, q.clone(), pages, sequences, scores, gpu)
     slots = torch.zeros(300, dtype=torch.int64)
-    paged_write.write_cache(k, k, pool, pool, slots, scales, scales)
+    cache = pool, pool, slots, scales, scales
+    heads.write_cache(k, k, *cache)
+    norms = {"q_weight": q[0, 0], "k_weight": q[0, 0], "eps": 1e-6}
+    for size, is_interleaved, own in ((head_dim, False, {}), (head_dim - 16, True, norms)):
+        angles = torch.empty(300, size // 2)
+        turn = HeadTurn(cosines=angles, sines=angles, is_interleaved=is_interleaved, **own)
+        heads.write_cache(k, k, *cache, q=q, turn=turn)
 
 
 def main(wanted):
     found = []
     for module, names in (
         (paged, ("_prefill_kernel", "_decode_kernel", "_combine_kernel")),
-        (paged_write, ("_write_kernel",)),
+        (heads, ("_heads",)),
     ):
         for name in names:
             setattr(module, name, Compiled(getattr(module, name), found))
@@ -101,7 +109,7 @@ def main(wanted):
                 continue
             found.clear()
             compile_shape(shape, capability)
-            assert len(found) >= 7, found
+            assert len(found) >= 10, found
             for kernel in found:
                 if kernel.metadata.shared > shared:
                     print(f"{kernel.name} {capability} {shape}: {kernel.metadata.shared} bytes")

@@ -122,12 +122,12 @@ def test_recorded_decode_serves_other_batches(
     """Recorded once on padding alone; replayed for batches of other sizes and lengths."""
     if triton_device.type == "cuda":
         pytest.skip("real graphs are tested in tests/gpu")
-    from mmdeploy_llm.cuda import paged, paged_write
+    from mmdeploy_llm.cuda import heads, paged
 
     for module, name in (
         (paged, "_decode_kernel"),
         (paged, "_combine_kernel"),
-        (paged_write, "_write_kernel"),
+        (heads, "_heads"),
     ):
         launcher = _Launcher(getattr(module, name), recording)
         monkeypatch.setattr(module, name, launcher)

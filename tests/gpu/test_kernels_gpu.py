@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmdeploy_llm.forward import HeadTurn
 from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments
 from mmdeploy_llm.layers.kernels import use_kernels
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig
@@ -72,6 +73,75 @@ def test_rotary_with_norms(kernels, num_tokens):
     x = torch.randn(num_tokens, 36, 128, device="cuda", dtype=torch.bfloat16)
     call = lambda rotary: rotary(positions).norm_and_rotate(x.clone(), 28, *norms)  # noqa: E731
     assert_near(*both(rotary, kernels, call))
+
+
+def heads_at_once(num_tokens, cache_dtype, *, at_once):
+    """q and the cache behind norms, turns and the write: in one launch, or in two. M-RoPE; every
+    fifth token is padding."""
+    from mmdeploy_llm.cuda import heads
+
+    torch.manual_seed(0)
+    angles = torch.rand(2, num_tokens, 64, device="cuda") * 2 - 1
+    qkv = torch.randn(num_tokens, 36, 128, device="cuda", dtype=torch.bfloat16)
+    norms = (torch.rand(128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    turn = HeadTurn(
+        **dict(zip(("cosines", "sines", "q_weight", "k_weight"), (*angles, *norms), strict=True)),
+        is_interleaved=num_tokens % 2 == 1,
+        eps=1e-6,
+    )
+    slots = torch.randperm(num_tokens + 50, device="cuda")[:num_tokens]
+    slots[1::5] = -1
+    pages = (num_tokens + 50) // 64 + 1
+    cache = [torch.zeros(pages, 64, 4, 128, device="cuda").to(cache_dtype) for _ in range(2)]
+    scales = [None, None]
+    if cache_dtype.itemsize == 1:
+        scales = [torch.zeros(pages, 64, 4, device="cuda") for _ in range(2)]
+    q, k, v = qkv.split((28, 4, 4), 1)
+    if at_once:
+        before = qkv[:, 28:].clone()
+        heads.write_cache(k, v, *cache, slots, *scales, q=q, turn=turn)
+        assert torch.equal(qkv[:, 28:], before)
+    else:
+        heads.rotate(qkv[:, :32], turn, 28)
+        heads.write_cache(k, v, *cache, slots, *scales)
+    return [q.contiguous(), *cache, *(x for x in scales if x is not None)]
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("num_tokens", [1, 33, 4096])
+def test_heads_that_turn_into_the_cache(kernels, num_tokens, cache_dtype):
+    """Bit for bit what the two launches give, whose turns are compared with plain torch above."""
+    if cache_dtype is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no 8-bit floats")
+    one, two = (heads_at_once(num_tokens, cache_dtype, at_once=flag) for flag in (True, False))
+    for found, expected in zip(one, two, strict=True):
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_heads_in_a_graph(kernels):
+    """Recorded on padding alone, run with tokens."""
+    from mmdeploy_llm.cuda import heads
+
+    qkv = torch.randn(8, 36, 128, device="cuda", dtype=torch.bfloat16)
+    angles = torch.rand(2, 8, 64, device="cuda")
+    turn = HeadTurn(cosines=angles[0], sines=angles[1], is_interleaved=False)
+    slots = torch.full((8,), -1, device="cuda")
+    cache = [torch.zeros(2, 64, 4, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    q, k, v = qkv.split((28, 4, 4), 1)
+    heads.write_cache(k, v, *cache, slots, q=q, turn=turn)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        heads.write_cache(k, v, *cache, slots, q=q, turn=turn)
+    assert not torch.cat(cache).any()
+    qkv.normal_()
+    slots.copy_(torch.tensor([5, 90, 3, -1, 0, 64, 127, -1]))
+    keys, values = k.clone(), v.clone()
+    graph.replay()
+    rows = slots >= 0
+    assert torch.equal(cache[1].flatten(0, 1)[slots[rows]], values[rows])
+    kernels.rotate(keys, *angles, is_interleaved=False)
+    assert torch.equal(cache[0].flatten(0, 1)[slots[rows]], keys[rows])
+    assert torch.cat(cache).any(-1).sum() == 2 * 4 * 6
 
 
 def moe():

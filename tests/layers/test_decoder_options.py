@@ -21,6 +21,7 @@ from mmdeploy_llm.layers import (
     standard_decoder,
 )
 from mmdeploy_llm.layers import norm as norm_module
+from mmdeploy_llm.layers.decoder import DecoderStep
 from mmdeploy_llm.layers.moe import SoftmaxRouter, SparseMLP
 
 SIZES = DecoderConfig(
@@ -103,7 +104,7 @@ def test_norms_behind_attention_and_mlp():
     x = model.model.embed_tokens(torch.arange(5))
     rope = model.model.rotary(torch.arange(5))
     for layer in model.model.layers:
-        step = SimpleNamespace(rope=rope, attn=Recorder(), modality=None)
+        step = DecoderStep(rope=rope, attn=Recorder(), modality=None)
         x = x + layer.post_self_attn_layernorm(layer.self_attn(layer.input_layernorm(x), step))
         x = x + layer.post_mlp_layernorm(layer.mlp(layer.post_attention_layernorm(x)))
     torch.testing.assert_close(found, model.model.norm(x))
