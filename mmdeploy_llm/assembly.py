@@ -57,6 +57,7 @@ from .runner.executor import Executor, Facts
 from .runner.graphs import CudaRecorder, graph_sizes
 from .runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
 from .runner.parts import bound_kernel_cache, load_device_kernels, load_kernels, rank_configs
+from .runner.peers import NoPeers, Peers
 from .runner.runner import Runner
 from .runner.slots import Slots
 from .runner.trial import CudaMeter
@@ -142,16 +143,12 @@ def assemble(config: EngineConfig) -> Assembly:
     )
 
 
-def build_rank(config: EngineConfig, ranks: Ranks, watched: Callable[[Model], Model]) -> Computer:
-    """What computes in the process of one rank. watched: wraps the model for the runner."""
-    return _computer(_read(config), ranks, watched)
+def build_rank(config: EngineConfig, ranks: Ranks, peers: Peers) -> Computer:
+    """What computes in the process of one rank."""
+    return _computer(_read(config), ranks, peers)
 
 
-def _computer(
-    parts: _Parts,
-    ranks: Ranks | None = None,
-    watched: Callable[[Model], Model] = lambda model: model,
-) -> Computer:
+def _computer(parts: _Parts, ranks: Ranks | None = None, peers: Peers | None = None) -> Computer:
     config = parts.config
     kernels = load_kernels(config)
     placement = native.choose_placement(config.cpu_affinity, config.numa_node)
@@ -169,10 +166,9 @@ def _computer(
     model = _model(parts, runtime, used, ranks)
     runtime = _with_media_size(runtime, model)
     shape = sizing.kv_cache_shape(model, runtime)
-    seen = watched(model)
-    num_blocks = _num_blocks(parts, runtime, seen, shape, used, ranks)
+    num_blocks = _num_blocks(parts, runtime, model, shape, used, ranks, peers)
     runtime = sizing.fitted(config, runtime, num_blocks)
-    runner = _runner(parts, runtime, seen, shape, num_blocks, used, threads)
+    runner = _runner(parts, runtime, model, shape, num_blocks, used, threads, peers)
     if kernels is not None:
         kernels.memory.settle()
     facts = Facts(runtime=runtime, shape=shape, num_blocks=num_blocks)
@@ -292,6 +288,7 @@ def _num_blocks(
     shape: KVCacheShape,
     kernels: AnyKernels | None,
     ranks: Ranks | None,
+    peers: Peers | None,
 ) -> int:
     """By memory: on CUDA what the largest steps leave, on a CPU a share of what is free."""
     if runtime.num_blocks_override is not None:
@@ -300,11 +297,12 @@ def _num_blocks(
     if memory is None and device.type == "cuda":
         bare = replace(runtime, use_warmup=False, enforce_eager=True)
         memory = sizing.measured_memory(
-            lambda count: _runner(parts, bare, model, shape, count, kernels, None),
+            lambda count: _runner(parts, bare, model, shape, count, kernels, None, peers),
             _processors(parts),
             runtime,
             model,
             CudaMeter(device, runtime.gpu_memory_utilization),
+            peers or NoPeers(),
         )
     elif memory is None:
         memory = available_memory(device, runtime.gpu_memory_utilization)
@@ -357,6 +355,7 @@ def _runner(
     num_blocks: int,
     kernels: AnyKernels | None,
     threads: ComputeThreads | None,
+    peers: Peers | None,
 ) -> Runner:
     device = torch.device(runtime.device)
     chosen = AttentionChoice(name=runtime.attention_backend, block_size=runtime.block_size)
@@ -378,6 +377,7 @@ def _runner(
         has_atomic_media=parts.spec.atomic_media,
         model_name=f"{type(model).__name__} (plugin {parts.plugins.owner(parts.spec)!r})",
         threads=threads,
+        peers=peers,
     )
     if runtime.use_warmup:
         runner.warm_up(min(WARM_UP_TOKENS, runtime.max_model_len - 1))

@@ -121,7 +121,7 @@ class Engine:
         if self._ahead is None:
             return self._runner.run(plan)
         started, self._started = self._started or self._ahead.start(plan), None
-        following = None if started.token_ids is None else self._scheduler.plan_next(plan)
+        following = self._scheduler.plan_next(plan) if started.can_follow else None
         if following is not None:
             self._started = self._ahead.start(following, started)
         return started.finish()

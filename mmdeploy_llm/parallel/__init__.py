@@ -6,6 +6,7 @@ Worker                     a process of ours, and the channel to it
 """
 
 from .divide import Share, divide, shares_of
+from .interrupts import interrupted_later
 from .process import Channel, Worker
 from .ranks import FirstRank, Meeting, Ranks
 from .wire import Message
@@ -19,5 +20,6 @@ __all__ = [
     "Share",
     "Worker",
     "divide",
+    "interrupted_later",
     "shares_of",
 ]

@@ -22,11 +22,12 @@ from mmdeploy_llm.plan import StepPlan, StepResult
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """A step that the device was given. finish: waits for its result; called once, in the order of
-    the starts. token_ids: on the device, one for each request of the plan, in order; None where the
-    next step can only start when this one is finished."""
+    the starts. can_follow: whether the next step can be started before. token_ids: what that takes,
+    on the device, one for each request of the plan, in order; None where others have it."""
 
     plan: StepPlan
     finish: Callable[[], StepResult]
+    can_follow: bool
     token_ids: Tensor | None = None
 
 

@@ -19,6 +19,7 @@ from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.request import MediaInput
 
 from .out_of_memory import give_back_memory, is_out_of_memory
+from .peers import NoPeers, Peers
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,16 @@ class EncoderCache:
     """Embeddings [num_tokens, media_size] of media that running requests still need. The runner
     is its only writer."""
 
-    def __init__(self, model: Model, name: str = "the model", device: torch.device = CPU) -> None:
-        """name: the model in messages. device: of its weights."""
+    def __init__(
+        self,
+        model: Model,
+        name: str = "the model",
+        device: torch.device = CPU,
+        peers: Peers | None = None,
+    ) -> None:
+        """name: the model in messages. device: of its weights. peers: None where the model is not
+        shared."""
+        self._peers = peers or NoPeers()
         self._model = model
         self._name = name
         self._device = device
@@ -80,6 +89,7 @@ class EncoderCache:
         try:
             self._encode(items)
         except FAULTS as error:
+            self._peers.raised(error)
             is_known = is_out_of_memory(error)
             logger.debug("an encoder call failed", exc_info=None if is_known else error)
             return error.with_traceback(None)

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 
+from .peers import NoPeers, Peers
 from .staging import DecodeFrame, StepArrays, StepTensors
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,11 @@ class CudaRecorder:
                 compute()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph: Any = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Other threads may ask for their events meanwhile, as the one that watches NCCL does.
+        new_capture: Any = torch.cuda.graph
+        with new_capture(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             outputs = compute()
         if self._pool is None:
             self._pool = graph.pool()
@@ -116,8 +121,9 @@ class _Recorded:
 class DecodeGraphs:
     """The recorded decode steps of one runner, its only user."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, peers: Peers | None = None) -> None:
         self._recorder = recorder
+        self._peers = peers or NoPeers()
         self._recorded: list[_Recorded] = []  # by size
 
     @property
@@ -128,16 +134,20 @@ class DecodeGraphs:
     def record(
         self, sizes: Sequence[int], new_frame: Callable[[int], DecodeFrame], compute: Compute
     ) -> None:
-        """A graph of `compute` for each size. Where one cannot be recorded there are none, and the
-        log says why."""
+        """A graph of `compute` for each size. Where one cannot be recorded, on any rank, there are
+        none, and the log says why."""
         begin = time.perf_counter()
         found: list[_Recorded] = []
         for size in tqdm(sorted(sizes, reverse=True), desc="CUDA graphs", unit="graph"):
+            reason = ""
             try:
                 found.append(self._record(new_frame(size), compute, found[:1]))
             except FAULTS as error:
                 reason = error_text(_first(error)).partition("\n")[0]
+            if not self._peers.agree(not reason):
+                reason = reason or "another rank could not record them"
                 logger.warning("no CUDA graphs, decoding is slower without: %s", reason)
+                found.clear()
                 self._recorder.recover()
                 return
         self._recorded = found[::-1]

@@ -16,14 +16,18 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.with_kernels import DeviceKernels
 from mmdeploy_llm.native import Kernels
 
+from .devices import check_device, read_cuda
 from .kv_cache import available_memory
 
 logger = logging.getLogger(__name__)
 
 
 def rank_configs(config: EngineConfig) -> list[EngineConfig]:
-    """The options of each rank of a model on tensor_parallel_size devices."""
+    """The options of each rank of a model on tensor_parallel_size devices. Raises ConfigError where
+    there are not as many cards."""
     parts = _parted(config, config.tensor_parallel_size, num_cards=1)
+    if parts[0].device != "cpu":
+        check_device(parts[0].device, config.dtype, read_cuda(), len(parts))
     # The first one speaks for all: it looks whether the others' devices are there.
     return [parts[0], *(_changed(part, tensor_parallel_size=1) for part in parts[1:])]
 

@@ -30,6 +30,7 @@ from .checked import CheckedModel
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .out_of_memory import PassSize, give_back_memory, is_out_of_memory
+from .peers import NoPeers, Peers
 from .slots import Slots
 from .staging import DecodeFrame, StepTensors, to_device
 from .trial import warm_up
@@ -104,9 +105,11 @@ class Runner:
         has_atomic_media: bool = False,
         model_name: str | None = None,
         threads: ComputeThreads | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """model_name: what messages call the model; None: its class. threads: None leaves them
-        where the system puts them."""
+        where the system puts them. peers: None where the model is not shared."""
+        self._peers = peers or NoPeers()
         self._threads = threads
         name = model_name or type(model).__name__
         self._model = CheckedModel(model, name, sampler.vocab_size)
@@ -116,7 +119,7 @@ class Runner:
         self._slots = slots
         self._device = device
         self._has_atomic_media = has_atomic_media
-        self._encoder = EncoderCache(model, name, device)
+        self._encoder = EncoderCache(model, name, device, self._peers)
         self._has_mrope = model.positions(1, ()) is not None
         self._pass_size = PassSize(self._can_cut)
         self._graphs: DecodeGraphs | None = None
@@ -146,10 +149,12 @@ class Runner:
         launched = None
         if scheduled and self._pass_size.most_tokens is None:
             launched = self._launched(scheduled, before)
+        token_ids = self._next_inputs(plan, launched)
         return Started(
             plan=plan,
             finish=lambda: self._finish(plan, scheduled, launched, out),
-            token_ids=self._next_inputs(plan, launched),
+            can_follow=token_ids is not None,
+            token_ids=token_ids,
         )
 
     def _begin(self, plan: StepPlan, out: _Collected) -> list[ScheduledTokens]:
@@ -183,6 +188,7 @@ class Runner:
             if rows is not None and self._launch_sample is not None:
                 sample = self._launch_sample(rows.logits, rows.slots, largest=rows.largest)
         except FAULTS as error:
+            self._peers.raised(error)
             logger.debug("a step could not be started ahead: %s", error_text(error))
             return None
         return _Launched(rows=rows, sample=sample, found=found)
@@ -217,6 +223,7 @@ class Runner:
             slot = self._slots.add(new, positions).index
             self._sampler.add(slot, _slot_request(new))
         except FAULTS as error:
+            self._peers.raised(error)
             logger.warning("a request could not start", exc_info=True)
             out.errors[new.request_id] = _failure("the request could not start", error)
 
@@ -285,6 +292,7 @@ class Runner:
         try:
             self._forward_and_sample(scheduled, found)
         except FAULTS as error:
+            self._peers.raised(error)
             if not is_out_of_memory(error):
                 logger.warning("a forward pass failed", exc_info=True)
             return error.with_traceback(None)
@@ -357,7 +365,7 @@ class Runner:
                 self._backend.name,
             )
             return
-        graphs = DecodeGraphs(recorder)
+        graphs = DecodeGraphs(recorder, self._peers)
         graphs.record(sizes, self._new_frame, self._decode)
         self._graphs = graphs if graphs.sizes else None
 

@@ -20,6 +20,7 @@ from mmdeploy_llm.hooks.contracts import media_size
 from .devices import check_memory
 from .encoder_cache import values_per_call
 from .kv_cache import KVCacheShape
+from .peers import Peers
 from .trial import LargestStep, Meter, cache_memory, measure
 
 if TYPE_CHECKING:
@@ -76,10 +77,12 @@ def measured_memory(
     runtime: RuntimeConfig,
     model: Model,
     meter: Meter,
+    peers: Peers,
 ) -> int:
     """Bytes for the KV cache: steps as large as any that may come are run and measured. new_runner:
     makes a runner with so many KV cache blocks, for these steps only. processors: by kind, closed
-    afterwards; where their largest items would take more than half, smaller ones are measured.
+    afterwards; where their largest items would take more than half, on any rank, smaller ones are
+    measured.
     Raises ConfigError when nothing is left."""
     most_media = min(runtime.encoder_cache_tokens, runtime.max_model_len - 2)
     while True:
@@ -89,7 +92,8 @@ def measured_memory(
         del runner
         gc.collect()  # its KV cache counts as available
         available = meter.available()
-        if not largest.media or most_media <= LEAST_MEDIA or 2 * memory.step <= available:
+        is_fine = peers.agree(2 * memory.step <= available)
+        if not largest.media or most_media <= LEAST_MEDIA or is_fine:
             break
         most_media //= 4
         logger.warning(

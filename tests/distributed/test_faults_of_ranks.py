@@ -2,6 +2,9 @@
 
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +12,13 @@ import torch
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import WorkerDiedError
+from mmdeploy_llm.parallel import Meeting
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult
 from mmdeploy_llm.runner import distributed
 from mmdeploy_llm.runner.distributed import DistributedRunner
 
 PLAIN, ALL, ONE, LATER, APART = "plain", "all", "one", "later", "apart"
+OTHER, SILENT = "other", "silent"
 
 
 class Model:
@@ -32,14 +37,18 @@ class Model:
             if self.ranks.rank == 1:
                 self.ranks.num_calls += 1
             raise ValueError("at another place")
+        if what == OTHER:
+            raise MemoryError("full") if self.ranks.rank else ValueError("at the same place")
+        if what == SILENT and self.ranks.rank:
+            time.sleep(1000)
         return total + (self.ranks.rank if what == APART else 0)
 
 
 class Runner:
     """As runner.Runner answers for a model that raises."""
 
-    def __init__(self, model):
-        self.model = model
+    def __init__(self, model, peers):
+        self.model, self.peers = model, peers
 
     def run(self, plan):
         sampled, errors = {}, {}
@@ -47,12 +56,13 @@ class Runner:
             try:
                 sampled[item.request_id] = self.model.forward(item.request_id)
             except Exception as error:
+                self.peers.raised(error)
                 errors[item.request_id] = RequestFailure(code=500, message=str(error))
         return StepResult(step_id=plan.step_id, sampled=sampled, errors=errors)
 
 
-def build(config, ranks, watched):
-    return SimpleNamespace(runner=Runner(watched(Model(ranks))), facts=config.device)
+def build(config, ranks, peers):
+    return SimpleNamespace(runner=Runner(Model(ranks), peers), facts=config.device)
 
 
 def plan(*what):
@@ -81,12 +91,46 @@ def test_the_same_error_on_all_ranks_and_then_different_results(runner):
         runner.run(plan(PLAIN))
 
 
-@pytest.mark.parametrize("what", [ONE, LATER])
+@pytest.mark.parametrize("what", [ONE, LATER, OTHER])
 def test_an_error_that_not_all_ranks_have(runner, what, monkeypatch):
     """The others wait in an exchange, or are elsewhere: nobody waits for ever."""
     monkeypatch.setattr(distributed, "FAULT_SECONDS", 1.0)
     with pytest.raises(WorkerDiedError, match=r"failed on rank \d and not on all ranks"):
         runner.run(plan(PLAIN, what))
+
+
+def test_a_rank_that_does_not_answer(runner, monkeypatch):
+    """The others are done with the step: it is stuck, and nobody waits for ever."""
+    monkeypatch.setattr(distributed, "STEP_SECONDS", 1.0)
+    with pytest.raises(WorkerDiedError, match="rank 1 has said nothing for 1 seconds"):
+        runner.run(plan(SILENT))
+
+
+def test_ranks_on_cards_that_are_stuck_together(runner, monkeypatch):
+    """What hangs in a recorded step is seen by nobody but the one who waits."""
+    runner._patience = 0.5
+    for worker in runner._workers:
+        os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerDiedError, match=r"rank 0 has said nothing for 0\.5 seconds"):
+        runner.run(plan(PLAIN))
+
+
+def test_an_exchange_that_somebody_misses_is_given_up(tmp_path):
+    def meeting(rank):
+        return Meeting(
+            path=str(tmp_path / "ranks"),
+            rank=rank,
+            size=2,
+            device="cpu",
+            timeout=timedelta(seconds=2),
+        )
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(meeting(1).join)
+        ranks = meeting(0).join()
+        other.result()
+        with pytest.raises(RuntimeError, match=r"(?i)timed? ?out"):
+            ranks.sum(torch.ones(1))
 
 
 def interrupting(function, times=1):

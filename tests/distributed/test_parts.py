@@ -6,6 +6,7 @@ from mmdeploy_llm import native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import Placement
+from mmdeploy_llm.runner.devices import CardFacts, CudaFacts
 from mmdeploy_llm.runner.parts import engine_configs, rank_configs
 
 
@@ -33,7 +34,10 @@ def test_chosen_cpus_are_divided(monkeypatch):
         engine_configs(config(device="cpu", cpu_affinity="auto", data_parallel_size=6))
 
 
-def test_cuda_devices_follow_each_other():
+def test_cuda_devices_follow_each_other(monkeypatch):
+    cards = (CardFacts(name="card", capability=(9, 0), total_bytes=1),) * 5
+    facts = CudaFacts(torch="2", cuda=(12, 8), architectures=("sm_90",), cards=cards)
+    monkeypatch.setattr("mmdeploy_llm.runner.parts.read_cuda", lambda: facts)
     asked = config(device="cuda:1", tensor_parallel_size=2, data_parallel_size=2)
     engines = engine_configs(asked)
     assert [engine.device for engine in engines] == ["cuda:1", "cuda:3"]
@@ -43,6 +47,8 @@ def test_cuda_devices_follow_each_other():
     # The first of each looks whether the others are there.
     assert [rank.tensor_parallel_size for rank in ranks] == [2, 1, 2, 1]
     assert all(rank.num_threads is None for rank in ranks)
+    with pytest.raises(ConfigError, match="'cuda:3' and 2 more, but there is only cuda:0"):
+        rank_configs(config(device="cuda:3", tensor_parallel_size=3))
 
 
 def test_engines_share_memory_and_intake_threads(monkeypatch):

@@ -105,45 +105,54 @@ def engines(graphs, tokenizer):
     """Makes an engine; sampler: of its runner. num_blocks: few of them make it preempt."""
 
     def build(sampler, *, num_blocks=64, has_graphs=True):
-        shape = KVCacheShape(
-            num_layers=1, num_kv_heads=1, head_dim=HIDDEN, block_size=BLOCK, dtype=torch.float32
-        )
-        runner = Runner(
-            model=Model(),
-            backend=graphs.TensorAttention(),
-            cache=allocate(shape, num_blocks, CPU),
-            sampler=sampler(max_num_slots=SEQS, vocab_size=VOCAB_SIZE, device=CPU),
-            slots=Slots(SEQS, LENGTH, BLOCK),
-            device=CPU,
-        )
+        runner = new_runner(graphs, sampler, Model(), num_blocks)
         if has_graphs:
             runner.record_graphs([1, 2, 4, SEQS], graphs.Recorder())
-        config = SchedulerConfig(
-            max_num_seqs=SEQS,
-            max_num_batched_tokens=16,
-            max_model_len=LENGTH,
-            num_blocks=num_blocks,
-            block_size=BLOCK,
-        )
-        info = EngineInfo(
-            model="m",
-            architecture="A",
-            device="cpu",
-            dtype="float32",
-            num_blocks=num_blocks,
-            block_size=BLOCK,
-            max_num_seqs=SEQS,
-            max_model_len=LENGTH,
-        )
-        return Engine(
-            scheduler=Scheduler(config),
-            runner=runner,
-            delivery=Delivery(tokenizer),
-            plugins=PluginManager.load(plugins=()),
-            info=info,
-        )
+        return new_engine(runner, tokenizer, num_blocks)
 
     return build
+
+
+def new_runner(graphs, sampler, model, num_blocks=64, **options):
+    shape = KVCacheShape(
+        num_layers=1, num_kv_heads=1, head_dim=HIDDEN, block_size=BLOCK, dtype=torch.float32
+    )
+    return Runner(
+        model=model,
+        backend=graphs.TensorAttention(),
+        cache=allocate(shape, num_blocks, CPU),
+        sampler=sampler(max_num_slots=SEQS, vocab_size=VOCAB_SIZE, device=CPU),
+        slots=Slots(SEQS, LENGTH, BLOCK),
+        device=CPU,
+        **options,
+    )
+
+
+def new_engine(runner, tokenizer, num_blocks=64):
+    config = SchedulerConfig(
+        max_num_seqs=SEQS,
+        max_num_batched_tokens=16,
+        max_model_len=LENGTH,
+        num_blocks=num_blocks,
+        block_size=BLOCK,
+    )
+    info = EngineInfo(
+        model="m",
+        architecture="A",
+        device="cpu",
+        dtype="float32",
+        num_blocks=num_blocks,
+        block_size=BLOCK,
+        max_num_seqs=SEQS,
+        max_model_len=LENGTH,
+    )
+    return Engine(
+        scheduler=Scheduler(config),
+        runner=runner,
+        delivery=Delivery(tokenizer),
+        plugins=PluginManager.load(plugins=()),
+        info=info,
+    )
 
 
 def requests(seed, count=14):

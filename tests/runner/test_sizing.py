@@ -18,6 +18,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor
 from mmdeploy_llm.runner import sizing
 from mmdeploy_llm.runner.kv_cache import allocate
+from mmdeploy_llm.runner.peers import NoPeers
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.sampling import Sampler
@@ -138,7 +139,7 @@ def measured(runtime, model, meter, processors):
         )
 
     on_cpu = SimpleNamespace(block_size=BLOCK, kv_cache_dtype="float32")
-    found = sizing.measured_memory(new_runner, processors, runtime, model, meter)
+    found = sizing.measured_memory(new_runner, processors, runtime, model, meter, NoPeers())
     assert set(asked) == {4}  # blocks of the longest request, 59 tokens
     return found
 
