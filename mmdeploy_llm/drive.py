@@ -150,8 +150,10 @@ class Driver:
             future.cancel()
         with self._lock:
             self._engine.abort(run.running)
-            while run.running:
-                self._step()
+            if run.running:
+                self._step()  # ends them all, but for those whose end an interrupt has taken
+            for request_id in run.running:
+                self._runs.pop(request_id, None)
 
 
 def refused(job: Job, error: Exception) -> Iterator[JobOutput]:

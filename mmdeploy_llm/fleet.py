@@ -7,6 +7,10 @@
 A prompt goes, unopened, to the engine with the fewest in work; each has a bounded number ahead.
 What an engine had in work when it died is tried once more by another one. A prompt whose second
 engine dies, or that has given output already, ends in error; the other engines go on.
+
+Ctrl-C comes between messages: what has been sent or received is known here, and the engines are
+told that nobody waits for it. A second one does not wait for a message that does not end; the
+engine at its other end is given up.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from .errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
 from .hooks import PluginManager
 from .hooks.names import error_text
 from .outputs import RequestOutput
-from .parallel import Channel, Message, Worker
+from .parallel import Channel, Message, Worker, interrupted_later
 from .request import Request
 from .runner.parts import engine_configs, load_kernels
 
@@ -146,7 +150,7 @@ class Fleet:
         load_kernels(config)  # built once, not by all engines at the same time
         self._lock = threading.RLock()
         self._numbers = itertools.count()
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, _Answer | None] = {}  # to calls; None until it is there
         self._is_closed = False
         self._engines: list[_Engine] = []
         try:
@@ -203,21 +207,28 @@ class Fleet:
             raise EngineError("this LLM is closed; make a new one")
         found = []
         for engine in engines:
-            number = next(self._numbers)
-            message = Message(_Call(number=number, ask=ask))
-            with self._lock:
-                self._deliver(engine, message)
-            is_enough = partial(self._is_answered, engine, number)
-            while not is_enough():
-                self._pump(is_enough)
-            answer = self._answers.pop(number, None)
+            answer = self._answer_of(engine, ask)
             if answer is not None and answer.error is not None:
                 raise answer.error
             found += [] if answer is None else [answer.value]
         return found
 
+    def _answer_of(self, engine: _Engine, ask: Ask) -> _Answer | None:
+        number = next(self._numbers)
+        message = Message(_Call(number=number, ask=ask))
+        self._answers[number] = None
+        try:
+            with self._lock, interrupted_later():
+                self._deliver(engine, message)
+            is_enough = partial(self._is_answered, engine, number)
+            while not is_enough():
+                self._pump(is_enough)
+        finally:
+            answer = self._answers.pop(number)
+        return answer
+
     def _is_answered(self, engine: _Engine, number: int) -> bool:
-        return number in self._answers or engine.death is not None
+        return self._answers[number] is not None or engine.death is not None
 
     def close(self) -> None:
         """Ends all engines; later calls of `run` raise EngineError."""
@@ -242,7 +253,7 @@ class Fleet:
             job = next(source, None)
             if job is None:
                 return False
-            with self._lock:
+            with self._lock, interrupted_later():
                 run.num_sent += 1
                 self._send(_Sent(job=job, run=run))
         return False
@@ -274,6 +285,9 @@ class Fleet:
             engine.worker.send_message(message)
         except WorkerDiedError as death:
             self._lose(engine, death)
+        except KeyboardInterrupt:
+            self._give_up(engine)
+            raise
         finally:
             message.close()
 
@@ -284,15 +298,26 @@ class Fleet:
                 return
             engines = {engine.worker.connection: engine for engine in self._living()}
             for link in wait(list(engines)):
-                engine = engines[link]  # type: ignore[index]
-                try:
-                    self._take(engine, engine.worker.receive())
-                except MMDeployLLMError as error:
-                    self._lose(engine, error)
+                with interrupted_later():
+                    self._receive(engines[link])  # type: ignore[index]
+
+    def _receive(self, engine: _Engine) -> None:
+        try:
+            self._take(engine, engine.worker.receive())
+        except MMDeployLLMError as error:
+            self._lose(engine, error)
+        except KeyboardInterrupt:
+            self._give_up(engine)
+            raise
+
+    def _give_up(self, engine: _Engine) -> None:
+        """Half a message has come or gone."""
+        self._lose(engine, WorkerDiedError("the engine was ended by two interrupts"))
 
     def _take(self, engine: _Engine, said: Any) -> None:
         if isinstance(said, _Answer):
-            self._answers[said.number] = said
+            if said.number in self._answers:  # else nobody waits for it any more
+                self._answers[said.number] = said
             return
         sent = engine.sent[said.number]
         sent.has_output = True
@@ -337,7 +362,7 @@ class Fleet:
 
     def _abandon(self, run: _Run) -> None:
         """Nobody waits any more: the engines are told, and what comes yet is dropped."""
-        with self._lock:
+        with self._lock, interrupted_later():
             for engine in self._living():
                 numbers = [number for number, sent in engine.sent.items() if sent.run is run]
                 for number in numbers:
