@@ -8,8 +8,11 @@ loaded.
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +48,20 @@ class CudaFacts:
     error: str | None = None
 
 
-def read_cuda(library: Any = torch) -> CudaFacts:
+def driver_version() -> int | None:
+    """The newest CUDA that the NVIDIA driver runs, 12080 being 12.8; None without a driver. Asked
+    of the driver itself: torch does not tell in all its versions."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    found = ctypes.c_int()
+    return found.value if driver.cuDriverGetVersion(ctypes.byref(found)) == 0 else None
+
+
+def read_cuda(
+    library: Any = torch, ask_driver: Callable[[], int | None] = driver_version
+) -> CudaFacts:
     """The facts of this process; takes no memory of a card. library: torch, or what answers as
     it."""
     if library.version.cuda is None:
@@ -59,7 +75,7 @@ def read_cuda(library: Any = torch) -> CudaFacts:
             cards = tuple(_card(library, index) for index in range(library.cuda.device_count()))
         except (RuntimeError, AssertionError) as found:
             error = str(found).strip().partition("\n")[0]
-        number = int(library._C._cuda_getDriverVersion())  # 12080 is 12.8
+    number = ask_driver()
     major, minor = (int(part) for part in library.version.cuda.split(".")[:2])
     return CudaFacts(
         torch=library.__version__,

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+
+# Not by its public name, which older versions refuse without torchvision, for any backend.
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, UnsupportedMediaError
@@ -28,7 +31,7 @@ def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
     """
     base = _processor_class(checkpoint)
     try:
-        image_processor = transformers.AutoImageProcessor.from_pretrained(
+        image_processor = AutoImageProcessor.from_pretrained(
             checkpoint.folder, backend="pil", local_files_only=True
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(

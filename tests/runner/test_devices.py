@@ -1,8 +1,10 @@
 """What is told before anything is loaded, for machines that this one is not."""
 
+import ctypes
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.devices import (
@@ -10,6 +12,7 @@ from mmdeploy_llm.runner.devices import (
     CudaFacts,
     check_device,
     check_memory,
+    driver_version,
     problem,
     read_cuda,
 )
@@ -123,7 +126,7 @@ def test_a_torch_without_cuda():
     assert read_cuda(library) == CudaFacts(torch="2.11.0+cpu")
 
 
-def library(*, driver, cards, error=None):
+def library(*, cards, error=None):
     def init():
         if error:
             raise RuntimeError(error)
@@ -140,7 +143,6 @@ def library(*, driver, cards, error=None):
     return SimpleNamespace(
         __version__="2.11.0",
         version=SimpleNamespace(cuda="12.8"),
-        _C=SimpleNamespace(_cuda_getDriverVersion=lambda: driver),
         cuda=SimpleNamespace(
             init=init,
             device_count=lambda: len(cards),
@@ -151,10 +153,36 @@ def library(*, driver, cards, error=None):
 
 
 def test_facts_of_a_machine_with_cards():
-    found = read_cuda(library(driver=13000, cards=[H200, T4]))
+    found = read_cuda(library(cards=[H200, T4]), lambda: 13000)
     assert found == facts(H200, T4, driver=(13, 0))
 
 
 def test_facts_of_a_machine_that_torch_cannot_use():
-    found = read_cuda(library(driver=0, cards=[], error="Found no NVIDIA driver\non your system"))
+    made_up = library(cards=[], error="Found no NVIDIA driver\non your system")
+    found = read_cuda(made_up, lambda: None)
     assert found == facts(driver=None, architectures=(), error="Found no NVIDIA driver")
+
+
+def test_what_the_driver_says(monkeypatch):
+    class Driver:
+        def cuDriverGetVersion(self, place):  # noqa: N802 - the driver's name for it
+            place._obj.value = 13020
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    assert driver_version() == 13020
+
+
+def test_no_driver(monkeypatch):
+    def refuse(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    assert driver_version() is None
+
+
+def test_every_build_of_torch_can_be_asked():
+    """This one, and what a build with CUDA says on a machine without a card."""
+    found = read_cuda()
+    assert found.torch == torch.__version__
+    assert (problem(found) is None) == torch.cuda.is_available()

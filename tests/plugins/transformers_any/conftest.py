@@ -11,6 +11,7 @@ import torch
 import transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.hooks import hookimpl
@@ -313,7 +314,7 @@ class Reference:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.images = self.processor = None
         if family.processor:
-            self.images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+            self.images = AutoImageProcessor.from_pretrained(folder, backend="pil")
             self.processor = self._processor()
 
     def _processor(self):
