@@ -165,7 +165,7 @@ def test_facts_of_a_machine_that_torch_cannot_use():
 
 def test_what_the_driver_says(monkeypatch):
     class Driver:
-        def cuDriverGetVersion(self, place):  # noqa: N802 - the driver's name for it
+        def cuDriverGetVersion(self, place):
             place._obj.value = 13020
             return 0
 
