@@ -25,6 +25,7 @@ from .vision import (
     frame_lengths,
     grid_positions,
     patch_positions,
+    sent,
     vision_activation,
     vision_theta,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "quick_gelu",
     "rotary_config",
     "sectioned_axes",
+    "sent",
     "standard_decoder",
     "vision_activation",
     "vision_theta",

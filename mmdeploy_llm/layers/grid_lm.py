@@ -11,7 +11,7 @@ from torch import Tensor
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
 from .decoder import CausalLM, DecoderConfig
-from .vision import Grid, grid_positions
+from .vision import Grid, grid_positions, sent
 
 
 class GridLM(CausalLM):
@@ -33,7 +33,8 @@ class GridLM(CausalLM):
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """One [num_tokens, media size] per item; all items in one call of `encode`."""
         device = self.model.embed_tokens.weight.device
-        pixels = torch.cat([item.tensors["pixels"] for item in items]).to(device)
+        # Large ones may lie on the device already, small ones do not.
+        pixels = torch.cat([sent(item.tensors["pixels"], device) for item in items])
         rows = self.encode(pixels, [media_grid(item) for item in items])
         return torch.split(rows, [item.num_tokens for item in items])
 

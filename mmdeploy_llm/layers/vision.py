@@ -79,10 +79,7 @@ class Segments:
     @cached_property
     def starts(self) -> Tensor:
         """The first patch of each segment, and the end: [S + 1] int32 on the device."""
-        starts = F.pad(self._sizes.cumsum(0), (1, 0)).int()
-        if self._device.type == "cuda":
-            starts = starts.pin_memory()  # the host does not wait for the copy
-        return starts.to(self._device, non_blocking=True)
+        return sent(F.pad(self._sizes.cumsum(0), (1, 0)).int(), self._device)
 
     @cached_property
     def longest(self) -> int:
@@ -124,13 +121,19 @@ def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
     return cast(Tensor, varlen_attn(q, k, v, starts, starts, longest, longest))
 
 
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """What the host made, on the device; on CUDA without waiting for the work in front."""
+    is_there = x.device.type == device.type
+    return x if is_there else x.pin_memory().to(device, non_blocking=True)
+
+
 def _group(starts: Tensor, length: int, device: torch.device) -> SegmentGroup:
     """starts: of all segments of this length, ascending."""
     rows = (starts[:, None] + torch.arange(length)).flatten()
     num, first = starts.numel(), int(rows[0])
     if torch.equal(rows, torch.arange(first, first + rows.numel())):
         return SegmentGroup(num=num, length=length, start=first)
-    return SegmentGroup(num=num, length=length, rows=rows.to(device))
+    return SegmentGroup(num=num, length=length, rows=sent(rows, device))
 
 
 def _attend(group: SegmentGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -328,7 +331,7 @@ def axial_rotary(head_dim: int, theta: float) -> RotaryConfig:
 
 def patch_positions(grids: Sequence[Grid], merge: int, device: torch.device) -> Tensor:
     """Row and column of every patch in its frame, [2, P] int64, in the patches' order."""
-    return torch.cat([_grid_positions(*grid, merge) for grid in grids], 1).to(device)
+    return sent(torch.cat([_grid_positions(*grid, merge) for grid in grids], 1), device)
 
 
 def _grid_positions(num_frames: int, height: int, width: int, merge: int) -> Tensor:
