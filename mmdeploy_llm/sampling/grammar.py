@@ -17,6 +17,8 @@ from torch import Tensor
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.params import GuidedDecodingParams
 
+from .upload import upload
+
 CACHE_SIZE = 64  # compiled grammars
 MAX_GRAMMAR_CHARACTERS = 100_000
 MAX_SCHEMA_DEPTH = 100  # xgrammar's time grows with the cube of it
@@ -56,7 +58,7 @@ def banned_mask(
     for row, matcher in enumerate(matchers):
         matcher.fill(mask, row)
     shifts = torch.arange(BITS, dtype=torch.int32, device=device)
-    bits = mask.to(device)[:, :, None] >> shifts & 1
+    bits = upload(mask.numpy(), device)[:, :, None] >> shifts & 1
     return bits.flatten(1)[:, :vocab_size] == 0
 
 
