@@ -3,13 +3,13 @@ start from before the host has them.
 
 logits [N, V] --> needing the host (grammar, n-grams, longer bad words): adjust.py, as in Sampler
               --> all others, the draw, and the state of each slot: cuda/choose.py
-              --> token ids on the device, and on their way to the host
-    finish    --> the host has them: errors, log-probabilities, trackers
+              --> token ids and log-probabilities on the device, and on their way to the host
+    finish    --> the host has them: errors, entries, trackers
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,13 @@ from mmdeploy_llm.outputs import TokenLogprobs
 
 from .adjust import adjust
 from .grammar import GrammarBackend
-from .sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler, SampleResult, logprobs_of
+from .logprobs import Measured, measure
+from .sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler, SampleResult
 from .state import NO_LOGPROBS, SlotRequest, SlotState
 from .tables import SlotTables
 from .upload import upload
 
+CHUNK = 32  # rows whose log-probabilities are measured at once: temporaries stay small
 MESSAGES = {kernels.NOT_FINITE: NOT_FINITE, kernels.NOTHING_ALLOWED: NOTHING_ALLOWED}
 
 
@@ -46,15 +48,14 @@ class PendingSample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launched:
     """index: [N] slots. arrived: [2, N] token ids and what became of them, on the host once `wait`
-    has returned. tracked: see SamplingState. logits: of the rows whose log-probabilities are
-    wanted, [N] num_logprobs."""
+    has returned. tracked: see SamplingState. measured: log-probabilities of some rows, on the host
+    then too."""
 
     index: NDArray[np.int64]
     arrived: Tensor
     wait: Callable[[], None]
     tracked: Mapping[int, SlotState]
-    wanted: NDArray[np.int64]
-    logits: Tensor | None
+    measured: Sequence[tuple[NDArray[np.int64], Measured]]
 
 
 class DeviceSampler(Sampler):
@@ -112,16 +113,13 @@ class DeviceSampler(Sampler):
         index = np.asarray(slots, dtype=np.int64)
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
         out = self._choose_on_device(logits, index, largest)
-        arrived, wait = _to_host(out)
-        wanted = self._state.num_logprobs[index]
-        rows = np.flatnonzero(wanted != NO_LOGPROBS)
+        measured = [*self._measured(logits, index, out[0])]
         launched = _Launched(
             index=index,
-            arrived=arrived,
-            wait=wait,
+            arrived=_to_host(out),
             tracked=self._state.tracked(index),
-            wanted=wanted,
-            logits=logits.index_select(0, upload(rows, self._device)) if len(rows) else None,
+            measured=[(rows, one.each(_to_host)) for rows, one in measured],
+            wait=_arrival(self._device),
         )
         return PendingSample(token_ids=out[0], finish=lambda: self._finish(launched))
 
@@ -154,6 +152,17 @@ class DeviceSampler(Sampler):
             tiling=self._tiling,
         )
 
+    def _measured(
+        self, logits: Tensor, index: NDArray[np.int64], token_ids: Tensor
+    ) -> Iterator[tuple[NDArray[np.int64], Measured]]:
+        """The log-probabilities that are asked for, by rows with equally many candidates."""
+        wanted = self._state.num_logprobs[index]
+        for k in np.unique(wanted[wanted != NO_LOGPROBS]).tolist():
+            for rows in _chunks(np.flatnonzero(wanted == k)):
+                places = upload(rows, self._device)
+                part, own = (x.index_select(0, places) for x in (logits, token_ids))
+                yield rows, measure(part, own, k)
+
     def _adjusted(self, logits: Tensor, index: NDArray[np.int64], forced: Sequence[int]) -> Tensor:
         """The logits, changed where the host has rules."""
         is_adjusted = self._state.needs_transforms(index)
@@ -175,28 +184,35 @@ class DeviceSampler(Sampler):
             slot = launched.index[row]
             if row not in errors and self._state.holds(slot, state):
                 self._state.append(launched.index[[row]], [chosen[row]])
-        return SampleResult(
-            token_ids=chosen, logprobs=_logprobs(launched, chosen, errors), errors=errors
-        )
+        return SampleResult(token_ids=chosen, logprobs=_logprobs(launched, errors), errors=errors)
 
 
-def _logprobs(
-    launched: _Launched, chosen: Sequence[int], errors: Mapping[int, str]
-) -> tuple[TokenLogprobs | None, ...]:
-    if launched.logits is None:
-        return (None,) * len(chosen)
-    rows = np.flatnonzero(launched.wanted != NO_LOGPROBS)
-    found = logprobs_of(launched.logits, rows, chosen, launched.wanted)
-    return tuple(None if row in errors else entry for row, entry in enumerate(found))
+def _logprobs(launched: _Launched, errors: Mapping[int, str]) -> tuple[TokenLogprobs | None, ...]:
+    entries: list[TokenLogprobs | None] = [None] * len(launched.index)
+    for rows, measured in launched.measured:
+        for row, entry in zip(rows.tolist(), measured.entries(), strict=True):
+            entries[row] = None if row in errors else entry
+    return tuple(entries)
 
 
-def _to_host(values: Tensor) -> tuple[Tensor, Callable[[], None]]:
-    """The tensor on the host, and what waits until its values have arrived there."""
+def _chunks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    return (rows[first : first + CHUNK] for first in range(0, len(rows), CHUNK))
+
+
+def _to_host(values: Tensor) -> Tensor:
+    """The tensor on the host, whose values arrive behind the work that the device has now."""
     if values.device.type != "cuda":
-        return values, lambda: None
+        return values
     arrived = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    arrived.copy_(values, non_blocking=True)
+    return arrived.copy_(values, non_blocking=True)
+
+
+def _arrival(device: torch.device) -> Callable[[], None]:
+    """What waits until all that was sent to the host has arrived there."""
+    if device.type != "cuda":
+        return lambda: None
     new_event: Any = torch.cuda.Event
     event = new_event()
     event.record()
-    return arrived, event.synchronize
+    wait: Callable[[], None] = event.synchronize
+    return wait

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> tuple[Tok
     entries: list[TokenLogprobs] = []
     for first in range(0, len(logits), CHUNK):
         part = slice(first, first + CHUNK)
-        entries += _entries(logits[part].float(), ids[part], k)
+        entries += measure(logits[part], ids[part], k).entries()
     return tuple(entries)
 
 
@@ -43,19 +44,40 @@ def sampled_logprobs(
     return tuple(entries[row] for row in range(len(logits)))
 
 
-def _entries(logits: Tensor, token_ids: Tensor, k: int) -> Iterator[TokenLogprobs]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Of T rows: their tokens [T] and the tokens' ranks [T], the k most probable ids [T, k], and
+    the log-probabilities of the token and of these [T, 1 + k]."""
+
+    token_ids: Tensor
+    ranks: Tensor
+    best: Tensor
+    logprobs: Tensor
+
+    def each(self, move: Callable[[Tensor], Tensor]) -> Measured:
+        """With `move` of each tensor."""
+        parts = {field.name: move(getattr(self, field.name)) for field in fields(self)}
+        return Measured(**parts)
+
+    def entries(self) -> Iterator[TokenLogprobs]:
+        """Of each row; waits for the device if the tensors lie there."""
+        parts = (self.token_ids, self.ranks, self.best, self.logprobs)
+        for token_id, rank, ids, row in zip(*(part.tolist() for part in parts), strict=True):
+            entry = {token_id: Logprob(logprob=row[0], rank=rank)}
+            for place, (candidate, value) in enumerate(zip(ids, row[1:], strict=True), start=1):
+                entry.setdefault(candidate, Logprob(logprob=value, rank=place))
+            yield entry
+
+
+def measure(logits: Tensor, token_ids: Tensor, k: int) -> Measured:
+    """What `prompt_logprobs` tells of rows [T, V], where the logits are; on CUDA nothing is waited
+    for."""
+    logits = logits.float()
     logprobs = logits.log_softmax(dim=1)
     best = _best(logits, logits.shape[1] if k < 0 else min(k, logits.shape[1]))
     column = token_ids[:, None]
-    values = logprobs.gather(1, torch.cat([column, best], dim=1)).tolist()
-    ranks = _ranks(logits, column).tolist()
-    for token_id, rank, ids, row in zip(
-        token_ids.tolist(), ranks, best.tolist(), values, strict=True
-    ):
-        entry = {token_id: Logprob(logprob=row[0], rank=rank)}
-        for place, (candidate, value) in enumerate(zip(ids, row[1:], strict=True), start=1):
-            entry.setdefault(candidate, Logprob(logprob=value, rank=place))
-        yield entry
+    values = logprobs.gather(1, torch.cat([column, best], dim=1))
+    return Measured(token_ids=token_ids, ranks=_ranks(logits, column), best=best, logprobs=values)
 
 
 def _ranks(logits: Tensor, column: Tensor) -> Tensor:
@@ -73,6 +95,8 @@ def _best(logits: Tensor, k: int) -> Tensor:
         return torch.empty(num_rows, 0, dtype=torch.int64, device=logits.device)
     if k == vocab_size:
         return logits.sort(dim=1, descending=True, stable=True).indices
+    if logits.is_cuda:
+        return _best_by_keys(logits, k)
     values, ids = largest(logits, k + 1)
     is_cut_through_ties = values[:, -1] == values[:, -2]  # which ids were named is then open
     ids, order = ids[:, :k].sort(dim=1)
@@ -81,3 +105,11 @@ def _best(logits: Tensor, k: int) -> Tensor:
     for row in is_cut_through_ties.nonzero()[:, 0].tolist():
         ids[row] = logits[row].sort(descending=True, stable=True).indices[:k]
     return ids
+
+
+def _best_by_keys(logits: Tensor, k: int) -> Tensor:
+    """As `_best`, without looking for equal logits: by integers that order values, then ids."""
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 is 0.0
+    rising = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
+    behind = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
+    return (rising | behind).topk(k, dim=1).indices
