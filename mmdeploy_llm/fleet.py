@@ -175,13 +175,20 @@ class Fleet:
                 is_open = is_open and self._fill(run, source)
                 while run.ready:
                     yield run.ready.popleft()
-                if run.num_sent:
-                    self._pump(lambda: bool(run.ready))
-                elif not is_open:
+                if not run.num_sent and not is_open:
                     break
+                # Without anything in work: all room is taken by what nobody waits for any more.
+                self._pump(partial(self._can_go_on, run, is_open))
             self.check()
         finally:
             self._abandon(run)
+
+    def _can_go_on(self, run: _Run, is_open: bool) -> bool:
+        return bool(run.ready) or (is_open and self._num_free() > 0)
+
+    def _num_free(self) -> int:
+        """Tasks that the engine with the most room has room for."""
+        return max((engine.num_free for engine in self._living()), default=0)
 
     def check(self) -> None:
         """Raises WorkerDiedError when no engine is left."""
@@ -245,9 +252,9 @@ class Fleet:
         """Takes jobs while an engine has room; False when no more will be taken."""
         if self._is_closed:
             raise EngineError("this LLM is closed; make a new one")
-        while engines := self._living():
+        while self._living():
             with self._lock:
-                num_free = max(engine.num_free for engine in engines)
+                num_free = self._num_free()
             if num_free <= 0 or len(run.ready) >= self._engines[0].num_ahead:
                 return True
             job = next(source, None)

@@ -147,6 +147,21 @@ def test_leaving_a_run_early_aborts_what_is_left(driver, engine):
     assert not engine.requests
 
 
+def test_an_interrupt_that_takes_the_last_output_of_a_request(driver, engine):
+    """It comes when the engine has ended the request and nobody has heard of it."""
+    step = engine.step
+
+    def interrupted():
+        step()
+        engine.step = step
+        raise KeyboardInterrupt
+
+    engine.step = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        list(driver.run([job(0)]))
+    assert [item.job.index for item in driver.run([job(1), job(2)])] == [2, 1]
+
+
 def test_a_closed_driver_refuses(driver):
     driver.close()
     with pytest.raises(EngineError, match="closed"):

@@ -1,6 +1,7 @@
 """data_parallel_size=2 on the CPU: the results of one engine, from two."""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ OPTIONS = {
     "num_intake_threads": 1,
 }
 DRAWN = SamplingParams(temperature=0.9, max_tokens=10, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
@@ -108,7 +110,8 @@ def test_one_wrong_prompt_is_its_own_error(two):
 
 
 def test_closing_an_iterator_aborts(two):
-    outputs = two.stream(["a", "b", "c"], LONG)
+    """As many prompts as the engines take: the next call waits until there is room again."""
+    outputs = two.stream([f"prompt {n}" for n in range(40)], LONG)
     next(outputs)
     outputs.close()
     deadline = time.monotonic() + 10
@@ -160,12 +163,64 @@ def test_the_prompts_of_a_dead_engine_are_tried_again(folder, one):
             llm.generate("more", DRAWN, use_tqdm=False)
 
 
+def interrupts(seed):
+    """A thread that sends Ctrl-C to this one, at a moment that the seed chooses."""
+    delay = random.Random(seed).uniform(0.0, 0.15)
+    main = threading.main_thread().ident
+    timer = threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    return timer
+
+
+def test_ctrl_c_at_any_time(two, one):
+    """Whatever was being sent or received: the engines are in step, and answer the next call."""
+    wanted = ids(one.generate(["a", "b", "c"], GREEDY, use_tqdm=False))
+    texts = [f"prompt {n}" for n in range(12)]
+    num_interrupted = 0
+    for seed in range(25):
+        timer = interrupts(seed)
+        try:
+            if seed % 3:
+                two.generate(texts, LONG, use_tqdm=False)
+            for text in texts * 20:
+                two.count_tokens(text)
+            timer.join()
+            time.sleep(0.01)  # for the signal to arrive
+        except KeyboardInterrupt:
+            num_interrupted += 1
+        assert ids(two.generate(["a", "b", "c"], GREEDY, use_tqdm=False)) == wanted
+    assert num_interrupted > 15
+    assert not any(engine.death for engine in engines(two))
+    assert not two._fleet._answers
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("where", ["send_message", "receive"])
+def test_two_interrupts_end_an_engine(folder, one, monkeypatch, where):
+    """A message that does not end keeps nobody; the other engine goes on."""
+    wanted = ids(one.generate(["a", "b", "c"], GREEDY, use_tqdm=False))
+    with LLM(str(folder), data_parallel_size=2, **OPTIONS) as llm:
+        first = engines(llm)[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(first.worker, where, twice_interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate([f"prompt {n}" for n in range(12)], LONG, use_tqdm=False)
+        assert "ended by two interrupts" in str(first.death)
+        assert not os.path.exists(f"/proc/{first.worker.pid}")
+        assert ids(llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)) == wanted
+
+
+def twice_interrupted(*args):
+    for _ in range(2):
+        signal.raise_signal(signal.SIGINT)
+    raise AssertionError("the second one is raised here")
+
+
 @pytest.mark.slow
 def test_engines_may_have_ranks(folder, one):
-    greedy = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-    expected = ids(one.generate(["a", "b"], greedy, use_tqdm=False))
+    expected = ids(one.generate(["a", "b"], GREEDY, use_tqdm=False))
     with LLM(str(folder), data_parallel_size=2, tensor_parallel_size=2, **OPTIONS) as llm:
-        assert ids(llm.generate(["a", "b"], greedy, use_tqdm=False)) == expected
+        assert ids(llm.generate(["a", "b"], GREEDY, use_tqdm=False)) == expected
         pids = [engine.worker.pid for engine in engines(llm)]
     with pytest.raises(EngineError, match="closed"):
         llm.generate("a", DRAWN, use_tqdm=False)

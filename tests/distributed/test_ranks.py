@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -209,6 +210,24 @@ class TestDeath:
             llm.generate("and now", params, use_tqdm=False)
         with pytest.raises(WorkerDiedError, match="rank 1"):
             list(llm.generate_iter(iter(["and now"])))
+
+    def test_ctrl_c_at_any_time(self, llm):
+        """Signals from a thread: the ranks are in step and answer the next call."""
+        wanted = ids(answers(llm, ["a", "b", "c"], GREEDY))
+        params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+        num_interrupted, main = 0, threading.main_thread().ident
+        for seed in range(20):
+            delay = random.Random(seed).uniform(0.0, 0.2)
+            timer = threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT))
+            try:
+                timer.start()
+                llm.generate([f"prompt {n}" for n in range(20)], params, use_tqdm=False)
+                timer.join()
+                time.sleep(0.01)
+            except KeyboardInterrupt:
+                num_interrupted += 1
+            assert ids(answers(llm, ["a", "b", "c"], GREEDY)) == wanted
+        assert num_interrupted > 15
 
     def test_the_end_of_an_endless_iterable(self, llm):
         outputs = llm.generate_iter((f"prompt {n}" for n in range(10**9)), GREEDY)
