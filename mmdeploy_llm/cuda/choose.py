@@ -76,16 +76,17 @@ def _adjusted(raw, columns, row, vocab_size):
 
 
 @triton.jit
-def _row(logits, stride, slots, rules, place, vocab_size):
-    """See _adjusted. rules: pointers as in Rules, and how many edits a slot has room for."""
-    ints, reals, edit_ids, edit_values, counts, edit_stride, has_table = rules
+def _row(logits, stride, slots, rules, room, has_table, place, vocab_size):
+    """See _adjusted. rules: pointers as in Rules. room: for how many edits a slot has some.
+    has_table: whether counts are."""
+    ints, reals, edit_ids, edit_values, counts = rules
     slot = tl.load(slots + place).to(tl.int64)
     return (
         logits + place.to(tl.int64) * stride,
         ints + slot * NUM_INTS,
         reals + slot * NUM_REALS,
-        edit_ids + slot * edit_stride,
-        edit_values + slot * edit_stride,
+        edit_ids + slot * room,
+        edit_values + slot * room,
         counts + slot * vocab_size * has_table,
     )
 
@@ -117,13 +118,13 @@ def _threshold(keys, is_in, C: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(do_not_specialize=["room", "has_table", "num_tiles"])
 def _survey(
-    logits_ptr, stride, slots_ptr, rules, vocab_size, num_tiles,
+    logits_ptr, stride, slots_ptr, rules, room, has_table, vocab_size, num_tiles,
     raw_peaks_ptr, peaks_ptr, places_ptr, limits_ptr, num_kept_ptr, kept_ptr, kept_ids_ptr,
     BLOCK: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    row = _row(logits_ptr, stride, slots_ptr, rules, tl.program_id(0), vocab_size)
+    row = _row(logits_ptr, stride, slots_ptr, rules, room, has_table, tl.program_id(0), vocab_size)
     tile = tl.program_id(0).to(tl.int64) * num_tiles + tl.program_id(1)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = columns < vocab_size
@@ -157,12 +158,12 @@ def _mass(keys):
     return (tl.exp(z) * UNITS).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(do_not_specialize=["room", "has_table", "num_tiles"])
 def _weigh(
-    logits_ptr, stride, slots_ptr, rules, vocab_size, num_tiles, peaks_ptr, masses_ptr,
-    BLOCK: tl.constexpr, TILES: tl.constexpr,
+    logits_ptr, stride, slots_ptr, rules, room, has_table, vocab_size, num_tiles, peaks_ptr,
+    masses_ptr, BLOCK: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    row = _row(logits_ptr, stride, slots_ptr, rules, tl.program_id(0), vocab_size)
+    row = _row(logits_ptr, stride, slots_ptr, rules, room, has_table, tl.program_id(0), vocab_size)
     if tl.load(row[1] + IS_RANDOM) != 0:
         first = tl.program_id(0).to(tl.int64) * num_tiles
         tiles = tl.arange(0, TILES)
@@ -342,16 +343,16 @@ def _advance(ints, counts, token):
         tl.store(counts + token, tl.minimum(tl.maximum(seen, 1) + 1, MAX_COUNT).to(tl.int16))
 
 
-@triton.jit(do_not_specialize=["num_tiles", "num_rows"])
+@triton.jit(do_not_specialize=["room", "has_table", "num_tiles", "num_rows"])
 def _choose(
-    logits_ptr, stride, slots_ptr, rules, vocab_size, num_tiles, num_rows, forced_ptr,
-    raw_peaks_ptr, peaks_ptr, places_ptr, limits_ptr, num_kept_ptr, kept_ptr, kept_ids_ptr,
-    masses_ptr, out_ptr,
+    logits_ptr, stride, slots_ptr, rules, room, has_table, vocab_size, num_tiles, num_rows,
+    forced_ptr, raw_peaks_ptr, peaks_ptr, places_ptr, limits_ptr, num_kept_ptr, kept_ptr,
+    kept_ids_ptr, masses_ptr, out_ptr,
     HAS_FORCED: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr, TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0)
-    row = _row(logits_ptr, stride, slots_ptr, rules, place, vocab_size)
+    row = _row(logits_ptr, stride, slots_ptr, rules, room, has_table, place, vocab_size)
     first = place.to(tl.int64) * num_tiles
     tiles = tl.arange(0, TILES)
     is_tile = tiles < num_tiles
@@ -437,9 +438,9 @@ def choose(
     out = new((2, num_rows), dtype=torch.int64)
     packed = (
         rules.ints, rules.reals, rules.edit_ids, rules.edit_values, rules.counts,
-        rules.edit_ids.shape[1], int(rules.counts.dim() == 2),
     )  # fmt: skip
-    common = logits, logits.stride(0), slots, packed, vocab_size, num_tiles
+    has_table, room = int(rules.counts.dim() == 2), rules.edit_ids.shape[1]
+    common = logits, logits.stride(0), slots, packed, room, has_table, vocab_size, num_tiles
     found = raw_peaks, peaks, places, limits, num_kept, kept, kept_ids
     grid = num_rows, num_tiles
     sizes = {"BLOCK": tiling.block, "C": tiling.candidates}

@@ -266,12 +266,39 @@ def _product(
     out = torch.empty((num_routes, num_columns), dtype=a.dtype, device=a.device)
     _grouped_product[(triton.cdiv(num_columns, tile.columns), max_tiles)](
         a, a.stride(0), b, out, routes.order, routes.ends, num_columns, b.shape[2], num_experts,
-        ROUTES_PER_ROW=routes_per_row, IS_GATED=is_gated,
-        EXPERTS=triton.next_power_of_2(num_experts),
-        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=2 * tile.depth // a.element_size(),
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **_product_options(tile, a, b, routes_per_row=routes_per_row, is_gated=is_gated),
     )  # fmt: skip
     return out
+
+
+def _product_options(
+    tile: _Tile, a: Tensor, b: Tensor, *, routes_per_row: int, is_gated: bool
+) -> dict[str, int]:
+    """What the product is compiled for."""
+    return {
+        "ROUTES_PER_ROW": routes_per_row,
+        "IS_GATED": is_gated,
+        "EXPERTS": triton.next_power_of_2(b.shape[0]),
+        "ROWS": tile.rows,
+        "COLUMNS": tile.columns,
+        "DEPTH": 2 * tile.depth // a.element_size(),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+
+
+def compile_products(x: Tensor, top_k: int, gate_up: Tensor, down: Tensor) -> None:
+    """Of every tile, so that no later step waits for the one that its number of tokens asks for."""
+    hidden = x.new_empty((1, down.shape[2]))
+    ints = torch.empty(1, dtype=torch.int32, device=x.device)
+    for a, b, per_row, is_gated in ((x, gate_up, top_k, True), (hidden, down, 0, False)):
+        num_columns = b.shape[1] // 2 if is_gated else b.shape[1]
+        for tile in TILES:
+            _grouped_product.warmup(
+                a, a.stride(0), b, hidden, ints, ints, num_columns, b.shape[2], b.shape[0],
+                grid=(1,),
+                **_product_options(tile, a, b, routes_per_row=per_row, is_gated=is_gated),
+            )  # fmt: skip
 
 
 def _tile(num_routes: int, num_experts: int) -> _Tile:

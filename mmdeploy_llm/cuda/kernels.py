@@ -22,6 +22,7 @@ class CudaKernels:
     def __init__(self, device: torch.device) -> None:
         """device: where the tensors are; a CPU with Triton's interpreter only."""
         self._device_type = device.type
+        self._compiled: set[tuple[object, ...]] = set()  # kinds of experts
 
     def takes(self, *tensors: Tensor) -> bool:
         """Whether the kernels compute on tensors like these: on the device, of one dtype, with
@@ -90,5 +91,9 @@ class CudaKernels:
         self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
     ) -> Tensor:
         """[T, S], weights [T, k], expert numbers [T, k], gate_up [E, 2 I, S], down [E, S, I] ->
-        [T, S]. Expert numbers from E on add nothing."""
+        [T, S]. Expert numbers from E on add nothing. The first call compiles all it may need."""
+        kind = x.dtype, x.stride(0), experts.shape[1], gate_up.shape, down.shape
+        if kind not in self._compiled:
+            self._compiled.add(kind)
+            experts_module.compile_products(x, experts.shape[1], gate_up, down)
         return experts_module.run_experts(x, weights, experts, gate_up, down)

@@ -192,7 +192,8 @@ def _ranges(
     return first, behind
 
 
-@triton.jit
+# Of what changes from step to step nothing is assumed, so that no batch compiles a kernel anew.
+@triton.jit(do_not_specialize=["tables", "starts", "context_lens", "num_seqs", "table_stride"])
 def _prefill_kernel(
     q_ptr, out_ptr, keys, values, key_scales, value_scales, tables, starts, context_lens,
     first_seen, behind_seen, num_seqs, window, scale, softcap,
@@ -242,23 +243,24 @@ def _prefill_kernel(
         tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tables", "context_lens", "table_stride"])
 def _decode_kernel(
     q_ptr, out_ptr, partial_ptr, log_sums, keys, values, key_scales, value_scales, tables,
     context_lens, window, scale, softcap,
     q_token_stride, q_head_stride, out_token_stride, token_stride, head_stride, table_stride,
     HAS_WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, IS_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One token of one sequence over one of the SPLITS parts of its context: the attention itself
-    where there is one part, else what _combine_kernel joins."""
+    """One token of one sequence over one part of its context: the attention itself where there is
+    one part, else what _combine_kernel joins."""
     seq, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    num_splits = tl.num_programs(2)
     context = tl.load(context_lens + seq)
     first_key = 0
     if HAS_WINDOW:
         first_key = tl.maximum(context - window, 0)
-    each = tl.cdiv(tl.cdiv(context - first_key, SPLITS), BLOCK_N) * BLOCK_N
+    each = tl.cdiv(tl.cdiv(context - first_key, num_splits), BLOCK_N) * BLOCK_N
     begin = first_key + split * each
     end = tl.minimum(begin + each, context)
     rows, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
@@ -278,28 +280,28 @@ def _decode_kernel(
         BLOCK_D, PRECISION,
     )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if SPLITS == 1:
+    if not IS_SPLIT:
         places = seq * out_token_stride + heads * D
         tl.store(
             out_ptr + places[:, None] + dims[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask
         )
     else:
-        places = (seq * tl.num_programs(1) * GROUP + heads) * SPLITS + split
+        places = (seq * tl.num_programs(1) * GROUP + heads) * num_splits + split
         tl.store(partial_ptr + places[:, None] * D + dims[None, :], acc, mask=mask)
         log_sum = largest + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf without keys
         tl.store(log_sums + places, log_sum, mask=rows < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _combine_kernel(
-    out_ptr, partial_ptr, log_sums, out_token_stride,
-    D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_D: tl.constexpr,
+    out_ptr, partial_ptr, log_sums, out_token_stride, num_splits,
+    D: tl.constexpr, MOST: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Joins the parts of one head of one sequence, each with the weight of its keys."""
     seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    splits, dims = tl.arange(0, SPLITS), tl.arange(0, BLOCK_D)
-    places = (seq * tl.num_programs(1) + head) * SPLITS + splits
-    log_sum = tl.load(log_sums + places)
+    splits, dims = tl.arange(0, MOST), tl.arange(0, BLOCK_D)
+    places = (seq * tl.num_programs(1) + head) * num_splits + splits
+    log_sum = tl.load(log_sums + places, mask=splits < num_splits, other=float("-inf"))
     weights = tl.exp2(log_sum - tl.max(log_sum, 0))
     mask = (dims < D)[None, :] & (weights > 0.0)[:, None]
     parts = tl.load(partial_ptr + places[:, None] * D + dims[None, :], mask=mask, other=0.0)
@@ -316,7 +318,7 @@ def prefill(
 ) -> None:
     """Attention of the sequences' rows of `q` [T, H, D] into the same rows of `out`."""
     group, num_heads = q.shape[1] // pages.keys.shape[2], pages.keys.shape[2]
-    tile = _tile(q, min(sequences.max_query, 128) * group, pages, gpu)
+    tile = _tile(q, 128 * group, pages, gpu)  # short queries too: one kernel for all steps
     block_q = max(1, tile.rows // group)
     num_seqs = sequences.context_lens.shape[0]
     most_tokens = min(q.shape[0], num_seqs * sequences.max_query)
@@ -352,11 +354,11 @@ def decode(
         sequences.tables, sequences.context_lens, scores.window or 0, scores.scale,
         scores.softcap or 0.0, q.stride(0), q.stride(1), out.stride(0), pages.keys.stride(1),
         pages.keys.stride(2), sequences.tables.stride(0),
-        HAS_WINDOW=scores.window is not None, SPLITS=splits, **common,
+        HAS_WINDOW=scores.window is not None, IS_SPLIT=splits > 1, **common,
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[(num_seqs, q.shape[1])](
-            out, partial, log_sums, out.stride(0), D=q.shape[2], SPLITS=splits,
+            out, partial, log_sums, out.stride(0), splits, D=q.shape[2], MOST=MAX_SPLITS,
             BLOCK_D=common["BLOCK_D"], num_warps=4,
         )  # fmt: skip
 

@@ -12,17 +12,27 @@ MAX_SHARED = 227 * 1024  # bytes that a block may have on an H100
 MAX_SPILLED = 64
 
 
-@pytest.fixture(scope="module")
-def lines(tmp_path_factory):
+def told_by(program, folder, *arguments):
+    """The lines that a program of this folder prints, without Triton's interpreter."""
     pytest.importorskip("triton", reason="triton is not installed")
-    program = Path(__file__).parent / "compile_for_gpu.py"
+    path = Path(__file__).with_name(program)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    environment["TRITON_CACHE_DIR"] = str(folder)
     done = subprocess.run(
-        [sys.executable, program, "bfloat16"], env=environment, capture_output=True, text=True
+        [sys.executable, path, *arguments], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    return told_by("compile_for_gpu.py", tmp_path_factory.mktemp("triton"), "bfloat16")
+
+
+def test_no_step_waits_for_the_compiler(tmp_path):
+    """All that a run launches was compiled in its warm-up, whatever its batches are like."""
+    assert told_by("compile_a_run.py", tmp_path) == []
 
 
 def test_all_kernels_compile(lines):
