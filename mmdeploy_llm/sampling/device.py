@@ -113,6 +113,7 @@ class DeviceSampler(Sampler):
         index = np.asarray(slots, dtype=np.int64)
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
         out = self._choose_on_device(logits, index, largest)
+        self._tables.advance(index)
         measured = [*self._measured(logits, index, out[0])]
         launched = _Launched(
             index=index,

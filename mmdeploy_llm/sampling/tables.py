@@ -43,10 +43,16 @@ class SlotTables:
         )
 
     def has_rules(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[N]: whether the kernels change the logits or count the tokens of the slots."""
+        """[N]: whether the kernels change the next logits or count the tokens of the slots."""
         rows = self._ints[slots]
-        has_edits = rows[:, int(columns.NUM_ALL_EDITS)] > 0
+        is_held = rows[:, int(columns.NUM_OUTPUTS)] < rows[:, int(columns.MIN_OUTPUTS)]
+        last = np.where(is_held, int(columns.NUM_ALL_EDITS), int(columns.NUM_EDITS))
+        has_edits = np.take_along_axis(rows, last[:, None], 1)[:, 0] > 0
         return has_edits | (rows[:, int(columns.HAS_COUNTS)] > 0)
+
+    def advance(self, slots: NDArray[np.int64]) -> None:
+        """The slots, all different, will have taken a token each; their rows are not sent again."""
+        self._ints[slots, int(columns.NUM_OUTPUTS)] += 1
 
     def add(self, slot: int, numbers: SlotNumbers, state: SlotState, *, is_random: bool) -> None:
         """Writes the rows of a slot; the rules of a request that needs the host stay there."""
