@@ -1,5 +1,7 @@
 """Kernels on the device at hand: a GPU, or the CPU in Triton's interpreter."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -36,3 +38,26 @@ def assert_near():
         torch.testing.assert_close(found.float(), expected.float(), atol=limit, rtol=limit)
 
     return check
+
+
+@pytest.fixture
+def new_card(triton_device, load_file, monkeypatch):
+    """Puts an emulated card in the place of CUDA, see emulated.py; at the end of the test nothing
+    may have been wrong with how it was used."""
+    if triton_device.type == "cuda":
+        pytest.skip("there is a real one")
+    with ExitStack() as stack:
+        cards = []
+
+        def new(**options):
+            emulated = load_file("cuda/emulated.py").emulated
+            cards.append(stack.enter_context(emulated(monkeypatch, **options)))
+            return cards[0]
+
+        yield new
+    assert not any(card.faults for card in cards)
+
+
+@pytest.fixture
+def card(new_card):
+    return new_card()

@@ -1,0 +1,169 @@
+"""The whole of LLM(device="cuda") on the emulated card: the CPU's tokens, from tensors that lie
+where they must, without a wait of the host that nobody needs."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.params import GuidedDecodingParams
+from mmdeploy_llm.testing.tiny import write_tiny
+
+OPTIONS = {
+    "max_num_seqs": 3,
+    "max_model_len": 160,
+    "num_gpu_blocks_override": 40,
+    "block_size": 16,
+    "max_num_batched_tokens": 64,
+    "limit_mm_per_prompt": {"image": 2, "video": 1},
+    "enable_logprob": True,
+    "seed": 1,
+}
+IMAGE = {
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "ernie4_5_vl_moe": "<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>",
+}
+VIDEO = {
+    "qwen2_5_vl": "<|vision_start|><|video_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|video_pad|><|vision_end|>",
+    "ernie4_5_vl_moe": "<|VIDEO_START|><|video@placeholder|><|VIDEO_END|>",
+}
+STEP_STARTS = ("aten::embedding", "graph")
+GREEDY = {"temperature": 0.0}
+CHOICES = (
+    GREEDY,
+    {"temperature": 0.9, "seed": 3},
+    {"temperature": 0.7, "seed": 4, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.2},
+    {"temperature": 0.0, "frequency_penalty": 0.5, "min_tokens": 3, "logit_bias": {70: 2.0}},
+    {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
+    {"temperature": 0.8, "seed": 5, "no_repeat_ngram_size": 2, "bad_words_token_ids": [71, 72]},
+    {"temperature": 0.0, "guided_decoding": GuidedDecodingParams(regex="[a-f ]{4,40}")},
+)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    folders = {}
+
+    def folder(family, **options):
+        key = family, *options.items()
+        if key not in folders:
+            folders[key] = write_tiny(family, tmp_path_factory.mktemp(family), **options)
+        return str(folders[key])
+
+    return folder
+
+
+def picture(seed, width, height):
+    rng = np.random.RandomState(seed)
+    return Image.fromarray(rng.randint(0, 255, (height, width, 3), dtype=np.uint8))
+
+
+def params(number=0, **values):
+    choice = CHOICES[number % len(CHOICES)]
+    base = {"max_tokens": 4 - number % 2}
+    if "guided_decoding" not in choice:
+        base["ignore_eos"] = True
+    return SamplingParams(**{**base, **choice, **values})
+
+
+def texts(number):
+    lengths = (3, 18, 1, 5, 40, 2, 9)
+    return [list(range(60 + at, 60 + at + lengths[at % 7])) for at in range(number)]
+
+
+def results(llm, prompts, chosen):
+    outputs = llm.generate(prompts, chosen, use_tqdm=False)
+    assert all(output.error_code == 200 for output in outputs), [o.error_msg for o in outputs]
+    return outputs
+
+
+def check(outputs, expected):
+    for found, wanted in zip(outputs, expected, strict=True):
+        assert found.outputs.token_ids == wanted.outputs.token_ids
+        near(found.outputs.logprobs, wanted.outputs.logprobs)
+        near(found.prompt_logprobs, wanted.prompt_logprobs)
+
+
+def near(found, expected):
+    """Log-probabilities of the same tokens, in the same order."""
+    for one, other in zip(found or (), expected or (), strict=True):
+        assert (one and [*one]) == (other and [*other])
+        for token_id, entry in (one or {}).items():
+            assert entry.rank == other[token_id].rank
+            assert entry.logprob == pytest.approx(other[token_id].logprob, abs=1e-4)
+
+
+def kinds(card):
+    return {what for what, _, _ in card.waits}
+
+
+@pytest.mark.parametrize(
+    ("family", "eager", "choices"),
+    [("ernie4_5", True, (0, 2, 3, 5)), ("qwen3", False, (1, 2, 4, 6))],
+)
+def test_text(folder_of, new_card, family, eager, choices):
+    """All kinds of sampling; and a prompt whose blocks are kept."""
+    prompts, chosen = texts(4), [params(number) for number in choices]
+    folder = folder_of(family, head_dim=16)
+    with LLM(model=folder, device="cpu", **OPTIONS) as llm:
+        expected = results(llm, prompts, chosen)
+    card = new_card()
+    with LLM(model=folder, device="cuda", enforce_eager=eager, **OPTIONS) as llm:
+        outputs = results(llm, prompts, chosen)
+        again = results(llm, prompts[1:2], chosen[:1])
+    check(outputs, expected)
+    assert again[0].num_cached_tokens == 16
+    assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "ernie4_5_vl_moe", "qwen3_vl"])
+def test_media(folder_of, new_card, family):
+    """Nothing about media makes the host wait: large ones, and small ones beside them."""
+    folder = folder_of(family)
+    images = [picture(1, 56, 84), picture(2, 28, 28)]
+    video = {"video": [picture(3 + number, 84, 56) for number in range(4)], "source_fps": 2}
+    image, clip = IMAGE[family], VIDEO[family]
+    prompts = [
+        {"prompt": f"see {image} and {image}", "multimodal_data": {"image": images}},
+        {"prompt": f"see {clip}", "multimodal_data": {"video": video}},
+        {"prompt_token_ids": texts(2)[1]},
+    ]
+    chosen = [params(0, logprobs=3), params(2), params(6)]
+    with LLM(model=folder, device="cpu", **OPTIONS) as llm:
+        expected = results(llm, prompts, chosen)
+    card = new_card()
+    with LLM(model=folder, device="cuda", enforce_eager=True, **OPTIONS) as llm:
+        card.waits.clear()
+        outputs = results(llm, prompts, chosen)
+    check(outputs, expected)
+    assert kinds(card) == {"Event.synchronize"}
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_steps_start_before_the_one_in_front_is_waited_for(folder_of, new_card, eager):
+    """One wait a step, for the sampled tokens; by then the card has the next step."""
+    folder = folder_of("ernie4_5", head_dim=16)
+    card = new_card()
+    with LLM(model=folder, device="cuda", enforce_eager=eager, **OPTIONS) as llm:
+        for choice in (CHOICES[2], CHOICES[3], {**GREEDY, "logprobs": 2}):
+            card.waits.clear()
+            card.launches.clear()
+            together = SamplingParams(n=3, max_tokens=5, ignore_eos=True, **choice)
+            results(llm, [[66, 67]], together)
+            assert [what for what, _, _ in card.waits] == ["Event.synchronize"] * 5
+            steps = [place for place, name in enumerate(card.launches) if name in STEP_STARTS]
+            assert len(steps) == 5
+            for (_, _, place), following in zip(card.waits, steps[1:], strict=False):
+                assert following < place
+
+
+def test_a_greedy_step_without_rules_samples_in_its_graph(folder_of, new_card):
+    folder = folder_of("ernie4_5", head_dim=16)
+    card = new_card()
+    with LLM(model=folder, device="cuda", **OPTIONS) as llm:
+        card.launches.clear()
+        results(llm, [[66, 67]], SamplingParams(max_tokens=4, ignore_eos=True, **GREEDY))
+        assert card.launches.count("graph") == 3
+        assert card.launches.count("_choose") == 1  # of the prompt
