@@ -34,7 +34,7 @@ from .errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
 from .hooks import PluginManager
 from .hooks.names import error_text
 from .outputs import RequestOutput
-from .parallel import Channel, Message, Worker, interrupted_later
+from .parallel import Channel, Message, Worker, close_all, interrupted_later
 from .request import Request
 from .runner.parts import engine_configs, load_kernels
 
@@ -240,10 +240,7 @@ class Fleet:
     def close(self) -> None:
         """Ends all engines; later calls of `run` raise EngineError."""
         self._is_closed = True
-        for engine in self._engines:
-            engine.worker.connection.close()  # all of them end at the same time
-        for engine in self._engines:
-            engine.worker.close()
+        close_all([engine.worker for engine in self._engines])
 
     def _living(self) -> list[_Engine]:
         return [engine for engine in self._engines if engine.death is None]

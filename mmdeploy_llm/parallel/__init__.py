@@ -7,7 +7,7 @@ Worker                     a process of ours, and the channel to it
 
 from .divide import Share, divide, shares_of
 from .interrupts import interrupted_later
-from .process import Channel, Worker
+from .process import Channel, Worker, close_all
 from .ranks import FirstRank, Meeting, Ranks
 from .wire import Message
 
@@ -19,6 +19,7 @@ __all__ = [
     "Ranks",
     "Share",
     "Worker",
+    "close_all",
     "divide",
     "interrupted_later",
     "shares_of",

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -50,8 +50,10 @@ class Channel:
     def send(self, value: Any) -> None:
         """Raises OSError when the other side is gone."""
         message = Message(value)
-        self.send_message(message)
-        message.close()
+        try:
+            self.send_message(message)
+        finally:
+            message.close()
 
     def send_message(self, message: Message) -> None:
         """As `send`, for a value that goes to several."""
@@ -84,16 +86,19 @@ class Worker:
         lifeline, self._lifeline = os.pipe()
         stderr, child_stderr = os.pipe()
         arguments = [json.dumps(sys.path), theirs.fileno(), lifeline, os.getpid(), name, level]
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", BOOT, *map(str, arguments)],
-                pass_fds=(theirs.fileno(), lifeline),
-                stdin=subprocess.DEVNULL,
-                stdout=child_stderr,
-                stderr=child_stderr,
-            )
-        os.close(lifeline)
-        os.close(child_stderr)
+        with theirs, contextlib.ExitStack() as unused:
+            for fd in (stderr, self._lifeline):
+                unused.callback(os.close, fd)
+            unused.callback(ours.close)
+            with open(lifeline, "rb"), open(child_stderr, "wb"):  # closed here, open in the child
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", BOOT, *map(str, arguments)],
+                    pass_fds=(theirs.fileno(), lifeline),
+                    stdin=subprocess.DEVNULL,
+                    stdout=child_stderr,
+                    stderr=child_stderr,
+                )
+            unused.pop_all()
         self._tail = _Tail(stderr)
         self._channel = Channel(ours, self._process.pid)
         # Also without `close` no process outlives the object.
@@ -144,11 +149,11 @@ class Worker:
             self._process.wait(CLOSE_SECONDS)
         raise WorkerDiedError(f"{self.name} failed: {value.text}{self._last_words()}")
 
-    def close(self) -> None:
-        """Asks the process to end, waits for a while, then kills it."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Asks the process to end, waits so long, then kills it."""
         self._channel.connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_SECONDS)
+            self._process.wait(max(0.0, seconds))
         self.kill()
 
     def kill(self) -> None:
@@ -171,6 +176,15 @@ class Worker:
         text = self._tail.text()
         lines = [line for line in text.splitlines() if line.strip()][-NUM_LINES:]
         return "; it wrote nothing" if not lines else "; it wrote last:\n  " + "\n  ".join(lines)
+
+
+def close_all(workers: Sequence[Worker]) -> None:
+    """Closes them at the same time, so that many take no longer than one."""
+    for worker in workers:
+        worker.connection.close()
+    end = time.monotonic() + CLOSE_SECONDS
+    for worker in workers:
+        worker.close(end - time.monotonic())
 
 
 class _Tail:

@@ -39,7 +39,15 @@ from typing import Any, Literal, Protocol
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.parallel import Channel, Meeting, Message, Ranks, Worker, interrupted_later
+from mmdeploy_llm.parallel import (
+    Channel,
+    Meeting,
+    Message,
+    Ranks,
+    Worker,
+    close_all,
+    interrupted_later,
+)
 from mmdeploy_llm.plan import ScheduledTokens, StepPlan, StepResult
 
 from .ahead import RunsAhead, Started, runs_ahead
@@ -48,6 +56,7 @@ from .out_of_memory import is_out_of_memory
 from .peers import Peers
 
 FAULT_SECONDS = 20.0  # for all ranks to come to the same error
+LOAD_SECONDS = 1800.0  # for a rank to be ready, when others are
 STEP_SECONDS = 600.0  # for a step on a card; for a rank, when others are done with a step
 DIFFERENT = (
     "the ranks have come to different results in one step; this is an error of the model or the "
@@ -151,7 +160,7 @@ class DistributedRunner:
                 )
                 entry = partial(serve_rank, config=config, meeting=meeting, build=build)
                 self._workers.append(Worker(f"rank {rank}", entry, is_quiet=rank > 0))
-            ready: list[_Ready] = self._gathered(None, None)
+            ready: list[_Ready] = self._gathered(None, LOAD_SECONDS)
         except BaseException:
             self._kill()
             raise
@@ -173,10 +182,7 @@ class DistributedRunner:
 
     def close(self) -> None:
         """See Executor."""
-        for worker in self._workers:
-            worker.connection.close()  # all of them end at the same time
-        for worker in self._workers:
-            worker.close()
+        close_all(self._workers)
         self._forget_folder()
         self._death = self._death or WorkerDiedError("this engine is closed")
 
@@ -218,9 +224,9 @@ class DistributedRunner:
             raise WorkerDiedError(DIFFERENT)
         return said
 
-    def _gathered(self, patience: float | None, longer: float | None) -> list[Any]:
+    def _gathered(self, patience: float | None, longer: float) -> list[Any]:
         """What each rank says next, words to the others apart, which are answered. patience:
-        seconds for the first of them; longer: for each of the others behind it. None: any."""
+        seconds for the first of them, None for any; longer: for each of the others behind it."""
         said: dict[int, Any] = {}
         words: dict[int, _Word] = {}
         ranks = {worker.connection: rank for rank, worker in enumerate(self._workers)}

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.errors import ConfigError, WorkerDiedError
-from mmdeploy_llm.parallel import Channel, Meeting, Worker
+from mmdeploy_llm.parallel import Channel, Meeting, Worker, close_all, process
 from mmdeploy_llm.parallel.wire import MAX_INLINE
 
 LARGE = MAX_INLINE // 4 + 1000  # float32 values that go through shared memory
@@ -140,6 +141,34 @@ def test_workers(capfd):
     assert "my last words" in capfd.readouterr().err
     for worker in (ours, theirs, killed, gone):
         worker.close()
+
+
+def test_workers_that_hang_are_closed_at_the_same_time(monkeypatch):
+    """And nothing of them is left: no process, no open file, no thread."""
+    monkeypatch.setattr(process, "CLOSE_SECONDS", 1.0)
+    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    workers = [Worker(f"hanging {n}", own(hang)) for n in range(3)]
+    pids = [worker.receive() for worker in workers]
+    begin = time.monotonic()
+    close_all(workers)
+    assert time.monotonic() - begin < 2
+    assert not any(is_alive(pid) for pid in pids)
+    deadline = time.monotonic() + 5
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)  # they read to the end of what the process wrote
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_a_process_that_cannot_be_started_leaves_nothing_open(monkeypatch):
+    def refused(*args, **options):
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(process.subprocess, "Popen", refused)
+    files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="no more processes"):
+        Worker("never", own(hang))
+    assert len(os.listdir("/proc/self/fd")) == files
 
 
 def test_a_worker_ends_with_its_parent(tmp_path):
