@@ -124,7 +124,7 @@ def model(meter):
     return Model(meter)
 
 
-def measured(runtime, model, meter, processors):
+def measured(runtime, model, meter, processors, peers=None):
     asked = []
 
     def new_runner(num_blocks):
@@ -139,7 +139,9 @@ def measured(runtime, model, meter, processors):
         )
 
     on_cpu = SimpleNamespace(block_size=BLOCK, kv_cache_dtype="float32")
-    found = sizing.measured_memory(new_runner, processors, runtime, model, meter, NoPeers())
+    found = sizing.measured_memory(
+        new_runner, processors, runtime, model, meter, peers or NoPeers()
+    )
     assert set(asked) == {4}  # blocks of the longest request, 59 tokens
     return found
 
@@ -185,6 +187,21 @@ def test_media_that_would_take_more_than_half_are_measured_smaller(
     assert model.media == [[58], [14]]
     assert left == meter.left - 14 * PER_MEDIA_TOKEN - 8 * PER_TOKEN - 4 * HIDDEN * 58
     assert "those of more than 14 tokens may find no memory" in caplog.text
+
+
+def test_media_that_take_too_much_on_another_rank_are_measured_smaller_on_all(
+    model, meter, monkeypatch
+):
+    """A rank that goes on alone would leave the others in an exchange of its steps."""
+    monkeypatch.setattr(sizing, "LEAST_MEDIA", 10)
+    monkeypatch.setattr(sizing, "values_per_call", lambda device: 1000)
+    said, answers = [], [False, True]
+    peers = NoPeers()
+    peers.agree = lambda is_fine: said.append(is_fine) or answers.pop(0)
+    given = runtime(encoder_cache_memory=4 * HIDDEN * 58)
+    measured(given, model, meter, {"image": Processor(1000)}, peers)
+    assert said == [True, True]
+    assert model.media == [[58], [14]]
 
 
 def test_kinds_that_are_not_allowed_take_nothing(model, meter):
