@@ -1,0 +1,89 @@
+"""Memory of a card with a size: what the KV cache takes, and steps that find none."""
+
+import pytest
+
+from mmdeploy_llm import LLM, ConfigError, SamplingParams
+from mmdeploy_llm.hooks import hookimpl
+from mmdeploy_llm.testing.tiny import write_tiny
+
+OPTIONS = {
+    "device": "cuda",
+    "max_num_seqs": 3,
+    "max_model_len": 2048,
+    "block_size": 16,
+    "max_num_batched_tokens": 64,
+    "enforce_eager": True,
+    "native_kernels": False,  # plain torch: seconds instead of minutes in the interpreter
+    "attention_backend": "reference",
+}
+TOTAL = 2**22
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(write_tiny("ernie4_5", tmp_path_factory.mktemp("tiny"), head_dim=16))
+
+
+def tokens(llm, prompts):
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert all(output.error_code == 200 for output in outputs), [o.error_msg for o in outputs]
+    return [output.outputs.token_ids for output in outputs]
+
+
+def test_the_kv_cache_takes_what_the_largest_steps_leave(folder, new_card):
+    """All but a little of the share that is ours; and the largest steps then find memory."""
+    card = new_card(total=TOTAL, others=2**19)
+    with LLM(model=folder, gpu_memory_utilization=0.9, **OPTIONS) as llm:
+        usable = 0.9 * TOTAL - 2**19
+        assert 0.8 * usable < card.allocated < usable
+        card.empty_cache()
+        card.reset_peaks()
+        tokens(llm, [[66] * 64, [67] * 64, [68] * 64])
+        # The sampler's own tables are not counted: kilobytes, a part of this card only.
+        assert card.allocated < card.most_reserved <= 1.02 * usable
+
+
+def test_a_card_that_is_too_small_is_told_with_the_numbers(folder, new_card):
+    new_card(total=TOTAL, others=TOTAL - 2**18)
+    with pytest.raises(ConfigError, match=r"has 0\.00 GiB"):
+        LLM(model=folder, gpu_memory_utilization=0.9, **OPTIONS)
+
+
+def test_a_pass_without_memory_becomes_smaller_ones(folder, new_card, caplog):
+    card = new_card()
+    prompts = [[66] * 60]
+    with LLM(
+        model=folder, num_gpu_blocks_override=32, enable_prefix_caching=False, **OPTIONS
+    ) as llm:
+        card.empty_cache()
+        card.reset_peaks()
+        expected = tokens(llm, prompts)
+        peak = card.most_reserved - card.allocated
+        card.others = card.total - card.allocated - int(0.7 * peak)
+        assert tokens(llm, prompts) == expected
+    assert "passes have 30 now" in caplog.text
+
+
+def test_preempted_requests_go_on_as_if_they_had_not_been(folder, new_card):
+    new_card()
+    prompts = [[66] * 12, [67] * 13, [68] * 14]
+    with LLM(model=folder, num_gpu_blocks_override=32, **OPTIONS) as llm:
+        expected = tokens(llm, prompts)
+    few = {**OPTIONS, "max_model_len": 48}
+    with LLM(model=folder, num_gpu_blocks_override=4, **few) as llm:
+        steps = []
+        llm.plugins.register(Steps(steps), name="steps")
+        assert tokens(llm, prompts) == expected
+    assert steps[-1].num_preemptions > 0
+
+
+class Steps:
+    """Observes the engine's steps."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    @hookimpl
+    def on_step(self, stats):
+        self.steps.append(stats)
