@@ -137,8 +137,8 @@ class DeviceSampler(Sampler):
         adjusted = self._adjusted(logits, index, list(forced))
         if is_plain and largest is not None and adjusted is logits:
             token_ids, peaks = largest
-            is_finite = peaks.isfinite()
-            return torch.stack([token_ids * is_finite, is_finite.logical_not().long()])
+            has_failed = (peaks.abs() < torch.inf).logical_not()  # fewer launches than isfinite
+            return torch.stack([token_ids.masked_fill(has_failed, 0), has_failed])
         forced_ids = None
         if forced:
             ids = np.full(len(index), -1)
