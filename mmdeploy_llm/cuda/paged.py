@@ -387,17 +387,18 @@ def _tile(q: Tensor, num_rows: int, pages: Pages, gpu: Gpu) -> _Tile:
     of the loop finds the pages, the next their keys, so that each further tile takes two stages."""
     dims = max(SMALLEST_DOT, triton.next_power_of_2(q.shape[2]))
     row_bytes = dims * q.element_size()
-    most_rows = 128 if row_bytes <= 256 else 64 if row_bytes <= 512 else 32
+    is_wide = q.dtype is torch.float32  # no tensor cores: larger tiles do not fit the registers
+    most_rows = SMALLEST_DOT if is_wide else 128 if row_bytes <= 256 else 64
     group = q.shape[1] // pages.keys.shape[2]
     rows = max(SMALLEST_DOT, triton.next_power_of_2(max(num_rows, group)))
     rows = max(min(rows, most_rows), triton.next_power_of_2(group))
-    columns = 64 if row_bytes <= 256 else 32
+    columns = 64 if row_bytes <= 256 and not is_wide else 32
     num_tiles = (gpu.shared_memory - rows * row_bytes) // (2 * columns * row_bytes)
     return _Tile(
         rows=rows,
         columns=columns,
         dims=dims,
-        num_warps=8 if rows >= 128 else 4,
+        num_warps=8 if rows >= 128 or is_wide else 4,
         num_stages=5 if num_tiles > 4 else 3 if num_tiles > 1 else 1,
     )
 

@@ -1,10 +1,16 @@
 """Compiles the attention kernels for GPUs that are not there, as the launches of real calls would:
 run without TRITON_INTERPRET, with the compute capabilities as arguments (90 for 9.0), or "90:1" for
-the first shape alone. Prints a line for each kernel that does not fit its GPU."""
+the first shape alone. Prints a line for each kernel that does not fit its GPU, be it that registers
+are spilled to memory."""
 
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -17,9 +23,13 @@ SHAPES = [  # heads, key heads, head size, page, dtype of q, dtype of the cache
     (28, 4, 128, 128, torch.bfloat16, torch.bfloat16),
     (16, 16, 80, 16, torch.float16, torch.float16),
     (32, 2, 256, 1, torch.bfloat16, torch.int8),
-    (8, 8, 64, 24, torch.float32, torch.float32),
+    (28, 4, 128, 24, torch.float32, torch.float32),
+    (8, 4, 256, 64, torch.float32, torch.float32),
     (12, 2, 64, 64, torch.bfloat16, torch.float8_e4m3fn),
 ]
+
+
+MOST_STACK = 256  # bytes
 
 
 class Device:
@@ -53,6 +63,17 @@ class Compiled:
             self._found.append(self._kernel.warmup(*args, grid=grid, **options))
 
         return launch
+
+
+def bytes_of_stack(kernel):
+    """Of each thread: registers that are spilled lie there."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        command = [program, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", told)[1])
 
 
 def compile_shape(shape, capability):
@@ -113,6 +134,8 @@ def main(wanted):
             for kernel in found:
                 if kernel.metadata.shared > shared:
                     print(f"{kernel.name} {capability} {shape}: {kernel.metadata.shared} bytes")
+                if bytes_of_stack(kernel) > MOST_STACK:
+                    print(f"{kernel.name} {capability} {shape}: {bytes_of_stack(kernel)} spilled")
         print("compiled for", capability)
 
 
