@@ -222,7 +222,9 @@ class Rotary(WithKernels):
         else:
             per_pair = positions[self.axes].T.float().contiguous()
         angles = per_pair * self.frequencies  # [T, R / 2]
-        cos, sin = angles.cos() * self.config.scale, angles.sin() * self.config.scale
+        cos, sin = angles.cos(), angles.sin()
+        if self.config.scale != 1.0:
+            cos, sin = cos * self.config.scale, sin * self.config.scale
         is_interleaved = self.config.is_interleaved
         if self.kernels is not None:
             return KernelRope(cos, sin, is_interleaved=is_interleaved, kernels=self.kernels)
