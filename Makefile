@@ -1,6 +1,6 @@
 # Every target sets up .venv by itself; all that is needed is Python 3.11 or newer and make.
 # PYTHON names the interpreter, PIP_FLAGS is handed to pip (a mirror, another index),
-# PYTEST_FLAGS to pytest.
+# PYTEST_FLAGS to pytest (-n 0: in one process).
 
 PYTHON ?= python3
 PIP_FLAGS ?=
@@ -34,7 +34,8 @@ demo: $(STAMP)
 	echo "Open $(DEMO)/captions.html in a browser."
 
 test: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
+		$(PYTEST_FLAGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
