@@ -30,41 +30,10 @@ def triton_attention(triton_device):
     from mmdeploy_llm.attention.triton_paged import TritonAttention
 
     if triton_device.type == "cuda":
-        yield TritonAttention(triton_device)
-        return
-    from triton.runtime import interpreter
-
+        return TritonAttention(triton_device)
     from mmdeploy_llm.cuda.paged import Gpu
 
-    create_dot = interpreter.InterpreterBuilder.create_dot
-    convert_float = interpreter._convert_float
-
-    def with_bfloat16(builder, a, b, d, *rest):
-        """It multiplies the bits of bfloat16 as if they were integers."""
-        return create_dot(builder, _as_float32(a), _as_float32(b), d, *rest)
-
-    def with_carry(source, source_type, target_type, rounding):
-        """It forgets the carry where rounding to 8 bits reaches the next power of two."""
-        if (str(source_type), str(target_type)) != ("fp32", "fp8e4nv"):
-            return convert_float(source, source_type, target_type, rounding)
-        return torch.from_numpy(source.copy()).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-
-    interpreter.InterpreterBuilder.create_dot = with_bfloat16
-    interpreter._convert_float = with_carry
-    yield TritonAttention(triton_device, Gpu(num_processors=8, shared_memory=100_000))
-    interpreter.InterpreterBuilder.create_dot = create_dot
-    interpreter._convert_float = convert_float
-
-
-def _as_float32(handle):
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime.interpreter import TensorHandle
-
-    if handle.dtype.scalar is not tl.bfloat16:
-        return handle
-    bits = handle.data.astype(np.uint32) << 16
-    return TensorHandle(bits.view(np.float32), tl.float32)
+    return TritonAttention(triton_device, Gpu(num_processors=8, shared_memory=100_000))
 
 
 class Recording(TorchDispatchMode):

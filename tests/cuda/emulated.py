@@ -402,8 +402,9 @@ class Card(TorchDispatchMode):
         args, kwargs = inner((args, kwargs))
         again = partial(original, function, *args, grid=grid, warmup=warmup, **kwargs)
         self.launch(function.fn.__name__, again, tensors, tensors)
-        with torch._C._DisableTorchDispatch():
-            again()
+        if self.recording is None:
+            with torch._C._DisableTorchDispatch():
+                again()
 
     # -- what torch.cuda is replaced by ------------------------------------------------------
 
