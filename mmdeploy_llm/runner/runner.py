@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -147,12 +147,13 @@ class Runner:
         out = _Collected()
         scheduled = self._begin(plan, out)
         launched = None
-        if scheduled and self._pass_size.most_tokens is None:
+        is_whole = self._pass_size.most_tokens is None
+        if scheduled and is_whole:
             launched = self._launched(scheduled, before)
         token_ids = self._next_inputs(plan, launched)
         return Started(
             plan=plan,
-            finish=lambda: self._finish(plan, scheduled, launched, out),
+            finish=lambda: self._finish(plan, scheduled, launched, out, has_raised=is_whole),
             can_follow=token_ids is not None,
             token_ids=token_ids,
         )
@@ -208,13 +209,16 @@ class Runner:
         scheduled: Sequence[ScheduledTokens],
         launched: _Launched | None,
         out: _Collected,
+        *,
+        has_raised: bool,
     ) -> StepResult:
+        """has_raised: what was not launched was tried."""
         if launched is not None:
             if launched.rows is not None:
                 self._take(launched.rows, launched.sample.finish(), launched.found)
             out.take(launched.found)
         elif scheduled:
-            self._compute(scheduled, out)
+            self._compute(scheduled, out, is_again=has_raised)
         return out.result(plan)
 
     def _admit(self, new: NewRequest, out: _Collected) -> None:
@@ -247,16 +251,20 @@ class Runner:
                 return False
         return True
 
-    def _compute(self, scheduled: Sequence[ScheduledTokens], out: _Collected) -> None:
+    def _compute(
+        self, scheduled: Sequence[ScheduledTokens], out: _Collected, *, is_again: bool = False
+    ) -> None:
         """One forward pass, or several where memory is short; when one raises, smaller ones, so
-        that only those at fault fail."""
+        that only those at fault fail. is_again: one of them all has raised already."""
         for items in self._pass_size.passes(scheduled):
-            self._pass(items, out)
+            self._pass(items, out, is_again=is_again)
 
-    def _pass(self, scheduled: Sequence[ScheduledTokens], out: _Collected) -> None:
+    def _pass(
+        self, scheduled: Sequence[ScheduledTokens], out: _Collected, *, is_again: bool
+    ) -> None:
         if out.errors:  # of an earlier part of the same requests
             scheduled = [item for item in scheduled if item.request_id not in out.errors]
-        error = self._error_of(scheduled, out) if scheduled else None
+        error = self._error_of(scheduled, out, is_again=is_again) if scheduled else None
         if error is None:
             return
         # Here, not where it was caught: the exception held the tensors of the failed pass.
@@ -268,7 +276,7 @@ class Runner:
             logger.warning("a step failed; its requests are tried one by one")
             parts = [[item] for item in scheduled]
         for items in parts or ():
-            self._pass(items, out)
+            self._pass(items, out, is_again=True)
         if not parts:
             failure = self._alone(error)
             out.errors.update(dict.fromkeys((item.request_id for item in scheduled), failure))
@@ -285,11 +293,13 @@ class Runner:
         return RequestFailure(code=500, message=message)
 
     def _error_of(
-        self, scheduled: Sequence[ScheduledTokens], out: _Collected
+        self, scheduled: Sequence[ScheduledTokens], out: _Collected, *, is_again: bool
     ) -> BaseException | None:
         """One forward pass, whose results are in `out` only when all of it worked; else why not."""
         found = _Collected()
         try:
+            if is_again:
+                self._reset_sampling(scheduled)
             self._forward_and_sample(scheduled, found)
         except FAULTS as error:
             self._peers.raised(error)
@@ -298,6 +308,17 @@ class Runner:
             return error.with_traceback(None)
         out.take(found)
         return None
+
+    def _reset_sampling(self, scheduled: Sequence[ScheduledTokens]) -> None:
+        """The sampler's slots as they were before a pass that raised, which may have drawn tokens
+        on the device already: the next ones are drawn from the tokens that the host knows."""
+        for item in scheduled:
+            if item.samples:
+                info = self._slots[item.request_id]
+                known = self._slots.token_ids[info.index, : item.start + item.num_tokens]
+                request = replace(info.request, token_ids=tuple(known.tolist()))
+                self._sampler.remove(info.index)
+                self._sampler.add(info.index, _slot_request(request))
 
     def _can_cut(self, item: ScheduledTokens) -> bool:
         """Whether the item's tokens may be computed in several passes."""

@@ -1,7 +1,10 @@
 """Steps that start from tokens on the device: an engine with the DeviceSampler, against one with
 the Sampler, which waits for each step."""
 
+import dataclasses
+
 import pytest
+import torch
 
 from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.testing.tiny import make_tokenizer
@@ -17,10 +20,11 @@ def make(ahead, load_file):
     return ahead.engines(load_file("runner/test_graphs.py"), make_tokenizer())
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_outputs_are_those_without(ahead, make, triton_device, seed):
+@pytest.fixture
+def small(triton_device):
+    """A DeviceSampler with small tiles."""
     if triton_device.type != "cpu":
-        pytest.skip("the model of this test is on the CPU")
+        pytest.skip("the model of these tests is on the CPU")
     from mmdeploy_llm.cuda.choose import Tiling
     from mmdeploy_llm.sampling.device import DeviceSampler
 
@@ -28,7 +32,37 @@ def test_outputs_are_those_without(ahead, make, triton_device, seed):
         def __init__(self, **options):
             super().__init__(**options, tiling=Tiling(block=512, candidates=32, together=512))
 
+    return Small
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_outputs_are_those_without(ahead, make, small, seed):
     given = list(ahead.requests(seed, 7))
     expected = ahead.outputs_of(make(Sampler), given, seed=seed)
     given = list(ahead.requests(seed, 7))
-    assert ahead.outputs_of(make(Small), given, seed=seed) == expected
+    assert ahead.outputs_of(make(small), given, seed=seed) == expected
+
+
+def test_what_was_drawn_before_a_step_raised_is_drawn_again(ahead, make, small):
+    """The device has counted the tokens of such a step already, and moved on to the next."""
+
+    class Raising(small):
+        num_launches = 0
+
+        def launch(self, *args, **options):
+            pending = super().launch(*args, **options)
+            self.num_launches += 1
+            if self.num_launches % 4 == 0:
+                raise torch.OutOfMemoryError("out of memory")
+            return pending
+
+    def given():
+        for request in ahead.requests(6, 4):
+            rules = {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4}
+            params = request.params.model_copy(update=rules)
+            yield dataclasses.replace(request, params=params)
+
+    expected = ahead.outputs_of(make(Sampler), given())
+    engine = make(Raising)
+    assert ahead.outputs_of(engine, given()) == expected
+    assert engine._runner._sampler.num_launches > 16
