@@ -278,6 +278,7 @@ def _runtime(
     )
     runtime = resolve(config, limits, host, choose)
     devices.check_device(runtime.device, runtime.dtype, cuda, config.tensor_parallel_size)
+    attention.check_installed(runtime.attention_backend)
     return runtime
 
 

@@ -74,6 +74,7 @@ def _names(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
 DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
 OWN_RULES = frozenset({"http", "https", "file", "local", "data"})  # schemes with other options
@@ -458,10 +459,9 @@ def _num_batched_tokens(
 def _device(config: EngineConfig, host: HostFacts) -> str:
     if config.device == "auto":
         return "cuda" if host.has_cuda else "cpu"
-    kind = config.device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
+    if not DEVICE.fullmatch(config.device):
         raise ConfigError(f"device = {config.device!r} is not known; use cpu, cuda or cuda:N")
-    if kind == "cuda" and not host.has_cuda:
+    if config.device != "cpu" and not host.has_cuda:
         raise ConfigError(f"device = {config.device!r}, but {host.cuda_problem}")
     return config.device
 

@@ -61,9 +61,10 @@ def test_cuda_without_cuda():
         run(device="cuda:1")
 
 
-def test_unknown_device():
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:", "cuda:-1", "cpu:0"])
+def test_unknown_device(device):
     with pytest.raises(ConfigError, match="use cpu, cuda or cuda:N"):
-        run(device="tpu")
+        run(CUDA, device=device)
 
 
 @pytest.mark.parametrize("spelling", ["bf16", "bfloat16", torch.bfloat16])

@@ -121,6 +121,13 @@ def select(
     return AttentionChoice(name=name, block_size=size)
 
 
+def check_installed(name: str) -> None:
+    """Raises ConfigError when the backend's library cannot be imported or is too old, which is
+    cheaper to find out before a model is loaded than by `create`."""
+    if name in LIMITS:
+        libraries.load(name)
+
+
 def create(
     choice: AttentionChoice,
     kernels: Kernels | None,
@@ -180,7 +187,7 @@ def _problem(name: str, needs: AttentionNeeds, host: _Host) -> str | None:
     if not needs.device.startswith("cuda") or needs.dtype not in limits.dtypes:
         return (
             f"needs a CUDA device and {' or '.join(limits.dtypes)}, got device = "
-            f"{needs.device!r} and dtype = {needs.dtype!r}; use attention_backend='reference'"
+            f"{needs.device!r} and dtype = {needs.dtype!r}; use attention_backend='auto'"
         )
     found = host.capability(needs.device)
     return (
@@ -223,10 +230,10 @@ def _native_problem(needs: AttentionNeeds, has_kernels: bool) -> str | None:
     if needs.device != "cpu" or needs.dtype not in NATIVE_DTYPES:
         return (
             f"needs a CPU and bfloat16 or float32, got device = {needs.device!r} and dtype = "
-            f"{needs.dtype!r}; use attention_backend='reference'"
+            f"{needs.dtype!r}; use attention_backend='auto'"
         )
     if not has_kernels:
-        return "needs the C++ kernels, which are not there; use attention_backend='reference'"
+        return "needs the C++ kernels, which are not there; use attention_backend='auto'"
     return _cache_problem(needs, ("int8",))
 
 

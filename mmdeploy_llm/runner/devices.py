@@ -138,7 +138,7 @@ def check_device(device: str, dtype: str, facts: CudaFacts, num_cards: int = 1) 
         more = f" and {num_cards - 1} more" if num_cards > 1 else ""
         raise ConfigError(
             f"device = {device!r}{more}, but there is only {named}; use one of these"
-            + (", or lower tensor_parallel_size" if more else "")
+            + (", or lower tensor_parallel_size or data_parallel_size" if more else "")
         )
     for index in range(first, first + num_cards):
         _check_card(f"cuda:{index}", facts.cards[index], dtype, facts)

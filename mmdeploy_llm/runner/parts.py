@@ -26,14 +26,13 @@ def rank_configs(config: EngineConfig) -> list[EngineConfig]:
     """The options of each rank of a model on tensor_parallel_size devices. Raises ConfigError where
     there are not as many cards."""
     parts = _parted(config, config.tensor_parallel_size, num_cards=1)
-    if parts[0].device != "cpu":
-        check_device(parts[0].device, config.dtype, read_cuda(), len(parts))
     # The first one speaks for all: it looks whether the others' devices are there.
     return [parts[0], *(_changed(part, tensor_parallel_size=1) for part in parts[1:])]
 
 
 def engine_configs(config: EngineConfig) -> list[EngineConfig]:
-    """The options of each of data_parallel_size engines."""
+    """The options of each of data_parallel_size engines. Raises ConfigError where there are not as
+    many cards."""
     count = config.data_parallel_size
     parts = _parted(config, count, num_cards=config.tensor_parallel_size)
     threads = config.num_intake_threads or max(1, min(8, len(native.usable_cpus())) // count)
@@ -51,6 +50,8 @@ def _parted(config: EngineConfig, count: int, num_cards: int) -> list[EngineConf
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
         first = int(number) if number.isdecimal() else 0
+        asked = "cuda" if config.device == "auto" else config.device
+        check_device(asked, config.dtype, read_cuda(), count * num_cards)
         devices = [f"cuda:{first + index * num_cards}" for index in range(count)]
         return [_changed(config, device=device) for device in devices]
     return [_changed(config, device=kind, **fields) for fields in _cpu_parts(config, count)]
@@ -86,7 +87,7 @@ def load_kernels(config: EngineConfig) -> Kernels | None:
     if config.native_kernels is False:
         problem = "native_kernels is False"
     elif not is_cpu:
-        problem = "the device is no CPU"
+        problem = "the device is no CPU: leave it out, or use device='cpu'"
     else:
         try:
             return native.load()

@@ -1,5 +1,7 @@
 """Which backend is chosen, with which block size, and what the errors say."""
 
+import sys
+
 import pytest
 import torch
 
@@ -169,3 +171,12 @@ def test_installed_is_told_without_an_import(monkeypatch):
     monkeypatch.setattr(libraries.importlib.util, "find_spec", find)
     assert not any(libraries.is_installed(name) for name in libraries.LIBRARIES)
     assert "flash_attn_2_cuda" in asked
+
+
+def test_a_library_that_is_not_there_is_told_before_loading(monkeypatch):
+    """Be it missing, broken or too old; what needs no library is not asked for one."""
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    with pytest.raises(ConfigError, match="'flash-attn-3', but it cannot be imported"):
+        selection.check_installed("flash-attn-3")
+    for name in ("native", "reference"):
+        selection.check_installed(name)

@@ -49,6 +49,9 @@ def test_cuda_devices_follow_each_other(monkeypatch):
     assert all(rank.num_threads is None for rank in ranks)
     with pytest.raises(ConfigError, match="'cuda:3' and 2 more, but there is only cuda:0"):
         rank_configs(config(device="cuda:3", tensor_parallel_size=3))
+    text = r"'cuda:1' and 5 more, .* or lower tensor_parallel_size or data_parallel_size"
+    with pytest.raises(ConfigError, match=text):  # before a process is started for any of them
+        engine_configs(config(device="cuda:1", tensor_parallel_size=2, data_parallel_size=3))
 
 
 def test_engines_share_memory_and_intake_threads(monkeypatch):
