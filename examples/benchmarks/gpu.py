@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 # Part -> seconds it may take, and what it measures, for a line where it fails.
-LIMITS = {"machine": 40, "qwen": 170, "transformers": 110, "start": 110, "ernie": 150}
+LIMITS = {"machine": 40, "qwen": 170, "transformers": 130, "start": 110, "ernie": 150}
 WORKS = {
     "machine": ["machine"],
     "qwen": ["decode, 7B, batch 1", "decode, 7B, batch", "prefill", "step overhead", "vl:"],
@@ -125,18 +125,19 @@ def rows_of(results: list[PartResult]) -> list[dict[str, Any]]:
 
 
 def ratio_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Images a second to those of transformers, where both were measured."""
-    images = {row["work"].partition(" ")[0]: row["images"] for row in rows if "images" in row}
-    ours, theirs = images.get("vl:"), images.get("transformers")
-    if ours is None or theirs is None:
+    """Images a second to those of transformers: a row wherever one of them was asked for."""
+    kinds = [row["work"].partition(" ")[0] for row in rows]
+    if "vl:" not in kinds and "transformers" not in kinds:
         return []
-    ratio = ours / theirs
+    images = {kind: row["images"] for kind, row in zip(kinds, rows, strict=True) if "images" in row}
+    ours, theirs = images.get("vl:"), images.get("transformers")
+    ratio = ours / theirs if ours and theirs else None
     return [
         {
             "work": "vl, to transformers generate",
-            "measured": f"{ratio:.1f} times the images/s",
+            "measured": "needs both parts" if ratio is None else f"{ratio:.1f} times the images/s",
             "target_text": f"{LEAST_RATIO:.0f} times",
-            "met": ratio >= LEAST_RATIO,
+            "met": ratio is not None and ratio >= LEAST_RATIO,
         }
     ]
 

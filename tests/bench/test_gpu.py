@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,14 +31,25 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(scope="module")
-def gpu():
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", SCRIPT)
+def load(name):
+    spec = importlib.util.spec_from_file_location(
+        f"{name}_benchmark", SCRIPT.with_name(f"{name}.py")
+    )
     module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_benchmark"] = module  # its dataclasses look themselves up
+    sys.modules[module.__name__] = module  # its dataclasses look themselves up
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["gpu_benchmark"]
+    del sys.modules[module.__name__]
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    yield from load("gpu")
+
+
+@pytest.fixture(scope="module")
+def shared():
+    yield from load("gpu_shared")
 
 
 def run(gpu, tmp_path, code, name, limit=60.0):
@@ -62,9 +74,10 @@ def test_a_part_that_fails_keeps_its_rows_and_says_why(gpu, tmp_path):
         "prefill ...",
         "step overhead ...",
         "vl: ...",
+        "vl, to transformers generate",
     ]
     assert gpu.cells(rows[0])[3:] == ["80 %", "75 %", "yes"]
-    assert all("failed: RuntimeError: CUDA out of memory" in row["measured"] for row in rows[1:])
+    assert all("failed: RuntimeError: CUDA out of memory" in row["measured"] for row in rows[1:-1])
 
 
 def test_a_part_that_hangs_is_ended_with_what_it_started(gpu, tmp_path):
@@ -85,10 +98,36 @@ def test_targets(gpu):
     assert (met(done=True), met(measured="only told")) == ("yes", "")
 
 
+def test_time_on_the_device_counts_once(shared):
+    """A profile tells a kernel's time with the kernel, and with the call that launched it."""
+    from torch.autograd import DeviceType
+
+    def event(device, time, *, is_user_annotation=False):
+        return SimpleNamespace(
+            device_type=device, self_device_time_total=time, is_user_annotation=is_user_annotation
+        )
+
+    events = [
+        event(DeviceType.CPU, 30.0),
+        event(DeviceType.CUDA, 10.0),
+        event(DeviceType.CUDA, 20.0),
+        event(DeviceType.CUDA, 50.0, is_user_annotation=True),
+    ]
+    assert shared.kernel_microseconds(events) == 30.0
+
+
 def test_the_ratio_needs_both(gpu):
     ours = {"work": "vl: 448 x 448", "images": 40.0}
     theirs = {"work": "transformers generate, the same", "images": 8.0}
-    assert gpu.ratio_rows([ours]) == []
+    assert gpu.ratio_rows([{"work": "machine"}]) == []
+    for rows in ([ours], [theirs], [ours, {"work": "transformers generate ..."}]):
+        assert gpu.cells(gpu.ratio_rows(rows)[0])[1:] == [
+            "needs both parts",
+            "",
+            "",
+            "4 times",
+            "no",
+        ]
     (row,) = gpu.ratio_rows([ours, theirs])
     assert row["measured"] == "5.0 times the images/s"
     assert gpu.cells(row)[-2:] == ["4 times", "yes"]
