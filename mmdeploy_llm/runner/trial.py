@@ -21,8 +21,10 @@ from .kv_cache import available_memory
 logger = logging.getLogger(__name__)
 
 RunStep = Callable[[StepPlan], StepResult]
-NEUTRAL: Mapping[str, Any] = MappingProxyType(
+Params = Mapping[str, Any]
+NEUTRAL: Params = MappingProxyType(
     {
+        "temperature": 0.0,
         "top_p": 1.0,
         "top_k": 0,
         "min_p": 0.0,
@@ -33,13 +35,15 @@ NEUTRAL: Mapping[str, Any] = MappingProxyType(
         "frequency_penalty": 0.0,
     }
 )
+# Drawn, behind penalties: with all that the sampler makes for them, some of it to stay.
+COSTLY: Params = MappingProxyType({**NEUTRAL, "temperature": 1.0, "repetition_penalty": 1.1})
 
 
 def warm_up(run: RunStep, num_tokens: int, block_size: int) -> None:
     """One small prefill and one decode step, so that the first real request finds kernels and
     buffers ready. Uses block 0, before any request has it."""
     count = max(1, min(num_tokens, block_size - 1))
-    plan = prefill([count], [0], block_size, temperature=0.0)
+    plan = prefill([count], [0], block_size)
     name = plan.new[0].request_id
     result = run(plan)
     if not result.errors:
@@ -133,7 +137,7 @@ def measure(run: RunStep, largest: LargestStep, meter: Meter) -> StepMemory:
     _run_alone(run, [num_each] * largest.num_seqs, largest)
     step = meter.peak()
     meter.start()
-    _run_alone(run, [1] * largest.num_seqs, largest, temperature=0.0)
+    _run_alone(run, [1] * largest.num_seqs, largest, params=NEUTRAL)
     return StepMemory(step=step, decode=meter.peak())
 
 
@@ -143,11 +147,11 @@ def _run_alone(
     largest: LargestStep,
     *,
     media: tuple[MediaInput, ...] = (),
-    temperature: float = 1.0,
+    params: Params = COSTLY,
 ) -> None:
     """A step with prompts of these lengths, and one that forgets them."""
     blocks = tuple(range(-(-largest.longest // largest.block_size)))
-    plan = prefill(lengths, blocks, largest.block_size, temperature)
+    plan = prefill(lengths, blocks, largest.block_size, params)
     result = run(replace(plan, encode=media))
     names = tuple(new.request_id for new in plan.new)
     run(StepPlan(step_id=0, drop=names, forget=tuple(item.key for item in media)))
@@ -157,19 +161,18 @@ def _run_alone(
 
 
 def prefill(
-    lengths: Sequence[int], blocks: Sequence[int], block_size: int, temperature: float
+    lengths: Sequence[int], blocks: Sequence[int], block_size: int, params: Params = NEUTRAL
 ) -> StepPlan:
     """A step with a new request of each of the lengths, all in the same blocks."""
     new, scheduled = [], []
     for number, length in enumerate(lengths):
-        params = SamplingParams(temperature=temperature, **NEUTRAL)
         name = f"trial-{number}"
         new.append(
             NewRequest(
                 request_id=name,
                 token_ids=(0,) * length,
                 prompt_len=length,
-                params=params,
+                params=SamplingParams(**params),
                 eos_token_ids=frozenset(),
             )
         )

@@ -40,8 +40,27 @@ def test_the_kv_cache_takes_what_the_largest_steps_leave(folder, new_card):
         card.empty_cache()
         card.reset_peaks()
         tokens(llm, [[66] * 64, [67] * 64, [68] * 64])
-        # The sampler's own tables are not counted: kilobytes, a part of this card only.
+        # What the sampler keeps of each slot is not counted, but for penalties: kilobytes.
         assert card.allocated < card.most_reserved <= 1.02 * usable
+
+
+def test_the_counts_of_penalties_find_memory_beside_the_kv_cache(tmp_path, new_card):
+    """Made with the first request that needs them, after the KV cache has taken its share."""
+    few = {"num_hidden_layers": 1, "vocab_size": 16384}
+    folder = str(write_tiny("ernie4_5", tmp_path, head_dim=16, **few))
+    total = 10 * 2**20
+    card = new_card(total=total)
+    options = {**OPTIONS, "native_kernels": None, "use_warmup": False}
+    options |= {"max_num_seqs": 16, "max_num_batched_tokens": 16}
+    with LLM(model=folder, gpu_memory_utilization=0.9, **options) as llm:
+        card.empty_cache()
+        card.reset_peaks()
+        before = card.allocated
+        params = SamplingParams(max_tokens=1, temperature=0.5, frequency_penalty=1.0)
+        outputs = llm.generate([[66]] * 16, params, use_tqdm=False)
+    assert {output.error_code for output in outputs} == {200}
+    assert card.most_reserved <= 0.9 * total
+    assert card.most_reserved - before > 16 * 16384 * 2
 
 
 def test_a_card_that_is_too_small_is_told_with_the_numbers(folder, new_card):
