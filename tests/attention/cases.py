@@ -30,6 +30,12 @@ SPANS = [  # (query_lens, earlier, spans): whole, behind a prefix hit inside the
     ([5, 12], [6, 9], [(0, 6, 11), (1, 10, 12), (1, 14, 21)]),
     ([1, 4], [8, 0], [(0, 3, 9)]),
 ]
+# What random cases take in turn, so that so many of them hold every head size with every kind of
+# batch (decode sequences, prefill chunks), and all ratios of query heads to key heads.
+HEAD_SIZES = (64, 80, 96, 128, 256)
+RATIOS = (1, 2, 3, 4, 7, 8, 16)
+KINDS = ((0, 2), (2, 2), (3, 0), (4, 1), (1, 0), (0, 1))
+NUM_RANDOM = len(HEAD_SIZES) * len(KINDS)
 # Of results against dense attention in float64: rounding of q, k, v and of the weights.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -75,8 +81,8 @@ class Case:
         self.query_lens, self.earlier = query_lens, earlier
         totals = [n + e for n, e in zip(query_lens, earlier, strict=True)]
         needs = [-(-t // block_size) for t in totals]
-        blocks = torch.randperm(sum(needs) + 3, generator=generator).tolist()
-        tables = torch.zeros(len(totals), max(needs), dtype=torch.int32)
+        blocks = torch.randperm(sum(needs) + len(needs) + 2, generator=generator).tolist()
+        tables = torch.zeros(len(totals), max(needs) + 1, dtype=torch.int32)
         self.full = []
         shape = (len(blocks), block_size, kv_heads, head_dim)
         keys, values = torch.full(shape, 7.0), torch.full(shape, -7.0)
@@ -88,7 +94,8 @@ class Case:
 
         for row, (total, need, before) in enumerate(zip(totals, needs, earlier, strict=True)):
             own = [blocks.pop() for _ in range(need)]
-            tables[row, :need] = torch.tensor(own, dtype=torch.int32)
+            empty = [blocks.pop()]  # taken for tokens to come
+            tables[row, : need + 1] = torch.tensor(own + empty, dtype=torch.int32)
             k, v = noise(total, kv_heads), noise(total, kv_heads)
             places = torch.tensor(
                 [own[i // block_size] * block_size + i % block_size for i in range(total)]
@@ -151,15 +158,13 @@ def with_lengths(layout, max_context=None):
 
 def random_case(seed, *, longest=70, block_sizes=(1, 4, 16, 24), **fixed):
     """A case and its options, drawn by the seed: decode, prefill and mixed batches; prefixes in the
-    cache or none; contexts that end with a block or inside one; GQA ratios 1 to 16; windows,
-    softcap and scales."""
+    cache or none; contexts that end with a block or inside one; windows, softcap and scales."""
     draw = random.Random(seed)
-    head_dim = draw.choice((64, 80, 96, 128, 256))
-    ratio = draw.choice((1, 2, 3, 4, 7, 8, 16))
+    head_dim, ratio = HEAD_SIZES[seed % len(HEAD_SIZES)], RATIOS[seed % len(RATIOS)]
     kv_heads = draw.choice((1, 2, 3) if ratio < 7 else (1, 2))
     heads = ratio * kv_heads
     block_size = draw.choice(block_sizes)
-    num_decode, num_prefill = draw.choice(((0, 2), (3, 0), (2, 2), (1, 0), (0, 1), (4, 1)))
+    num_decode, num_prefill = KINDS[seed // len(HEAD_SIZES) % len(KINDS)]
     query_lens = [1] * num_decode + [draw.randint(2, longest // 3) for _ in range(num_prefill)]
     earlier = [_earlier(draw, n, block_size, longest) for n in query_lens]
     shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}

@@ -44,7 +44,27 @@ def test_tokens_of_a_span_see_each_other(cases, backend, batch, options):
     case.check(backend, **({} if options < 0 else cases.OPTIONS[options]))
 
 
-@pytest.mark.parametrize("seed", range(100, 130))
+def test_random_cases_hold_all_that_backends_must_compute(cases):
+    """For every head size: prefill alone and beside decode, decode alone, prefix hits, contexts
+    that end with a full page and inside one, keys that several queries share. And all ratios."""
+    found = {size: set() for size in cases.HEAD_SIZES}
+    ratios = set()
+    for seed in range(cases.NUM_RANDOM):
+        case, _ = cases.random_case(seed)
+        (_, page, kv_heads, size), num_heads = case.cache.keys[0].shape, case.q.shape[1]
+        ratios.add(num_heads // kv_heads)
+        num_decode, num_all = case.layout.num_decode, len(case.query_lens)
+        kind = "mixed" if 0 < num_decode < num_all else "decode" if num_decode else "prefill"
+        found[size] |= {kind, "shared" if num_heads > kv_heads else "own"}
+        for earlier, total in zip(case.earlier, case.layout.context_lens, strict=True):
+            found[size].add("cold" if not earlier else "rest" if earlier % page else "prefix hit")
+            found[size].add("in a page" if total % page else "full page")
+    wanted = {"mixed", "decode", "prefill", "cold", "rest", "prefix hit", "in a page", "full page"}
+    assert all(wanted | {"shared"} <= kinds for kinds in found.values()), found
+    assert ratios == set(cases.RATIOS)
+
+
+@pytest.mark.parametrize("seed", range(120, 150))
 def test_random_batches(cases, backend, seed):
     case, options = cases.random_case(seed)
     case.check(backend, **options)

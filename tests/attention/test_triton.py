@@ -34,16 +34,30 @@ def test_tokens_of_a_span_see_each_other(cases, triton_attention, triton_device,
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_cache_in_8_bits(cases, triton_attention, triton_device, dtype, cache_dtype):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "kv_heads", "block_size"),
+    [(64, 3, 3, 1), (80, 4, 2, 16), (96, 7, 1, 24), (128, 16, 2, 64), (256, 4, 1, 4)],
+)
+def test_cache_in_8_bits(
+    cases,
+    triton_attention,
+    triton_device,
+    head_dim,
+    heads,
+    kv_heads,
+    block_size,
+    dtype,
+    cache_dtype,
+):
     """Equal to attention over the keys and values that the cache holds, which are those that were
-    written but for a rounding step."""
+    written but for a rounding step. Decode in splits, and a chunk behind a prefix."""
     is_cuda, is_float = triton_device.type == "cuda", cache_dtype.is_floating_point
     if is_cuda and is_float and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
-    empty = cases.Case(
-        3, [40, 17], [0, 0], head_dim=80, block_size=16, dtype=dtype, device=triton_device
-    )
+    fixed = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}
+    fixed |= {"dtype": dtype, "device": triton_device}
+    empty = cases.Case(3, [40, 17], [0, 0], **fixed)
     shape = empty.cache.keys[0].shape
     rows = [torch.zeros(shape, dtype=cache_dtype, device=triton_device) for _ in range(2)]
     scales = [torch.zeros(shape[:3], device=triton_device) for _ in range(2)]
@@ -54,10 +68,9 @@ def test_cache_in_8_bits(cases, triton_attention, triton_device, dtype, cache_dt
     context = triton_attention.begin(empty.layout, cache)
     context.attend(0, empty.q, empty.k, empty.v)
 
-    case = cases.Case(
-        3, [1, 5], [39, 12], head_dim=80, block_size=16, dtype=dtype, device=triton_device
-    )
-    out = triton_attention.begin(case.layout, cache).attend(0, case.q, case.k, case.v)
+    case = cases.Case(3, [1, 5], [39, 12], **fixed)
+    layout = cases.with_lengths(case.layout, max_context=1500)
+    out = triton_attention.begin(layout, cache).attend(0, case.q, case.k, case.v)
     rounding = 1 / 16 if is_float else 0.5 / 127
     for row, (k, v) in enumerate(case.full):
         held = []

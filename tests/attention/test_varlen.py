@@ -40,7 +40,7 @@ def without_softcap(backend, options):
     return options
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_batches(cases, backend, seed):
     sizes = BLOCK_SIZES.get(backend.name, (1, 16, 128))
     case, options = cases.random_case(seed, block_sizes=sizes)

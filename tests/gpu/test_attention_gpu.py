@@ -57,11 +57,12 @@ def options_of(name, options):
     return options
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_batches(cases, name, backend, seed):
-    """A launch of flash-attn 4 for a new head size compiles for seconds: fewer of them there."""
-    if name == "flash-attn-4" and seed % 4:
-        pytest.skip("a quarter of the cases, since each compiles")
+    """Of flash-attn 4, which compiles for seconds: those that have its prefill, each head size in
+    both types."""
+    if name == "flash-attn-4" and seed >= 10:
+        pytest.skip("the first ten have what it computes; each shape compiles")
     case, options = cases.random_case(
         seed, longest=600, block_sizes=block_sizes(name), dtype=DTYPES[seed % 2], device="cuda"
     )
