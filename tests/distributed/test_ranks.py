@@ -257,11 +257,17 @@ def test_what_is_wrong_at_the_start_is_raised_as_it_is(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
-def test_cards_that_are_not_there_are_told_before_processes_start(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("several", "starts"),
+    [("tensor_parallel_size", "runner.distributed"), ("data_parallel_size", "fleet")],
+)
+def test_cards_that_are_not_there_are_told_before_processes_start(
+    tmp_path, monkeypatch, several, starts
+):
     write_tiny("llama", tmp_path)
-    monkeypatch.setattr("mmdeploy_llm.runner.distributed.Worker", None)
-    with pytest.raises(ConfigError, match=r"device = 'cuda:0', but .*use device='cpu'"):
-        LLM(str(tmp_path), tensor_parallel_size=2, **{**OPTIONS, "device": "cuda"})
+    monkeypatch.setattr(f"mmdeploy_llm.{starts}.Worker", None)
+    with pytest.raises(ConfigError, match=r"device = 'cuda', but .*use device='cpu'"):
+        LLM(str(tmp_path), **{**OPTIONS, "device": "cuda", several: 2})
 
 
 ENDLESS = """
