@@ -14,6 +14,13 @@ from .base import BatchLayout, StepLengths
 Ints = NDArray[np.int64]
 
 
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """What the host made, on the device; on CUDA without waiting for the work in front."""
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 def lengths_of(layout: BatchLayout) -> StepLengths:
     """The layout's lengths on its device, made from the host's lists where it brings none."""
     if layout.lengths is not None:
@@ -21,8 +28,8 @@ def lengths_of(layout: BatchLayout) -> StepLengths:
     device = layout.slots.device
     starts = list(accumulate(layout.query_lens, initial=0))
     return StepLengths(
-        query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
-        context_lens=torch.tensor(layout.context_lens, dtype=torch.int32, device=device),
+        query_starts=sent(torch.tensor(starts, dtype=torch.int32), device),
+        context_lens=sent(torch.tensor(layout.context_lens, dtype=torch.int32), device),
         max_query=max(layout.query_lens),
         max_context=max(layout.context_lens),
     )

@@ -12,7 +12,7 @@ from mmdeploy_llm.forward import HeadTurn
 
 from . import libraries
 from .base import BatchLayout, KVCache
-from .layouts import lengths_of, places_of, visible_ranges
+from .layouts import lengths_of, places_of, sent, visible_ranges
 from .varlen import Call, Options, VarlenBackend
 from .writing import write_by_kernel
 
@@ -135,7 +135,7 @@ class TritonContext:
             starts, places = places_of(self._layout)
             device = self._layout.slots.device
             first, behind = (
-                torch.from_numpy(x).to(device, torch.int32)
+                sent(torch.from_numpy(x).int(), device)
                 for x in visible_ranges(self._layout, starts, places, window)
             )
             self._ranges[window] = first, behind

@@ -23,7 +23,7 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import AttentionContext, HeadTurn
 
 from .base import BatchLayout, KVCache
-from .layouts import lengths_of
+from .layouts import lengths_of, sent
 from .writing import CacheWriter, write_by_kernel, write_plain
 
 
@@ -202,7 +202,7 @@ def span_call(layout: BatchLayout) -> tuple[Call, Tensor]:
         num_decode=0,
         query_lens=tuple(query_lens),
         context_lens=tuple(context_lens),
-        block_tables=layout.block_tables[torch.tensor(sequences, device=device)],
+        block_tables=layout.block_tables[sent(torch.tensor(sequences), device)],
         slots=layout.slots,
     )
     lengths = lengths_of(own)
@@ -214,4 +214,4 @@ def span_call(layout: BatchLayout) -> tuple[Call, Tensor]:
         max_context=lengths.max_context,
         is_causal=False,
     )
-    return call, torch.cat(rows).to(device)
+    return call, sent(torch.cat(rows), device)

@@ -2,6 +2,7 @@
 dtypes and pages, and dense attention over the gathered pages. Signatures are those of flash-attn
 2.8, of its hopper folder, of flash-attn-4 4.0.0b36 and of torch 2.13."""
 
+import itertools
 import sys
 import types
 
@@ -167,7 +168,10 @@ class Fakes:
         block_table=None,
         num_splits=None,
     ):
-        """torch: flash-attn 2 inside; causal is a window of (-1, 0)."""
+        """torch: flash-attn 2 inside; causal is a window of (-1, 0). Without block_table keys and
+        values are [T, K, D]."""
+        if block_table is None:
+            return self._dense_each(query, key, value, cu_seq_q, cu_seq_k, max_q, scale)
         assert key.shape[1] % 256 == 0
         assert enable_gqa or query.shape[1] == key.shape[2]
         assert torch.equal(cu_seq_k.diff(), seqused_k)
@@ -177,6 +181,19 @@ class Fakes:
             query, key, value, cu_seq_q, seqused_k, max_q, max_k, scale, causal, window_size, 0.0,
             block_table, -1,
         )  # fmt: skip
+
+    def _dense_each(self, q, k, v, starts, key_starts, longest, scale):
+        """Full attention between each of the starts and the next."""
+        assert starts.dtype == torch.int32
+        assert torch.equal(starts, key_starts)
+        assert int(starts.diff().max()) <= longest
+        assert int(starts[-1]) == len(q)
+        return torch.cat(
+            [
+                self.dense(q[a:b], k[a:b], v[a:b], is_causal=False, scale=scale).to(q.dtype)
+                for a, b in itertools.pairwise(starts.tolist())
+            ]
+        )
 
     def _ragged(
         self, q, keys, values, starts, lengths, max_query, max_context, scale, causal, window_size,

@@ -28,6 +28,22 @@ def dtypes(triton_device):
     return (*few, torch.bfloat16) if triton_device.type == "cuda" else few
 
 
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory):
+    """The folder of a tiny model, made once."""
+    from mmdeploy_llm.testing.tiny import write_tiny
+
+    folders = {}
+
+    def folder(family, **options):
+        key = family, *options.items()
+        if key not in folders:
+            folders[key] = write_tiny(family, tmp_path_factory.mktemp(family), **options)
+        return str(folders[key])
+
+    return folder
+
+
 @pytest.fixture
 def assert_near():
     """Values of one rounding apart."""

@@ -25,7 +25,7 @@ import itertools
 import traceback
 import weakref
 from contextlib import contextmanager
-from functools import cache, partial, partialmethod
+from functools import cache, partial, partialmethod, wraps
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -405,6 +405,31 @@ class Card(TorchDispatchMode):
         if self.recording is None:
             with torch._C._DisableTorchDispatch():
                 again()
+
+    def library(self, function):
+        """A function of another library as one launch, which reads its tensors and makes new
+        ones."""
+
+        @wraps(function)
+        def launched(*args, **kwargs):
+            leaves = tree_leaves((args, kwargs))
+            tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+            if not all(isinstance(x, CudaTensor) for x in tensors):
+                self.fault(f"{function.__name__}: its tensors must lie on the card")
+            args, kwargs = inner((args, kwargs))
+            compute = lambda: [  # noqa: E731
+                x for x in tree_leaves(function(*args, **kwargs)) if isinstance(x, torch.Tensor)
+            ]
+            found = function(*args, **kwargs)
+            out = tree_map(lambda x: self.wrap(x, {}), found)
+            fresh = [x for x in tree_leaves(out) if isinstance(x, CudaTensor)]
+            again = lambda: [  # noqa: E731
+                old.inner.copy_(new) for old, new in zip(fresh, compute(), strict=True)
+            ]
+            self.launch(function.__name__, again, [*tensors, *fresh], fresh, fresh)
+            return out
+
+        return launched
 
     # -- what torch.cuda is replaced by ------------------------------------------------------
 

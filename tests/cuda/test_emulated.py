@@ -7,7 +7,6 @@ from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.params import GuidedDecodingParams
-from mmdeploy_llm.testing.tiny import write_tiny
 
 OPTIONS = {
     "max_num_seqs": 3,
@@ -43,19 +42,6 @@ CHOICES = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    folders = {}
-
-    def folder(family, **options):
-        key = family, *options.items()
-        if key not in folders:
-            folders[key] = write_tiny(family, tmp_path_factory.mktemp(family), **options)
-        return str(folders[key])
-
-    return folder
-
-
 def picture(seed, width, height):
     rng = np.random.RandomState(seed)
     return Image.fromarray(rng.randint(0, 255, (height, width, 3), dtype=np.uint8))
@@ -80,20 +66,22 @@ def results(llm, prompts, chosen):
     return outputs
 
 
-def check(outputs, expected):
+def check(outputs, expected, within=1e-4):
+    """within: how far log-probabilities may be off; their order is checked where that is little."""
     for found, wanted in zip(outputs, expected, strict=True):
         assert found.outputs.token_ids == wanted.outputs.token_ids
-        near(found.outputs.logprobs, wanted.outputs.logprobs)
-        near(found.prompt_logprobs, wanted.prompt_logprobs)
+        near(found.outputs.logprobs, wanted.outputs.logprobs, within)
+        near(found.prompt_logprobs, wanted.prompt_logprobs, within)
 
 
-def near(found, expected):
-    """Log-probabilities of the same tokens, in the same order."""
+def near(found, expected, within):
+    """Log-probabilities of the same tokens."""
     for one, other in zip(found or (), expected or (), strict=True):
-        assert (one and [*one]) == (other and [*other])
-        for token_id, entry in (one or {}).items():
-            assert entry.rank == other[token_id].rank
-            assert entry.logprob == pytest.approx(other[token_id].logprob, abs=1e-4)
+        if within < 1e-3:
+            assert (one and [*one]) == (other and [*other])
+        for token_id in {*(one or {})} & {*(other or {})}:
+            assert within > 1e-3 or one[token_id].rank == other[token_id].rank
+            assert one[token_id].logprob == pytest.approx(other[token_id].logprob, abs=within)
 
 
 def kinds(card):

@@ -1,0 +1,115 @@
+"""On the emulated card: the attention of other libraries, by their stand-ins, and 8-bit caches."""
+
+import sys
+
+import pytest
+import torch
+
+from mmdeploy_llm import LLM
+from mmdeploy_llm.attention import libraries, select
+from mmdeploy_llm.config import AttentionChoice
+
+BLOCK_SIZES = {"flash-attn": 256, "torch-varlen": 256, "flash-attn-3": 16, "flash-attn-4": 16}
+
+
+@pytest.fixture(scope="module")
+def whole(load_file):
+    """What test_emulated.py has for a whole LLM."""
+    return load_file("cuda/test_emulated.py")
+
+
+@pytest.fixture(scope="module")
+def cases(load_file):
+    return load_file("attention/cases.py")
+
+
+@pytest.fixture
+def install(load_file, cases, monkeypatch):
+    """Puts the stand-in of a library on a card; gives the names of its calls."""
+    fakes = load_file("attention/fakes.py").Fakes(cases.dense)
+
+    def install(card, name):
+        fakes.install(monkeypatch, libraries, name)
+        module = sys.modules[libraries.LIBRARIES[name].module]
+        for function in libraries.LIBRARIES[name].functions:
+            setattr(module, function, card.library(getattr(module, function)))
+        return fakes.calls
+
+    return install
+
+
+@pytest.mark.parametrize("name", BLOCK_SIZES)
+def test_attention_of_libraries(folder_of, whole, new_card, install, name):
+    """Prefill, and decode from recordings with a row of padding, without a wait."""
+    folder = folder_of("ernie4_5", head_dim=16, num_hidden_layers=1)
+    options = {**whole.OPTIONS, "dtype": "float16", "max_num_seqs": 4, "num_gpu_blocks_override": 9}
+    prompts = [[70, 71, 72], [73, 74], list(range(80, 87))]
+    chosen = [whole.params(0, logprobs=2, max_tokens=2 + number) for number in range(3)]
+    with LLM(model=folder, device="cpu", **options) as llm:
+        expected = whole.results(llm, prompts, chosen)
+    card = new_card()
+    calls = install(card, name)
+    options |= {"attention_backend": name, "block_size": BLOCK_SIZES[name]}
+    with LLM(model=folder, device="cuda", **options) as llm:
+        card.waits.clear()
+        outputs = whole.results(llm, prompts, chosen)
+    whole.check(outputs, expected, within=0.02)
+    assert whole.kinds(card) == {"Event.synchronize"}
+    assert set(libraries.LIBRARIES[name].functions) == set(calls)
+    assert sum(graph.num_replays for graph in card.graphs) > 1
+
+
+@pytest.mark.parametrize("name", [*BLOCK_SIZES, "triton"])
+def test_media_that_see_themselves_make_nobody_wait(cases, new_card, install, name):
+    card = new_card()
+    if name != "triton":
+        install(card, name)
+    query_lens, earlier, spans = cases.SPANS[1]
+    case = cases.Case(
+        8, query_lens, earlier, block_size=BLOCK_SIZES.get(name, 16), spans=spans, device="cuda"
+    )
+    layout = cases.with_lengths(case.layout)
+    choice = AttentionChoice(name=name, block_size=case.cache.block_size)
+    backend = select.create(choice, None, 16, torch.device("cuda"))
+    card.waits.clear()
+    found = backend.begin(layout, case.cache).attend(0, case.q, case.k, case.v)
+    assert not card.waits
+    torch.testing.assert_close(found.cpu().double(), case.expected().cpu(), atol=1e-5, rtol=1e-5)
+
+
+def test_segments_of_a_vision_tower_in_one_call(folder_of, whole, new_card, install):
+    """In 16 bits: windows and whole images of different sizes."""
+    folder = folder_of("qwen2_5_vl")
+    options = {**whole.OPTIONS, "dtype": "float16", "native_kernels": False}
+    options |= {"attention_backend": "reference", "enforce_eager": True}
+    image = whole.IMAGE["qwen2_5_vl"]
+    images = [whole.picture(1, 56, 84), whole.picture(2, 28, 28)]
+    prompt = {"prompt": f"see {image} and {image}", "multimodal_data": {"image": images}}
+    chosen = whole.params(0, logprobs=2)
+    with LLM(model=folder, device="cpu", **options) as llm:
+        expected = whole.results(llm, [prompt], chosen)
+    card = new_card()
+    calls = install(card, "torch-varlen")
+    with LLM(model=folder, device="cuda", **options) as llm:
+        outputs = whole.results(llm, [prompt], chosen)
+    whole.check(outputs, expected, within=0.05)
+    assert len(calls) == 3  # a layer each
+
+
+@pytest.mark.parametrize(("dtype", "eager", "within"), [("int8", False, 0.02), ("fp8", True, 0.3)])
+def test_8_bit_caches(folder_of, whole, new_card, dtype, eager, within):
+    """int8 as the CPU has it; 8-bit floats near a cache without loss."""
+    folder = folder_of("qwen3", head_dim=16, num_hidden_layers=2)
+    options = {**whole.OPTIONS, "max_num_seqs": 2}
+    prompts = [[70, 71, 72], list(range(80, 98))]
+    chosen = [whole.params(0, logprobs=2)] * 2
+    cpu = {"kv_cache_dtype": "int8"} if dtype == "int8" else {}
+    with LLM(model=folder, device="cpu", **options, **cpu) as llm:
+        expected = whole.results(llm, prompts, chosen)
+    card = new_card()
+    with LLM(
+        model=folder, device="cuda", kv_cache_dtype=dtype, enforce_eager=eager, **options
+    ) as llm:
+        outputs = whole.results(llm, prompts, chosen)
+    whole.check(outputs, expected, within=within)
+    assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
