@@ -174,7 +174,8 @@ def _best(needs: AttentionNeeds, host: _Host) -> str:
         suits = needs.block_size is None or needs.block_size % multiple == 0
         if suits and _problem(name, needs, host) is None and host.is_installed(name):
             return name
-    return "reference"
+    # Only our kernels know 8 bits: they say what is in their way.
+    return "triton" if needs.kv_cache_dtype in ("int8", FLOAT8) else "reference"
 
 
 def _problem(name: str, needs: AttentionNeeds, host: _Host) -> str | None:
