@@ -183,5 +183,5 @@ def test_a_library_that_is_not_there_is_told_before_loading(monkeypatch):
 
 
 def test_what_is_in_the_way_of_an_8_bit_cache_is_said():
-    with pytest.raises(ConfigError, match="needs compute capability 8.9 .* use 'int8'"):
+    with pytest.raises(ConfigError, match=r"needs compute capability 8\.9 .* use 'int8'"):
         select(on_cuda(kv_cache_dtype="float8_e4m3fn"), capabilities=(AMPERE,))
