@@ -62,7 +62,7 @@ TINY = Sizes(
     batch=4,
     context=48,
     step_tokens=128,
-    decode=8,
+    decode=32,
     overhead_batch=4,
     num_images=3,
     image=56,
@@ -174,12 +174,14 @@ class Measured:
             for step in steps
             if step.num_scheduled_tokens == step.num_scheduled_requests == batch
         ]
+        if not decodes:
+            raise RuntimeError(f"in none of {len(steps)} steps all {batch} requests decoded")
         return statistics.median(decodes[2:] or decodes)
 
     def decode(self, work: str, batch: int, context: int, target: float) -> None:
         """A row: bytes of weights and KV cache by the copy rate, and the time of a step."""
         num_tokens = self.part.sizes.decode
-        self.decode_seconds(batch, context, 4)
+        self.generate([context] * batch, 4)  # warms up; the first may end before the last begins
         taken = self.decode_seconds(batch, context, num_tokens)
         cost = self.cost
         experts = sum(each.num_values * min(1.0, batch * each.share) for each in cost.experts)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +115,22 @@ def test_time_on_the_device_counts_once(shared):
         event(DeviceType.CUDA, 50.0, is_user_annotation=True),
     ]
     assert shared.kernel_microseconds(events) == 30.0
+
+
+def test_requests_that_end_before_the_last_one_begins(tmp_path, monkeypatch, shared, capsys):
+    """As in the warm-up of a large batch: eight steps of prompts, four tokens each."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    import gpu_models
+
+    (tmp_path / "machine.json").write_text(json.dumps({"flops": 1e11, "bandwidth": 1e10}))
+    part = shared.Part("cpu", replace(shared.TINY, decode=40), tmp_path)
+    folder = gpu_models.write_qwen(tmp_path / "qwen", is_tiny=True)
+    with part.llm(folder, max_num_seqs=32, max_num_batched_tokens=64, max_model_len=128) as llm:
+        measured = shared.Measured(part, llm, folder)
+        with pytest.raises(RuntimeError, match="all 32 requests decoded"):
+            measured.decode_seconds(32, 16, 4)
+        measured.decode("decode", 32, 16, 0.6)
+    assert '"work": "decode"' in capsys.readouterr().out
 
 
 def test_the_ratio_needs_both(gpu):
