@@ -46,13 +46,12 @@ def sampled_logprobs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of T rows: their tokens [T] and the tokens' ranks [T], the k most probable ids [T, k], and
-    the log-probabilities of the token and of these [T, 1 + k]."""
+    """Of T rows: their tokens and behind them the k most probable ones, ids and log-probabilities
+    [T, 1 + k] each, and the ranks of the former [T]."""
 
     token_ids: Tensor
-    ranks: Tensor
-    best: Tensor
     logprobs: Tensor
+    ranks: Tensor
 
     def each(self, move: Callable[[Tensor], Tensor]) -> Measured:
         """With `move` of each tensor."""
@@ -61,11 +60,11 @@ class Measured:
 
     def entries(self) -> Iterator[TokenLogprobs]:
         """Of each row; waits for the device if the tensors lie there."""
-        parts = (self.token_ids, self.ranks, self.best, self.logprobs)
-        for token_id, rank, ids, row in zip(*(part.tolist() for part in parts), strict=True):
-            entry = {token_id: Logprob(logprob=row[0], rank=rank)}
-            for place, (candidate, value) in enumerate(zip(ids, row[1:], strict=True), start=1):
-                entry.setdefault(candidate, Logprob(logprob=value, rank=place))
+        parts = (self.token_ids, self.logprobs, self.ranks)
+        for ids, values, rank in zip(*(part.tolist() for part in parts), strict=True):
+            entry = {ids[0]: Logprob(logprob=values[0], rank=rank)}
+            for place in range(1, len(ids)):
+                entry.setdefault(ids[place], Logprob(logprob=values[place], rank=place))
             yield entry
 
 
@@ -76,8 +75,8 @@ def measure(logits: Tensor, token_ids: Tensor, k: int) -> Measured:
     logprobs = logits.log_softmax(dim=1)
     best = _best(logits, logits.shape[1] if k < 0 else min(k, logits.shape[1]))
     column = token_ids[:, None]
-    values = logprobs.gather(1, torch.cat([column, best], dim=1))
-    return Measured(token_ids=token_ids, ranks=_ranks(logits, column), best=best, logprobs=values)
+    ids = torch.cat([column, best], dim=1)
+    return Measured(token_ids=ids, logprobs=logprobs.gather(1, ids), ranks=_ranks(logits, column))
 
 
 def _ranks(logits: Tensor, column: Tensor) -> Tensor:

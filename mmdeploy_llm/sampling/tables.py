@@ -7,18 +7,16 @@ tokens. Nothing here waits for the device.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mmdeploy_llm.cuda import choose as columns
 
 from .draw import least
 from .state import HUGE, TINY, SlotNumbers, SlotState, resolved
-from .upload import upload
+from .upload import upload, upload_all
 
 FIRST_EDITS = 16  # that a slot has room for; doubled when one has more
 
@@ -78,16 +76,14 @@ class SlotTables:
     def rules(self) -> columns.Rules:
         """With all changes on the device, in the order of its stream."""
         if self._changed:
-            rows = np.array(sorted(self._changed))
-            self._send(self._ints, rows, self._rules.ints)
-            self._send(self._reals, rows, self._rules.reals)
-            self._send(self._edit_ids, rows, self._rules.edit_ids)
-            self._send(self._edit_values, rows, self._rules.edit_values)
+            rows, rules = np.array(sorted(self._changed)), self._rules
+            mine = self._ints, self._reals, self._edit_ids, self._edit_values
+            theirs = rules.ints, rules.reals, rules.edit_ids, rules.edit_values
+            index, *values = upload_all([rows, *(table[rows] for table in mine)], self._device)
+            for table, changed in zip(theirs, values, strict=True):
+                table.index_copy_(0, index, changed)
             self._changed.clear()
         return self._rules
-
-    def _send(self, values: NDArray[Any], rows: NDArray[np.int64], table: Tensor) -> None:
-        table.index_copy_(0, upload(rows, self._device), upload(values[rows], self._device))
 
     def _write_edits(self, slot: int, state: SlotState) -> None:
         """Biases, then bans, then the bans of what would stop the request."""
@@ -122,6 +118,8 @@ class SlotTables:
             counts = torch.zeros(shape, dtype=torch.int16, device=self._device)
             self._rules = replace(self._rules, counts=counts)
         values = np.minimum(state.counts.counts + 1, int(columns.MAX_COUNT)).astype(np.int16)
-        ids = upload(state.counts.ids, self._device)
-        self._rules.counts[slot].zero_().index_copy_(0, ids, upload(values, self._device))
+        row = self._rules.counts[slot].zero_()
+        if len(values):
+            ids, counts = upload_all([state.counts.ids, values], self._device)
+            row.index_copy_(0, ids, counts)
         return True

@@ -156,3 +156,20 @@ def test_a_greedy_step_without_rules_samples_in_its_graph(folder_of, new_card):
         results(llm, [[66, 67]], SamplingParams(max_tokens=4, ignore_eos=True, **GREEDY))
         assert card.launches.count("graph") == 3
         assert card.launches.count("_choose") == 1  # of the prompt
+
+
+def test_what_a_step_sends(folder_of, new_card):
+    """A request that starts, one copy for its rows; log-probabilities, three beside the tokens."""
+    folder = folder_of("ernie4_5", head_dim=16, num_hidden_layers=1)
+    card = new_card()
+    options = {**OPTIONS, "enforce_eager": True, "enable_prefix_caching": False}
+    with LLM(model=folder, device="cuda", **options) as llm:
+
+        def copies(way, **values):
+            card.launches.clear()
+            results(llm, [[66, 67]], SamplingParams(max_tokens=1, ignore_eos=True, **values))
+            return card.launches.count(f"copy to the {way}")
+
+        copies("card", temperature=0.9, seed=1)
+        assert copies("host", temperature=0.9, seed=1, logprobs=2) == 4
+        assert copies("card", temperature=0.9, seed=1) == 4  # with three of the step's
