@@ -27,6 +27,7 @@ from .writing import CacheWriter, write_by_kernel, write_plain
 DEFAULT_BLOCK_SIZE = 64
 HALF_DTYPES = ("bfloat16", "float16")
 FLOAT8 = "float8_e4m3fn"
+NARROW = 128  # channels of a head
 LEAST_FOR_FLOAT8 = (8, 9)  # compute capability with instructions for 8-bit floats
 
 Capability = tuple[int, int]
@@ -34,14 +35,16 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a backend on CUDA computes. capability: least and, behind it, first that is too new;
-    None: no bound. max_head_dim: a multiple of 8 up to it. cache_dtypes: of the KV cache besides
-    that of the model. block_multiple: what block sizes are multiples of."""
+    """What a backend on CUDA computes. least, below: compute capability, and the first that is too
+    new; None: no bound. max_head_dim: a multiple of 8 up to it. narrow_from: compute capability
+    from which it is up to NARROW; None: nowhere. cache_dtypes: of the KV cache besides that of the
+    model. block_multiple: what block sizes are multiples of."""
 
     dtypes: tuple[str, ...] = HALF_DTYPES
     least: Capability = (8, 0)
     below: Capability | None = None
     max_head_dim: int = 256
+    narrow_from: Capability | None = None
     cache_dtypes: tuple[str, ...] = ()
     block_multiple: int = 1
     block_size: int = DEFAULT_BLOCK_SIZE
@@ -51,7 +54,9 @@ LIMITS: Mapping[str, Limits] = MappingProxyType(
     {
         # Both take 8-bit keys for 8-bit queries only, which ours are not.
         "flash-attn-3": Limits(least=(9, 0), below=(10, 0), block_size=TMA_BLOCK_SIZE),
-        "flash-attn-4": Limits(least=(9, 0), below=(12, 0), block_size=TMA_BLOCK_SIZE),
+        "flash-attn-4": Limits(
+            least=(9, 0), below=(12, 0), narrow_from=(10, 0), block_size=TMA_BLOCK_SIZE
+        ),
         "flash-attn": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
         "torch-varlen": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
         "triton": Limits(
@@ -193,7 +198,7 @@ def _problem(name: str, needs: AttentionNeeds, host: _Host) -> str | None:
     found = host.capability(needs.device)
     return (
         _capability_problem(limits, needs, found)
-        or _head_problem(name, host.head_dim)
+        or _head_problem(name, host.head_dim, found)
         or _cache_problem(needs, limits.cache_dtypes)
     )
 
@@ -215,10 +220,13 @@ def _capability_problem(
     return None
 
 
-def _head_problem(name: str, head_dim: int | None) -> str | None:
+def _head_problem(name: str, head_dim: int | None, found: Capability | None = None) -> str | None:
     if head_dim is None or name == "reference":
         return None
     most, step = (MAX_HEAD_DIM, 2) if name == "native" else (LIMITS[name].max_head_dim, 8)
+    narrow_from = None if name == "native" else LIMITS[name].narrow_from
+    if narrow_from is not None and found is not None and found >= narrow_from:
+        most = NARROW
     if head_dim <= most and head_dim % step == 0:
         return None
     return (

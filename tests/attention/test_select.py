@@ -97,6 +97,14 @@ def test_heads_of_other_sizes():
     assert select(on_cuda(), head_dim=None).name == "flash-attn-3"
 
 
+def test_heads_that_newer_cards_have_no_kernel_for():
+    blackwell = {"capabilities": (BLACKWELL,), "installed": {"flash-attn-4", "triton"}}
+    assert select(on_cuda(), head_dim=128, **blackwell).name == "flash-attn-4"
+    assert select(on_cuda(), head_dim=192, **blackwell).name == "triton"
+    with pytest.raises(ConfigError, match=r"heads of 192 channels.*multiples of 8 up to 128"):
+        select(on_cuda(name="flash-attn-4"), head_dim=192, **blackwell)
+
+
 def test_block_size_of_the_user_wins():
     assert select(needs("reference", block_size=16)).block_size == 16
     assert select(needs("triton", "cuda", block_size=7)).block_size == 7
