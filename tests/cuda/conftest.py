@@ -1,6 +1,7 @@
 """Kernels on the device at hand: a GPU, or the CPU in Triton's interpreter."""
 
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import torch
@@ -56,8 +57,14 @@ def assert_near():
     return check
 
 
+@pytest.fixture(scope="session")
+def emulated(load_file):
+    """See emulated.py."""
+    return partial(load_file("cuda/emulated.py").emulated, order=load_file("cuda/order.py"))
+
+
 @pytest.fixture
-def new_card(triton_device, load_file, monkeypatch):
+def new_card(triton_device, emulated, monkeypatch):
     """Puts an emulated card in the place of CUDA, see emulated.py; at the end of the test nothing
     may have been wrong with how it was used."""
     if triton_device.type == "cuda":
@@ -69,7 +76,6 @@ def new_card(triton_device, load_file, monkeypatch):
         cards = []
 
         def new(**options):
-            emulated = load_file("cuda/emulated.py").emulated
             cards.append(stack.enter_context(emulated(monkeypatch, **options)))
             return cards[0]
 

@@ -16,12 +16,10 @@ on after an error:
                while another stream may use it
     empties    new memory is NaN, or -1; a recording computes nothing before it is replayed
 
-Order is kept in vector clocks: a stream counts what it was given, and knows how far it and the host
-have waited for the others.
+order.py keeps what is behind what.
 """
 
 import ctypes
-import itertools
 import traceback
 import weakref
 from contextlib import contextmanager
@@ -87,103 +85,6 @@ class CudaTensor(torch.Tensor):
         return f"CudaTensor({self.inner!r})"
 
 
-class Memory:
-    """Of a tensor and its views: which streams use it, and until when."""
-
-    def __init__(self, card, storage):
-        self.card, self.storage, self.stream = card, storage, card.stream
-        self.size, self.write, self.uses, self.recorded = storage.nbytes(), None, {}, set()
-        self.is_graphs = card.recording is not None  # a graph keeps its memory
-        card.take(self.size)
-
-    def __del__(self):
-        self.card.allocated -= self.size
-        known = {**self.stream.clock}
-        join(known, self.card.host)
-        open_ = [
-            stream
-            for stream, place in self.uses.items()
-            if stream is not self.stream
-            and stream not in self.recorded
-            and known.get(stream, 0) < place
-        ]
-        if open_ and not self.is_graphs and not self.card.is_closed:
-            self.card.fault(f"memory of {self.stream} is given back while {open_[0]} may use it")
-
-
-class Stream:
-    """clock: how much of each stream is done before what comes next here."""
-
-    numbers = itertools.count()
-
-    def __init__(self, card, device=None):
-        self.card, self.clock, self.number = card, {}, next(Stream.numbers)
-
-    def __repr__(self):
-        return f"stream {self.number}"
-
-    def launched(self, memories, written):
-        """Work that uses these memories; checks that it is behind what it needs."""
-        join(self.clock, self.card.host)
-        place = self.clock[self] = self.clock.get(self, 0) + 1
-        for memory in memories:
-            before = list(memory.uses.items()) if memory in written else [memory.write]
-            for stream, needed in filter(None, before):
-                if self.clock.get(stream, 0) < needed:
-                    self.card.fault(f"{self} uses what {stream} may still be computing")
-            memory.uses[self] = place
-            if memory in written:
-                memory.write = self, place
-        return place
-
-    def wait_stream(self, other):
-        join(self.clock, other.clock)
-
-    def wait_event(self, event):
-        join(self.clock, event.clock)
-
-    def record_event(self):
-        event = Event(self.card)
-        event.record(self)
-        return event
-
-    def synchronize(self):
-        self.card.wait("Stream.synchronize", self.clock)
-
-
-class Event:
-    def __init__(self, card, **options):
-        self.card, self.clock = card, {}
-
-    def record(self, stream=None):
-        self.clock = dict((stream or self.card.stream).clock)
-
-    def synchronize(self):
-        self.card.wait("Event.synchronize", self.clock)
-
-    def query(self):
-        return all(self.card.host.get(stream, 0) >= at for stream, at in self.clock.items())
-
-
-class Graph:
-    """replay: the same operations and kernels on the same memory with the same numbers."""
-
-    def __init__(self, card):
-        self.card, self.launches, self.num_replays = card, [], 0
-
-    def replay(self):
-        self.num_replays += 1
-        memories = {memory for _, used, _ in self.launches for memory in used}
-        written = {memory for _, _, changed in self.launches for memory in changed}
-        self.card.stream.launched(memories, written)
-        self.card.launches.append("graph")
-        for again, _, _ in self.launches:
-            again()
-
-    def pool(self):
-        return id(self)
-
-
 class Calls(TorchFunctionMode):
     """Before C++ sees them: devices get their index, which a torch without CUDA cannot find out,
     and torch.tensor makes a tensor of the host that is then sent."""
@@ -198,13 +99,14 @@ class Calls(TorchFunctionMode):
 
 class Card(TorchDispatchMode):
     """total: bytes. waits: each time the host waited: for what, where, how many launches came
-    before. launches: names of the kernels. graphs: all that were recorded."""
+    before. launches: names of the kernels. graphs: all that were recorded. order: order.py."""
 
-    def __init__(self, total=2**30, capability=(9, 0), others=0):
+    def __init__(self, order, total=2**30, capability=(9, 0), others=0):
         super().__init__()
+        self.order = order
         self.total, self.capability, self.others = total, capability, others
         self.allocated = self.reserved = self.most_reserved = 0
-        self.stream = self.main = Stream(self)
+        self.stream = self.main = order.Stream(self)
         self.host, self.flying, self.pinned = {}, [], {}
         self.memories = weakref.WeakValueDictionary()  # by address
         self.waits, self.launches, self.faults, self.graphs = [], [], [], []
@@ -221,7 +123,7 @@ class Card(TorchDispatchMode):
         if self.recording is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
         self.waits.append((what, where(), len(self.launches)))
-        join(self.host, self.stream.clock if clock is None else clock)
+        self.order.join(self.host, self.stream.clock if clock is None else clock)
         arrived = [one for one in self.flying if self.host.get(one[0], 0) >= one[1]]
         self.flying = [one for one in self.flying if one not in arrived]
         for _, _, host, values, is_to_host in arrived:
@@ -386,7 +288,7 @@ class Card(TorchDispatchMode):
         storage = found.untyped_storage()
         memory = self.memories.get(storage.data_ptr()) if storage.nbytes() else None
         if memory is None:
-            memory = Memory(self, storage)
+            memory = self.order.Memory(self, storage)
             if memory.size:
                 self.memories[storage.data_ptr()] = memory
         # A view of a normal tensor is one, in inference mode too.
@@ -447,7 +349,7 @@ class Card(TorchDispatchMode):
         self.synchronize()
         self.recording, self.fresh = graph, []
         try:
-            with self.on_stream(stream or Stream(self)):
+            with self.on_stream(stream or self.order.Stream(self)):
                 yield
         finally:
             self.recording = None
@@ -492,9 +394,9 @@ class Card(TorchDispatchMode):
             "synchronize": self.synchronize,
             "current_stream": lambda device=None: self.stream,
             "stream": self.on_stream,
-            "Stream": self.own(Stream),
-            "Event": self.own(Event),
-            "CUDAGraph": self.own(Graph),
+            "Stream": self.own(self.order.Stream),
+            "Event": self.own(self.order.Event),
+            "CUDAGraph": self.own(self.order.Graph),
             "graph": self.record,
         }
         for name, stand_in in stand_ins.items():
@@ -511,9 +413,9 @@ class Card(TorchDispatchMode):
 
 
 @contextmanager
-def emulated(monkeypatch, **options):
+def emulated(monkeypatch, order, **options):
     """The Card, in place of CUDA. At the end everything has arrived; see Card.faults."""
-    card = Card(**options)
+    card = Card(order, **options)
     card.install(monkeypatch)
     with device_guard(), Calls():
         with card:
@@ -545,11 +447,6 @@ def with_index(x):
 
 def inner(tree):
     return tree_map(lambda x: x.inner if isinstance(x, CudaTensor) else x, tree)
-
-
-def join(clock, other):
-    for stream, place in other.items():
-        clock[stream] = max(clock.get(stream, 0), place)
 
 
 def where():

@@ -5,11 +5,11 @@ import torch
 
 
 @pytest.fixture
-def faulty(triton_device, load_file, monkeypatch):
+def faulty(triton_device, emulated, monkeypatch):
     """A card whose faults are the test's own."""
     if triton_device.type == "cuda":
         pytest.skip("there is a real one")
-    with load_file("cuda/emulated.py").emulated(monkeypatch, total=2**20) as card:
+    with emulated(monkeypatch, total=2**20) as card:
         yield card
 
 
