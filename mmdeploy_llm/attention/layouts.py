@@ -9,16 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdeploy_llm.forward import sent
+
 from .base import BatchLayout, StepLengths
 
 Ints = NDArray[np.int64]
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """What the host made, on the device; on CUDA without waiting for the work in front."""
-    if device.type == "cuda":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
 
 
 def lengths_of(layout: BatchLayout) -> StepLengths:

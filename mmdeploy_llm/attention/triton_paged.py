@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import HeadTurn
+from mmdeploy_llm.forward import HeadTurn, sent
 
 from . import libraries
 from .base import BatchLayout, KVCache
-from .layouts import lengths_of, places_of, sent, visible_ranges
+from .layouts import lengths_of, places_of, visible_ranges
 from .varlen import Call, Options, VarlenBackend
 from .writing import write_by_kernel
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import AttentionContext, HeadTurn
+from mmdeploy_llm.forward import AttentionContext, HeadTurn, sent
 
 from .base import BatchLayout, KVCache
-from .layouts import lengths_of, sent
+from .layouts import lengths_of
 from .writing import CacheWriter, write_by_kernel, write_plain
 
 

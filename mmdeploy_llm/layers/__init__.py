@@ -5,6 +5,8 @@ Every module takes and gives plain tensors of one device; its weights come from 
 fresh module holds undefined values until weights.load has filled it.
 """
 
+from mmdeploy_llm.forward import sent
+
 from .decoder import CausalLM, Decoder, DecoderConfig
 from .from_config import layer_windows, rotary_config, standard_decoder
 from .grid_lm import GridLM, media_grid
@@ -25,7 +27,6 @@ from .vision import (
     frame_lengths,
     grid_positions,
     patch_positions,
-    sent,
     vision_activation,
     vision_theta,
 )

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.forward import sent
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
 from .decoder import CausalLM, DecoderConfig
-from .vision import Grid, grid_positions, sent
+from .vision import Grid, grid_positions
 
 
 class GridLM(CausalLM):

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.forward import sent
 from mmdeploy_llm.native import Kernels, Sequences
 
 from .linear import Linear, MergedLinear, empty_parameter
@@ -119,12 +120,6 @@ def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int
     from torch.nn.attention.varlen import varlen_attn  # seconds, which others need not spend
 
     return cast(Tensor, varlen_attn(q, k, v, starts, starts, longest, longest))
-
-
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """What the host made, on the device; on CUDA without waiting for the work in front."""
-    is_there = x.device.type == device.type
-    return x if is_there else x.pin_memory().to(device, non_blocking=True)
 
 
 def _group(starts: Tensor, length: int, device: torch.device) -> SegmentGroup:

@@ -21,7 +21,7 @@ from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.sampling import Sampler, SampleResult, SlotRequest, prompt_logprobs
+from mmdeploy_llm.sampling import Sampler, SampleResult, SlotRequest
 from mmdeploy_llm.sampling.largest import first_argmax
 
 from .ahead import Started
@@ -31,6 +31,7 @@ from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .out_of_memory import PassSize, give_back_memory, is_out_of_memory
 from .peers import NoPeers, Peers
+from .prompt import asks_for_prompt, prompt_entries
 from .slots import Slots
 from .staging import DecodeFrame, StepTensors, to_device
 from .trial import warm_up
@@ -460,18 +461,10 @@ class Runner:
         for them."""
         for item, last_row in zip(batch.scheduled, batch.last_rows.tolist(), strict=True):
             request = self._slots[item.request_id].request
-            count = request.params.prompt_logprobs
-            if count is None or item.start >= request.prompt_len:
-                continue
-            first_row = last_row + 1 - item.num_tokens
-            # The logits at token i speak of token i + 1; the prompt's first token has none.
-            num_next = min(item.num_tokens, request.prompt_len - 1 - item.start)
-            entries: tuple[TokenLogprobs | None, ...] = (None,) if item.start == 0 else ()
-            if num_next > 0:
-                logits = self._model.logits(hidden[first_row : first_row + num_next])
-                following = request.token_ids[item.start + 1 : item.start + 1 + num_next]
-                entries += prompt_logprobs(logits, torch.tensor(following), count)
-            out.prompt_logprobs[item.request_id] = entries
+            if asks_for_prompt(request, item):
+                own = hidden[last_row + 1 - item.num_tokens : last_row + 1]
+                entries = prompt_entries(request, item, own, self._model.logits)
+                out.prompt_logprobs[item.request_id] = entries
 
     def close(self) -> None:
         """See Executor. Everything goes with the object."""

@@ -107,8 +107,11 @@ def test_text(folder_of, new_card, family, eager, choices):
     assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "ernie4_5_vl_moe", "qwen3_vl"])
-def test_media(folder_of, new_card, family):
+@pytest.mark.parametrize(
+    ("family", "eager"),
+    [("qwen2_5_vl", False), ("ernie4_5_vl_moe", False), ("qwen3_vl", True)],
+)
+def test_media(folder_of, new_card, family, eager):
     """Nothing about media makes the host wait: large ones, and small ones beside them."""
     folder = folder_of(family, num_hidden_layers=2)
     images = [picture(1, 56, 84), picture(2, 28, 28)]
@@ -123,11 +126,12 @@ def test_media(folder_of, new_card, family):
     with LLM(model=folder, device="cpu", **OPTIONS) as llm:
         expected = results(llm, prompts, chosen)
     card = new_card()
-    with LLM(model=folder, device="cuda", enforce_eager=True, **OPTIONS) as llm:
+    with LLM(model=folder, device="cuda", enforce_eager=eager, **OPTIONS) as llm:
         card.waits.clear()
         outputs = results(llm, prompts, chosen)
     check(outputs, expected)
     assert kinds(card) == {"Event.synchronize"}
+    assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
 
 
 @pytest.mark.parametrize("eager", [True, False])

@@ -1,0 +1,38 @@
+"""Log-probabilities of the tokens of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.outputs import TokenLogprobs
+from mmdeploy_llm.plan import NewRequest, ScheduledTokens
+from mmdeploy_llm.sampling import prompt_logprobs
+
+MAX_ROWS = 256  # of logits at a time: those of a whole step would take gigabytes
+
+
+def asks_for_prompt(request: NewRequest, item: ScheduledTokens) -> bool:
+    """Whether prompt tokens of the item are to be told of."""
+    return request.params.prompt_logprobs is not None and item.start < request.prompt_len
+
+
+def prompt_entries(
+    request: NewRequest,
+    item: ScheduledTokens,
+    hidden: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+) -> tuple[TokenLogprobs | None, ...]:
+    """One for each of the item's tokens that the model can tell of: the logits at token i speak of
+    token i + 1, and the prompt's first token has none. hidden: [num_tokens, hidden] of the item."""
+    count = request.params.prompt_logprobs
+    assert count is not None, "asks_for_prompt says so"
+    num_next = min(item.num_tokens, request.prompt_len - 1 - item.start)
+    following = torch.tensor(request.token_ids[item.start + 1 : item.start + 1 + num_next])
+    entries: list[TokenLogprobs | None] = [None] if item.start == 0 else []
+    for first in range(0, num_next, MAX_ROWS):
+        part = slice(first, min(first + MAX_ROWS, num_next))
+        entries += prompt_logprobs(logits_of(hidden[part]), following[part], count)
+    return tuple(entries)

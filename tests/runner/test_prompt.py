@@ -1,0 +1,58 @@
+"""Log-probabilities of a prompt, from few rows of logits at a time."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plan import NewRequest, ScheduledTokens
+from mmdeploy_llm.runner import prompt as module
+
+VOCAB_SIZE, LENGTH = 11, 9
+
+
+@pytest.fixture
+def request_():
+    return NewRequest(
+        request_id="r",
+        token_ids=(*range(LENGTH), 3, 4),  # two generated before a preemption
+        prompt_len=LENGTH,
+        params=SamplingParams(prompt_logprobs=2),
+        eos_token_ids=frozenset(),
+    )
+
+
+def entries(request, start, num_tokens, seen):
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(LENGTH + 2, VOCAB_SIZE, generator=generator)
+
+    def logits_of(hidden):
+        seen.append(len(hidden))
+        return table[hidden[:, 0].long()]
+
+    item = ScheduledTokens(request_id="r", start=start, num_tokens=num_tokens, samples=False)
+    hidden = torch.arange(start, start + num_tokens).float()[:, None]
+    return module.prompt_entries(request, item, hidden, logits_of)
+
+
+def test_few_rows_of_logits_at_a_time(request_, monkeypatch):
+    seen = []
+    whole = entries(request_, 0, LENGTH + 2, seen)
+    assert seen == [LENGTH - 1]
+    assert whole[0] is None
+    assert [next(iter(entry)) for entry in whole[1:]] == list(range(1, LENGTH))
+    monkeypatch.setattr(module, "MAX_ROWS", 3)
+    seen.clear()
+    assert entries(request_, 0, LENGTH + 2, seen) == whole
+    assert seen == [3, 3, 2]
+
+
+def test_chunks_of_a_prompt(request_):
+    whole = entries(request_, 0, LENGTH, [])
+    parts = [entries(request_, *part, []) for part in ((0, 4), (4, 4), (8, 1))]
+    assert sum(parts, ()) == whole
+    assert parts[2] == ()  # nothing follows the last one
+
+
+def test_who_asks(request_):
+    item = ScheduledTokens(request_id="r", start=LENGTH, num_tokens=1, samples=True)
+    assert not module.asks_for_prompt(request_, item)
