@@ -33,8 +33,9 @@ demo: $(STAMP)
 	echo "The one failure is meant: truncated-on-purpose.jpg is cut off, and harmed no other."; \
 	echo "Open $(DEMO)/captions.html in a browser."
 
+# Threads that wait do not spin: those of one process would take the cores of another.
 test: $(STAMP)
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
+	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
 		$(PYTEST_FLAGS)
 
 lint: $(STAMP)
