@@ -27,7 +27,6 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from .assembly import assemble
 from .config import EngineConfig, RuntimeConfig
 from .drive import Driver, Job, JobOutput, refused
 from .errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
@@ -36,7 +35,9 @@ from .hooks.names import error_text
 from .outputs import RequestOutput
 from .parallel import Channel, Message, Worker, close_all, interrupted_later
 from .request import Request
-from .runner.parts import engine_configs, load_kernels
+from .startup.machine import read_machine
+from .startup.shares import engine_configs
+from .startup.start import start
 
 if TYPE_CHECKING:
     from .intake.intake import Intake
@@ -145,16 +146,16 @@ class Fleet:
     process too. runtime: of each engine, as resolved by the first."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Returns when all engines are ready. Raises as `assemble`, and WorkerDiedError."""
+        """Returns when all engines are ready. Raises what `start` raises, and WorkerDiedError."""
         self.plugins = PluginManager.load(config.plugins, config.blocked_plugins)
-        load_kernels(config)  # built once, not by all engines at the same time
+        machine = read_machine(config)  # compiles the kernels once, not in all engines at once
         self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._answers: dict[int, _Answer | None] = {}  # to calls; None until it is there
         self._is_closed = False
         self._engines: list[_Engine] = []
         try:
-            for index, part in enumerate(engine_configs(config)):
+            for index, part in enumerate(engine_configs(config, machine)):
                 entry = partial(serve_engine, config=part)
                 worker = Worker(f"engine {index}", entry, is_quiet=index > 0)
                 self._engines.append(_Engine(worker=worker))
@@ -384,7 +385,7 @@ class _Server:
     """The engine in its process: one thread reads what comes, one steps."""
 
     def __init__(self, channel: Channel, config: EngineConfig) -> None:
-        assembly = assemble(config)
+        assembly = start(config)
         runtime = assembly.runtime
         self._engine, self._intake = assembly.engine, assembly.intake
         num_ahead = runtime.max_num_seqs + 2 * runtime.num_intake_threads

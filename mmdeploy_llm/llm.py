@@ -13,7 +13,6 @@ from typing import Any, Literal, Self
 
 from tqdm import tqdm
 
-from .assembly import assemble, open_media
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
 from .batch.previews import VideoStrip, file_previews
@@ -28,6 +27,8 @@ from .intake.intake import TokenCount
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
+from .startup.media import open_media
+from .startup.start import start
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -63,7 +64,7 @@ class LLM:
             self.plugins = self._fleet.plugins
             self.runtime = self._fleet.runtime
             return
-        assembly = assemble(self._config)
+        assembly = start(self._config)
         self._engine = assembly.engine
         self._intake = assembly.intake
         self.plugins = assembly.plugins

@@ -33,15 +33,15 @@ LAYERS = (
     ("attention", "layers", "sampling", "weights"),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
-    ("assembly", "drive"),
+    ("startup", "drive"),
     ("fleet",),
     ("batch",),
-    ("llm", "aio"),
+    ("llm",),
     ("scaffold", "terminal", "bench"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
-KNOW_ALL_ROOMS = ("engine", "assembly")  # one steps them, the other builds them
+KNOW_ALL_ROOMS = ("engine", "startup")  # one steps them, the other builds them
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line}
 
 FOLDERS = {  # folder -> package
@@ -207,7 +207,7 @@ def wrong_order(root: Path) -> list[str]:
 
 
 def knows_two_rooms(root: Path) -> list[str]:
-    """Only the engine and its assembly know more than one room."""
+    """Only the engine and the start-up know more than one room."""
     wrong = []
     for source in sources(root, "mmdeploy_llm"):
         if source.part in (*KNOW_ALL_ROOMS, "testing"):

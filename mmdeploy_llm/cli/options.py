@@ -145,10 +145,10 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
 
 def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
     """What reads the model's media, without its weights."""
-    from mmdeploy_llm import assembly
     from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.startup import media
 
-    return assembly.open_media(EngineConfig.from_options(model, options))
+    return media.open_media(EngineConfig.from_options(model, options))
 
 
 def print_error(message: str) -> None:

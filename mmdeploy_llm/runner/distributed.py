@@ -36,7 +36,6 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import Any, Literal, Protocol
 
-from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.parallel import (
@@ -74,7 +73,14 @@ class Built(Protocol):
     def facts(self) -> Facts: ...
 
 
-BuildRank = Callable[[EngineConfig, Ranks, Peers], Built]
+class RankBlueprint(Protocol):
+    """What a rank is built from; picklable. Start-up defines it."""
+
+    @property
+    def device(self) -> str: ...
+
+
+BuildRank = Callable[[Any, Ranks, Peers], Built]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +149,9 @@ class _Word:
 class DistributedRunner:
     """The runners of all ranks, as one. See Executor and RunsAhead."""
 
-    def __init__(self, configs: Sequence[EngineConfig], build: BuildRank) -> None:
-        """configs: of each rank. build: a picklable function that each rank's process calls.
+    def __init__(self, blueprints: Sequence[RankBlueprint], build: BuildRank) -> None:
+        """blueprints: one for each rank. build: a picklable function that each rank's process calls
+        with its blueprint.
 
         Returns when all ranks are ready. Raises what `build` raises, and WorkerDiedError.
         """
@@ -154,11 +161,11 @@ class DistributedRunner:
         folder = tempfile.mkdtemp(prefix="mmdeploy-llm-")
         self._forget_folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         try:
-            for rank, config in enumerate(configs):
+            for rank, blueprint in enumerate(blueprints):
                 meeting = Meeting(
-                    path=f"{folder}/ranks", rank=rank, size=len(configs), device=config.device
+                    path=f"{folder}/ranks", rank=rank, size=len(blueprints), device=blueprint.device
                 )
-                entry = partial(serve_rank, config=config, meeting=meeting, build=build)
+                entry = partial(serve_rank, blueprint=blueprint, meeting=meeting, build=build)
                 self._workers.append(Worker(f"rank {rank}", entry, is_quiet=rank > 0))
             ready: list[_Ready] = self._gathered(None, LOAD_SECONDS)
         except BaseException:
@@ -166,7 +173,7 @@ class DistributedRunner:
             raise
         self.facts: Facts = ready[0].facts
         self.can_run_ahead = all(item.can_run_ahead for item in ready)
-        is_on_cards = any(config.device != "cpu" for config in configs)
+        is_on_cards = any(blueprint.device != "cpu" for blueprint in blueprints)
         self._patience = STEP_SECONDS if is_on_cards else None
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -306,11 +313,11 @@ class _Others:
 
 
 def serve_rank(
-    channel: Channel, *, config: EngineConfig, meeting: Meeting, build: BuildRank
+    channel: Channel, *, blueprint: RankBlueprint, meeting: Meeting, build: BuildRank
 ) -> None:
     """A rank's process: plans in, results out, until the channel ends."""
     ranks = meeting.join()
-    built = build(config, ranks, _Others(ranks, channel))
+    built = build(blueprint, ranks, _Others(ranks, channel))
     rank = _Rank(built.runner, speaks=ranks.rank == 0)
     channel.send(_Ready(facts=built.facts, can_run_ahead=rank.ahead is not None))
     while True:

@@ -1,10 +1,8 @@
-"""How many KV cache blocks fit, and their memory. Sizes in bytes unless the name says tokens or
-blocks."""
+"""Allocates the KV cache. Sizes are in bytes unless the name says tokens or blocks."""
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +11,10 @@ import torch
 from mmdeploy_llm.attention.base import KVCache
 from mmdeploy_llm.errors import ConfigError
 
-CPU_SHARE_OF_FREE_RAM = 0.4  # the rest is for activations, media and whatever else runs
-CPU_MOST_BYTES = 8 * 2**30
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheShape:
-    """One block of all layers, keys and values."""
+    """The shape of one block: keys and values of block_size tokens in all layers."""
 
     num_layers: int
     num_kv_heads: int
@@ -29,46 +24,23 @@ class KVCacheShape:
 
     @property
     def bytes_per_block(self) -> int:
-        """Keys and values of one block in every layer, with their scales."""
+        """Size of one block in all layers: keys, values and their scales."""
         per_head = self.head_dim * self.dtype.itemsize + self.scale_size
         return 2 * self.num_layers * self.num_kv_heads * per_head * self.block_size
 
     @property
     def scale_size(self) -> int:
-        """Bytes of the scale of one token and head: float32 in 8 bits, else none."""
+        """Size of the scale of one token and head: float32 for 8-bit caches, else 0."""
         return 4 if self.dtype.itemsize == 1 else 0
 
 
-def count_blocks(shape: KVCacheShape, memory: int, most_blocks: int) -> int:
-    """Blocks that fit into `memory`, at most `most_blocks`: what all concurrent requests at full
-    length would use. Raises ConfigError when not even two blocks fit.
-    """
-    num_blocks = min(memory // shape.bytes_per_block, max(2, most_blocks))
-    if num_blocks < 2:
-        raise ConfigError(
-            f"{memory / 2**20:.1f} MiB for the KV cache hold {num_blocks} blocks of "
-            f"{shape.block_size} tokens ({shape.bytes_per_block / 2**20:.2f} MiB each); at least "
-            "2 are needed: raise kv_cache_memory, or free memory"
-        )
-    return num_blocks
-
-
-def available_memory(device: torch.device, utilization: float) -> int:
-    """Bytes the KV cache may take now, after the weights: on CPU a share of free RAM, on CUDA what
-    `utilization` of the card leaves.
-    """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - (1 - utilization) * total))
-    return min(CPU_MOST_BYTES, int(CPU_SHARE_OF_FREE_RAM * _free_ram()))
-
-
 def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
-    """The cache, zeroed: rows behind a sequence's end must be finite for every backend.
+    """Allocates the cache, zeroed: some backends read rows past a sequence's end, which must be
+    finite.
 
-    On the CPU its pages are zero pages of the system until they are written: a cache of gigabytes
-    costs nothing at start, and no memory that is not used. Raises ConfigError where a card has not
-    so much.
+    On a CPU its pages are zero pages of the system until they are written, so a cache of gigabytes
+    costs no time at start and no memory that is not used. Raises ConfigError when a card has too
+    little memory.
     """
     try:
         return _allocated(shape, num_blocks, device)
@@ -99,15 +71,3 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
         return torch.zeros(size, dtype=dtype, device=device)
     num_bytes = math.prod(size) * dtype.itemsize
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(size)
-
-
-def _free_ram() -> int:
-    """MemAvailable where the system tells it (Linux), else half of all physical memory."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -34,7 +34,6 @@ from .peers import NoPeers, Peers
 from .prompt import asks_for_prompt, prompt_entries
 from .slots import Slots
 from .staging import DecodeFrame, StepTensors, to_device
-from .trial import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -468,10 +467,6 @@ class Runner:
 
     def close(self) -> None:
         """See Executor. Everything goes with the object."""
-
-    def warm_up(self, num_tokens: int) -> None:
-        """See trial.warm_up."""
-        warm_up(self.run, num_tokens, self._cache.block_size)
 
 
 def _slot_request(new: NewRequest) -> SlotRequest:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mmdeploy_llm import LLM, SamplingParams, assembly
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.attention import select
 from mmdeploy_llm.testing.tiny import write_tiny
 
 TEXTS = ("the cat sat on the mat with a dog", "and then")
@@ -37,6 +38,6 @@ def test_tokens_are_those_of_the_reference(triton_attention, monkeypatch, tmp_pa
         made.append(choice.name)
         return triton_attention
 
-    monkeypatch.setattr(assembly.attention, "create", create)
+    monkeypatch.setattr(select, "create", create)
     assert tokens(tmp_path, prompts) == expected
     assert made == ["reference"]

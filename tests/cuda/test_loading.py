@@ -3,15 +3,9 @@
 import subprocess
 import sys
 
-import pytest
-import torch
-
-from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.runner.parts import load_device_kernels
-
 PROGRAM = """
 import sys
-import mmdeploy_llm.assembly, mmdeploy_llm.cuda, mmdeploy_llm.layers.kernels, mmdeploy_llm.sampling
+import mmdeploy_llm.startup.start, mmdeploy_llm.cuda, mmdeploy_llm.sampling
 print([name for name in sys.modules if name.startswith("mmdeploy_llm.cuda.")])
 """
 
@@ -36,12 +30,3 @@ def test_without_triton():
     (line,) = done.stderr.splitlines()
     assert line.startswith("no Triton kernels")
     assert "triton" in line.partition(":")[2]
-
-
-@pytest.mark.parametrize(
-    ("device", "native_kernels", "is_loaded"),
-    [("cpu", None, False), ("cuda", False, False), ("cuda", None, True), ("cuda", True, True)],
-)
-def test_who_has_them(triton_device, device, native_kernels, is_loaded):
-    config = EngineConfig(model="any", native_kernels=native_kernels)
-    assert (load_device_kernels(config, torch.device(device)) is not None) == is_loaded

@@ -1,4 +1,4 @@
-"""How many blocks fit."""
+"""The KV cache as it is allocated."""
 
 from dataclasses import replace
 
@@ -7,26 +7,13 @@ import torch
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner import kv_cache
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate, available_memory, count_blocks
+from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 
 SHAPE = KVCacheShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=16, dtype=torch.bfloat16)
 
 
 def test_bytes_of_a_block():
     assert SHAPE.bytes_per_block == 2 * 3 * 2 * 8 * 16 * 2
-
-
-def test_memory_decides():
-    assert count_blocks(SHAPE, 10 * SHAPE.bytes_per_block + 5, 100) == 10
-
-
-def test_no_more_than_can_be_used():
-    assert count_blocks(SHAPE, 10**9, 7) == 7
-
-
-def test_too_little_names_the_numbers():
-    with pytest.raises(ConfigError, match="hold 1 blocks of 16 tokens"):
-        count_blocks(SHAPE, SHAPE.bytes_per_block, 100)
 
 
 def test_the_cache_has_the_shape_and_is_finite():
@@ -56,15 +43,3 @@ def test_a_card_without_so_much_memory_is_told(monkeypatch):
     monkeypatch.setattr(kv_cache, "_zeros", full)
     with pytest.raises(ConfigError, match=r"9 KV cache blocks take 0\.00 GiB, more than cpu has"):
         allocate(SHAPE, 9, torch.device("cpu"))
-
-
-def test_cpu_memory_is_a_bounded_share(monkeypatch):
-    monkeypatch.setattr(kv_cache, "_free_ram", lambda: 10**9)
-    share = kv_cache.CPU_SHARE_OF_FREE_RAM
-    assert available_memory(torch.device("cpu"), 0.9) == int(share * 10**9)
-    monkeypatch.setattr(kv_cache, "_free_ram", lambda: 10**15)
-    assert available_memory(torch.device("cpu"), 0.9) == kv_cache.CPU_MOST_BYTES
-
-
-def test_free_ram_is_plausible():
-    assert 10**8 < kv_cache._free_ram() < 10**14

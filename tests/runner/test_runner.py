@@ -12,6 +12,7 @@ from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.sampling import Sampler
+from mmdeploy_llm.startup.warm_up import warm_up
 
 VOCAB, HIDDEN, BLOCK = 50, 8, 4
 POISON, BROKEN, STRANGE = 13, 17, 19  # tokens at which the fake model misbehaves
@@ -205,7 +206,7 @@ def test_dropped_requests_leave_room(runner):
 
 
 def test_warm_up_leaves_nothing_behind(runner, model):
-    runner.warm_up(16)
+    warm_up(runner.run, 16, BLOCK)
     assert model.num_forwards == 2
     requests = [new(f"r{number}", [3]) for number in range(4)]
     assert len(runner.run(plan(*requests)).sampled) == 4
@@ -213,5 +214,5 @@ def test_warm_up_leaves_nothing_behind(runner, model):
 
 def test_a_failing_warm_up_is_logged(runner, model, monkeypatch, caplog):
     monkeypatch.setattr(model, "forward", lambda inputs: 1 / 0)
-    runner.warm_up(16)
+    warm_up(runner.run, 16, BLOCK)
     assert "the warm-up step failed" in caplog.text

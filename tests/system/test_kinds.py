@@ -7,7 +7,7 @@ import mmdeploy_llm_processors.image
 import mmdeploy_llm_processors.sources
 import pytest
 
-from mmdeploy_llm import ConfigError, EngineConfig, assembly
+from mmdeploy_llm import ConfigError, EngineConfig
 from mmdeploy_llm.hooks import (
     MediaInput,
     MediaProcessor,
@@ -17,6 +17,7 @@ from mmdeploy_llm.hooks import (
     hookimpl,
 )
 from mmdeploy_llm.messages import MediaItem
+from mmdeploy_llm.startup import media
 
 FAMILY = "ernie4_5_vl_moe"
 
@@ -69,7 +70,7 @@ def open_media(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def open_(**options):
-        return assembly.open_media(EngineConfig(model="shapes-vl", mm_processor_kwargs=options))
+        return media.open_media(EngineConfig(model="shapes-vl", mm_processor_kwargs=options))
 
     return open_
 

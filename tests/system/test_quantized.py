@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.assembly import assemble
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers import Linear
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.layers.packed import Bf16Weight, S8Weight
 from mmdeploy_llm.native import BuildError, load
+from mmdeploy_llm.startup.start import start
 from mmdeploy_llm.testing.tiny import write_tiny
 
 PROMPTS = ["The quick brown fox", "A red circle and a blue square", "How many are there?"]
@@ -55,9 +55,7 @@ def test_it_has_an_effect_and_stays_near(folder, options):
 
 @pytest.mark.parametrize(("quantization", "kind"), [(None, Bf16Weight), ("int8", S8Weight)])
 def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
-    assembly = assemble(
-        EngineConfig(model=str(folder), dtype="bfloat16", quantization=quantization)
-    )
+    assembly = start(EngineConfig(model=str(folder), dtype="bfloat16", quantization=quantization))
     layers = [m for m in assembly.model.modules() if isinstance(m, Linear)]
     assert layers
     assert all(isinstance(layer.packed, kind) for layer in layers)

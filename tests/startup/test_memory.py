@@ -16,12 +16,12 @@ from mmdeploy_llm.config import (
 )
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor
-from mmdeploy_llm.runner import sizing
 from mmdeploy_llm.runner.kv_cache import allocate
 from mmdeploy_llm.runner.peers import NoPeers
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.sampling import Sampler
+from mmdeploy_llm.startup import memory, sizes
 
 CPU = torch.device("cpu")
 VOCAB, HIDDEN, BLOCK = 50, 8, 16
@@ -132,14 +132,14 @@ def measured(runtime, model, meter, processors, peers=None):
         return Runner(
             model=model,
             backend=ReferenceAttention(),
-            cache=allocate(sizing.kv_cache_shape(model, on_cpu), num_blocks, CPU),
+            cache=allocate(sizes.kv_cache_shape(model, on_cpu), num_blocks, CPU),
             sampler=Sampler(max_num_slots=runtime.max_num_seqs, vocab_size=VOCAB, device=CPU),
             slots=Slots(runtime.max_num_seqs, runtime.max_model_len, BLOCK),
             device=CPU,
         )
 
     on_cpu = SimpleNamespace(block_size=BLOCK, kv_cache_dtype="float32")
-    found = sizing.measured_memory(
+    found = memory.measured_memory(
         new_runner, processors, runtime, model, meter, peers or NoPeers()
     )
     assert set(asked) == {4}  # blocks of the longest request, 59 tokens
@@ -179,22 +179,22 @@ def test_media_are_no_larger_than_a_request_or_the_encoder_cache(model, meter):
 def test_media_that_would_take_more_than_half_are_measured_smaller(
     model, meter, monkeypatch, caplog
 ):
-    monkeypatch.setattr(sizing, "LEAST_MEDIA", 10)
-    monkeypatch.setattr(sizing, "values_per_call", lambda device: 1000)
+    monkeypatch.setattr(memory, "LEAST_MEDIA", 10)
+    monkeypatch.setattr(memory, "values_per_call", lambda device: 1000)
     given = runtime(encoder_cache_memory=4 * HIDDEN * 58)
     meter.left = 58 * PER_MEDIA_TOKEN + 10**6
     left = measured(given, model, meter, {"image": Processor(1000)})
     assert model.media == [[58], [14]]
     assert left == meter.left - 14 * PER_MEDIA_TOKEN - 8 * PER_TOKEN - 4 * HIDDEN * 58
-    assert "those of more than 14 tokens may find no memory" in caplog.text
+    assert "items of more than 14 tokens may find no memory" in caplog.text
 
 
 def test_media_that_take_too_much_on_another_rank_are_measured_smaller_on_all(
     model, meter, monkeypatch
 ):
     """A rank that goes on alone would leave the others in an exchange of its steps."""
-    monkeypatch.setattr(sizing, "LEAST_MEDIA", 10)
-    monkeypatch.setattr(sizing, "values_per_call", lambda device: 1000)
+    monkeypatch.setattr(memory, "LEAST_MEDIA", 10)
+    monkeypatch.setattr(memory, "values_per_call", lambda device: 1000)
     said, answers = [], [False, True]
     peers = NoPeers()
     peers.agree = lambda is_fine: said.append(is_fine) or answers.pop(0)
@@ -238,14 +238,14 @@ class Weights(nn.Module):
 def test_bytes_of_weights_as_they_are_loaded():
     with torch.device("meta"):
         model = Weights()
-    assert sizing.weight_bytes(model, torch.bfloat16) == 2 * 1000**2 + 4 * 10**2
+    assert sizes.weight_bytes(model, torch.bfloat16) == 2 * 1000**2 + 4 * 10**2
 
 
 def test_a_card_too_small_is_told_before_anything_is_read(monkeypatch):
     given = runtime()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**21))
-    with pytest.raises(ConfigError, match=r"cuda has 0\.00 GiB, .* the weights take 0\.00"):
-        sizing.checked_size(Weights(), given)
+    with pytest.raises(ConfigError, match=r"cuda has 0\.00 GiB, .* the weights need 0\.00"):
+        sizes.check_size(Weights(), given)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30, 2**30))
     model = Weights()
-    assert sizing.checked_size(model, given) is model
+    assert sizes.check_size(model, given) is model

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.runner.devices import (
+from mmdeploy_llm.startup.cards import (
     CardFacts,
     CudaFacts,
     check_device,
     check_memory,
     driver_version,
-    problem,
+    missing_cuda,
     read_cuda,
 )
 
@@ -33,7 +33,7 @@ def facts(*cards, **values):
 
 NO_DEVICE = [
     (facts(cuda=None, driver=None), "torch 2.11.0 was built without CUDA; install a CUDA build"),
-    (facts(driver=None), "CUDA 12.8 and needs an NVIDIA driver, which is not there"),
+    (facts(driver=None), "CUDA 12.8 and needs an NVIDIA driver, which is missing"),
     (facts(driver=(11, 4)), r"driver runs CUDA up to 11\.4 and .* CUDA 12\.8; update the driver"),
     (facts(error="No CUDA GPUs are available"), r"no card .*\(No CUDA GPUs are available\)"),
 ]
@@ -47,7 +47,7 @@ def test_what_is_missing_is_named(found, text):
 
 @pytest.mark.parametrize("card", [A100, L40, H200])
 def test_a_card_that_suits(card):
-    assert problem(facts(card)) is None
+    assert missing_cuda(facts(card)) is None
     check_device("cuda", "bfloat16", facts(card))
     check_device("cuda:1", "float32", facts(T4, card))
 
@@ -114,8 +114,8 @@ def test_weights_that_do_not_fit_name_the_numbers():
     sizes = {"device": "cuda", "least_cache": GIB // 4, "total": 24 * GIB, "utilization": 0.9}
     check_memory(weights=15 * GIB, free=24 * GIB, **sizes)
     text = (
-        r"24\.00 GiB, of which 8\.00 are taken and gpu_memory_utilization = 0\.9 allows 13\.60 "
-        r"more; the weights take 15\.00 and the smallest KV cache 0\.25"
+        r"24\.00 GiB, of which 8\.00 are in use and gpu_memory_utilization = 0\.9 allows 13\.60 "
+        r"more; the weights need 15\.00 and the smallest KV cache 0\.25"
     )
     with pytest.raises(ConfigError, match=text):
         check_memory(weights=15 * GIB, free=16 * GIB, **sizes)
@@ -185,4 +185,4 @@ def test_every_build_of_torch_can_be_asked():
     """This one, and what a build with CUDA says on a machine without a card."""
     found = read_cuda()
     assert found.torch == torch.__version__
-    assert (problem(found) is None) == torch.cuda.is_available()
+    assert (missing_cuda(found) is None) == torch.cuda.is_available()

@@ -1,9 +1,8 @@
-"""What CUDA devices there are, and whether one can run a model: asked once, before anything is
-loaded.
+"""Finds the CUDA cards and checks whether one can run a model, before anything is loaded.
 
-    torch --read_cuda--> CudaFacts --> problem         no device at all: which part is missing
-                                   --> check_device    this device, with this dtype
-         meta model, free memory   --> check_memory    weights and the least KV cache fit
+torch --read_cuda--> CudaFacts --> missing_cuda    why no card can be used at all
+                               --> check_device    this device exists and computes in this dtype
+     meta model, free memory   --> check_memory    weights and the smallest KV cache fit
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ import torch
 
 from mmdeploy_llm.errors import ConfigError
 
-# Compute capability from which a card computes in the type; a lower one emulates it or fails.
+# The lowest compute capability that computes in the dtype; a lower one emulates it or fails.
 LEAST_CAPABILITY = {"bfloat16": (8, 0), "float16": (7, 0)}
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """One card. capability: (major, minor) compute capability. total_bytes: of its memory."""
+    """One card. capability: compute capability (major, minor). total_bytes: size of its memory."""
 
     name: str
     capability: tuple[int, int]
@@ -36,9 +35,13 @@ class CardFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """What torch finds. cuda: version that torch was built with, None for a build without. driver:
-    newest version that the driver runs, None without a driver. architectures: that torch was built
-    for, such as "sm_90". error: what torch said when it was started without success."""
+    """What torch finds on this machine.
+
+    torch: its version. cuda: the CUDA version torch was built with, None for a build without CUDA.
+    driver: the newest CUDA version the driver supports, None without a driver.
+    architectures: those torch was built for, such as "sm_90".
+    error: torch's message when it could not initialise CUDA.
+    """
 
     torch: str
     cuda: tuple[int, int] | None = None
@@ -49,8 +52,8 @@ class CudaFacts:
 
 
 def driver_version() -> int | None:
-    """The newest CUDA that the NVIDIA driver runs, 12080 being 12.8; None without a driver. Asked
-    of the driver itself: torch does not tell in all its versions."""
+    """Returns the newest CUDA version the NVIDIA driver supports (12080 is 12.8), None without a
+    driver. It asks the driver itself, since some versions of torch do not report it."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -62,14 +65,13 @@ def driver_version() -> int | None:
 def read_cuda(
     library: Any = torch, ask_driver: Callable[[], int | None] = driver_version
 ) -> CudaFacts:
-    """The facts of this process; takes no memory of a card. library: torch, or what answers as
-    it."""
+    """Reads the facts without allocating memory on a card. library: torch, or a double of it."""
     if library.version.cuda is None:
         return CudaFacts(torch=library.__version__)
     cards: tuple[CardFacts, ...] = ()
     error = None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch would warn of is in our message
+        warnings.simplefilter("ignore")  # our own message says what torch would warn about
         try:
             library.cuda.init()
             cards = tuple(_card(library, index) for index in range(library.cuda.device_count()))
@@ -94,8 +96,8 @@ def _card(library: Any, index: int) -> CardFacts:
     )
 
 
-def problem(facts: CudaFacts) -> str | None:
-    """Why no CUDA device can be used, and what is needed; None when there is one."""
+def missing_cuda(facts: CudaFacts) -> str | None:
+    """Returns why no CUDA device can be used and what to do about it; None when one can."""
     if facts.cards:
         return None
     if facts.cuda is None:
@@ -106,7 +108,7 @@ def problem(facts: CudaFacts) -> str | None:
     needed = f"torch {facts.torch} was built with CUDA {_dotted(facts.cuda)}"
     if facts.driver is None:
         return (
-            f"{needed} and needs an NVIDIA driver, which is not there; install it (in a "
+            f"{needed} and needs an NVIDIA driver, which is missing; install it (in a "
             "container: start it with access to the cards), or use device='cpu'"
         )
     if facts.driver[0] < facts.cuda[0]:
@@ -122,12 +124,12 @@ def problem(facts: CudaFacts) -> str | None:
 
 
 def check_device(device: str, dtype: str, facts: CudaFacts, num_cards: int = 1) -> None:
-    """Raises ConfigError unless `device` and the num_cards - 1 behind it are there and compute in
-    `dtype`. Any device but a CUDA one passes."""
+    """Raises ConfigError unless `device` and the num_cards - 1 cards after it exist and compute in
+    `dtype`. Devices other than CUDA pass."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return
-    found = problem(facts)
+    found = missing_cuda(facts)
     if found:
         raise ConfigError(f"device = {device!r}, but {found}")
     if number and not number.isdecimal():
@@ -158,8 +160,9 @@ def _check_card(device: str, card: CardFacts, dtype: str, facts: CudaFacts) -> N
 
 
 def _runs(architecture: str, capability: tuple[int, int]) -> bool:
-    """Machine code runs on later cards of its generation, "a" on exactly its own and "f" on its
-    family; what is compiled when it is loaded ("compute") runs on all later ones."""
+    """Returns whether code built for `architecture` runs on a card of this capability: machine code
+    ("sm") on later cards of its generation, with "a" on exactly its own; code that the driver
+    compiles ("compute") on all later cards."""
     found = ARCHITECTURE.fullmatch(architecture)
     if found is None:
         return False
@@ -180,18 +183,18 @@ def check_memory(
     total: int,
     utilization: float,
 ) -> None:
-    """Raises ConfigError unless weights and the least KV cache (bytes) fit into what `utilization`
-    of the card leaves beside others' use of it."""
+    """Raises ConfigError unless the weights and the smallest KV cache fit into the card's memory:
+    the share `utilization` of it, less what other programs use. All sizes in bytes."""
     usable = free - (1 - utilization) * total
     if weights + least_cache <= usable:
         return
     others = total - free
     raise ConfigError(
-        f"{device} has {_gib(total)} GiB, of which {_gib(others)} are taken and "
+        f"{device} has {_gib(total)} GiB, of which {_gib(others)} are in use and "
         f"gpu_memory_utilization = {utilization:g} allows {_gib(max(usable, 0))} more; the weights "
-        f"take {_gib(weights)} and the smallest KV cache {_gib(least_cache)}: use a smaller model "
+        f"need {_gib(weights)} and the smallest KV cache {_gib(least_cache)}: use a smaller model "
         "or dtype, a larger card, several of them (tensor_parallel_size), "
-        "or free memory that others use"
+        "or free memory that other programs use"
     )
 
 

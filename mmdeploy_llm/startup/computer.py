@@ -1,0 +1,52 @@
+"""Builds what computes steps: in this process, or in one process for each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.parallel import Ranks
+from mmdeploy_llm.runner.distributed import DistributedRunner
+from mmdeploy_llm.runner.executor import Executor, Facts
+from mmdeploy_llm.runner.peers import Peers
+
+from .blueprint import Blueprint
+from .loaded import RankGroup, check_divisible, load_model
+from .machine import Machine, read_machine
+from .memory import plan_cache
+from .model_files import ModelFiles, read_model_files
+from .runners import ready_runner
+from .shares import rank_blueprints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computer:
+    """What carries out step plans, and its facts. model: None where other processes hold it."""
+
+    runner: Executor
+    facts: Facts
+    model: Model | None
+
+
+def build_computer(
+    blueprint: Blueprint, files: ModelFiles, machine: Machine, group: RankGroup | None = None
+) -> Computer:
+    """Loads the model and builds its runner in this process."""
+    loaded = load_model(blueprint, files, machine, group or RankGroup())
+    cache = plan_cache(loaded)
+    runtime = replace(loaded.runtime, max_model_len=cache.max_model_len)
+    facts = Facts(runtime=runtime, shape=cache.shape, num_blocks=cache.num_blocks)
+    return Computer(runner=ready_runner(loaded, cache), facts=facts, model=loaded.model)
+
+
+def build_ranks(blueprint: Blueprint, files: ModelFiles, machine: Machine) -> Computer:
+    """Starts one process for each rank; each builds its computer from its own blueprint."""
+    check_divisible(files, blueprint.config.tensor_parallel_size)
+    ranks = DistributedRunner(rank_blueprints(blueprint, machine), build_rank)
+    return Computer(runner=ranks, facts=ranks.facts, model=None)
+
+
+def build_rank(blueprint: Blueprint, ranks: Ranks, peers: Peers) -> Computer:
+    """Runs in a rank's process: reads the model folder and the machine there, then builds."""
+    files, machine = read_model_files(blueprint.config), read_machine(blueprint.config)
+    return build_computer(blueprint, files, machine, RankGroup(ranks=ranks, peers=peers))

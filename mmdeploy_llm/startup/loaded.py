@@ -1,0 +1,138 @@
+"""Builds the model, loads its weights and gives its layers the kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmdeploy_llm import native
+from mmdeploy_llm.config import RuntimeConfig
+from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.hooks.contracts import media_size
+from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.tp_plan import tp_plan
+from mmdeploy_llm.native import ComputeThreads
+from mmdeploy_llm.parallel import FirstRank, Ranks, shares_of
+from mmdeploy_llm.runner.peers import NoPeers, Peers
+from mmdeploy_llm.weights.load import Split, build_model
+
+from .blueprint import Blueprint
+from .machine import Machine
+from .model_files import ModelFiles
+from .sizes import check_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGroup:
+    """The ranks that share one model, as one of them sees them. ranks: None when the model is not
+    shared."""
+
+    ranks: Ranks | None = None
+    peers: Peers = field(default_factory=NoPeers)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return 1 if self.ranks is None else self.ranks.size
+
+    def least(self, value: int) -> int:
+        """Returns the smallest `value` of all ranks."""
+        return value if self.ranks is None else self.ranks.least(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model with its weights in memory (under tensor parallelism only this rank's shard).
+
+    runtime: as in the blueprint, with the encoder cache counted in this model's media rows.
+    threads: places the calling thread on its CPUs; None leaves that to the system.
+    """
+
+    files: ModelFiles
+    blueprint: Blueprint
+    runtime: RuntimeConfig
+    machine: Machine
+    model: Model
+    threads: ComputeThreads | None
+    group: RankGroup
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return torch.device(self.runtime.device)
+
+
+def load_model(
+    blueprint: Blueprint, files: ModelFiles, machine: Machine, group: RankGroup
+) -> LoadedModel:
+    """Prepares the process for computing, then builds the model and loads its weights. Raises
+    ConfigError when they do not fit, CheckpointError, and PluginError from the model's plugin."""
+    runtime = blueprint.runtime
+    threads = _prepare_process(runtime, machine)
+    build: Callable[..., Any] = partial(files.plugins.build, files.spec)
+    model: Model = build_model(
+        lambda config: check_size(build(config), runtime, group.size),
+        files.checkpoint,
+        dtype=getattr(torch, runtime.dtype),
+        device=torch.device(runtime.device),
+        load_format=blueprint.config.load_format,
+        split=None if group.ranks is None else _shard(files, group.ranks),
+        memory=None if machine.cpu_kernels is None else machine.cpu_kernels.memory,
+    )
+    if machine.device_kernels is not None and isinstance(model, nn.Module):
+        use_kernels(model, machine.device_kernels, blueprint.config.quantization)
+    # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
+    num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
+    return LoadedModel(
+        files=files,
+        blueprint=blueprint,
+        runtime=replace(runtime, encoder_cache_tokens=max(1, num_tokens)),
+        machine=machine,
+        model=model,
+        threads=threads,
+        group=group,
+    )
+
+
+def check_divisible(files: ModelFiles, num_ranks: int) -> None:
+    """Raises ConfigError when the model's sizes do not divide by num_ranks. It builds the model
+    without memory, so this is known before any process is started."""
+    with torch.device("meta"):
+        whole: Any = files.plugins.build(files.spec, files.checkpoint.config)
+    _shard(files, FirstRank(num_ranks))(whole)
+
+
+def _shard(files: ModelFiles, ranks: Ranks) -> Split:
+    """Returns the function that reduces a whole model, on meta, to one rank's shard."""
+    plan = partial(tp_plan, own=files.spec.tp_plan)
+    return shares_of(plan, ranks, files.checkpoint.architecture)
+
+
+def _prepare_process(runtime: RuntimeConfig, machine: Machine) -> ComputeThreads | None:
+    """Sets what holds for the whole process: number and place of threads, what the C library and
+    torch keep. It comes before the weights, whose memory should be on the threads' NUMA node."""
+    _bound_linear_kernel_cache()
+    if runtime.device == "cpu":
+        native.keep_freed_memory()
+    if runtime.num_threads != torch.get_num_threads():
+        torch.set_num_threads(runtime.num_threads)
+    if machine.placement is None or machine.cpu_kernels is None:
+        return None
+    threads = native.ComputeThreads(machine.cpu_kernels, machine.placement, runtime.num_threads)
+    threads.place()
+    return threads
+
+
+def _bound_linear_kernel_cache() -> None:
+    """Bounds torch's cache of linear kernels. It keeps 1,024 for each thread, one for each number
+    of rows, about a megabyte each: hundreds of megabytes after a thousand steps of different sizes.
+    The variable is read when the first linear layer runs; a value set by the user stays."""
+    if os.name == "posix":
+        ctypes.CDLL(None).setenv(b"LRU_CACHE_CAPACITY", b"64", 0)

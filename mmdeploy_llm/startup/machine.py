@@ -1,0 +1,102 @@
+"""Reads what this machine offers to an engine: CPUs, CUDA cards, kernels. It is read once; the rest
+of the start-up takes it as a value."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from mmdeploy_llm import cuda, native
+from mmdeploy_llm.config import EngineConfig, HostFacts
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.layers.kernels import AnyKernels
+from mmdeploy_llm.native import Kernels, Placement
+
+from .cards import CudaFacts, missing_cuda, read_cuda
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What one engine may use of this machine.
+
+    cpus: the CPUs this process may run on.
+    placement: CPUs chosen by cpu_affinity and numa_node, None when neither is given.
+    cuda: what torch finds; without cards when device is "cpu".
+    cpu_kernels, device_kernels: the compiled kernels for the engine's device, None without them.
+    """
+
+    cpus: tuple[int, ...]
+    placement: Placement | None
+    cuda: CudaFacts
+    cpu_kernels: Kernels | None
+    device_kernels: AnyKernels | None
+
+    @property
+    def num_threads(self) -> int:
+        """Compute threads that suit the CPUs: one for each core, within the container's quota."""
+        if self.placement is not None:
+            return self.placement.num_threads
+        return native.num_suitable_threads(self.cpus)
+
+    @property
+    def host_facts(self) -> HostFacts:
+        """What `config.resolve` needs to know."""
+        problem = missing_cuda(self.cuda)
+        return HostFacts(
+            has_cuda=problem is None,
+            cuda_problem=problem or "",
+            num_cpus=len(self.cpus),
+            num_threads=self.num_threads,
+        )
+
+
+def read_machine(config: EngineConfig) -> Machine:
+    """Reads the machine as the options let an engine use it. The first call on a machine compiles
+    the CPU kernels, which takes seconds. Raises ConfigError for CPUs that do not exist and for an
+    option that needs kernels that are missing."""
+    facts = CudaFacts(torch=torch.__version__) if config.device == "cpu" else read_cuda()
+    problem = missing_cuda(facts)
+    if config.device == "auto" and problem and facts.driver:
+        logger.warning("device = 'auto' is the CPU: %s", problem)
+    is_cpu = config.device == "cpu" or (config.device == "auto" and problem is not None)
+    cpu_kernels = load_kernels(config, is_cpu=is_cpu)
+    device_kernels: AnyKernels | None = cpu_kernels
+    if not is_cpu and problem is None and config.native_kernels is not False:
+        device_kernels = cuda.load(torch.device("cuda"))
+    return Machine(
+        cpus=native.usable_cpus(),
+        placement=native.choose_placement(config.cpu_affinity, config.numa_node),
+        cuda=facts,
+        cpu_kernels=cpu_kernels,
+        device_kernels=device_kernels,
+    )
+
+
+def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
+    """Loads the C++ kernels when the options want them and they can be built. Without them plain
+    torch computes the same, which is logged once. Raises ConfigError for an option that needs
+    them."""
+    if config.native_kernels is False:
+        problem = "native_kernels is False"
+    elif not is_cpu:
+        problem = "the device is no CPU: leave it out, or use device='cpu'"
+    else:
+        try:
+            return native.load()
+        except native.BuildError as error:
+            problem = str(error)
+            logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
+    needs = {
+        "native_kernels = True": config.native_kernels,
+        "quantization = 'int8'": config.quantization,
+        "cpu_affinity": config.cpu_affinity is not None,
+        "numa_node": config.numa_node is not None,
+    }
+    option = next((name for name, is_asked in needs.items() if is_asked), None)
+    if option is not None:
+        raise ConfigError(f"{option} needs the C++ kernels for CPUs, but {problem}")
+    return None

@@ -1,0 +1,56 @@
+"""Builds the media processors of a model, for the intake and for tools that need no weights."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import UnsupportedMediaError
+from mmdeploy_llm.hooks import MediaProcessor
+from mmdeploy_llm.intake.media import MediaLoader, media_limits
+from mmdeploy_llm.messages import MEDIA_KINDS
+
+from .model_files import ModelFiles, read_model_files
+
+logger = logging.getLogger(__name__)
+
+
+def open_media(config: EngineConfig) -> MediaLoader:
+    """Returns a loader for the media of a model, without the model's weights. Raises what
+    `read_model_files` raises."""
+    files = read_model_files(config)
+    return MediaLoader(
+        processors=build_processors(files, config),
+        fetch=files.plugins.fetch_media,
+        limits=media_limits(config),
+        max_items=config.limit_mm_per_prompt or {},
+        guard=files.plugins.guard,
+    )
+
+
+def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, MediaProcessor]:
+    """Builds one processor for each kind of media that the model takes and a plugin provides.
+
+    A processor written for any model may find that this model takes no such media; that kind is
+    left out and logged. Raises PluginError when a processor cannot be built.
+    """
+    found = {}
+    for kind in files.spec.media:
+        spec = files.plugins.media_processor(kind, files.spec.name)
+        if spec is None:
+            continue
+        others = [other for other in files.spec.media if other not in (kind, *MEDIA_KINDS)]
+        options = _own_options(config.mm_processor_kwargs or {}, others)
+        try:
+            found[kind] = files.plugins.build(spec, files.checkpoint, options)
+        except UnsupportedMediaError as reason:
+            logger.info("the model takes no %s: %s", kind, reason)
+    return found
+
+
+def _own_options(options: Any, others: list[str]) -> dict[str, Any]:
+    """Returns the options without those of `others`, kinds that plugins bring: the options of
+    charts begin with "chart_", and no image processor could know them."""
+    prefixes = tuple(f"{other}_" for other in others)
+    return {name: value for name, value in options.items() if not name.startswith(prefixes)}

@@ -1,0 +1,158 @@
+"""Decides how much memory the KV cache gets: on CUDA what the largest steps leave, on a CPU a share
+of what is free."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from mmdeploy_llm.config import MEDIA_LIMIT_DEFAULT, EngineConfig, RuntimeConfig
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
+from mmdeploy_llm.hooks.contracts import media_size
+from mmdeploy_llm.runner.encoder_cache import values_per_call
+from mmdeploy_llm.runner.kv_cache import KVCacheShape
+from mmdeploy_llm.runner.peers import Peers
+from mmdeploy_llm.runner.runner import Runner
+
+from .loaded import LoadedModel
+from .media import build_processors
+from .runners import CachePlan, new_runner
+from .sizes import available_memory, count_blocks, kv_cache_shape
+from .worst_case import CudaMeter, LargestStep, Meter, cache_memory, measure
+
+logger = logging.getLogger(__name__)
+
+LEAST_MEDIA = 1024  # tokens of a media item for which there is always memory
+
+
+def plan_cache(loaded: LoadedModel) -> CachePlan:
+    """Returns the KV cache that the memory holds, the same on all ranks. Raises ConfigError when it
+    is too small for what was asked."""
+    runtime = loaded.runtime
+    shape = kv_cache_shape(loaded.model, runtime)
+    num_blocks = runtime.num_blocks_override
+    if num_blocks is None:
+        memory = runtime.kv_cache_memory_bytes
+        if memory is None:
+            memory = _cuda_memory(loaded, shape) if _is_cuda(loaded) else _cpu_memory(loaded)
+        blocks_each = -(-runtime.max_model_len // runtime.block_size)
+        num_blocks = count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
+        num_blocks = loaded.group.least(num_blocks)
+    max_model_len = fitting_length(loaded.blueprint.config, runtime, num_blocks)
+    return CachePlan(shape=shape, num_blocks=num_blocks, max_model_len=max_model_len)
+
+
+def _is_cuda(loaded: LoadedModel) -> bool:
+    return loaded.device.type == "cuda"
+
+
+def _cpu_memory(loaded: LoadedModel) -> int:
+    memory = available_memory(loaded.device, loaded.runtime.gpu_memory_utilization)
+    return memory // loaded.group.size
+
+
+def _cuda_memory(loaded: LoadedModel, shape: KVCacheShape) -> int:
+    runtime = loaded.runtime
+    bare = CachePlan(shape=shape, num_blocks=0, max_model_len=runtime.max_model_len)
+    return measured_memory(
+        lambda num_blocks: new_runner(loaded, replace(bare, num_blocks=num_blocks)),
+        build_processors(loaded.files, loaded.blueprint.config),
+        runtime,
+        loaded.model,
+        CudaMeter(loaded.device, runtime.gpu_memory_utilization),
+        loaded.group.peers,
+    )
+
+
+def measured_memory(
+    new_runner: Callable[[int], Runner],
+    processors: Mapping[str, MediaProcessor],
+    runtime: RuntimeConfig,
+    model: Model,
+    meter: Meter,
+    peers: Peers,
+) -> int:
+    """Runs steps as large as the limits allow and returns the bytes they leave for the KV cache.
+
+    new_runner: returns a runner with this many KV cache blocks, for these steps only.
+    processors: by kind; closed afterwards. Where their largest items would take more than half of
+    the memory, on any rank, smaller items are measured and the log says so.
+    Raises ConfigError when nothing is left.
+    """
+    most_media = min(runtime.encoder_cache_tokens, runtime.max_model_len - 2)
+    while True:
+        largest = largest_step(processors, runtime, model, most_media)
+        runner = new_runner(-(-largest.longest // largest.block_size))
+        memory = measure(runner.run, largest, meter)
+        del runner
+        gc.collect()  # its KV cache counts as available
+        available = meter.available()
+        is_fine = peers.agree(2 * memory.step <= available)
+        if not largest.media or most_media <= LEAST_MEDIA or is_fine:
+            break
+        most_media //= 4
+        logger.warning(
+            "the largest media would take %.2f of %.2f GiB; items of more than %d tokens may find "
+            "no memory and fail alone: bound their size (mm_processor_kwargs), or max_model_len",
+            memory.step / 2**30,
+            available / 2**30,
+            most_media,
+        )
+    for processor in processors.values():
+        processor.close()
+    return cache_memory(memory, largest, available, not runtime.enforce_eager)
+
+
+def largest_step(
+    processors: Mapping[str, MediaProcessor],
+    runtime: RuntimeConfig,
+    model: Model,
+    most_media: int,
+) -> LargestStep:
+    """Returns the upper bounds of a step. processors: by kind. most_media: tokens of one media
+    item."""
+    media: list[MediaInput] = []
+    for kind, processor in processors.items():
+        item = None
+        if runtime.limit_mm_per_prompt.get(kind, MEDIA_LIMIT_DEFAULT):
+            item = processor.largest(most_media)
+        if item is not None:
+            media += _one_call(item, runtime)
+    embed_bytes = media_size(model) * getattr(torch, runtime.dtype).itemsize
+    return LargestStep(
+        num_tokens=runtime.max_num_batched_tokens,
+        num_seqs=runtime.max_num_seqs,
+        max_model_len=runtime.max_model_len,
+        block_size=runtime.block_size,
+        media=tuple(media),
+        kept_bytes=runtime.encoder_cache_tokens * embed_bytes if processors else 0,
+    )
+
+
+def _one_call(item: MediaInput, runtime: RuntimeConfig) -> list[MediaInput]:
+    """Returns as many copies of the item as one encoder call may hold, each with its own key."""
+    num_values = sum(tensor.numel() for tensor in item.tensors.values())
+    by_values = values_per_call(torch.device(runtime.device)) // max(1, num_values)
+    by_tokens = runtime.max_num_batched_tokens // item.num_tokens
+    count = max(1, min(by_values, by_tokens))
+    return [replace(item, key=f"startup-{index}-{item.key}") for index in range(count)]
+
+
+def fitting_length(config: EngineConfig, runtime: RuntimeConfig, num_blocks: int) -> int:
+    """Returns a max_model_len that the KV cache can hold, reduced when the engine chose it. Raises
+    ConfigError when the user asked for more."""
+    num_tokens = num_blocks * runtime.block_size
+    if runtime.max_model_len <= num_tokens:
+        return runtime.max_model_len
+    if config.max_model_len is not None and config.num_gpu_blocks_override is None:
+        raise ConfigError(
+            f"max_model_len = {config.max_model_len}, but the KV cache holds {num_tokens} tokens; "
+            "lower it, or raise kv_cache_memory"
+        )
+    logger.info("max_model_len is reduced to %d, what the KV cache holds", num_tokens)
+    return num_tokens

@@ -1,0 +1,106 @@
+"""Reads everything about a model that is cheap to read, so that most mistakes show before the
+weights are loaded: plugins, config.json, tokenizer, chat template, parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.hooks import (
+    Checkpoint,
+    ModelSpec,
+    PluginManager,
+    ReasoningParserSpec,
+    ToolParserSpec,
+)
+from mmdeploy_llm.intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
+from mmdeploy_llm.intake.template import checkpoint_template, load_template
+from mmdeploy_llm.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
+from mmdeploy_llm.sampling import GrammarBackend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """A model folder as it was read, with the plugins that serve it.
+
+    plugins: all plugins of this engine, loaded in this process.
+    spec: the plugin's spec for the checkpoint's architecture.
+    eos_token_ids: tokens that end a sequence. vocab_size: ids the model computes logits for.
+    chat_template: Jinja source, None when neither the options nor the checkpoint have one.
+    reasoning_parser, tool_parser: None when the output is not parsed.
+    grammars: None when guided decoding is off.
+    """
+
+    plugins: PluginManager
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    tokenizer: PromptTokenizer
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    chat_template: str | None
+    reasoning_parser: ReasoningParserSpec | None
+    tool_parser: ToolParserSpec | None
+    grammars: GrammarBackend | None
+
+
+def read_model_files(config: EngineConfig) -> ModelFiles:
+    """Loads the plugins and reads the model folder. Raises ConfigError, ModelError, PluginError."""
+    plugins = PluginManager.load(config.plugins, config.blocked_plugins)
+    checkpoint = read_checkpoint(resolve_model(config.model, config.revision))
+    folder = checkpoint.folder
+    if config.tokenizer is not None:
+        folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
+    tokenizer = PromptTokenizer(load_tokenizer(folder))
+    eos_ids = eos_token_ids(checkpoint, tokenizer)
+    vocab_size = int(checkpoint.config.get_text_config().vocab_size)
+    grammars = None
+    if config.guided_decoding_backend != "off":
+        grammars = GrammarBackend(tokenizer.raw, vocab_size, eos_ids)
+    spec = plugins.model_for(checkpoint.config.architectures or ())
+    tools = spec.tools if config.tool_call_parser == "auto" else config.tool_call_parser
+    if config.chat_template is not None:
+        template: str | None = load_template(config.chat_template)
+    else:
+        template = checkpoint_template(checkpoint.folder, tokenizer.raw)
+    return ModelFiles(
+        plugins=plugins,
+        checkpoint=checkpoint,
+        spec=spec,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_ids,
+        vocab_size=vocab_size,
+        chat_template=template,
+        reasoning_parser=_reasoning_parser(config.reasoning_parser, plugins, spec, template),
+        tool_parser=plugins.tool_parser(tools) if tools else None,
+        grammars=grammars,
+    )
+
+
+def end_marker(plugins: PluginManager, parser: ReasoningParserSpec | None) -> str | None:
+    """Returns the text that ends the reasoning; None without a parser, or when it has no marker."""
+    if parser is None:
+        return None
+    factory: Callable[..., Any] = plugins.resolve(parser)
+    return getattr(factory, "end_marker", None)
+
+
+def _reasoning_parser(
+    asked: str | None, plugins: PluginManager, spec: ModelSpec, template: str | None
+) -> ReasoningParserSpec | None:
+    """Returns the parser that was asked for; for "auto", the model family's.
+
+    "auto" takes no parser when the chat template never mentions its end marker: not every model of
+    a family reasons, and the whole answer of one that does not would be held back for a tag that
+    never comes.
+    """
+    is_auto = asked == "auto"
+    name = spec.reasoning if is_auto else asked
+    if not name:
+        return None
+    parser = plugins.reasoning_parser(name)
+    end = end_marker(plugins, parser)
+    if is_auto and template is not None and end is not None and end not in template:
+        return None
+    return parser

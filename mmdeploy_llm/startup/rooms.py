@@ -1,0 +1,154 @@
+"""Builds the rooms around a runner (intake, scheduler, delivery) and the engine that steps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mmdeploy_llm.config import EngineConfig, RuntimeConfig
+from mmdeploy_llm.delivery.delivery import Delivery
+from mmdeploy_llm.engine import Engine
+from mmdeploy_llm.hooks import (
+    EngineInfo,
+    Model,
+    PluginManager,
+    ReasoningParser,
+    ReasoningParserSpec,
+    ToolParser,
+    ToolParserSpec,
+)
+from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.intake.media import media_limits
+from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.runner.executor import Facts
+from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
+
+from .computer import Computer
+from .media import build_processors
+from .model_files import ModelFiles, end_marker
+
+CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running request uses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """A running engine, the intake that feeds it, and what callers may look at. model: None where
+    other processes hold it."""
+
+    engine: Engine
+    intake: Intake
+    plugins: PluginManager
+    model: Model | None
+    runtime: RuntimeConfig
+
+
+def build_rooms(
+    config: EngineConfig, files: ModelFiles, computer: Computer, kernels: Kernels | None
+) -> Assembly:
+    """kernels: the CPU's, for the media processors."""
+    facts = computer.facts
+    engine = Engine(
+        scheduler=_scheduler(files, facts),
+        runner=computer.runner,
+        delivery=_delivery(files),
+        plugins=files.plugins,
+        info=_info(config, files, facts),
+    )
+    return Assembly(
+        engine=engine,
+        intake=_intake(config, files, facts.runtime, kernels),
+        plugins=files.plugins,
+        model=computer.model,
+        runtime=facts.runtime,
+    )
+
+
+def _scheduler(files: ModelFiles, facts: Facts) -> Scheduler:
+    runtime = facts.runtime
+    return Scheduler(
+        SchedulerConfig(
+            max_num_seqs=runtime.max_num_seqs,
+            max_num_batched_tokens=runtime.max_num_batched_tokens,
+            max_model_len=runtime.max_model_len,
+            num_blocks=facts.num_blocks,
+            block_size=runtime.block_size,
+            enable_prefix_caching=runtime.enable_prefix_caching,
+            max_idle_blocks=_max_idle_blocks(facts),
+            enable_chunked_prefill=runtime.enable_chunked_prefill,
+            encoder_cache_tokens=runtime.encoder_cache_tokens,
+            atomic_media=files.spec.atomic_media,
+        )
+    )
+
+
+def _max_idle_blocks(facts: Facts) -> int | None:
+    """Returns how many blocks may keep prefixes that no running request uses; None for all.
+
+    On CUDA the whole KV cache is allocated anyway. On a CPU untouched memory costs nothing, and a
+    long batch of different prompts would fill it all with prefixes that never come again.
+    """
+    runtime = facts.runtime
+    if runtime.prefix_cache_memory_bytes is not None:
+        return max(1, runtime.prefix_cache_memory_bytes // facts.shape.bytes_per_block)
+    if runtime.device != "cpu":
+        return None
+    longest = -(-runtime.max_model_len // runtime.block_size)
+    return max(1, min(facts.num_blocks // CPU_IDLE_SHARE, longest))
+
+
+def _delivery(files: ModelFiles) -> Delivery:
+    plugins, reasoning, tools = files.plugins, files.reasoning_parser, files.tool_parser
+    new_parser: Callable[[], ReasoningParser] | None = None
+    new_tool_parser: Callable[[], ToolParser] | None = None
+    if reasoning is not None:
+        new_parser = lambda: plugins.build(reasoning)  # noqa: E731 - mypy cannot type a partial
+    if tools is not None:
+        new_tool_parser = lambda: plugins.build(tools)  # noqa: E731
+    return Delivery(
+        files.tokenizer.raw,
+        new_parser,
+        _full_name(plugins, reasoning),
+        new_tool_parser,
+        _full_name(plugins, tools),
+    )
+
+
+def _full_name(plugins: PluginManager, spec: ReasoningParserSpec | ToolParserSpec | None) -> str:
+    return "" if spec is None else f"{spec.name!r} of plugin {plugins.owner(spec)!r}"
+
+
+def _intake(
+    config: EngineConfig, files: ModelFiles, runtime: RuntimeConfig, kernels: Kernels | None
+) -> Intake:
+    processors = build_processors(files, config)
+    if kernels is not None:
+        for processor in processors.values():
+            processor.use_kernels(kernels)
+    return Intake(
+        tokenizer=files.tokenizer,
+        processors=processors,
+        fetch=files.plugins.fetch_media,
+        config=runtime,
+        limits=media_limits(config),
+        vocab_size=files.vocab_size,
+        eos_token_ids=files.eos_token_ids,
+        generation=files.checkpoint.generation,
+        chat_template=files.chat_template,
+        reasoning_end_marker=end_marker(files.plugins, files.reasoning_parser),
+        validate_guided=files.grammars.validate if files.grammars else None,
+        guard=files.plugins.guard,
+    )
+
+
+def _info(config: EngineConfig, files: ModelFiles, facts: Facts) -> EngineInfo:
+    runtime = facts.runtime
+    return EngineInfo(
+        model=config.model,
+        architecture=files.checkpoint.architecture,
+        device=runtime.device,
+        dtype=runtime.dtype,
+        num_blocks=facts.num_blocks,
+        block_size=runtime.block_size,
+        max_num_seqs=runtime.max_num_seqs,
+        max_model_len=runtime.max_model_len,
+    )

@@ -1,0 +1,66 @@
+"""Builds runners: the one that serves the engine, and short-lived ones that measure memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmdeploy_llm.attention import select as attention
+from mmdeploy_llm.config import AttentionChoice
+from mmdeploy_llm.runner.graphs import CudaRecorder, graph_sizes
+from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
+from mmdeploy_llm.runner.runner import Runner
+from mmdeploy_llm.runner.slots import Slots
+from mmdeploy_llm.sampling import make_sampler
+
+from .loaded import LoadedModel
+from .warm_up import warm_up
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePlan:
+    """The KV cache of one runner. max_model_len: the longest request that it can hold, or less."""
+
+    shape: KVCacheShape
+    num_blocks: int
+    max_model_len: int
+
+
+def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
+    """Returns a runner with its KV cache allocated. Raises ConfigError when the attention backend
+    cannot compute the model's heads, or the card has too little memory."""
+    runtime, files, model = loaded.runtime, loaded.files, loaded.model
+    chosen = AttentionChoice(name=runtime.attention_backend, block_size=runtime.block_size)
+    cpu_kernels = loaded.machine.cpu_kernels
+    return Runner(
+        model=model,
+        backend=attention.create(chosen, cpu_kernels, model.head_dim, loaded.device),
+        cache=allocate(cache.shape, cache.num_blocks, loaded.device),
+        sampler=make_sampler(
+            max_num_slots=runtime.max_num_seqs,
+            vocab_size=files.vocab_size,
+            device=loaded.device,
+            grammars=files.grammars,
+            kernels=cpu_kernels,
+            has_triton=loaded.machine.device_kernels is not None and cpu_kernels is None,
+        ),
+        slots=Slots(runtime.max_num_seqs, cache.max_model_len, runtime.block_size),
+        device=loaded.device,
+        has_atomic_media=files.spec.atomic_media,
+        model_name=f"{type(model).__name__} (plugin {files.plugins.owner(files.spec)!r})",
+        threads=loaded.threads,
+        peers=loaded.group.peers,
+    )
+
+
+def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
+    """Returns a runner that is warmed up and, on CUDA, has recorded its decode steps."""
+    runner, runtime = new_runner(loaded, cache), loaded.runtime
+    if runtime.use_warmup:
+        warm_up(runner.run, min(WARM_UP_TOKENS, cache.max_model_len - 1), runtime.block_size)
+    if not runtime.enforce_eager:
+        runner.record_graphs(graph_sizes(runtime.max_num_seqs), CudaRecorder(loaded.device))
+    if loaded.machine.cpu_kernels is not None:
+        loaded.machine.cpu_kernels.memory.settle()
+    return runner

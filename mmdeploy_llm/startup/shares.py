@@ -1,0 +1,105 @@
+"""Divides the machine among processes that compute at the same time: the ranks of one model, or
+several engines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError
+
+from .blueprint import Blueprint
+from .cards import check_device, missing_cuda
+from .machine import Machine
+from .sizes import available_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineShare:
+    """What one process may use; the fields are options of EngineConfig."""
+
+    device: str
+    num_threads: int | None
+    cpu_affinity: Any
+
+
+def rank_blueprints(blueprint: Blueprint, machine: Machine) -> list[Blueprint]:
+    """Returns a blueprint for each of tensor_parallel_size ranks. Raises ConfigError when there are
+    not as many cards or CPUs."""
+    config, runtime = blueprint.config, blueprint.runtime
+    shares = _machine_shares(config, machine, config.tensor_parallel_size, num_cards=1)
+    return [
+        Blueprint(
+            config=config.model_copy(update=asdict(share)),
+            runtime=replace(
+                runtime,
+                device=share.device,
+                num_threads=share.num_threads or runtime.num_threads,
+            ),
+        )
+        for share in shares
+    ]
+
+
+def engine_configs(config: EngineConfig, machine: Machine) -> list[EngineConfig]:
+    """Returns the options of each of data_parallel_size engines. Raises ConfigError when there are
+    not as many cards or CPUs."""
+    count = config.data_parallel_size
+    shares = _machine_shares(config, machine, count, num_cards=config.tensor_parallel_size)
+    threads = config.num_intake_threads or max(1, min(8, len(machine.cpus)) // count)
+    fields: dict[str, Any] = {"data_parallel_size": 1, "num_intake_threads": threads}
+    if shares[0].device == "cpu" and not (config.kv_cache_memory or config.num_gpu_blocks_override):
+        memory = available_memory(torch.device("cpu"), config.gpu_memory_utilization)
+        fields["kv_cache_memory"] = memory // count
+    return [config.model_copy(update={**asdict(share), **fields}) for share in shares]
+
+
+def _machine_shares(
+    config: EngineConfig, machine: Machine, count: int, *, num_cards: int
+) -> list[MachineShare]:
+    """num_cards: cards of each share on CUDA."""
+    kind, _, number = config.device.partition(":")
+    if kind == "auto":
+        kind = "cuda" if missing_cuda(machine.cuda) is None else "cpu"
+    if kind != "cuda":
+        return _cpu_shares(kind, config, machine, count)
+    first = int(number) if number.isdecimal() else 0
+    asked = "cuda" if config.device == "auto" else config.device
+    check_device(asked, config.dtype, machine.cuda, count * num_cards)
+    return [
+        MachineShare(
+            device=f"cuda:{first + index * num_cards}",
+            num_threads=config.num_threads,
+            cpu_affinity=config.cpu_affinity,
+        )
+        for index in range(count)
+    ]
+
+
+def _cpu_shares(
+    device: str, config: EngineConfig, machine: Machine, count: int
+) -> list[MachineShare]:
+    num_threads = max(1, (config.num_threads or machine.num_threads) // count)
+    pinned = () if machine.placement is None else machine.placement.pinned
+    if not pinned:
+        share = MachineShare(
+            device=device, num_threads=num_threads, cpu_affinity=config.cpu_affinity
+        )
+        return [share] * count
+    each = len(pinned) // count
+    if not each:
+        raise ConfigError(
+            f"cpu_affinity gives {len(pinned)} CPUs to {count} processes (tensor_parallel_size, "
+            "data_parallel_size); each needs one of its own: lower these, or leave cpu_affinity out"
+        )
+    return [
+        MachineShare(
+            device=device,
+            num_threads=num_threads,
+            cpu_affinity=pinned[index * each : (index + 1) * each],
+        )
+        for index in range(count)
+    ]

@@ -1,0 +1,94 @@
+"""Counts bytes before anything is allocated: weights, KV cache blocks, and what memory is free.
+Sizes are in bytes unless the name says tokens or blocks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmdeploy_llm.config import RuntimeConfig
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.runner.kv_cache import KVCacheShape
+
+from .cards import check_memory
+
+CPU_SHARE_OF_FREE_RAM = 0.4  # the rest is for activations, media and other programs
+CPU_MOST_BYTES = 8 * 2**30
+
+
+def available_memory(device: torch.device, utilization: float) -> int:
+    """Returns the bytes the KV cache may take now, after the weights: on a CPU a share of the free
+    RAM, on CUDA what is left of the share `utilization` of the card."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(free - (1 - utilization) * total))
+    return min(CPU_MOST_BYTES, int(CPU_SHARE_OF_FREE_RAM * _free_ram()))
+
+
+def count_blocks(shape: KVCacheShape, memory: int, most_blocks: int) -> int:
+    """Returns how many blocks fit into `memory`, at most `most_blocks`, the number that all
+    requests at full length would use. Raises ConfigError when not even two fit."""
+    num_blocks = min(memory // shape.bytes_per_block, max(2, most_blocks))
+    if num_blocks < 2:
+        raise ConfigError(
+            f"{memory / 2**20:.1f} MiB for the KV cache hold {num_blocks} blocks of "
+            f"{shape.block_size} tokens ({shape.bytes_per_block / 2**20:.2f} MiB each); at least "
+            "2 are needed: raise kv_cache_memory, or free memory"
+        )
+    return num_blocks
+
+
+def check_size(model: Any, runtime: RuntimeConfig, num_ranks: int = 1) -> Any:
+    """Returns `model`, built on the meta device, unless its weights and the smallest KV cache are
+    too large for the card: then raises ConfigError with the numbers. num_ranks: cards that share
+    the model. On a CPU nothing is checked."""
+    device = torch.device(runtime.device)
+    if device.type != "cuda" or not isinstance(model, nn.Module):
+        return model
+    free, total = torch.cuda.mem_get_info(device)
+    check_memory(
+        device=runtime.device,
+        weights=weight_bytes(model, getattr(torch, runtime.dtype)) // num_ranks,
+        least_cache=2 * kv_cache_shape(model, runtime).bytes_per_block // num_ranks,
+        free=free,
+        total=total,
+        utilization=runtime.gpu_memory_utilization,
+    )
+    return model
+
+
+def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Returns the bytes of all parameters once they are loaded in `dtype`, or in float32 where a
+    module keeps them so."""
+    num_bytes = 0
+    for module in model.modules():
+        keep = getattr(module, "fp32_parameters", ())
+        for name, param in module.named_parameters(recurse=False):
+            num_bytes += param.numel() * (4 if name in keep else dtype.itemsize)
+    return num_bytes
+
+
+def kv_cache_shape(model: Any, runtime: RuntimeConfig) -> KVCacheShape:
+    """Returns the shape of one block of the model's KV cache."""
+    return KVCacheShape(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=runtime.block_size,
+        dtype=getattr(torch, runtime.kv_cache_dtype),
+    )
+
+
+def _free_ram() -> int:
+    """Returns MemAvailable where the system reports it (Linux), else half of the physical RAM."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,0 +1,35 @@
+"""start: from the options to a running engine. Called once for each engine; nothing is decided
+later."""
+
+from __future__ import annotations
+
+import logging
+
+from mmdeploy_llm.config import EngineConfig
+
+from .blueprint import draw_blueprint
+from .computer import build_computer, build_ranks
+from .machine import read_machine
+from .model_files import read_model_files
+from .rooms import Assembly, build_rooms
+
+logger = logging.getLogger(__name__)
+
+
+def start(config: EngineConfig) -> Assembly:
+    """Returns a running engine. Raises ConfigError, ModelError and PluginError; what is cheap to
+    check is checked before the weights are read."""
+    files = read_model_files(config)
+    machine = read_machine(config)
+    blueprint = draw_blueprint(config, files, machine)
+    build = build_ranks if config.tensor_parallel_size > 1 else build_computer
+    computer = build(blueprint, files, machine)
+    facts = computer.facts
+    logger.info(
+        "total_block_num:%d, block size %d, %d cacheable tokens, %.1f MiB",
+        facts.num_blocks,
+        facts.shape.block_size,
+        facts.num_blocks * facts.shape.block_size,
+        facts.num_blocks * facts.shape.bytes_per_block / 2**20,
+    )
+    return build_rooms(config, files, computer, machine.cpu_kernels)

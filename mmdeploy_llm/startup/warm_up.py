@@ -1,0 +1,68 @@
+"""Step plans made up at start, with no request behind them: warm-up, and prompts of any length."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.plan import NewRequest, ScheduledTokens, StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+RunStep = Callable[[StepPlan], StepResult]
+Params = Mapping[str, Any]
+GREEDY: Params = MappingProxyType(
+    {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "max_tokens": 2,
+        "seed": 0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+)
+
+
+def warm_up(run: RunStep, num_tokens: int, block_size: int) -> None:
+    """Runs one small prefill and one decode step, so that the first real request finds kernels and
+    buffers ready. Uses block 0, before any request has it. A failure is logged."""
+    count = max(1, min(num_tokens, block_size - 1))
+    plan = prefill([count], [0], block_size)
+    name = plan.new[0].request_id
+    result = run(plan)
+    if not result.errors:
+        decode = ScheduledTokens(request_id=name, start=count, num_tokens=1)
+        result = run(StepPlan(step_id=0, scheduled=(decode,)))
+    run(StepPlan(step_id=0, drop=(name,)))
+    for failure in result.errors.values():
+        logger.warning("the warm-up step failed: %s", failure.message)
+
+
+def prefill(
+    lengths: Sequence[int], blocks: Sequence[int], block_size: int, params: Params = GREEDY
+) -> StepPlan:
+    """Returns a step with a new request of each length, all in the same blocks: nobody reads what
+    they compute."""
+    new, scheduled = [], []
+    for index, length in enumerate(lengths):
+        name = f"startup-{index}"
+        new.append(
+            NewRequest(
+                request_id=name,
+                token_ids=(0,) * length,
+                prompt_len=length,
+                params=SamplingParams(**params),
+                eos_token_ids=frozenset(),
+            )
+        )
+        own = tuple(blocks[: -(-length // block_size)])
+        scheduled.append(
+            ScheduledTokens(request_id=name, start=0, num_tokens=length, new_block_ids=own)
+        )
+    return StepPlan(step_id=0, new=tuple(new), scheduled=tuple(scheduled))

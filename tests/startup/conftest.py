@@ -1,0 +1,27 @@
+"""Machines that this one is not."""
+
+import pytest
+
+from mmdeploy_llm.startup.cards import CardFacts, CudaFacts
+from mmdeploy_llm.startup.machine import Machine
+
+
+@pytest.fixture
+def machine():
+    """A machine with this many CPUs and cards, and CPUs pinned as cpu_affinity would."""
+
+    def make(num_cpus=4, num_cards=0, placement=None):
+        card = CardFacts(name="card", capability=(9, 0), total_bytes=1)
+        cuda = CudaFacts(torch="2", cuda=None)
+        if num_cards:
+            cards = (card,) * num_cards
+            cuda = CudaFacts(torch="2", cuda=(12, 8), architectures=("sm_90",), cards=cards)
+        return Machine(
+            cpus=tuple(range(num_cpus)),
+            placement=placement,
+            cuda=cuda,
+            cpu_kernels=None,
+            device_kernels=None,
+        )
+
+    return make

@@ -1,0 +1,72 @@
+"""The machine is read once, and its kernels are loaded in one place."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mmdeploy_llm import cuda, native
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.startup import machine as module
+from mmdeploy_llm.startup.cards import CardFacts, CudaFacts
+from mmdeploy_llm.startup.machine import read_machine
+
+PACKAGE = Path(module.__file__).parents[1]
+CARD = CardFacts(name="card", capability=(9, 0), total_bytes=1)
+CUDA = CudaFacts(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90",), cards=(CARD,))
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Names what is loaded instead of loading it."""
+    monkeypatch.setattr(native, "load", lambda: "cpu kernels")
+    monkeypatch.setattr(cuda, "load", lambda device: f"{device.type} kernels")
+    monkeypatch.setattr(module, "read_cuda", lambda: CUDA)
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"device": "cpu"}, "cpu kernels"),
+        ({"device": "cpu", "native_kernels": False}, None),
+        ({"device": "auto"}, "cuda kernels"),
+        ({"device": "cuda:0"}, "cuda kernels"),
+        ({"device": "cuda", "native_kernels": False}, None),
+    ],
+)
+def test_kernels_by_device(loads, options, found):
+    assert read_machine(EngineConfig(model="m", **options)).device_kernels == found
+
+
+def test_without_a_card_auto_is_the_cpu(loads, monkeypatch, caplog):
+    monkeypatch.setattr(module, "read_cuda", lambda: CudaFacts(torch="2", cuda=(12, 8)))
+    assert read_machine(EngineConfig(model="m")).device_kernels == "cpu kernels"
+    assert not caplog.text
+    old = CudaFacts(torch="2", cuda=(12, 8), driver=(11, 4))
+    monkeypatch.setattr(module, "read_cuda", lambda: old)
+    read_machine(EngineConfig(model="m"))
+    assert "'auto' is the CPU: the NVIDIA driver runs CUDA up to 11.4" in caplog.text
+
+
+def test_without_a_compiler_plain_torch_computes_and_says_so(loads, monkeypatch, caplog):
+    def fail():
+        raise native.BuildError("no compiler")
+
+    monkeypatch.setattr(native, "load", fail)
+    assert read_machine(EngineConfig(model="m", device="cpu")).cpu_kernels is None
+    assert "no C++ kernels, plain torch computes the same more slowly: no compiler" in caplog.text
+    with pytest.raises(ConfigError, match=r"quantization = 'int8' needs the C\+\+ kernels"):
+        read_machine(EngineConfig(model="m", device="cpu", quantization="int8"))
+
+
+def test_options_of_the_cpu_are_refused_on_a_card(loads):
+    with pytest.raises(ConfigError, match=r"native_kernels = True needs .* the device is no CPU"):
+        read_machine(EngineConfig(model="m", device="cuda", native_kernels=True))
+
+
+def test_kernels_have_one_caller():
+    """Besides the benchmark, which measures the machine without an engine."""
+    loading = re.compile(r"\b(?:native|cuda)\.load\(|(?<!def )\bload_kernels\(")
+    callers = {path for path in PACKAGE.rglob("*.py") if loading.search(path.read_text())}
+    assert callers == {PACKAGE / "startup/machine.py", PACKAGE / "bench/run.py"}

@@ -1,0 +1,89 @@
+"""What each of several processes may use of the machine."""
+
+import pickle
+
+import pytest
+
+from mmdeploy_llm.config import (
+    AttentionChoice,
+    EngineConfig,
+    HostFacts,
+    ModelLimits,
+    resolve,
+)
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.native import Placement
+from mmdeploy_llm.startup import shares
+from mmdeploy_llm.startup.blueprint import Blueprint
+from mmdeploy_llm.startup.shares import engine_configs, rank_blueprints
+
+LIMITS = ModelLimits(dtype="bfloat16", max_position_embeddings=4096, hidden_size=8)
+CHOICE = AttentionChoice(name="reference", block_size=16)
+
+
+def config(**options):
+    return EngineConfig(model="m", **options)
+
+
+def blueprint(machine, **options):
+    asked = config(**options)
+    host = HostFacts(has_cuda=bool(machine.cuda.cards), num_cpus=4, num_threads=4)
+    return Blueprint(config=asked, runtime=resolve(asked, LIMITS, host, lambda needs: CHOICE))
+
+
+@pytest.mark.parametrize(("num_threads", "each"), [(8, 4), (1, 1)])
+def test_threads_are_divided(machine, num_threads, each):
+    one = machine()
+    whole = blueprint(one, device="cpu", num_threads=num_threads, tensor_parallel_size=2)
+    ranks = rank_blueprints(whole, one)
+    assert [rank.runtime.num_threads for rank in ranks] == [each, each]
+    assert [rank.config.num_threads for rank in ranks] == [each, each]
+    assert [rank.device for rank in ranks] == ["cpu", "cpu"]
+
+
+def test_a_blueprint_can_be_sent_to_a_process(machine):
+    one = machine()
+    for rank in rank_blueprints(blueprint(one, device="cpu", tensor_parallel_size=2), one):
+        assert pickle.loads(pickle.dumps(rank)) == rank
+
+
+def test_chosen_cpus_are_divided(machine):
+    cpus = (0, 1, 2, 3, 4)
+    one = machine(placement=Placement(cpus=cpus, pinned=cpus, node=None, num_threads=5))
+    engines = engine_configs(config(device="cpu", cpu_affinity=cpus, data_parallel_size=2), one)
+    assert [engine.cpu_affinity for engine in engines] == [(0, 1), (2, 3)]
+    assert [engine.num_threads for engine in engines] == [2, 2]
+    with pytest.raises(ConfigError, match="gives 5 CPUs to 6 processes"):
+        engine_configs(config(device="cpu", cpu_affinity=cpus, data_parallel_size=6), one)
+
+
+def test_cuda_devices_follow_each_other(machine):
+    five = machine(num_cards=5)
+    asked = config(device="cuda:1", tensor_parallel_size=2, data_parallel_size=2)
+    engines = engine_configs(asked, five)
+    assert [engine.device for engine in engines] == ["cuda:1", "cuda:3"]
+    assert [engine.data_parallel_size for engine in engines] == [1, 1]
+    whole = [
+        blueprint(five, device=engine.device, tensor_parallel_size=engine.tensor_parallel_size)
+        for engine in engines
+    ]
+    ranks = [rank for one in whole for rank in rank_blueprints(one, five)]
+    assert [rank.device for rank in ranks] == ["cuda:1", "cuda:2", "cuda:3", "cuda:4"]
+    assert [rank.config.device for rank in ranks] == [rank.device for rank in ranks]
+    assert all(rank.config.num_threads is None for rank in ranks)
+    with pytest.raises(ConfigError, match="'cuda:3' and 2 more, but there is only cuda:0"):
+        rank_blueprints(blueprint(five, device="cuda:3", tensor_parallel_size=3), five)
+    text = r"'cuda:1' and 5 more, .* or lower tensor_parallel_size or data_parallel_size"
+    many = config(device="cuda:1", tensor_parallel_size=2, data_parallel_size=3)
+    with pytest.raises(ConfigError, match=text):  # before a process is started for any of them
+        engine_configs(many, five)
+
+
+def test_engines_share_memory_and_intake_threads(machine, monkeypatch):
+    monkeypatch.setattr(shares, "available_memory", lambda device, utilization: 1000)
+    six = machine(num_cpus=6)
+    engines = engine_configs(config(device="cpu", data_parallel_size=3), six)
+    assert [engine.kv_cache_memory for engine in engines] == [333] * 3
+    assert [engine.num_intake_threads for engine in engines] == [2] * 3
+    asked = config(device="cpu", kv_cache_memory=7, data_parallel_size=2)
+    assert engine_configs(asked, six)[0].kv_cache_memory == 7
