@@ -1,9 +1,9 @@
-"""Driver: feeds an engine from an iterable of prompts and gives results back as they come.
+"""Driver: feeds an engine from an iterable of prompts and yields results as they finish.
 
     jobs --(bounded pool of threads: intake)--> requests --> engine.step() --> outputs, by job
 
-Intake runs ahead of the engine by a bounded number of prompts, so that decoding and resizing
-overlap with compute and memory does not depend on how many prompts there are.
+Intake prepares a bounded number of prompts before the engine needs them, so that decoding and
+resizing media overlap with compute, and memory does not depend on the number of prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One prompt to run. accept: makes its requests, in an intake thread. num_outputs: its `n`."""
+    """One prompt to run. accept: makes its requests; called in an intake thread. num_outputs: the
+    prompt's `n`."""
 
     index: int
     prompt: Any
@@ -38,8 +39,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutput:
-    """An output and the job it belongs to. error: the exception behind an output that intake
-    refused."""
+    """An output and the job it belongs to. error: the exception with which intake refused the
+    prompt, None otherwise."""
 
     job: Job
     output: RequestOutput
@@ -48,7 +49,7 @@ class JobOutput:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """One call of `Driver.run`: what it waits for. Written by the thread that iterates it."""
+    """The state of one call of `Driver.run`. Written by the thread that iterates it."""
 
     pending: deque[tuple[Job, Future[tuple[Request, ...]]]] = field(default_factory=deque)
     running: dict[str, Job] = field(default_factory=dict)
@@ -56,7 +57,8 @@ class _Run:
 
 
 class Driver:
-    """Several runs may be open at once, in one thread or in many: each gets its own outputs."""
+    """Runs jobs on one engine. Several runs may be open at once, in one thread or in many; each
+    receives its own outputs."""
 
     def __init__(self, engine: Engine, *, num_threads: int, num_ahead: int) -> None:
         self._engine = engine
@@ -67,11 +69,11 @@ class Driver:
         self._is_closed = False
 
     def run(self, jobs: Iterable[Job]) -> Generator[JobOutput, None, None]:
-        """Outputs in the order in which they come; a job's requests end with `finished` outputs.
+        """Yields outputs as they come; the last output of each request is `finished`.
 
-        Jobs are taken from the iterable when there is room for them. Closing the iterator aborts
-        what is still running. An engine that cannot go on ends its requests in error; once these
-        are given, WorkerDiedError is raised.
+        Jobs are taken from the iterable when the engine has capacity for them. Closing the iterator
+        aborts the requests that are still running. When the engine dies, its requests end as
+        errors; after these outputs WorkerDiedError is raised.
         """
         run, source = _Run(), iter(jobs)
         try:
@@ -89,17 +91,17 @@ class Driver:
             self._abandon(run)
 
     def check(self) -> None:
-        """Raises WorkerDiedError when the engine can compute nothing any more."""
+        """Raises WorkerDiedError when the engine has died."""
         if self._engine.death is not None:
             raise self._engine.death
 
     def close(self) -> None:
-        """Ends the intake threads; later calls of `run` raise EngineError."""
+        """Stops the intake threads; later calls of `run` raise EngineError."""
         self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _fill(self, run: _Run, source: Iterator[Job]) -> bool:
-        """Takes jobs while there is room; False when no more will be taken."""
+        """Takes jobs while there is capacity. Returns False when no more will be taken."""
         if self._engine.death is not None:
             return False
         while len(run.pending) + len(run.running) + len(run.ready) < self._num_ahead:
@@ -115,7 +117,7 @@ class Driver:
         return self._pool.submit(job.accept)
 
     def _admit(self, run: _Run) -> None:
-        """Hands what is prepared to the engine; a slow item does not hold up those behind it."""
+        """Hands prepared prompts to the engine; a slow one does not delay those after it."""
         for _ in range(len(run.pending)):
             job, future = run.pending.popleft()
             if not future.done():
@@ -137,7 +139,7 @@ class Driver:
                 self._engine.add(request)
 
     def _step(self) -> None:
-        """One engine step; its outputs go to the runs they belong to."""
+        """Runs one engine step and gives each output to the run it belongs to."""
         with self._lock:
             for output in self._engine.step():
                 run = self._runs[output.request_id]
@@ -151,13 +153,13 @@ class Driver:
         with self._lock:
             self._engine.abort(run.running)
             if run.running:
-                self._step()  # ends them all, but for those whose end an interrupt has taken
+                self._step()  # delivers their last outputs, unless an interrupt took these
             for request_id in run.running:
                 self._runs.pop(request_id, None)
 
 
 def refused(job: Job, error: Exception) -> Iterator[JobOutput]:
-    """The error outputs of a job that never became requests."""
+    """Yields the error outputs of a job whose prompt never became requests."""
     code, message = 500, error_text(error)
     if isinstance(error, MMDeployLLMError):
         code, message = error.code, str(error)

@@ -1,5 +1,5 @@
-"""LLM: the whole toolkit behind one object. Lists in, lists out; or iterables in, results as they
-finish."""
+"""LLM: the one object through which Python uses this package. Lists of prompts in, lists of results
+out; or any iterable in, results as they finish."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from tqdm import tqdm
-
+from .arguments import as_conversations, as_prompts, is_conversation, one_params, params_for
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
 from .batch.previews import VideoStrip, file_previews
@@ -20,13 +19,15 @@ from .batch.report import report_batch
 from .config import EngineConfig
 from .drive import Driver, Job, JobOutput, refused
 from .errors import ConfigError, EngineError, RequestError, WorkerDiedError
-from .fleet import Ask, Fleet
+from .fleet import Fleet
+from .fleet_engine import Ask
 from .hooks import Model
 from .intake.cache import CacheStats, add_stats
 from .intake.intake import TokenCount
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
+from .progress import Progress
 from .startup.media import open_media
 from .startup.start import start
 
@@ -35,22 +36,23 @@ ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """A model, ready to answer.
+    """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of
     EngineConfig. Raises ConfigError, ModelError or PluginError when it cannot be loaded.
 
-    What is wrong with one prompt becomes that prompt's output (`finish_reason="error"`, an
-    `error_code` other than 200 and a message); the others are not touched. With `on_error="raise"`
+    An error in one prompt becomes that prompt's output (`finish_reason="error"`, an `error_code`
+    other than 200 and a message) and leaves the other prompts untouched. With `on_error="raise"`
     the first such error is raised instead. A wrong call raises TypeError or ValueError at once.
 
-    What computes may live in processes of its own (tensor_parallel_size, data_parallel_size). When
-    no engine is left, since a process died, requests that have not ended come back in error, and
-    later calls raise WorkerDiedError.
+    With tensor_parallel_size or data_parallel_size the model computes in other processes. When the
+    last engine has died, requests that have not finished come back as errors, and later calls raise
+    WorkerDiedError.
 
-    plugins: the loaded plugins; observers may be registered there, but with several engines only
-    those of installed plugins are told, in each engine's process. model: the loaded module; None
-    where it is in other processes. runtime: every option as it was resolved.
+    plugins: the loaded plugins; observers may be registered there. With several engines only the
+    observers of installed plugins are called, in each engine's process.
+    model: the loaded module, None when other processes hold it.
+    runtime: every option with its final value.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -84,15 +86,17 @@ class LLM:
         *,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
-        """Completes every prompt; results in the order of the prompts, n for each with `n` > 1.
+        """Completes every prompt and returns the results in the order of the prompts, n for each
+        prompt when `n` > 1.
 
         prompts: text, token ids, or {"prompt" | "prompt_token_ids" | "messages",
         "multimodal_data": {"image": ..., "video": ...}}; one of these, or any iterable of them.
         With "messages", also "tools" as in `chat`.
-        sampling_params: one for all, or as many as there are prompts.
+        sampling_params: one for all prompts, or a list with one for each.
+        use_tqdm: whether a progress bar is shown. on_error: "return" or "raise", see LLM.
         """
-        items = _as_prompts(prompts)
-        jobs = self._jobs(items, _params_for(sampling_params, len(items), "prompts"))
+        items = as_prompts(prompts)
+        jobs = self._jobs(items, params_for(sampling_params, len(items), "prompts"))
         return self._collect(jobs, use_tqdm, on_error)
 
     def chat(
@@ -106,40 +110,41 @@ class LLM:
         *,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
-        """Answers one conversation or several, through the model's chat template.
+        """Answers one conversation or several, rendered by the model's chat template.
 
         chat_template_kwargs: variables for the template, such as {"enable_thinking": False}.
-        chat_template: another Jinja template, or a file with one. tools: what the model may call,
-        each {"type": "function", "function": {"name", "description", "parameters": JSON schema}}
-        or a Python function with types and a docstring. With `tool_call_parser` the calls are in
-        `outputs.tool_calls`; an assistant message with them, and a message of role "tool" for each
-        result, go on with the conversation.
+        chat_template: another Jinja template, or a file with one.
+        tools: functions that the model may call, each {"type": "function", "function": {"name",
+        "description", "parameters": JSON schema}} or a Python function with types and a docstring.
+        With `tool_call_parser` the calls are in `outputs.tool_calls`. To continue, append an
+        assistant message with these calls and one message of role "tool" for each result.
         """
-        items = _as_conversations(messages)
-        params = _params_for(sampling_params, len(items), "messages")
+        items = as_conversations(messages)
+        params = params_for(sampling_params, len(items), "messages")
         jobs = self._chat_jobs(items, params, chat_template_kwargs, chat_template, tools)
         return self._collect(jobs, use_tqdm, on_error)
 
     def generate_iter(
         self, prompts: Iterable[Prompt], sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Results in the order in which they finish, of any iterable, endless ones too.
+        """Yields results in the order in which they finish, for any iterable, even an endless one.
 
-        Prompts are taken when there is room for them; memory does not depend on their number.
-        `output.prompt` is the very object the iterable gave.
+        Prompts are taken from the iterable only when the engine has capacity for them, so memory
+        does not depend on their number. `output.prompt` is the object that the iterable yielded.
         """
         if isinstance(prompts, (str, Mapping)):
             raise TypeError(
                 "generate_iter takes an iterable of prompts; use generate for one prompt"
             )
-        jobs = self._jobs(prompts, itertools.repeat(_one_params(sampling_params)))
+        jobs = self._jobs(prompts, itertools.repeat(one_params(sampling_params)))
         return (item.output for item in self._driver.run(jobs))
 
     def answer_each(
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]
     ) -> Generator[JobOutput, None, None]:
-        """As generate_iter, with sampling parameters for each prompt; `job.index` of a result
-        counts the pairs from 0. Closing the generator aborts what is running."""
+        """Yields results as generate_iter does, with sampling parameters for each prompt;
+        `job.index` of a result counts the pairs from 0. Closing the generator aborts the requests
+        that are still running."""
         return self._driver.run(self._pair_jobs(pairs))
 
     def run_batch(
@@ -159,26 +164,29 @@ class LLM:
         report: str | os.PathLike[str] | None = None,
         use_tqdm: bool = True,
     ) -> BatchSummary:
-        """Answers a whole batch and appends each result to `output`, a line of JSON (see
-        batch/records.py), as soon as it is there.
+        """Answers a whole batch. Each result is appended to `output` as soon as it is finished, as
+        one line of JSON (see batch/records.py).
 
         input: a JSONL file, a Parquet file, a folder of images and videos (`prompt` is asked about
         each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
-        "multimodal_data", "sampling_params", "chat_template_kwargs", "tools"}, read lazily. A
-        file's media paths are relative to its folder. sampling_params, chat_template_kwargs: what
-        a line does not say itself. resume: keep the output and do what is missing, and what failed
-        unless `retry_failed` is False. overwrite: replace it; else it must not exist. shard: "2/8",
-        the second of eight parts by line number; limit: the first lines only. max_failures: end
-        when so many items failed. report: write an HTML page there.
+        "multimodal_data", "sampling_params", "chat_template_kwargs", "tools"}, read lazily. Media
+        paths in a file are relative to the file's folder.
+        sampling_params, chat_template_kwargs: used where a line has none of its own.
+        resume: keep the output, and answer the items that are missing in it or failed (not those
+        that failed when `retry_failed` is False). overwrite: replace the output; without resume
+        and overwrite it must not exist.
+        shard: "2/8" answers the second of eight shards, by line number. limit: the first lines
+        only. max_failures: stop after this many failed items. report: write an HTML page there.
 
-        An item that is wrong is a line with its error. Raises ConfigError for a wrong call. Ctrl-C
-        raises KeyboardInterrupt after the output is closed; the same call with resume=True goes on.
+        An item with an error becomes a line that holds the error. Raises ConfigError for a wrong
+        call. Ctrl-C raises KeyboardInterrupt after the output is closed; the same call with
+        resume=True continues.
         """
         if resume and overwrite:
             raise ConfigError("resume and overwrite contradict each other; give one of them")
         settings = BatchSettings(
             mode="resume" if resume else "overwrite" if overwrite else "new",
-            sampling_params=_one_params(sampling_params),
+            sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
             selection=Selection.parse(shard, limit),
@@ -196,7 +204,7 @@ class LLM:
     def _report(
         self, summary: BatchSummary, path: str | os.PathLike[str], settings: BatchSettings
     ) -> None:
-        """The page of a batch, with the frames of its videos."""
+        """Writes the HTML page of a batch, with the frames of its videos."""
         config, intake = self._config, None if self._fleet is not None else self._intake
         strip = VideoStrip(lambda: open_media(config) if intake is None else intake.media)
         previews = file_previews(strip)
@@ -212,42 +220,42 @@ class LLM:
         chat_template: str | None = None,
         tools: Any = None,
     ) -> Iterator[RequestOutput]:
-        """What is new, as it comes: each output holds only the text, reasoning and ids
-        since the last.
+        """Yields deltas: each output holds only the text, reasoning and token ids generated since
+        the previous one.
 
-        Takes what `generate` takes, or one conversation as `chat` does. The last output of a prompt
+        prompts: as for `generate`, or one conversation as for `chat`. The last output of a prompt
         has `finished`, `outputs.finish_reason` and the metrics.
         """
-        if _is_conversation(prompts):
-            params = _params_for(sampling_params, 1, "messages")
+        if is_conversation(prompts):
+            params = params_for(sampling_params, 1, "messages")
             kwargs = chat_template_kwargs
             jobs = self._chat_jobs([prompts], params, kwargs, chat_template, tools, True)
         else:
-            items = _as_prompts(prompts)
-            params = _params_for(sampling_params, len(items), "prompts")
+            items = as_prompts(prompts)
+            params = params_for(sampling_params, len(items), "prompts")
             jobs = self._jobs(items, params, stream=True)
         return (item.output for item in self._driver.run(jobs))
 
     def count_tokens(self, prompt: Prompt) -> TokenCount:
-        """Prompt and media tokens of a prompt, without generating. Raises RequestError."""
+        """Counts prompt and media tokens without generating. Raises RequestError."""
         if self._fleet is not None:
             count: TokenCount = self._fleet.ask_one("count_tokens", prompt)
             return count
         return self._intake.count_tokens(prompt)
 
     def cache_stats(self) -> Mapping[str, CacheStats]:
-        """Hits, misses and bytes of the caches of media: "processed" and, by URL, "fetched"; of all
-        engines together."""
+        """Returns hits, misses and bytes of the media caches, summed over all engines: "processed"
+        items, and items "fetched" by URL."""
         if self._fleet is not None:
             return add_stats(self._fleet.ask("cache_stats"))
         return self._intake.cache_stats()
 
     def close(self) -> None:
-        """Ends the engine and its threads and drops the model; the object cannot be used again."""
+        """Stops the engine and its threads and frees the model. The object cannot be used again."""
         if self._fleet is not None:
             self._fleet.close()
             return
-        self._intake.media.interrupt()  # a plugin that hangs does not hold up the end
+        self._intake.media.interrupt()  # so that a hanging plugin does not delay close
         self._driver.close()
         self._intake.close()
         self._engine.close()
@@ -302,7 +310,7 @@ class LLM:
             yield Job(index=index, prompt=messages, num_outputs=own.n, accept=accept)
 
     def _ask(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """A call of the intake, to be made when its turn comes, where the intake is."""
+        """Returns a call of the intake that is made later, in the process that has the intake."""
         if self._fleet is not None:
             return Ask(method=method, args=args, kwargs=kwargs)
         return partial(getattr(self._intake, method), *args, **kwargs)
@@ -310,14 +318,14 @@ class LLM:
     def _collect(
         self, jobs: Iterator[Job], use_tqdm: bool, on_error: OnError
     ) -> list[RequestOutput]:
-        """All outputs, by job and sample."""
+        """Runs the jobs and returns all outputs, ordered by job and sample."""
         if on_error not in ("return", "raise"):
             raise ValueError(f"on_error must be 'return' or 'raise', got {on_error!r}")
         todo = list(jobs)
         done: dict[tuple[int, int], RequestOutput] = {}
         self._driver.check()
         # Closed here, so that an error leaves no request behind in the engine.
-        with closing(self._driver.run(todo)) as items, _Progress(len(todo), use_tqdm) as progress:
+        with closing(self._driver.run(todo)) as items, Progress(len(todo), use_tqdm) as progress:
             try:
                 for item in items:
                     if on_error == "raise" and not item.output.is_ok:
@@ -334,119 +342,10 @@ class LLM:
         return [done[job.index, index] for job in todo for index in range(job.num_outputs)]
 
 
-class _Progress:
-    """The progress bar: prompts done, input and output tokens per second so far."""
-
-    def __init__(self, total: int, is_shown: bool) -> None:
-        self._bar = tqdm(
-            total=total, desc="Processed prompts", dynamic_ncols=True, disable=not is_shown
-        )
-        self._left: dict[int, int] = {}
-        self._num_input = 0
-        self._num_output = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def count(self, item: JobOutput) -> None:
-        """Takes a finished output into account; a prompt is done with the last of its n samples."""
-        self._num_output += len(item.output.outputs.token_ids)
-        left = self._left.pop(item.job.index, item.job.num_outputs) - 1
-        if left:
-            self._left[item.job.index] = left
-            return
-        self._num_input += len(item.output.prompt_token_ids)
-        elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
-        self._bar.set_postfix_str(
-            f"est. speed input: {self._num_input / elapsed:.2f} toks/s, "
-            f"output: {self._num_output / elapsed:.2f} toks/s",
-            refresh=False,
-        )
-        self._bar.update(1)
-
-
 def _exception(item: JobOutput) -> Exception:
-    """The error of an output as an exception: intake's own, or one by its code."""
+    """Returns the error of an output as an exception: the one that intake raised, or one that fits
+    the error code."""
     if item.error is not None:
         return item.error
     kind = RequestError if item.output.error_code < 500 else EngineError
     return kind(item.output.error_msg)
-
-
-def _as_prompts(prompts: Any) -> list[Any]:
-    """One prompt or an iterable of them as a list, each of a known type. Raises TypeError,
-    ValueError."""
-    if prompts is None:
-        raise ValueError(
-            "prompts must not be None; give a text, token ids, a dict, or a list of these"
-        )
-    if isinstance(prompts, (str, Mapping)):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise TypeError(_wrong_type(prompts))
-    items = list(prompts)
-    if items and all(_is_token_id(item) for item in items):
-        return [prompts if isinstance(prompts, Sequence) else items]
-    for item in items:
-        if not isinstance(item, (str, Mapping, list, tuple)):
-            raise TypeError(_wrong_type(item))
-    return items
-
-
-def _wrong_type(item: Any) -> str:
-    return (
-        f"Invalid type for 'prompt': {type(item).__name__}, "
-        "expected one of ['str', 'list', 'dict']: a text, a list of token ids, "
-        "or a dict with 'prompt', 'prompt_token_ids' or 'messages'"
-    )
-
-
-def _is_token_id(item: Any) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
-
-
-def _is_conversation(value: Any) -> bool:
-    is_list = isinstance(value, (list, tuple)) and bool(value)
-    return is_list and all(isinstance(item, Mapping) and "role" in item for item in value)
-
-
-def _as_conversations(messages: Any) -> list[Any]:
-    """One conversation or a list of them as a list. Raises TypeError."""
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
-        raise TypeError(
-            f"messages must be a list of message dicts, or a list of such lists, got "
-            f"{type(messages).__name__}"
-        )
-    items = list(messages)
-    if items and all(isinstance(item, Mapping) for item in items):
-        return [messages if isinstance(messages, Sequence) else items]
-    for item in items:
-        if isinstance(item, (str, Mapping)) or not isinstance(item, Sequence):
-            raise TypeError(
-                f"a conversation must be a list of message dicts, got {type(item).__name__}"
-            )
-    return items
-
-
-def _one_params(params: Any) -> SamplingParams:
-    if params is None:
-        return SamplingParams()
-    if not isinstance(params, SamplingParams):
-        raise TypeError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
-    return params
-
-
-def _params_for(params: Any, count: int, what: str) -> list[SamplingParams]:
-    """One SamplingParams for each prompt. Raises TypeError, and ValueError for a wrong number."""
-    if isinstance(params, (list, tuple)):
-        if len(params) not in (1, count):
-            raise ValueError(
-                f"{what} and sampling_params must be the same length, got {count} {what} and "
-                f"{len(params)} sampling_params; give one for each, or one for all"
-            )
-        each = [_one_params(own) for own in params]
-        return each * count if len(each) == 1 else each
-    return [_one_params(params)] * count

@@ -30,6 +30,7 @@ class ModelFiles:
     eos_token_ids: tokens that end a sequence. vocab_size: ids the model computes logits for.
     chat_template: Jinja source, None when neither the options nor the checkpoint have one.
     reasoning_parser, tool_parser: None when the output is not parsed.
+    reasoning_end_marker: the text that ends the reasoning; None without a parser or marker.
     grammars: None when guided decoding is off.
     """
 
@@ -41,6 +42,7 @@ class ModelFiles:
     vocab_size: int
     chat_template: str | None
     reasoning_parser: ReasoningParserSpec | None
+    reasoning_end_marker: str | None
     tool_parser: ToolParserSpec | None
     grammars: GrammarBackend | None
 
@@ -64,6 +66,7 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
         template: str | None = load_template(config.chat_template)
     else:
         template = checkpoint_template(checkpoint.folder, tokenizer.raw)
+    parser = _reasoning_parser(config.reasoning_parser, plugins, spec, template)
     return ModelFiles(
         plugins=plugins,
         checkpoint=checkpoint,
@@ -72,18 +75,11 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
         eos_token_ids=eos_ids,
         vocab_size=vocab_size,
         chat_template=template,
-        reasoning_parser=_reasoning_parser(config.reasoning_parser, plugins, spec, template),
+        reasoning_parser=parser,
+        reasoning_end_marker=None if parser is None else _end_marker(plugins, parser),
         tool_parser=plugins.tool_parser(tools) if tools else None,
         grammars=grammars,
     )
-
-
-def end_marker(plugins: PluginManager, parser: ReasoningParserSpec | None) -> str | None:
-    """Returns the text that ends the reasoning; None without a parser, or when it has no marker."""
-    if parser is None:
-        return None
-    factory: Callable[..., Any] = plugins.resolve(parser)
-    return getattr(factory, "end_marker", None)
 
 
 def _reasoning_parser(
@@ -100,7 +96,12 @@ def _reasoning_parser(
     if not name:
         return None
     parser = plugins.reasoning_parser(name)
-    end = end_marker(plugins, parser)
+    end = _end_marker(plugins, parser)
     if is_auto and template is not None and end is not None and end not in template:
         return None
     return parser
+
+
+def _end_marker(plugins: PluginManager, parser: ReasoningParserSpec) -> str | None:
+    factory: Callable[..., Any] = plugins.resolve(parser)
+    return getattr(factory, "end_marker", None)

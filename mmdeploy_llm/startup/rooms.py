@@ -19,13 +19,14 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.intake.media import media_limits
-from mmdeploy_llm.native import Kernels
 from mmdeploy_llm.runner.executor import Facts
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 
+from .blueprint import Blueprint
 from .computer import Computer
+from .machine import Machine
 from .media import build_processors
-from .model_files import ModelFiles, end_marker
+from .model_files import ModelFiles
 
 CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running request uses
 
@@ -43,41 +44,59 @@ class Assembly:
 
 
 def build_rooms(
-    config: EngineConfig, files: ModelFiles, computer: Computer, kernels: Kernels | None
+    blueprint: Blueprint, files: ModelFiles, machine: Machine, computer: Computer
 ) -> Assembly:
-    """kernels: the CPU's, for the media processors."""
-    facts = computer.facts
+    """Builds intake, scheduler and delivery, and starts the engine that steps them."""
+    config, facts, plugins = blueprint.config, computer.facts, files.plugins
+    scheduling, info = _scheduler_config(files, facts), _engine_info(config, files, facts)
+    processors = build_processors(files, config)
+    delivery = _delivery(files)
+    intake = Intake(
+        tokenizer=files.tokenizer,
+        processors=processors,
+        fetch=plugins.fetch_media,
+        config=facts.runtime,
+        limits=media_limits(config),
+        vocab_size=files.vocab_size,
+        eos_token_ids=files.eos_token_ids,
+        generation=files.checkpoint.generation,
+        chat_template=files.chat_template,
+        reasoning_end_marker=files.reasoning_end_marker,
+        validate_guided=files.grammars.validate if files.grammars else None,
+        guard=plugins.guard,
+    )
+    if machine.cpu_kernels is not None:
+        for processor in processors.values():
+            processor.use_kernels(machine.cpu_kernels)
     engine = Engine(
-        scheduler=_scheduler(files, facts),
+        scheduler=Scheduler(scheduling),
         runner=computer.runner,
-        delivery=_delivery(files),
-        plugins=files.plugins,
-        info=_info(config, files, facts),
+        delivery=delivery,
+        plugins=plugins,
+        info=info,
     )
     return Assembly(
         engine=engine,
-        intake=_intake(config, files, facts.runtime, kernels),
-        plugins=files.plugins,
+        intake=intake,
+        plugins=plugins,
         model=computer.model,
         runtime=facts.runtime,
     )
 
 
-def _scheduler(files: ModelFiles, facts: Facts) -> Scheduler:
+def _scheduler_config(files: ModelFiles, facts: Facts) -> SchedulerConfig:
     runtime = facts.runtime
-    return Scheduler(
-        SchedulerConfig(
-            max_num_seqs=runtime.max_num_seqs,
-            max_num_batched_tokens=runtime.max_num_batched_tokens,
-            max_model_len=runtime.max_model_len,
-            num_blocks=facts.num_blocks,
-            block_size=runtime.block_size,
-            enable_prefix_caching=runtime.enable_prefix_caching,
-            max_idle_blocks=_max_idle_blocks(facts),
-            enable_chunked_prefill=runtime.enable_chunked_prefill,
-            encoder_cache_tokens=runtime.encoder_cache_tokens,
-            atomic_media=files.spec.atomic_media,
-        )
+    return SchedulerConfig(
+        max_num_seqs=runtime.max_num_seqs,
+        max_num_batched_tokens=runtime.max_num_batched_tokens,
+        max_model_len=runtime.max_model_len,
+        num_blocks=facts.num_blocks,
+        block_size=runtime.block_size,
+        enable_prefix_caching=runtime.enable_prefix_caching,
+        max_idle_blocks=_max_idle_blocks(facts),
+        enable_chunked_prefill=runtime.enable_chunked_prefill,
+        encoder_cache_tokens=runtime.encoder_cache_tokens,
+        atomic_media=files.spec.atomic_media,
     )
 
 
@@ -117,30 +136,7 @@ def _full_name(plugins: PluginManager, spec: ReasoningParserSpec | ToolParserSpe
     return "" if spec is None else f"{spec.name!r} of plugin {plugins.owner(spec)!r}"
 
 
-def _intake(
-    config: EngineConfig, files: ModelFiles, runtime: RuntimeConfig, kernels: Kernels | None
-) -> Intake:
-    processors = build_processors(files, config)
-    if kernels is not None:
-        for processor in processors.values():
-            processor.use_kernels(kernels)
-    return Intake(
-        tokenizer=files.tokenizer,
-        processors=processors,
-        fetch=files.plugins.fetch_media,
-        config=runtime,
-        limits=media_limits(config),
-        vocab_size=files.vocab_size,
-        eos_token_ids=files.eos_token_ids,
-        generation=files.checkpoint.generation,
-        chat_template=files.chat_template,
-        reasoning_end_marker=end_marker(files.plugins, files.reasoning_parser),
-        validate_guided=files.grammars.validate if files.grammars else None,
-        guard=files.plugins.guard,
-    )
-
-
-def _info(config: EngineConfig, files: ModelFiles, facts: Facts) -> EngineInfo:
+def _engine_info(config: EngineConfig, files: ModelFiles, facts: Facts) -> EngineInfo:
     runtime = facts.runtime
     return EngineInfo(
         model=config.model,

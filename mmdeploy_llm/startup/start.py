@@ -22,8 +22,10 @@ def start(config: EngineConfig) -> Assembly:
     files = read_model_files(config)
     machine = read_machine(config)
     blueprint = draw_blueprint(config, files, machine)
-    build = build_ranks if config.tensor_parallel_size > 1 else build_computer
-    computer = build(blueprint, files, machine)
+    if config.tensor_parallel_size > 1:
+        computer = build_ranks(blueprint, files, machine)
+    else:
+        computer = build_computer(blueprint, files, machine)
     facts = computer.facts
     logger.info(
         "total_block_num:%d, block size %d, %d cacheable tokens, %.1f MiB",
@@ -32,4 +34,4 @@ def start(config: EngineConfig) -> Assembly:
         facts.num_blocks * facts.shape.block_size,
         facts.num_blocks * facts.shape.bytes_per_block / 2**20,
     )
-    return build_rooms(config, files, computer, machine.cpu_kernels)
+    return build_rooms(blueprint, files, machine, computer)

@@ -1,0 +1,171 @@
+"""The process of one engine of a fleet, and the messages between it and the fleet."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .config import EngineConfig, RuntimeConfig
+from .drive import Driver, Job
+from .errors import EngineError, MMDeployLLMError, RequestError
+from .hooks.names import error_text
+from .outputs import RequestOutput
+from .parallel import Channel
+from .request import Request
+from .startup.start import start
+
+if TYPE_CHECKING:
+    from .intake.intake import Intake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A call of an engine's intake, made in the engine's process."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, intake: Intake) -> Any:
+        """Makes the call."""
+        return getattr(intake, self.method)(*self.args, **self.kwargs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A prompt for an engine. number: unique in the fleet."""
+
+    number: int
+    ask: Callable[..., tuple[Request, ...]]
+    num_outputs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Tells an engine that nobody waits for these tasks any more."""
+
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call of the intake; the engine replies with an Answer of the same number."""
+
+    number: int
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    number: int
+    value: Any
+    error: MMDeployLLMError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Tells the fleet that the engine is loaded. num_ahead: tasks it can use at the same time."""
+
+    runtime: RuntimeConfig
+    num_ahead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    number: int
+    output: RequestOutput
+    error: MMDeployLLMError | None
+
+
+def serve_engine(channel: Channel, *, config: EngineConfig) -> None:
+    """Runs an engine in its process: receives tasks and sends outputs until the channel closes."""
+    _Server(channel, config).serve()
+
+
+class _Server:
+    """The engine in its process. One thread reads messages, another one steps the engine."""
+
+    def __init__(self, channel: Channel, config: EngineConfig) -> None:
+        assembly = start(config)
+        runtime = assembly.runtime
+        self._engine, self._intake = assembly.engine, assembly.intake
+        num_ahead = runtime.max_num_seqs + 2 * runtime.num_intake_threads
+        self._driver = Driver(
+            assembly.engine, num_threads=runtime.num_intake_threads, num_ahead=num_ahead
+        )
+        self._channel = channel
+        self._lock = threading.Lock()  # of sending
+        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._first: Task | None = None
+        self._aborted: set[int] = set()
+        self._requests: dict[int, tuple[str, ...]] = {}  # by task
+        self._send(Ready(runtime=runtime, num_ahead=num_ahead))
+
+    def serve(self) -> None:
+        """Raises WorkerDiedError when the engine cannot go on."""
+        threading.Thread(target=self._read, daemon=True).start()
+        while True:
+            self._first = self._tasks.get()
+            for item in self._driver.run(self):
+                if self._engine.death is not None:
+                    raise self._engine.death  # what is in work is tried elsewhere
+                error = item.error if isinstance(item.error, MMDeployLLMError) else None
+                output = replace(item.output, prompt=None)
+                self._send(Output(number=item.job.index, output=output, error=error))
+                if output.finished:
+                    self._requests.pop(item.job.index, None)
+
+    def __iter__(self) -> Iterator[Job]:
+        return self
+
+    def __next__(self) -> Job:
+        """Returns the next task. StopIteration means that none is waiting now; more may come."""
+        task, self._first = self._first, None
+        if task is None:
+            try:
+                task = self._tasks.get_nowait()
+            except queue.Empty:
+                raise StopIteration from None
+        accept = partial(self._accept, task)
+        return Job(index=task.number, prompt=None, num_outputs=task.num_outputs, accept=accept)
+
+    def _accept(self, task: Task) -> tuple[Request, ...]:
+        if task.number in self._aborted:
+            raise RequestError("aborted by the caller")
+        requests = task.ask(self._intake)
+        self._requests[task.number] = tuple(request.request_id for request in requests)
+        return requests
+
+    def _read(self) -> None:
+        while True:
+            try:
+                said = self._channel.receive()
+            except (EOFError, OSError):
+                os._exit(0)  # the parent is gone, or closes us
+            if isinstance(said, Task):
+                self._tasks.put(said)
+            elif isinstance(said, Abort):
+                self._aborted.update(said.numbers)
+                ids = [one for number in said.numbers for one in self._requests.get(number, ())]
+                self._engine.abort(ids)
+            else:
+                threading.Thread(target=self._answer, args=(said,), daemon=True).start()
+
+    def _answer(self, call: Call) -> None:
+        try:
+            answer = Answer(number=call.number, value=call.ask(self._intake))
+        except MMDeployLLMError as error:
+            answer = Answer(number=call.number, value=None, error=error)
+        except Exception as error:  # a plugin's
+            told = EngineError(error_text(error))
+            answer = Answer(number=call.number, value=None, error=told)
+        self._send(answer)
+
+    def _send(self, value: Any) -> None:
+        with self._lock:
+            self._channel.send(value)

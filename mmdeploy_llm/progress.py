@@ -1,0 +1,43 @@
+"""The progress bar of `LLM.generate` and `LLM.chat`."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from tqdm import tqdm
+
+from .drive import JobOutput
+
+
+class Progress:
+    """A bar that counts finished prompts and shows tokens per second. A context manager."""
+
+    def __init__(self, total: int, is_shown: bool) -> None:
+        self._bar = tqdm(
+            total=total, desc="Processed prompts", dynamic_ncols=True, disable=not is_shown
+        )
+        self._left: dict[int, int] = {}  # by job: samples that have not finished
+        self._num_input = 0
+        self._num_output = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def count(self, item: JobOutput) -> None:
+        """Counts one finished output; a prompt is finished with the last of its n samples."""
+        self._num_output += len(item.output.outputs.token_ids)
+        left = self._left.pop(item.job.index, item.job.num_outputs) - 1
+        if left:
+            self._left[item.job.index] = left
+            return
+        self._num_input += len(item.output.prompt_token_ids)
+        elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
+        self._bar.set_postfix_str(
+            f"est. speed input: {self._num_input / elapsed:.2f} toks/s, "
+            f"output: {self._num_output / elapsed:.2f} toks/s",
+            refresh=False,
+        )
+        self._bar.update(1)
