@@ -42,7 +42,8 @@ def build_computer(
 def build_ranks(blueprint: Blueprint, files: ModelFiles, machine: Machine) -> Computer:
     """Starts one process for each rank; each builds its computer from its own blueprint."""
     check_divisible(files, blueprint.config.tensor_parallel_size)
-    ranks = DistributedRunner(rank_blueprints(blueprint, machine), build_rank)
+    blueprints = rank_blueprints(blueprint, machine)
+    ranks = DistributedRunner(blueprints, build_rank)
     return Computer(runner=ranks, facts=ranks.facts, model=None)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -76,14 +75,18 @@ def load_model(
     ConfigError when they do not fit, CheckpointError, and PluginError from the model's plugin."""
     runtime = blueprint.runtime
     threads = _prepare_process(runtime, machine)
-    build: Callable[..., Any] = partial(files.plugins.build, files.spec)
+    split = None if group.ranks is None else _shard(files, group.ranks)
+
+    def build(config: Any) -> Any:
+        return check_size(files.plugins.build(files.spec, config), runtime, group.size)
+
     model: Model = build_model(
-        lambda config: check_size(build(config), runtime, group.size),
+        build,
         files.checkpoint,
         dtype=getattr(torch, runtime.dtype),
         device=torch.device(runtime.device),
         load_format=blueprint.config.load_format,
-        split=None if group.ranks is None else _shard(files, group.ranks),
+        split=split,
         memory=None if machine.cpu_kernels is None else machine.cpu_kernels.memory,
     )
     if machine.device_kernels is not None and isinstance(model, nn.Module):
