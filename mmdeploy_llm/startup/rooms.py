@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mmdeploy_llm.config import EngineConfig, RuntimeConfig
@@ -10,6 +10,7 @@ from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.hooks import (
     EngineInfo,
+    MediaProcessor,
     Model,
     PluginManager,
     ReasoningParser,
@@ -50,24 +51,11 @@ def build_rooms(
     config, facts, plugins = blueprint.config, computer.facts, files.plugins
     scheduling, info = _scheduler_config(files, facts), _engine_info(config, files, facts)
     processors = build_processors(files, config)
-    delivery = _delivery(files)
-    intake = Intake(
-        tokenizer=files.tokenizer,
-        processors=processors,
-        fetch=plugins.fetch_media,
-        config=facts.runtime,
-        limits=media_limits(config),
-        vocab_size=files.vocab_size,
-        eos_token_ids=files.eos_token_ids,
-        generation=files.checkpoint.generation,
-        chat_template=files.chat_template,
-        reasoning_end_marker=files.reasoning_end_marker,
-        validate_guided=files.grammars.validate if files.grammars else None,
-        guard=plugins.guard,
-    )
     if machine.cpu_kernels is not None:
         for processor in processors.values():
             processor.use_kernels(machine.cpu_kernels)
+    delivery = _delivery(files)
+    intake = _intake(config, files, facts.runtime, processors)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
@@ -129,6 +117,28 @@ def _delivery(files: ModelFiles) -> Delivery:
         _full_name(plugins, reasoning),
         new_tool_parser,
         _full_name(plugins, tools),
+    )
+
+
+def _intake(
+    config: EngineConfig,
+    files: ModelFiles,
+    runtime: RuntimeConfig,
+    processors: Mapping[str, MediaProcessor],
+) -> Intake:
+    return Intake(
+        tokenizer=files.tokenizer,
+        processors=processors,
+        fetch=files.plugins.fetch_media,
+        config=runtime,
+        limits=media_limits(config),
+        vocab_size=files.vocab_size,
+        eos_token_ids=files.eos_token_ids,
+        generation=files.checkpoint.generation,
+        chat_template=files.chat_template,
+        reasoning_end_marker=files.reasoning_end_marker,
+        validate_guided=files.grammars.validate if files.grammars else None,
+        guard=files.plugins.guard,
     )
 
 
