@@ -171,16 +171,14 @@ class LLM:
         each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
         "multimodal_data", "sampling_params", "chat_template_kwargs", "tools"}, read lazily. Media
         paths in a file are relative to the file's folder.
-        sampling_params, chat_template_kwargs: used where a line has none of its own.
-        resume: keep the output, and answer the items that are missing in it or failed (not those
-        that failed when `retry_failed` is False). overwrite: replace the output; without resume
-        and overwrite it must not exist.
-        shard: "2/8" answers the second of eight shards, by line number. limit: the first lines
-        only. max_failures: stop after this many failed items. report: write an HTML page there.
+        sampling_params, chat_template_kwargs: used where a line has none of its own. resume: keep
+        the output and answer what is missing or failed (failed items only with `retry_failed`).
+        overwrite: replace the output, which otherwise must not exist. shard: "2/8" answers the
+        second of eight shards, by line number. limit: the first lines only. max_failures: stop
+        after this many failed items. report: write an HTML page there.
 
-        An item with an error becomes a line that holds the error. Raises ConfigError for a wrong
-        call. Ctrl-C raises KeyboardInterrupt after the output is closed; the same call with
-        resume=True continues.
+        An item with an error becomes a line with the error. Raises ConfigError for a wrong call.
+        Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
         if resume and overwrite:
             raise ConfigError("resume and overwrite contradict each other; give one of them")
