@@ -164,8 +164,7 @@ class LLM:
         report: str | os.PathLike[str] | None = None,
         use_tqdm: bool = True,
     ) -> BatchSummary:
-        """Answers a whole batch. Each result is appended to `output` as soon as it is finished, as
-        one line of JSON (see batch/records.py).
+        """Answers a whole batch and appends each result to `output` as it finishes, as a JSON line.
 
         input: a JSONL file, a Parquet file, a folder of images and videos (`prompt` is asked about
         each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
@@ -177,7 +176,7 @@ class LLM:
         second of eight shards, by line number. limit: the first lines only. max_failures: stop
         after this many failed items. report: write an HTML page there.
 
-        An item with an error becomes a line with the error. Raises ConfigError for a wrong call.
+        Raises ConfigError for a wrong call; an item with an error becomes a line with that error.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
         if resume and overwrite:
