@@ -423,7 +423,8 @@ def _intake(parts: _Parts, runtime: RuntimeConfig, kernels: Kernels | None) -> I
         eos_token_ids=parts.eos_token_ids,
         generation=parts.checkpoint.generation,
         chat_template=parts.chat_template,
-        reasoning_end_marker=_end_marker(parts.plugins, parts.parser),
+        reasoning_start_marker=_marker("start_marker", parts.plugins, parts.parser),
+        reasoning_end_marker=_marker("end_marker", parts.plugins, parts.parser),
         validate_guided=parts.grammars.validate if parts.grammars else None,
         guard=parts.plugins.guard,
     )
@@ -473,17 +474,17 @@ def _reasoning_parser(
     if not name:
         return None
     parser = plugins.reasoning_parser(name)
-    end = _end_marker(plugins, parser)
+    end = _marker("end_marker", plugins, parser)
     if is_auto and template is not None and end is not None and end not in template:
         return None
     return parser
 
 
-def _end_marker(plugins: PluginManager, parser: ReasoningParserSpec | None) -> str | None:
+def _marker(name: str, plugins: PluginManager, parser: ReasoningParserSpec | None) -> str | None:
     if parser is None:
         return None
     factory: Callable[..., Any] = plugins.resolve(parser)
-    return getattr(factory, "end_marker", None)
+    return getattr(factory, name, None)
 
 
 def _info(parts: _Parts, runtime: RuntimeConfig, num_blocks: int) -> EngineInfo:

@@ -109,7 +109,6 @@ class Request:
         tuple[int, ...], ...
     ] = ()  # sequences never generated, bad_words included
     index: int = 0  # among the n samples of one prompt
-    priority: int = 0  # smaller runs first
     stream: bool = False  # whether every new token is delivered, or only the end
     arrival_time: float = 0.0  # epoch seconds
     preprocess_end_time: float = 0.0  # epoch seconds
@@ -129,11 +128,6 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and generated tokens."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing more will be generated."""
-        return self.status is RequestStatus.FINISHED
 
     def num_media_tokens(self, kind: str) -> int:
         """Placeholder tokens of all media of one kind, markers not counted."""

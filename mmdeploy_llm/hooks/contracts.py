@@ -160,11 +160,15 @@ class ReasoningParser(ABC):
 
     The result does not depend on how the text is cut into `feed` calls.
     markers: texts that the parser looks for; tokens with exactly such a text reach it even when
-    special tokens are skipped. end_marker: the text that ends the reasoning, for
-    `reasoning_max_tokens`.
+    special tokens are skipped.
+    start_marker: the text by which a prompt opens the reasoning. A prompt with `end_marker` after
+    its last `start_marker` has closed it, and `reasoning_max_tokens` then forces nothing. None: a
+    prompt says nothing about the reasoning, for example because it quotes the markers.
+    end_marker: the text that ends the reasoning; `reasoning_max_tokens` forces it.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
+    start_marker: ClassVar[str | None] = None
     end_marker: ClassVar[str | None] = None
 
     def start(self, prompt: str) -> None:  # noqa: B027 - optional to override

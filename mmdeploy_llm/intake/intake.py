@@ -83,6 +83,7 @@ class Intake:
         eos_token_ids: frozenset[int],
         generation: Mapping[str, Any],
         chat_template: str | None = None,
+        reasoning_start_marker: str | None = None,
         reasoning_end_marker: str | None = None,
         validate_guided: ValidateGuided | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
@@ -109,6 +110,7 @@ class Intake:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._chat_template = chat_template
+        self._start_marker = reasoning_start_marker
         self._end_marker = reasoning_end_marker
         self._end_ids = _marker_ids(reasoning_end_marker, tokenizer)
         self._new_request_id = new_request_id
@@ -120,7 +122,6 @@ class Intake:
         params: SamplingParams,
         *,
         stream: bool = False,
-        priority: int = 0,
         number: int | None = None,
     ) -> tuple[Request, ...]:
         """The n requests of a prompt, by index; they share its media.
@@ -129,7 +130,7 @@ class Intake:
         seed of params without one; None counts them here. Raises RequestError and its children.
         """
         parts = read_prompt(prompt, self.media.kinds)
-        return self._accept(prompt, parts, params, stream, priority, number)
+        return self._accept(prompt, parts, params, stream, number)
 
     def accept_chat(
         self,
@@ -140,7 +141,6 @@ class Intake:
         chat_template: str | None = None,
         tools: Any = None,
         stream: bool = False,
-        priority: int = 0,
         number: int | None = None,
     ) -> tuple[Request, ...]:
         """As `accept`, for a conversation. chat_template: a Jinja text or a file with one. tools:
@@ -151,7 +151,7 @@ class Intake:
             template_kwargs=chat_template_kwargs,
             tools=tools,
         )
-        return self._accept(messages, parts, params, stream, priority, number)
+        return self._accept(messages, parts, params, stream, number)
 
     def cache_stats(self) -> Mapping[str, CacheStats]:
         """Of the caches of media, by name."""
@@ -184,7 +184,6 @@ class Intake:
         parts: PromptParts,
         params: SamplingParams,
         stream: bool,
-        priority: int,
         number: int | None,
     ) -> tuple[Request, ...]:
         arrival_time = time.time()
@@ -205,7 +204,6 @@ class Intake:
             tools=rendered.tools,
             reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
             bad_words_token_ids=self._bad_words(params),
-            priority=priority,
             stream=stream,
             arrival_time=arrival_time,
             preprocess_end_time=time.time(),
@@ -328,8 +326,9 @@ class Intake:
                 "reasoning_max_tokens needs a reasoning parser with an end marker; "
                 "give reasoning_parser to the LLM"
             )
-        opening = self._end_marker.replace("/", "", 1)
-        is_closed = text.rfind(self._end_marker) > text.rfind(opening)
+        if self._start_marker is None:
+            return self._end_ids
+        is_closed = text.rfind(self._end_marker) > text.rfind(self._start_marker)
         return () if is_closed else self._end_ids
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:

@@ -34,7 +34,7 @@ class Scheduler:
     and its slot is in the `drop` of the next plan. A plan may schedule nothing and still be needed:
     its commit tells the failures of requests that can never run.
 
-    Who is served first: smaller `priority`, then earlier `arrival_time`, then earlier `add`. The
+    Who is served first: earlier `arrival_time`, then earlier `add`. The
     first of the running requests is never preempted for another one, so it always goes on.
     """
 

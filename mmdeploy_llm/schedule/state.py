@@ -24,7 +24,7 @@ class RequestState:
 
     request: Request
     number: int
-    order: tuple[int, float, int]
+    order: tuple[float, int]
     stop_ids: frozenset[int]
     max_num_tokens: int
     keys: PrefixKeys
@@ -41,7 +41,7 @@ class RequestState:
         return cls(
             request=request,
             number=number,
-            order=(request.priority, request.arrival_time, number),
+            order=(request.arrival_time, number),
             stop_ids=eos_ids.union(params.stop_token_ids),
             max_num_tokens=min(len(request.prompt_token_ids) + max_output, max_model_len),
             keys=PrefixKeys(request, block_size),

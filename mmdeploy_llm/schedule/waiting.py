@@ -15,7 +15,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, int], RequestState]] = []
+        self._heap: list[tuple[tuple[float, int], RequestState]] = []
         self._members: dict[int, RequestState] = {}  # by number; the heap also holds removed ones
 
     def __len__(self) -> int:

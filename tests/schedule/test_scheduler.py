@@ -59,14 +59,14 @@ class TestAdmission:
         loop.step()
         assert list(sizes(loop.step())) == ["c"]
 
-    def test_priority_goes_before_arrival(self, kit, make_loop):
+    def test_earlier_arrivals_go_first(self, kit, make_loop):
         loop = make_loop(max_num_seqs=1)
         loop.add(
             kit.make_request("late", 2, arrival_time=2.0, max_tokens=1),
             kit.make_request("early", 2, arrival_time=1.0, max_tokens=1),
-            kit.make_request("urgent", 2, arrival_time=3.0, max_tokens=1, priority=-1),
+            kit.make_request("later", 2, arrival_time=3.0, max_tokens=1),
         )
-        assert [next(iter(sizes(loop.step()))) for _ in range(3)] == ["urgent", "early", "late"]
+        assert [next(iter(sizes(loop.step()))) for _ in range(3)] == ["early", "late", "later"]
 
     def test_blocks_are_left_for_running_requests_to_grow(self, kit, make_loop):
         loop = make_loop(num_blocks=4)
@@ -142,15 +142,15 @@ class TestPreemption:
         loop.run()
         assert later.num_cached_tokens == 16, "all full blocks of 19 computed tokens"
 
-    def test_the_lowest_priority_goes_first(self, kit, make_loop):
+    def test_the_latest_arrival_goes_first(self, kit, make_loop):
         loop = make_loop(num_blocks=6)
-        low = kit.make_request("low", 6, max_tokens=14, priority=5)
-        high = kit.make_request("high", 6, max_tokens=14)
-        loop.add(low)
+        late = kit.make_request("late", 6, max_tokens=14, arrival_time=2.0)
+        early = kit.make_request("early", 6, max_tokens=14, arrival_time=1.0)
+        loop.add(late)
         loop.step()
-        loop.add(high)
+        loop.add(early)
         loop.run()
-        assert (low.num_preemptions > 0, high.num_preemptions) == (True, 0)
+        assert (late.num_preemptions > 0, early.num_preemptions) == (True, 0)
 
     def test_a_preempted_request_is_served_before_those_that_waited(self, kit, make_loop):
         loop, _ = self.run_tight(kit, make_loop, max_num_seqs=2)
@@ -398,7 +398,7 @@ class TestEnds:
         assert [update.finish_reason for update in updates] == [None] * (len(tokens) - 1) + [reason]
         request = updates[0].request
         assert request.output_token_ids == tokens
-        assert request.is_finished == (reason is not None)
+        assert (request.status is RequestStatus.FINISHED) == (reason is not None)
 
     def test_times(self, kit, make_loop):
         loop = make_loop(max_num_batched_tokens=4)
@@ -422,7 +422,7 @@ class TestEnds:
         loop.step()
         assert loop.reasons == {"a": "error", "b": "length"}
         assert loop.ended["a"].failure.code == 400
-        assert request.is_finished
+        assert request.status is RequestStatus.FINISHED
         assert not loop.scheduler.has_work
 
     def test_an_error_ends_one_request_only(self, kit, make_loop):
@@ -454,7 +454,7 @@ class TestEnds:
         loop.add(*(kit.make_request(name, 9, media=((1, "cat", 5),)) for name in "abc"))
         plan = loop.step(breaks=breaks)
         assert plan.drop == ("gone",)
-        assert gone.is_finished
+        assert gone.status is RequestStatus.FINISHED
         assert loop.reasons == {"gone": "length", "a": "error", "b": "error"}
         after = loop.step()
         assert set(after.drop) == {"gone", "a", "b"}

@@ -5,6 +5,8 @@ import zlib
 
 import pytest
 
+from mmdeploy_llm.request import RequestStatus
+
 SCENES = {
     "roomy": {"num_blocks": 200, "max_num_batched_tokens": 64, "max_num_seqs": 8},
     "tiny pool": {"num_blocks": 17, "max_num_seqs": 6},
@@ -68,8 +70,7 @@ class Traffic:
             ignore_eos=rng.random() < 0.5,
             stop_token_ids=rng.choice([(), (3,)]),
             prompt_logprobs=rng.choice([None, None, None, 1]),
-            priority=rng.choice([0, 0, 0, 1]),
-            arrival_time=self.arrival,
+            arrival_time=self.arrival + rng.choice([0, 0, 0, 5]),
         )
 
 
@@ -111,7 +112,7 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene):
     config = kit.make_config(**SCENES[scene])
     loop, requests = simulate(kit, config, seed=zlib.crc32(scene.encode()))
     assert set(loop.ended) == {request.request_id for request in requests}
-    assert all(request.is_finished for request in requests)
+    assert all(request.status is RequestStatus.FINISHED for request in requests)
     assert loop.scheduler.num_free_blocks == config.num_blocks
     assert not loop.executor.slots
     num_normal = 0
