@@ -1,4 +1,4 @@
-"""CallGuard: answers, errors, time limits, threads left behind."""
+"""CallGuard: answers, errors, time limits, abandoned calls."""
 
 import gc
 import threading
@@ -15,7 +15,7 @@ from mmdeploy_llm.hooks.guard import CallGuard
 @pytest.fixture(autouse=True)
 def no_grace(monkeypatch):
     monkeypatch.setattr(guard, "GRACE", 0.0)
-    monkeypatch.setattr(guard, "LOOK_UP", 0.05)
+    monkeypatch.setattr(guard, "POLL_INTERVAL", 0.05)
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_nobody_answers(manager):
     with pytest.raises(UnsupportedMediaError) as refused:
         plugins.fetch_media(MediaRef(kind="video", uri="gopher://x"), LIMITS)
     message = str(refused.value)
-    assert message.startswith("video 'gopher://x' is of no form that is accepted")
+    assert message.startswith("video 'gopher://x' has no accepted form")
     for form in ("a path", "file://", "data: URL", "http(s)://", "bytes", "loaded object"):
         assert form in message
     assert message.endswith("Plugins asked: disk, web")
@@ -216,11 +216,11 @@ def test_nobody_is_there_to_answer(site):
 @pytest.mark.parametrize(
     ("uri", "shown"),
     [
-        ("/home/someone/cat.png", "image 'cat.png' is"),
-        ("C:\\pictures\\cat.png", "image 'cat.png' is"),
-        ("file:///home/someone/cat.png", "image 'cat.png' is"),
-        ("ftp://user:secret@host/cat.png?token=1", "image 'ftp://host/cat.png' is"),
-        ("data:image/png;base64,AAAA", "image 'data:image/png;base64,AAAA' is"),
+        ("/home/someone/cat.png", "image 'cat.png' has"),
+        ("C:\\pictures\\cat.png", "image 'cat.png' has"),
+        ("file:///home/someone/cat.png", "image 'cat.png' has"),
+        ("ftp://user:secret@host/cat.png?token=1", "image 'ftp://host/cat.png' has"),
+        ("data:image/png;base64,AAAA", "image 'data:image/png;base64,AAAA' has"),
     ],
 )
 def test_messages_show_no_folders_and_no_secrets(uri, shown):

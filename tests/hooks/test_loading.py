@@ -81,12 +81,12 @@ BROKEN = {
     "wrong type": (
         "@hookimpl\ndef provide_models(): return [{'name': 'x'}]",
         "provide",
-        "must give ModelSpec only; got {'name': 'x'} (dict)",
+        "must return ModelSpec only; got {'name': 'x'} (dict)",
     ),
     "wrong spec": (
         "@hookimpl\ndef provide_models(): return [ReasoningParserSpec(name='x', factory='a:b')]",
         "provide",
-        "must give ModelSpec only",
+        "must return ModelSpec only",
     ),
 }
 
