@@ -60,8 +60,8 @@ class RequestState:
         )
 
     def can_go_on(self, num_unknown: int) -> bool:
-        """Whether it runs and its length allows a token after `num_unknown` sampled ones that the host
-        does not have yet."""
+        """Whether it is running and its length allows a token after `num_unknown` sampled tokens
+        that the host does not have yet."""
         request = self.request
         is_running = request.status is RequestStatus.RUNNING
         return is_running and request.num_tokens + num_unknown < self.max_num_tokens
