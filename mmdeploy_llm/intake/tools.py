@@ -1,4 +1,5 @@
-"""Tools that a request brings along: checked, as the JSON schemas that chat templates take."""
+"""Reads the tools of a request: checks them and returns the JSON schemas that chat templates
+take."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ FORM = '{"type": "function", "function": {"name": ..., "description": ..., "para
 
 
 def read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
-    """The tools, each {"type": "function", "function": {"name", "parameters", ...}}.
+    """Returns the tools, each as {"type": "function", "function": {"name", "parameters", ...}}.
 
-    tools: one of these or a list of them; also objects with `model_dump`, and Python functions with
-    types and a docstring. None and [] are (). Raises RequestError that says which tool is wrong.
+    tools: such a dict or a list of them; objects with `model_dump` and Python functions with type
+        hints and a docstring are accepted too. None and [] become ().
+    Raises RequestError that says which tool is wrong.
     """
     if tools is None:
         return ()
@@ -36,10 +38,12 @@ def read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def template_calls(calls: Any, place: str) -> list[Any]:
-    """The `tool_calls` of an assistant message as templates read them: arguments as an object.
+    """Returns the `tool_calls` of an assistant message as templates read them: arguments as an
+    object.
 
-    calls: ToolCalls of an output, or dicts with "function" or with "name" and "arguments" in them.
-    Arguments that are JSON text become the object. place: of the message, for RequestError.
+    calls: ToolCalls of an output, or dicts with "function" or with "name" and "arguments".
+    place: names the message in errors.
+    Arguments that are the text of a JSON object become the object. Raises RequestError.
     """
     if not isinstance(calls, (list, tuple)):
         raise RequestError(f"{place}: 'tool_calls' must be a list, got {_brief(calls)}")
@@ -60,7 +64,8 @@ def _call(call: Any, place: str) -> Mapping[str, Any]:
 
 
 def _with_object(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments that are the text of a JSON object as that object; others stay as they are."""
+    """Replaces arguments that are the text of a JSON object by the object; leaves others
+    unchanged."""
     given = function.get("arguments")
     if not isinstance(given, str):
         return function
@@ -96,7 +101,7 @@ def _tool(tool: Any, place: str) -> Mapping[str, Any]:
 
 
 def _schema(function: Any, place: str) -> Mapping[str, Any]:
-    """The schema of a Python function."""
+    """Returns the JSON schema of a Python function."""
     try:
         schema: Mapping[str, Any] = get_json_schema(function)
     except Exception as error:
@@ -108,7 +113,7 @@ def _schema(function: Any, place: str) -> Mapping[str, Any]:
 
 
 def _brief(value: Any) -> str:
-    """A dict by its keys, else a short value or its type."""
+    """Shows a dict by its keys, else a short value or its type."""
     if isinstance(value, Mapping):
         return f"a dict with {', '.join(map(repr, list(value)[:8])) or 'no keys'}"
     return repr(value) if isinstance(value, (str, int, type(None))) else type(value).__name__

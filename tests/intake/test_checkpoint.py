@@ -107,7 +107,7 @@ def test_offline_is_said_clearly(bundled, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(
-        CheckpointError, match="no local folder, and the hub did not give it"
+        CheckpointError, match="no local folder, and the hub did not return it"
     ) as caught:
         resolve_model("baidu/ERNIE")
     assert "no route to host" in str(caught.value)

@@ -178,7 +178,7 @@ def test_kinds_without_a_processor(intake, make_intake):
     with pytest.raises(UnsupportedMediaError, match="no installed plugin processes video"):
         intake.accept({"prompt": "x", "multimodal_data": {"video": b"1"}}, PARAMS)
     text_only = make_intake(processors={})
-    with pytest.raises(UnsupportedMediaError, match="takes text only"):
+    with pytest.raises(UnsupportedMediaError, match="accepts text only"):
         text_only.accept({"prompt": "x", "multimodal_data": {"image": b"1"}}, PARAMS)
     request = only(text_only.accept("the text <|image_pad|> is a text here", PARAMS))
     assert request.media == ()
