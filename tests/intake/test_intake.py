@@ -401,7 +401,7 @@ def test_reasoning_end_ids(make_intake, tokenizer):
 
 
 def test_without_a_start_marker_no_prompt_closes_the_reasoning(make_intake, tokenizer):
-    """As Granite's, whose system prompt quotes both sentences."""
+    """Granite's parser has none, because its system prompt quotes both sentences."""
     sentences = "after 'Here is my thought process:' ... after 'Here is my response:'."
     intake = make_intake(reasoning_end_marker="Here is my response:")
     request = only(intake.accept(sentences, SamplingParams(reasoning_max_tokens=5)))

@@ -1,4 +1,4 @@
-"""Each rule of the scheduler, one at a time. The loop's executor checks every plan besides."""
+"""Each rule of the scheduler by itself. The loop's executor also checks every plan."""
 
 import subprocess
 import sys
@@ -16,12 +16,12 @@ def make_loop(kit):
 
 
 def sizes(plan):
-    """Request id -> tokens of the step, in the order of the plan."""
+    """Returns request id -> tokens of the step, in the order of the plan."""
     return {item.request_id: item.num_tokens for item in plan.scheduled}
 
 
 class TestTokenBudget:
-    def test_prompts_are_cut_into_chunks(self, kit, make_loop):
+    def test_prompts_are_split_into_chunks(self, kit, make_loop):
         loop = make_loop(max_num_batched_tokens=5)
         loop.add(kit.make_request("a", 12, max_tokens=2))
         assert [sizes(loop.step()) for _ in range(4)] == [{"a": 5}, {"a": 5}, {"a": 2}, {"a": 1}]
@@ -38,7 +38,7 @@ class TestTokenBudget:
         assert sizes(plan) == {"a": 1, "b": 5, "c": 4}
         assert [new.request_id for new in plan.new] == ["c"]
 
-    def test_whole_prompts_wait_for_a_step_with_room(self, kit, make_loop):
+    def test_whole_prompts_wait_for_a_step_with_enough_budget(self, kit, make_loop):
         loop = make_loop(enable_chunked_prefill=False, max_num_batched_tokens=20, max_model_len=20)
         loop.add(kit.make_request("a", 12), kit.make_request("b", 10), kit.make_request("c", 2))
         assert sizes(loop.step()) == {"a": 12}, "c does not overtake b"
@@ -98,7 +98,7 @@ class TestAdmission:
 
 class TestPreemption:
     def run_tight(self, kit, make_loop, **config):
-        """Two requests of which only one can grow to its end; gives loop and requests."""
+        """Runs two requests of which only one can grow to its end; returns loop and requests."""
         loop = make_loop(num_blocks=6, **config)
         requests = [kit.make_request(name, 6, max_tokens=14) for name in "ab"]
         loop.add(*requests)
@@ -219,7 +219,9 @@ class TestPrefixCache:
         assert again.num_cached_tokens == 0
         assert loop.prompt_logprobs["b"] == list(range(10))
 
-    def test_prompt_logprobs_are_told_once_when_a_prompt_is_computed_twice(self, kit, make_loop):
+    def test_prompt_logprobs_are_reported_once_when_a_prompt_is_computed_twice(
+        self, kit, make_loop
+    ):
         loop = make_loop(num_blocks=6)
         options = {"max_tokens": 14, "prompt_logprobs": 1}
         loop.add(kit.make_request("a", 6, **options), kit.make_request("b", 6, **options))
@@ -300,7 +302,7 @@ class TestMedia:
         assert forgotten == ["cat", "dog"]
 
     def test_who_waits_for_the_encoder_is_not_overtaken_at_it(self, kit, make_loop):
-        """`small` would fit beside `first` and keep `big` waiting; many such would for ever."""
+        """`small` would fit beside `first` and delay `big`; many such requests would starve it."""
         loop = make_loop(encoder_cache_tokens=20, max_num_batched_tokens=8)
         loop.add(
             kit.make_request("first", 14, media=((0, "f", 12),)),
@@ -339,7 +341,7 @@ class TestMedia:
         loop.run()
         assert set(loop.reasons.values()) == {"length"}
 
-    def test_an_atomic_item_waits_for_a_step_with_room_for_all_of_it(self, kit, make_loop):
+    def test_an_atomic_item_waits_for_a_step_with_budget_for_all_of_it(self, kit, make_loop):
         loop = make_loop(atomic_media=True, max_num_batched_tokens=8)
         loop.add(kit.make_request("a", 2, max_tokens=3))
         loop.step()
@@ -365,7 +367,7 @@ class TestMedia:
 
 class TestEnds:
     def make_committed(self, kit, tokens, **options):
-        """A request that was given `tokens` one by one; gives the updates."""
+        """Commits `tokens` to a request one by one; returns the updates."""
         scheduler = Scheduler(kit.make_config(max_model_len=10))
         scheduler.add(kit.make_request("a", 3, **{"max_tokens": 20, **options}))
         updates = []
@@ -415,7 +417,7 @@ class TestEnds:
         assert loop.step().drop == ("a",)
         assert loop.scheduler.num_free_blocks == 32
 
-    def test_a_request_that_can_never_run_is_told_by_the_next_step(self, kit, make_loop):
+    def test_a_request_that_can_never_run_is_reported_by_the_next_step(self, kit, make_loop):
         loop = make_loop()
         request = loop.add(kit.make_request("a", 100), kit.make_request("b", 3, max_tokens=1))
         assert loop.scheduler.has_work
@@ -481,7 +483,7 @@ class TestAbort:
         assert loop.scheduler.num_free_blocks == 32
         assert not loop.scheduler.has_work
 
-    def test_what_it_leaves_goes_to_the_others_at_once(self, kit, make_loop):
+    def test_its_blocks_go_to_the_others_at_once(self, kit, make_loop):
         loop = make_loop(max_num_seqs=1)
         loop.add(kit.make_request("a", 5), kit.make_request("b", 5))
         loop.step()
