@@ -15,7 +15,7 @@ MMDeployLLMError
  |   + PluginLoadError              a plugin cannot be imported or registered
  |   + PluginConflictError          two plugins claim the same name at the same priority
  |   + PluginContractError          a plugin returned something its contract does not allow
- + EngineError(RuntimeError)        the engine cannot go on                           500
+ + EngineError(RuntimeError)        the engine cannot continue                        500
      + OutOfBlocksError             the KV cache cannot hold what must run
      + WorkerDiedError              a worker process ended
 """
@@ -98,7 +98,7 @@ class PluginContractError(PluginError):
 
 
 class EngineError(MMDeployLLMError, RuntimeError):
-    """The engine cannot go on."""
+    """The engine cannot continue."""
 
 
 class OutOfBlocksError(EngineError):

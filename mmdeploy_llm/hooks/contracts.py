@@ -126,6 +126,7 @@ class MediaLimits:
     """Limits on one media item, checked from headers before anything is decoded in full.
 
     Sizes in bytes and pixels, times in seconds.
+
     fetch_timeout: for one item in total, retries included.
     allowed_root: local paths must lie below this folder (None: anywhere).
     allow_urls: http and https URLs may be fetched.
@@ -135,8 +136,8 @@ class MediaLimits:
         this machine.
     allowed_schemes: other schemes that may be opened, such as "s3".
     isolation: whether a processor decodes in the threads of intake, or in processes that are killed
-        after decode_timeout and may use decode_memory bytes; "auto" leaves the choice to the
-        processor.
+        after decode_timeout and use at most decode_memory bytes; "auto" leaves the choice to
+        the processor.
     """
 
     max_bytes: int = 256 * 2**20
@@ -183,6 +184,7 @@ class ReasoningParser(ABC):
     """Splits the text of one request into reasoning and content. One instance serves one request.
 
     The result does not depend on how the text is split into `feed` calls.
+
     markers: texts that the parser looks for. A token with exactly such a text reaches the parser
         even when special tokens are skipped.
     start_marker: the text by which a prompt opens the reasoning. A prompt with `end_marker` after
@@ -220,6 +222,7 @@ class ToolParser(ABC):
     The result does not depend on how the text is split into `feed` calls. A call is returned as
     soon as it is complete; text that turns out to be no call is returned as content, so that
     nothing is lost.
+
     markers: texts that the parser looks for. A token with exactly such a text reaches the parser
         even when special tokens are skipped.
     """

@@ -49,12 +49,15 @@ class CallGuard:
         with self._lock:
             return self._hung.total()
 
-    def run(self, call: Callable[[], Result], *, seconds: float, owner: str, late: str) -> Result:
+    def run(
+        self, call: Callable[[], Result], *, seconds: float, owner: str, timeout_message: str
+    ) -> Result:
         """Returns or raises what `call` does.
 
         owner: the plugin, for messages.
-        late: the message of the MediaTimeoutError that is raised after `seconds` and a short grace
-            period.
+        timeout_message: message of the MediaTimeoutError that is raised after `seconds` and a short
+            grace period.
+
         Raises MediaError without a call where too many calls of `owner` hang, and immediately when
         `close` is called or the program ends.
         """
@@ -70,7 +73,7 @@ class CallGuard:
             else:
                 self._abandon(inbox, owner)
         if not is_done:
-            raise MediaTimeoutError(late)
+            raise MediaTimeoutError(timeout_message)
         return answer.result()
 
     def close(self) -> None:
@@ -153,7 +156,7 @@ class _Answer(Generic[Result]):
         try:
             raise self._error
         finally:
-            self._error = None  # error -> traceback -> this frame -> self would hold it for long
+            self._error = None  # breaks the cycle error -> traceback -> this frame -> self
 
 
 def _at_program_end(close: Callable[[], Callable[[], None] | None]) -> None:

@@ -199,7 +199,7 @@ class PluginManager:
         raise UnsupportedMediaError(
             f"{ref.kind} {_shown_uri(ref)} has no accepted form. Give a path, a file:// or data: "
             "URL, an http(s):// URL where URLs are allowed, bytes or a loaded object. "
-            f"Plugins asked: {listing(impl.plugin_name for impl in impls)}"
+            f"Plugins tried: {listing(impl.plugin_name for impl in impls)}"
             f"{self.failure_note()}"
         )
 
@@ -217,7 +217,7 @@ class PluginManager:
                 lambda: call(impl, {"ref": ref, "limits": limits}),
                 seconds=seconds,
                 owner=str(origin),
-                late=f"{origin} has not fetched {_shown_uri(ref)} within "
+                timeout_message=f"{origin} has not fetched {_shown_uri(ref)} within "
                 f"{limits.fetch_timeout:g} s; raise media_fetch_timeout",
             )
         except RequestError:

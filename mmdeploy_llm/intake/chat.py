@@ -74,11 +74,11 @@ def read_messages(
     )
 
 
-def _with_calls(message: Any, place: str) -> Any:
+def _with_calls(message: Any, location: str) -> Any:
     """Returns the message with its tool calls in the form that templates read."""
     if not isinstance(message, Mapping) or not message.get("tool_calls"):
         return message
-    return {**message, "tool_calls": template_calls(message["tool_calls"], place)}
+    return {**message, "tool_calls": template_calls(message["tool_calls"], location)}
 
 
 class _Reader:
@@ -96,37 +96,40 @@ class _Reader:
         self._template = template
         self._part_types = ("text", *(f"{kind}_url" for kind in kinds), *kinds)
 
-    def message(self, message: Any, place: str) -> Mapping[str, Any]:
-        """Returns a copy of a message for the template. `place` names it in errors."""
+    def message(self, message: Any, location: str) -> Mapping[str, Any]:
+        """Returns a copy of a message for the template. `location` names it in errors."""
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(
-                f"{place} must be a dict with 'role' and 'content', got {_brief(message)}"
+                f"{location} must be a dict with 'role' and 'content', got {_brief(message)}"
             )
         content = message.get("content")
         if content is None and not message.get("tool_calls"):
-            raise RequestError(f"{place} of role {message['role']!r} has no 'content'")
+            raise RequestError(f"{location} of role {message['role']!r} has no 'content'")
         copied = {name: self.copy(value) for name, value in message.items() if name != "content"}
         if content is None or isinstance(content, str):
             return {**copied, "content": self.copy(content)}
         if not isinstance(content, (list, tuple)):
             raise RequestError(
-                f"{place}: 'content' must be a text or a list of parts, "
+                f"{location}: 'content' must be a text or a list of parts, "
                 f"got {type(content).__name__}"
             )
-        parts = [self._part(part, f"{place}, part {index}") for index, part in enumerate(content)]
+        parts = [
+            self._part(part, f"{location}, part {index}") for index, part in enumerate(content)
+        ]
         return {**copied, "content": parts}
 
-    def _part(self, part: Any, place: str) -> Mapping[str, Any]:
+    def _part(self, part: Any, location: str) -> Mapping[str, Any]:
         part_type = part.get("type") if isinstance(part, Mapping) else None
         if part_type not in self._part_types:
             found = repr(part_type) if isinstance(part, Mapping) else _brief(part)
             raise RequestError(
-                f"{place}: Unknown content part type: {found}; known: {', '.join(self._part_types)}"
+                f"{location}: Unknown content part type: {found}; known: "
+                f"{', '.join(self._part_types)}"
             )
         if part_type == "text":
             if not isinstance(part.get("text"), str):
                 raise RequestError(
-                    f"{place}: a text part needs a 'text', got {_brief(part.get('text'))}"
+                    f"{location}: a text part needs a 'text', got {_brief(part.get('text'))}"
                 )
             return {"type": "text", "text": self.copy(part["text"])}
         self.media.append(_media_item(part, part_type))

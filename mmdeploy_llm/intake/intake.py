@@ -334,7 +334,7 @@ class Intake:
         if self._end_marker is None:
             raise RequestError(
                 "reasoning_max_tokens needs a reasoning parser with an end marker; "
-                "give reasoning_parser to the LLM"
+                "set the option reasoning_parser"
             )
         if self._start_marker is None:
             return self._end_ids
@@ -375,7 +375,8 @@ def _with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tup
         items.append(normalised(part, "chat"))
     if left:
         raise RequestError(
-            f"multimodal_data has {len(left)} more items than the messages have parts for"
+            f"multimodal_data has {len(left)} more items than the messages have parts; remove them "
+            "or add parts"
         )
     return tuple(items)
 

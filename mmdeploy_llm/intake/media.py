@@ -216,8 +216,8 @@ class MediaLoader:
             lambda: _read(item.source, item.kind, self._limits),
             seconds=seconds,
             owner="the file objects' read method",
-            late=f"the {item.kind}'s file object was not read within {seconds:g} s; raise "
-            "media_fetch_timeout",
+            timeout_message=f"the {item.kind}'s file object was not read within {seconds:g} s; "
+            "raise media_fetch_timeout",
         )
 
     def _call(self, processor: MediaProcessor, call: Callable[[], Result]) -> Result:
@@ -227,12 +227,14 @@ class MediaLoader:
         if isinstance(processor, KeepsTime):
             seconds = processor.max_seconds(self._limits)
         owner = _owner(processor)
-        late = (
+        timeout_message = (
             f"{owner} has not finished with the {processor.kind} within {seconds:g} s; raise "
             "media_timeout or give something simpler"
         )
         try:
-            return self._guard.run(call, seconds=seconds, owner=owner, late=late)
+            return self._guard.run(
+                call, seconds=seconds, owner=owner, timeout_message=timeout_message
+            )
         except RequestError:
             raise
         except FAULTS as error:  # the plugin boundary

@@ -128,8 +128,8 @@ class Placeholders:
         for kind, found in positions.items():
             if len(found) != used[kind]:
                 raise MediaError(
-                    f"the prompt has {len(found)} placeholder tokens for {kind}s that take "
-                    f"{used[kind]}; its text may hold more of them than the {kind}s given"
+                    f"the prompt has {len(found)} placeholder tokens for {kind}s, but the {kind}s "
+                    f"given need {used[kind]}; give one {kind} for each placeholder in the text"
                 )
         return Expanded(ids=list(ids), spans=tuple(sorted(spans, key=lambda span: span.offset)))
 
@@ -236,7 +236,7 @@ def _take(queue: list[MediaInput], length: int, is_single: bool) -> list[MediaIn
 
 def _unmatched(kind: str, length: int, found: int, given: int) -> str:
     return (
-        f"{_mismatch(kind, found, given)} (a run of {length} placeholders is neither one for each "
+        f"{_mismatch(kind, found, given)} (a run of {length} placeholders has neither one for each "
         "item nor as many as whole items have tokens)"
     )
 

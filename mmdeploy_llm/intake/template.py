@@ -165,8 +165,8 @@ def _until_mark(text: str) -> str:
     A template that strips messages also strips the space at the end of the mark; it would have
     stripped the message's own space, so the text is stripped here.
     """
-    place = text.rindex(END_MARK.rstrip())
-    return text[:place] if text.startswith(END_MARK, place) else text[:place].rstrip()
+    position = text.rindex(END_MARK.rstrip())
+    return text[:position] if text.startswith(END_MARK, position) else text[:position].rstrip()
 
 
 def _plain(value: Any) -> Any:

@@ -27,7 +27,7 @@ def awake():
 
 
 def run(calls, call, seconds=5.0, owner="plugin 'x'"):
-    return calls.run(call, seconds=seconds, owner=owner, late=f"{owner} is late")
+    return calls.run(call, seconds=seconds, owner=owner, timeout_message=f"{owner} is late")
 
 
 def hang(calls, awake, count=1):

@@ -202,14 +202,14 @@ def test_nobody_answers(manager):
     assert message.startswith("video 'gopher://x' has no accepted form")
     for form in ("a path", "file://", "data: URL", "http(s)://", "bytes", "loaded object"):
         assert form in message
-    assert message.endswith("Plugins asked: disk, web")
+    assert message.endswith("Plugins tried: disk, web")
 
 
 def test_nobody_is_there_to_answer(site):
     site.install("sources", "import no_such_module")
     with pytest.raises(UnsupportedMediaError) as refused:
         PluginManager.load().fetch_media(REF, LIMITS)
-    assert "Plugins asked: none" in str(refused.value)
+    assert "Plugins tried: none" in str(refused.value)
     assert "'sources' (sources-llm): import: ModuleNotFoundError" in str(refused.value)
 
 

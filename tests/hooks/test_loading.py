@@ -146,7 +146,7 @@ def test_broken_plugin_leaves_no_implementation_behind(site, mistake):
     site.install("broken", f"{fetch}@hookimpl\n{mistake}")
     manager = PluginManager.load()
     assert manager.failures[0].phase == "register"
-    with pytest.raises(UnsupportedMediaError, match="Plugins asked: none"):
+    with pytest.raises(UnsupportedMediaError, match="Plugins tried: none"):
         manager.fetch_media(MediaRef(kind="image", uri="x"), MediaLimits())
 
 
