@@ -41,6 +41,7 @@ class _Progress:
 
     num_read: number of its ids that the pipeline has read.
     num_sent: number of its ids that the caller has received.
+
     Writer: Delivery.
     """
 

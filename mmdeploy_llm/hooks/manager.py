@@ -61,10 +61,11 @@ class PluginManager:
     ) -> PluginManager:
         """Returns a manager with the installed plugins, loaded in the order of their names.
 
-        plugins: None for all; a sequence for exactly these, none of which may be missing or fail
-            (raises PluginLoadError with the cause).
-        blocked: plugins that are not loaded. Raises ConfigError for a plugin that is both requested
-            and blocked.
+        plugins: None for all; a sequence for exactly these, none of which may be missing or fail.
+        blocked: plugins that are not loaded.
+
+        Raises PluginLoadError, with the cause, for a named plugin that is missing or fails, and
+        ConfigError for one that is both named and blocked.
         """
         manager = cls()
         found = discovery.discover()
@@ -127,8 +128,7 @@ class PluginManager:
         return "\nPlugins that failed:" + "".join(f"\n - {failure}" for failure in self.failures)
 
     def model_for(self, architectures: Sequence[str]) -> ModelSpec:
-        """Returns the spec for a checkpoint's architectures: that of the first one that a plugin
-        serves.
+        """Returns the spec for the first of these architectures that a plugin serves.
 
         Raises ModelNotSupportedError when none is served, PluginConflictError on a tie.
         """
@@ -149,7 +149,7 @@ class PluginManager:
         return selection.select_parser(parsers, "tool", name, self._note())
 
     def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
-        """Returns the processor of `kind` for the model family (a ModelSpec's name), None without
+        """Returns the processor of `kind` for a model family (a ModelSpec's name), None without
         one.
 
         One that names the family beats one for "*", then priority decides. Raises
@@ -182,8 +182,7 @@ class PluginManager:
         return factories.build(spec, self._registry.origin(spec), args)
 
     def fetch_media(self, ref: MediaRef, limits: MediaLimits) -> bytes:
-        """Returns the bytes of `ref` from the first plugin that has them. Safe from several
-        threads.
+        """Returns the bytes of `ref` from the first plugin that has them. Thread-safe.
 
         A RequestError of a plugin passes through; any other exception becomes a MediaError that
         names the plugin. Raises MediaTimeoutError after `fetch_timeout` in total, and
@@ -242,8 +241,7 @@ class PluginManager:
                 self._registry.fail(impl.plugin_name, "observe", error, consequence)
 
     def extend_cli(self, app: Any) -> None:
-        """Lets plugins add commands to the typer app; commands of a plugin that raises are
-        missing."""
+        """Lets plugins add commands to the typer app; those of a plugin that raises are missing."""
         for impl in self._registry.impls("extend_cli"):
             try:
                 call(impl, {"app": app})

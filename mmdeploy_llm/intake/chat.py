@@ -52,6 +52,7 @@ def read_messages(
         `image`).
     kinds: kinds of media that parts may have.
     tools: the result of `read_tools`; their texts are made harmless too.
+
     Raises RequestError that says which message and part is wrong.
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):

@@ -35,6 +35,7 @@ class ParamsResolver:
     vocab_size: number of ids that the model knows.
     validate_guided: raises RequestError for a constraint that cannot become a grammar; None when no
         grammar backend is in use.
+
     Raises CheckpointError for values of generation_config.json that are out of range.
     """
 

@@ -60,7 +60,7 @@ class Rendered:
 
 
 class Intake:
-    """Room 1. Every method may be called from several threads at once.
+    """Turns prompts into Requests (room 1). Methods may be called from several threads at once.
 
     tokenizer, processors (by kind), fetch, config, limits: ready collaborators.
     vocab_size: number of ids that the model knows.
@@ -71,6 +71,7 @@ class Intake:
     validate_guided: raises RequestError for a bad constraint; None without a grammar backend.
     new_request_id: returns unique ids.
     guard: see MediaLoader.
+
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
     """
 

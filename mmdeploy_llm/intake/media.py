@@ -36,8 +36,7 @@ Fetch = Callable[[MediaRef, MediaLimits], bytes]
 
 @runtime_checkable
 class HasDigest(Protocol):
-    """Decoded media with a digest of their content, by which the cache finds them before
-    processing."""
+    """Decoded media with a digest of their content: the cache is searched before processing."""
 
     digest: str
 
@@ -125,8 +124,10 @@ class MediaLoader:
                 )
 
     def load(self, items: Sequence[MediaItem]) -> list[MediaInput]:
-        """Returns the model inputs of the items. Raises MediaError and its subclasses, which
-        name the item."""
+        """Returns the model inputs of the items.
+
+        Raises MediaError and its subclasses, which name the item.
+        """
         return self._each(items, self._load)
 
     def count(self, items: Sequence[MediaItem]) -> list[MediaInput]:
@@ -221,8 +222,8 @@ class MediaLoader:
         )
 
     def _call(self, processor: MediaProcessor, call: Callable[[], Result]) -> Result:
-        """Returns the result of a processor's method, within its time; wraps any exception but
-        RequestError in a MediaError that names the processor."""
+        """Calls a processor's method within its time. Any exception but RequestError becomes a
+        MediaError that names the processor."""
         seconds = self._limits.decode_timeout
         if isinstance(processor, KeepsTime):
             seconds = processor.max_seconds(self._limits)
@@ -243,8 +244,7 @@ class MediaLoader:
             ) from error
 
     def _named(self, ref: MediaRef) -> bytes:
-        """Returns the bytes of a path or URL. Paths are read again each time, which is fast and
-        never stale."""
+        """Returns the bytes of a path or URL. A path is read each time: fast and never stale."""
         if ref.scheme in ("", "data", "file"):
             return self._fetch(ref, self._limits)
         key = f"{ref.kind}\0{ref.caller}\0{ref.uri}"
@@ -270,8 +270,9 @@ def num_bytes(item: MediaInput) -> int:
 def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem]:
     """Returns the items of a prompt's `multimodal_data`, kind by kind, unopened.
 
-    data: {"image": one item or a list, "video": ...} or None. Raises RequestError for another shape
-        and for a kind that is not in `kinds`.
+    data: {"image": one item or a list, "video": ...} or None.
+
+    Raises RequestError for another shape and for a kind that is not in `kinds`.
     """
     if data is None:
         return []
@@ -295,8 +296,10 @@ def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem
 
 
 def normalised(item: MediaItem, caller: str) -> MediaItem:
-    """Returns the item with names as MediaRef and bytes-like objects as bytes. Raises
-    RequestError."""
+    """Returns the item with names as MediaRef and bytes-like objects as bytes.
+
+    Raises RequestError.
+    """
     source, options = item.source, item.options
     if item.kind == "video" and isinstance(source, Mapping) and "video" in source:
         options = {**options, **{key: source[key] for key in source if key != "video"}}

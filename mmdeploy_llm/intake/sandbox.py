@@ -36,8 +36,7 @@ class TemplateTimeError(TemplateRuntimeError):
 
 
 class _Generation(Extension):
-    """Parses {% generation %}, which marks the assistant's text for training; here it has no
-    effect."""
+    """Parses {% generation %}, which marks text for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
 
@@ -48,8 +47,8 @@ class _Generation(Extension):
 
 
 class _SafeNamespace(Namespace):
-    """namespace(...) that refuses names starting with an underscore, which have a meaning in
-    Python."""
+    """namespace(...) that refuses names starting with an underscore: Python gives them a
+    meaning."""
 
     def __init__(*args: Any, **values: Any) -> None:
         self, *given = args
@@ -85,7 +84,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Makes whatever this thread renders inside raise TemplateTimeError after `seconds`."""
+        """Limits what this thread renders inside: raises TemplateTimeError after `seconds`."""
         self._thread.end = time.monotonic() + seconds
         try:
             yield

@@ -57,8 +57,7 @@ def checkpoint_template(folder: Path, tokenizer: Any) -> str | None:
 
 
 def load_template(text: str) -> str:
-    """Returns a template given by the user: the content of a file of that name, else the text
-    itself.
+    """Returns the user's template: the content of a file of that name, else the text itself.
 
     Raises ConfigError for a text that has neither braces nor a line break and names no file: it
     looks like a file path, as in FastDeploy.
@@ -77,8 +76,8 @@ def load_template(text: str) -> str:
 
 
 def template_variables(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns chat_template_kwargs, checked. FastDeploy's options.thinking_mode sets
-    enable_thinking too.
+    """Returns chat_template_kwargs, checked; options.thinking_mode (FastDeploy) sets
+    enable_thinking.
 
     Raises RequestError for anything but a dict with text keys, and for keys that would change how
     the template is run.
@@ -170,8 +169,7 @@ def _until_mark(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Copies a value to plain types only, because templates must not call methods of other
-    objects."""
+    """Copies a value to plain types, because templates must not call methods of other objects."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):

@@ -22,6 +22,7 @@ def read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
 
     tools: such a dict or a list of them; objects with `model_dump` and Python functions with type
         hints and a docstring are accepted too. None and [] become ().
+
     Raises RequestError that says which tool is wrong.
     """
     if tools is None:
@@ -43,6 +44,7 @@ def template_calls(calls: Any, location: str) -> list[Any]:
 
     calls: ToolCalls of an output, or dicts with "function" or with "name" and "arguments".
     location: names the message in errors.
+
     Arguments that are the text of a JSON object become the object. Raises RequestError.
     """
     if not isinstance(calls, (list, tuple)):

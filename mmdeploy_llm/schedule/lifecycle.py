@@ -28,7 +28,8 @@ class Lifecycle:
                   ^                 |
                   +---- preempt ----+
 
-    states: by request id. running: sorted by `RequestState.order`, so the last is the newest.
+    states: request id -> state.
+    running: sorted by `RequestState.order`, so the last is the newest.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
