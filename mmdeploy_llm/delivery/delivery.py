@@ -1,5 +1,4 @@
-"""Delivery: turns the changes of a step into RequestOutputs: deltas for streaming requests, else
-one complete output."""
+"""Delivery: turns the changes of a step into RequestOutputs, deltas or complete ones."""
 
 from __future__ import annotations
 
@@ -291,7 +290,6 @@ def _between(start: float | None, end: float | None) -> float | None:
 
 
 def _num_media_tokens(request: Request) -> dict[str, int]:
-    """Returns the media tokens by kind, for MEDIA_KINDS and every other kind that the request
-    has."""
+    """Returns the media tokens of each kind, for MEDIA_KINDS and the request's other kinds."""
     kinds = dict.fromkeys((*MEDIA_KINDS, *(span.item.kind for span in request.media)))
     return {kind: request.num_media_tokens(kind) for kind in kinds}

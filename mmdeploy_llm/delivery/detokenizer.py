@@ -58,8 +58,7 @@ class Vocabulary:
         return text
 
     def text_of(self, token_id: int) -> str:
-        """Returns the text of one token as it appears after another one, so with its leading
-        space."""
+        """Returns the text of one token as it appears after another, so with its leading space."""
         text = self._texts.get(token_id)
         if text is None:
             alone = self.decode([token_id])

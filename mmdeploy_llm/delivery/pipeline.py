@@ -110,8 +110,7 @@ class TextPipeline:
             self._collect_calls(tools.finish)
 
     def take(self, kind: str) -> str:
-        """Returns the text of one kind ("content" or "reasoning") that is new since the last
-        call."""
+        """Returns the new text of one kind, "content" or "reasoning", since the last call."""
         text = "".join(self._pieces[kind])
         self._pieces[kind].clear()
         return text
@@ -169,8 +168,7 @@ class TextPipeline:
                 self.num_calls += 1
 
     def _start_parsers(self, request: Request) -> Sequence[str]:
-        """Builds and starts the parsers and returns their markers; sets `failure` when one of
-        them raises."""
+        """Builds and starts the parsers and returns their markers. Sets `failure` if one raises."""
         reasoning, tools = self._sources.reasoning, self._sources.tools
         markers: list[str] = []
         if reasoning is not None:

@@ -20,8 +20,7 @@ class StopStrings:
         self.is_stopped = False
 
     def feed(self, text: str, *, can_stop: bool = True) -> str:
-        """Returns the text that is settled; on a match, the text before it (and the match, if
-        included).
+        """Returns the settled text; on a match, the text before it (plus the match, if included).
 
         can_stop=False: a stop string that this text completes counts as plain text.
         """
@@ -45,7 +44,7 @@ class StopStrings:
         return held
 
     def _first_match(self, text: str, num_held: int) -> tuple[int, int] | None:
-        """Returns start and end of the stop string that ends first, after the `num_held` held
+        """Returns start and end of the stop string that ends first past the `num_held`
         characters."""
         best: tuple[int, int] | None = None
         for stop in self._stops:

@@ -55,8 +55,8 @@ def discover() -> Discovery:
 
 
 def _plugins_of(owner: metadata.Distribution) -> tuple[InstalledPlugin, ...]:
-    """Returns the entry points of our group in one package; without any, reads nothing else of
-    it."""
+    """Returns the entry points of our group in one package; reads nothing else if there are
+    none."""
     entry_points = owner.entry_points.select(group=ENTRY_POINT_GROUP)
     if not entry_points:
         return ()

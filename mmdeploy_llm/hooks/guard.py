@@ -30,8 +30,7 @@ POLL_INTERVAL = 0.5  # seconds between two checks whether the guard was closed
 
 
 class CallGuard:
-    """Runs calls in daemon threads, one per concurrent caller. Safe for use from several
-    threads."""
+    """Runs calls in daemon threads, one per concurrent caller. Thread-safe."""
 
     def __init__(self, max_hung: int = MAX_HUNG) -> None:
         self._max_hung = max_hung
@@ -160,12 +159,11 @@ class _Answer(Generic[Result]):
 
 
 def _at_program_end(close: Callable[[], Callable[[], None] | None]) -> None:
-    """Registers `close()()` to run before the interpreter waits for its threads, which may wait for
-    us.
+    """Registers `close()()` to run before the interpreter waits for its threads.
 
-    The interpreter waits for the threads of every ThreadPoolExecutor before it runs `atexit`
-    callbacks, and has no public callback that runs earlier. Where the private one is missing, the
-    program ends when the time limits expire.
+    The interpreter waits for the threads of every ThreadPoolExecutor, which may wait for us, before
+    it runs `atexit` callbacks, and has no public callback that runs earlier. Where the private one
+    is missing, the program ends when the time limits expire.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:

@@ -99,8 +99,7 @@ class PluginRegistry:
         return tuple(item for item in self._provided if isinstance(item.spec, kind))
 
     def origin(self, spec: Spec) -> PluginOrigin:
-        """Returns the origin of this very spec object. Raises PluginError when no plugin here
-        provided it."""
+        """Returns the origin of this very spec object. Raises PluginError for an unknown one."""
         for item in self._provided:
             if item.spec is spec:
                 return item.origin
@@ -118,8 +117,8 @@ class PluginRegistry:
         return caller.get_hookimpls()[::-1]
 
     def _register(self, plugin: object, name: str) -> None:
-        """Registers `plugin`, or raises and undoes the registration (pluggy 1.6 would leave half
-        of it)."""
+        """Registers `plugin`, or raises and undoes the registration (pluggy 1.6 leaves half of
+        it)."""
         other = self._pluggy.get_name(plugin)
         if other is not None:
             raise PluginLoadError(f"it is the same object as plugin {other!r}")
@@ -136,8 +135,7 @@ class PluginRegistry:
             raise
 
     def _collect(self, plugin: object, origin: PluginOrigin, *, is_strict: bool) -> None:
-        """Calls the provide_ hooks of one plugin, once. A failure loses the specs of that hook
-        only."""
+        """Calls the provide_ hooks of one plugin, once. A failure loses that hook's specs only."""
         impls = list(self._impls_of(plugin))
         for hook, impl in [pair for hook in PROVIDED for pair in impls if pair[0] == hook]:
             try:

@@ -1,5 +1,4 @@
-"""Selects the spec that serves a name: the highest priority wins, a tie is an error, nothing is
-guessed."""
+"""Selects the spec for a name: the highest priority wins, a tie is an error, nothing is guessed."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ ANY_MODEL = "*"
 
 
 def top(candidates: Sequence[Provided[SpecT]], wanted: str) -> SpecT:
-    """Returns the spec of highest priority. Raises PluginConflictError when several plugins share
-    it.
+    """Returns the spec of highest priority. Raises PluginConflictError when several share it.
 
     wanted: what the candidates compete for, as a phrase for the message. `candidates` is not empty.
     """
@@ -35,8 +33,7 @@ def top(candidates: Sequence[Provided[SpecT]], wanted: str) -> SpecT:
 def select_model(
     provided: Sequence[Provided[ModelSpec]], architectures: Sequence[str], note: str
 ) -> ModelSpec:
-    """Returns the spec for the first of `architectures` that is served by name, else one that
-    serves any.
+    """Returns the spec that names the first possible of `architectures`, else one that serves any.
 
     note: the end of the error message.
     """
@@ -60,8 +57,9 @@ def select_model(
 def select_parser(
     provided: Sequence[Provided[ParserSpecT]], kind: str, name: str, note: str
 ) -> ParserSpecT:
-    """Returns the spec of this name or alias, compared normalised. kind: "reasoning" or "tool", for
-    messages.
+    """Returns the spec of this name or alias, compared normalised.
+
+    kind: "reasoning" or "tool", for messages.
 
     Raises ConfigError when there is none.
     """

@@ -85,8 +85,7 @@ class Placeholders:
                 raise MediaError(_mismatch(kind, found, given))
 
     def fill(self, texts: Sequence[str], media: Sequence[MediaInput]) -> list[str]:
-        """Returns `texts` with the i-th marker of a kind replaced by the text of the kind's i-th
-        item.
+        """Returns `texts` with the i-th marker of a kind replaced by the text of its i-th item.
 
         Raises MediaError when there are more markers than items or fewer.
         """
@@ -222,8 +221,8 @@ def _run_end(ids: Sequence[int], start: int) -> int:
 
 
 def _take(queue: list[MediaInput], length: int, is_single: bool) -> list[MediaInput] | None:
-    """Removes and returns the items that a run of `length` placeholder ids represents; None if
-    none fit."""
+    """Removes and returns the items that a run of `length` placeholder ids represents, if any
+    fit."""
     sums = [0, *accumulate(item.num_tokens for item in queue)]
     if not is_single and length in sums:
         length = sums.index(length)

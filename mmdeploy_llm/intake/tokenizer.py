@@ -71,7 +71,7 @@ class PromptTokenizer:
         return ids if set(ids) <= set(self.raw.added_tokens_decoder) else None
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Returns the id sequences that spell the words, at the start of a text and after a
+        """Returns the id sequences that spell the words, at the start of a text or after a
         space."""
         spelled = [tuple(self.encode(form)) for word in words for form in (word, f" {word}")]
         return tuple(dict.fromkeys(ids for ids in spelled if ids))
@@ -89,8 +89,8 @@ class PromptTokenizer:
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozenset[int]:
-    """Returns the end-of-sequence ids of generation_config.json, else of config.json, else of
-    the tokenizer."""
+    """Returns the end-of-sequence ids of generation_config.json, else config.json, else the
+    tokenizer."""
     given = checkpoint.generation.get("eos_token_id")
     if given is None:
         given = getattr(checkpoint.config.get_text_config(), "eos_token_id", None)

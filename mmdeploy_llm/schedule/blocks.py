@@ -1,5 +1,4 @@
-"""BlockPool: which KV cache blocks are in use, by how many requests, and what the free ones
-still hold."""
+"""BlockPool: which KV cache blocks are in use, by how many requests, and what free ones hold."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class BlockPool:
         return len(self._empty) + len(self._idle)
 
     def match(self, keys: PrefixKeys, num_tokens: int) -> list[int]:
-        """Returns the blocks that hold the longest cached prefix of a request of `num_tokens`
-        tokens.
+        """Returns the blocks with the longest cached prefix of a request of `num_tokens` tokens.
 
         At least one token is left to compute, because the logits of the last one are needed.
         """
@@ -75,8 +73,8 @@ class BlockPool:
         return num_new + num_revived <= self.num_free
 
     def allocate(self, num_new: int, matched: Sequence[int] = ()) -> list[int]:
-        """Returns a block table: `matched` with one more user each, followed by `num_new`
-        unshared blocks."""
+        """Returns a block table: `matched` with one more user each, then `num_new` unshared
+        blocks."""
         assert self.can_allocate(num_new, matched), f"no {num_new} of {self.num_free} free blocks"
         for block in matched:  # before any eviction, so that none of these is evicted
             self._idle.pop(block, None)
@@ -97,8 +95,7 @@ class BlockPool:
                 self._key_of[block] = key
 
     def free(self, table: Sequence[int]) -> None:
-        """Removes one user from each block of `table`; content with a key is kept until it is
-        evicted.
+        """Removes one user from each block of `table`; content with a key stays until eviction.
 
         The end of the table enters the eviction queue first: a prefix is worth more than what
         follows it, and what follows a lost prefix can never be matched.
@@ -125,8 +122,8 @@ class BlockPool:
         return block
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError unless the counts agree with `tables`, the block tables of all
-        requests."""
+        """Raises AssertionError unless the counts agree with `tables`, every request's block
+        table."""
         users: Counter[int] = Counter()
         for table in tables:
             assert len(set(table)) == len(table), f"a block twice in one table: {table}"

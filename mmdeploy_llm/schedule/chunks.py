@@ -1,5 +1,5 @@
-"""How many of a request's next tokens a step computes: limited by token budget, media borders
-and encoder capacity."""
+"""The chunk of a request that a step computes, limited by tokens, media borders and encoder
+cache."""
 
 from __future__ import annotations
 

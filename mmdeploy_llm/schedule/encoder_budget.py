@@ -9,8 +9,7 @@ from mmdeploy_llm.request import MediaInput
 
 
 class EncoderBudget:
-    """Accounting of the encoder cache by media key; the runner holds the tensors. The scheduler is
-    the only writer.
+    """Accounting of the encoder cache by media key; the tensors are in the runner.
 
                       hold (encoded in this step)        last holder releases it
             unknown -----------------------------> HELD <---------------------> IDLE
@@ -22,6 +21,7 @@ class EncoderBudget:
     computes its last. Between steps it holds at most one item, and needs no other item to finish
     that one, so holders never wait for each other. Held and idle tokens together stay within
     `capacity`. A step encodes at most `step_capacity` tokens, or one item if that item is larger.
+    The scheduler is the only writer.
     """
 
     def __init__(self, *, capacity: int, step_capacity: int) -> None:
@@ -45,8 +45,7 @@ class EncoderBudget:
         self._is_closed = False
 
     def close_step(self) -> None:
-        """Accepts no more items in this step, so that whoever was refused first is also served
-        first."""
+        """Accepts no more items in this step, so that the first one refused is served first."""
         self._is_closed = True
 
     def num_holdable(self, request_id: str, items: Sequence[MediaInput]) -> int:
@@ -69,8 +68,7 @@ class EncoderBudget:
         return len(items)
 
     def hold(self, request_id: str, items: Sequence[MediaInput]) -> None:
-        """Holds `items` for a request that computes with them in this step; items not cached are
-        encoded."""
+        """Holds `items`, with which the request computes in this step; encodes those not cached."""
         assert self.num_holdable(request_id, items) == len(items), "more media than the cache holds"
         for item in sorted(items, key=lambda item: item.key not in self._num_tokens):
             # Cached items first: an item that is held already is not evicted for the next one.
@@ -139,8 +137,7 @@ class EncoderBudget:
         self._forget[key] = None
 
     def check_integrity(self, needed: Mapping[str, Iterable[str]]) -> None:
-        """Raises AssertionError unless all counts agree. needed: running request -> keys it must
-        hold."""
+        """Raises AssertionError unless all counts agree. needed: request -> keys it must hold."""
         pairs = {(key, holder) for key, holders in self._holders.items() for holder in holders}
         assert pairs == {(key, id_) for id_, keys in self._held.items() for key in keys}
         assert set(self._held) <= set(needed), "an item is held by a request that is gone"

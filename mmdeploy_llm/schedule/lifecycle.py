@@ -85,8 +85,8 @@ class Lifecycle:
             request.num_cached_tokens = request.num_computed_tokens
 
     def preempt(self, state: RequestState) -> None:
-        """Sends a running request back to the queue; what the prefix cache loses until then is
-        recomputed."""
+        """Sends a running request back to the queue; content that the prefix cache loses until
+        it runs again is recomputed."""
         self._leave(state)
         state.start_over()
         state.request.status = RequestStatus.WAITING
@@ -131,7 +131,7 @@ class Lifecycle:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless blocks, media, queues and requests agree. For tests:
-        reads everything."""
+        slow."""
         running = [state.request for state in self.running]
         waiting = [state.request for state in self.waiting.states()]
         self.pool.check_integrity([request.block_ids for request in running])

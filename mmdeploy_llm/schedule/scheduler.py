@@ -73,14 +73,13 @@ class Scheduler:
         return self._requests.num_preemptions
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless all counts agree. For tests: it reads everything."""
+        """Raises AssertionError unless all counts agree. For tests: slow."""
         self._requests.check_integrity()
 
     # Public methods, in the order of a step.
 
     def add(self, request: Request) -> None:
-        """Queues a request. One that can never run is failed by the next commit, with the limits
-        in its message."""
+        """Queues a request. The next commit fails one that can never run, naming the limits."""
         state = self._requests.add(request)
         failure = refusal(request, self._config)
         if failure is not None:
@@ -195,8 +194,8 @@ class Scheduler:
         return tuple(updates)
 
     def release(self, outputs: Sequence[RequestOutput]) -> None:
-        """Frees the requests of finished outputs that are still known: those that delivery has
-        ended."""
+        """Frees the requests that delivery has ended: finished outputs that are still known
+        here."""
         for output in outputs:
             state = self._requests.states.get(output.request_id) if output.finished else None
             if state is not None:
@@ -334,8 +333,7 @@ class Scheduler:
         return matched
 
     def _num_reserved_blocks(self) -> int:
-        """Returns how many blocks an admission must leave free: one for each running request that
-        may grow.
+        """Returns how many blocks an admission leaves free: one per running request that may grow.
 
         Otherwise a request would be admitted only to be preempted, and recomputed, soon after.
         """
@@ -348,7 +346,7 @@ class Scheduler:
     # Committing.
 
     def _advance(self, state: RequestState, item: ScheduledTokens) -> None:
-        """Marks the tokens of `item` as computed: registers full blocks and releases finished
+        """Marks the tokens of `item` as computed, registers full blocks, releases finished
         media."""
         request = state.request
         request.num_computed_tokens = end = item.start + item.num_tokens

@@ -67,8 +67,7 @@ class RequestState:
         return is_running and request.num_tokens + num_unknown < self.max_num_tokens
 
     def append(self, token_id: int, now: float) -> FinishReason | None:
-        """Appends a token generated at `now` (epoch seconds); returns the finish reason if it is
-        the last."""
+        """Appends a token generated at `now` (epoch seconds); returns the finish reason, if any."""
         request = self.request
         request.output_token_ids.append(token_id)
         if request.first_token_time is None:
