@@ -202,10 +202,8 @@ class TextPipeline:
 
 
 def _started(source: ParserSource[ParserT], context: Any) -> list[ParserT]:
-    """Builds a parser and starts it with the prompt or the tools.
-
-    Its markers are read here too, so that a property that raises counts as a parser's failure.
-    """
+    """Builds a parser and starts it with the prompt or the tools. Its markers are read here too,
+    so that a property that raises counts as a failure of the parser."""
     parser = source.create()
     parser.start(context)
     tuple(parser.markers)

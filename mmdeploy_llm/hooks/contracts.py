@@ -54,10 +54,9 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningParserSpec:
-    """A named reasoning parser.
+    """A named reasoning parser; `aliases` are other names for it.
 
     factory: "module:Class", called without arguments, once per request.
-    aliases: other names of the parser.
     """
 
     name: str
@@ -68,10 +67,9 @@ class ReasoningParserSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolParserSpec:
-    """A named parser of tool calls.
+    """A named parser of tool calls; `aliases` are other names for it.
 
     factory: "module:Class", called without arguments, once per request.
-    aliases: other names of the parser.
     """
 
     name: str
@@ -155,11 +153,8 @@ class MediaLimits:
     decode_memory: int = 4 * 2**30
 
     def check_bytes(self, num_bytes: int, name: str, *, is_all: bool = True) -> None:
-        """Raises MediaLimitError for more than max_bytes.
-
-        name: name of the item, for the message.
-        is_all: False when the item may have more bytes than num_bytes.
-        """
+        """Raises MediaLimitError for more than max_bytes. name: of the item, for the message.
+        is_all: False when the item may have more bytes than num_bytes."""
         if num_bytes > self.max_bytes:
             more = "" if is_all else " or more"
             raise MediaLimitError(
@@ -289,10 +284,8 @@ class MediaProcessor(ABC):
 
     @abstractmethod
     def process(self, item: Any, options: Mapping[str, Any]) -> MediaInput:
-        """Returns the model inputs of an item that `decode` returned; options are the item's own.
-
-        Raises MediaError.
-        """
+        """Returns the model inputs of an item from `decode`; options are the item's own. Raises
+        MediaError."""
 
     @abstractmethod
     def count_tokens(self, item: Any, options: Mapping[str, Any]) -> int:

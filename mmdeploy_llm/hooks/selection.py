@@ -57,11 +57,9 @@ def select_model(
 def select_parser(
     provided: Sequence[Provided[ParserSpecT]], kind: str, name: str, note: str
 ) -> ParserSpecT:
-    """Returns the spec of this name or alias, compared normalised.
+    """Returns the spec of this name or alias, compared normalised. Raises ConfigError without one.
 
     kind: "reasoning" or "tool", for messages.
-
-    Raises ConfigError when there is none.
     """
     candidates = [item for item in provided if normalise(name) in map(normalise, _names(item.spec))]
     if candidates:

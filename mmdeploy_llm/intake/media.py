@@ -124,10 +124,8 @@ class MediaLoader:
                 )
 
     def load(self, items: Sequence[MediaItem]) -> list[MediaInput]:
-        """Returns the model inputs of the items.
-
-        Raises MediaError and its subclasses, which name the item.
-        """
+        """Returns the items' model inputs. Raises MediaError and its subclasses, naming the
+        item."""
         return self._each(items, self._load)
 
     def count(self, items: Sequence[MediaItem]) -> list[MediaInput]:
@@ -270,9 +268,8 @@ def num_bytes(item: MediaInput) -> int:
 def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem]:
     """Returns the items of a prompt's `multimodal_data`, kind by kind, unopened.
 
-    data: {"image": one item or a list, "video": ...} or None.
-
-    Raises RequestError for another shape and for a kind that is not in `kinds`.
+    data: {"image": one item or a list, "video": ...} or None. Raises RequestError for another shape
+        and for a kind that is not in `kinds`.
     """
     if data is None:
         return []
@@ -296,10 +293,7 @@ def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem
 
 
 def normalised(item: MediaItem, caller: str) -> MediaItem:
-    """Returns the item with names as MediaRef and bytes-like objects as bytes.
-
-    Raises RequestError.
-    """
+    """Returns the item with names as MediaRef, bytes-like objects as bytes. Raises RequestError."""
     source, options = item.source, item.options
     if item.kind == "video" and isinstance(source, Mapping) and "video" in source:
         options = {**options, **{key: source[key] for key in source if key != "video"}}

@@ -192,10 +192,7 @@ class Placeholders:
 
 
 def _span(item: MediaInput, positions: Sequence[int]) -> MediaSpan:
-    """Builds the item's span from the positions of its placeholder tokens.
-
-    Raises MediaError unless there is one for each of its embeddings.
-    """
+    """Builds the item's span. Raises MediaError unless each of its embeddings has a position."""
     if len(positions) != item.num_tokens:
         raise MediaError(
             f"the prompt_text of the {item.kind} has {len(positions)} placeholder tokens, but "
@@ -221,8 +218,7 @@ def _run_end(ids: Sequence[int], start: int) -> int:
 
 
 def _take(queue: list[MediaInput], length: int, is_single: bool) -> list[MediaInput] | None:
-    """Removes and returns the items that a run of `length` placeholder ids represents, if any
-    fit."""
+    """Removes and returns the items of a run of `length` placeholder ids; None if none fit."""
     sums = [0, *accumulate(item.num_tokens for item in queue)]
     if not is_single and length in sums:
         length = sums.index(length)
