@@ -1,5 +1,4 @@
-"""Reads chat messages: checks them, takes out their media in order, makes typed placeholders
-harmless.
+"""Reads chat messages: checks them, takes out their media, makes typed placeholders harmless.
 
 messages --> checked copies, media gathered --> marker texts in user text broken by a mark
          --> template --> prompt with marks; the tokenizer sees the text between them in pieces

@@ -1,5 +1,4 @@
-"""ParamsResolver: fills every open field of SamplingParams from the model's generation_config,
-then from FastDeploy's defaults."""
+"""ParamsResolver: fills open sampling params from generation_config, then FastDeploy's defaults."""
 
 from __future__ import annotations
 

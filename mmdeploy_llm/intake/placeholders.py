@@ -73,10 +73,10 @@ class Placeholders:
         return found
 
     def check_counts(self, ids: Sequence[int], num_items: Mapping[str, int]) -> None:
-        """Raises MediaError, with both counts, for media without placeholders and placeholders
-        without media, before anything is opened.
+        """Checks that media and placeholders can match, before anything is opened.
 
-        More placeholders than items are accepted: items may be written out in full.
+        Raises MediaError, with both counts, for media without placeholders and placeholders without
+        media. More placeholders than items are accepted: items may be written out in full.
         """
         counts = Counter(self._kinds[token_id] for token_id in ids if token_id in self._kinds)
         for kind in sorted(set(self._kinds.values())):

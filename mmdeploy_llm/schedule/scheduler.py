@@ -19,7 +19,7 @@ __all__ = ["Scheduler", "SchedulerConfig"]
 
 
 class Scheduler:
-    """The only writer of requests between intake and their end. For one thread.
+    """Plans steps and applies their results; the only writer of requests after intake. One thread.
 
     The engine calls, in every step and in this order:
 
@@ -101,8 +101,8 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """Plans the next step; `now` in epoch seconds.
 
-        One token for each decoding request, then the prompts of running requests, then admissions,
-        all within one token budget.
+        Schedules one token per decoding request, then the prompts of running requests, then
+        admissions, all within one token budget.
         """
         self._refused = None
         draft = StepDraft(self._config.max_num_batched_tokens)
