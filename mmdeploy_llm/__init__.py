@@ -1,6 +1,8 @@
-"""mmdeploy_llm: offline multimodal inference in batches. Names are imported when first used, so
-that
-`import mmdeploy_llm` stays quick and imports no torch."""
+"""mmdeploy_llm: offline multimodal inference in batches.
+
+Public names are imported when first used, so that `import mmdeploy_llm` is quick and imports no
+torch.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -77,7 +79,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """The public name, from the module that defines it (PEP 562)."""
+    """Imports a public name from the module that defines it (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)

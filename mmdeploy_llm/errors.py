@@ -3,19 +3,19 @@
 MMDeployLLMError
  + ConfigError(ValueError)          bad option or combination of options
  + RequestError(ValueError)         this request is wrong; the engine is fine         400
- |   + PromptTooLongError           prompt and wanted output do not fit               400
+ |   + PromptTooLongError           prompt and requested output do not fit            400
  |   + MediaError                   media cannot be read                              400
  |   + MediaLimitError              media is over a limit                             413
- |   + UnsupportedMediaError        media of a form or format that is not accepted    415
+ |   + UnsupportedMediaError        media of a type or format that is not accepted    415
  |   + MediaTimeoutError            media took too long to fetch or decode            408
  + ModelError                       the model folder cannot be used
- |   + ModelNotSupportedError       no plugin serves its architecture
- |   + CheckpointError              its weights or files are missing, surplus or malformed
+ |   + ModelNotSupportedError       no plugin serves the model's architecture
+ |   + CheckpointError              weights or files are missing, surplus or malformed
  + PluginError                      a plugin is at fault                              500
- |   + PluginLoadError              it cannot be imported or registered
+ |   + PluginLoadError              a plugin cannot be imported or registered
  |   + PluginConflictError          two plugins claim the same name at the same priority
- |   + PluginContractError          it returned something its contract does not allow
- + EngineError(RuntimeError)        the engine cannot go on                           500
+ |   + PluginContractError          a plugin returned something its contract does not allow
+ + EngineError(RuntimeError)        the engine cannot continue                        500
      + OutOfBlocksError             the KV cache cannot hold what must run
      + WorkerDiedError              a worker process ended
 """
@@ -25,7 +25,7 @@ ABORTED = 499
 
 
 class MMDeployLLMError(Exception):
-    """Base of every exception in this package; `code` is the error code a failed request
+    """Base of every exception in this package. `code` is the error code that a failed request
     reports."""
 
     code = 500
@@ -44,8 +44,7 @@ class RequestError(MMDeployLLMError, ValueError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt and the tokens it must at least generate do not fit the context or the KV
-    cache."""
+    """The prompt and the minimum number of new tokens do not fit the context or the KV cache."""
 
 
 class MediaError(RequestError):
@@ -53,13 +52,13 @@ class MediaError(RequestError):
 
 
 class MediaLimitError(MediaError):
-    """A media item, or their number, is over a limit."""
+    """A media item is too large, or the prompt has too many of them."""
 
     code = 413
 
 
 class UnsupportedMediaError(MediaError):
-    """A media item has a form or a format that is not accepted."""
+    """A media item has a type or a format that is not accepted."""
 
     code = 415
 
@@ -87,11 +86,11 @@ class PluginError(MMDeployLLMError):
 
 
 class PluginLoadError(PluginError):
-    """A plugin that was asked for by name cannot be imported or registered."""
+    """A plugin that was requested by name cannot be imported or registered."""
 
 
 class PluginConflictError(PluginError):
-    """Two plugins claim the same thing at the same priority."""
+    """Two plugins claim the same name at the same priority."""
 
 
 class PluginContractError(PluginError):
@@ -99,11 +98,11 @@ class PluginContractError(PluginError):
 
 
 class EngineError(MMDeployLLMError, RuntimeError):
-    """The engine cannot go on."""
+    """The engine cannot continue."""
 
 
 class OutOfBlocksError(EngineError):
-    """The KV cache has no block left for something that must run."""
+    """The KV cache has no free block for a request that must run."""
 
 
 class WorkerDiedError(EngineError):

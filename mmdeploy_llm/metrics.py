@@ -1,4 +1,4 @@
-"""Counters and step statistics. No exporter: observers get these values through hooks."""
+"""Step and request statistics that observers receive through hooks; nothing here exports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .outputs import FinishReason, RequestMetrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What an engine is, told when it starts and stops."""
+    """Description of an engine, passed to observers when it starts and stops."""
 
     model: str
     architecture: str
@@ -24,7 +24,7 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """One engine step. Times in seconds."""
+    """Statistics of one engine step. Times in seconds."""
 
     step_id: int
     num_scheduled_tokens: int
@@ -42,7 +42,7 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """A finished request, without its text."""
+    """Statistics of a finished request, without its text."""
 
     request_id: str
     finish_reason: FinishReason

@@ -1,4 +1,4 @@
-"""What a caller gets back: one RequestOutput for each prompt (n of them with `n` > 1)."""
+"""What a caller gets back: one RequestOutput per prompt, or n of them with `n` > 1."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,13 +21,13 @@ class Logprob:
     decoded_token: str | None = None
 
 
-# One mapping a generated token: token id -> Logprob; the sampled token comes first.
+# One mapping per generated token: token id -> Logprob; the sampled token comes first.
 TokenLogprobs = Mapping[int, Logprob]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Timings in seconds. `arrival_time` and `inference_start_time` are epoch times, all others
+    """Timings in seconds. `arrival_time` and `inference_start_time` are epoch times, the others
     durations."""
 
     arrival_time: float
@@ -41,7 +41,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCall:
-    """What a tool call calls. arguments: a JSON object as text."""
+    """The function that a tool call names. arguments: a JSON object as text."""
 
     name: str
     arguments: str
@@ -49,10 +49,12 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool call that the model has generated whole.
+    """A complete tool call of the model.
 
-    name: the tool. arguments: a JSON object as text, as the model wrote it. index: 0, 1, ... among
-    the calls of one output. id: unlike that of any other call; "" is filled in by the engine.
+    name: the tool.
+    arguments: a JSON object as text, as the model wrote it.
+    index: 0, 1, ... among the calls of one output.
+    id: unique among all calls; the engine fills in "".
     """
 
     id: str = ""
@@ -62,16 +64,16 @@ class ToolCall:
 
     @property
     def type(self) -> str:
-        """The only type there is, as in OpenAI's API."""
+        """Always "function": the only type in OpenAI's API."""
         return "function"
 
     @property
     def function(self) -> FunctionCall:
-        """Name and arguments where OpenAI's API has them."""
+        """Name and arguments in the shape of OpenAI's API."""
         return FunctionCall(name=self.name, arguments=self.arguments)
 
     def to_dict(self) -> dict[str, Any]:
-        """As an assistant message's `tool_calls` hold it."""
+        """Returns the call as a dict in the shape of an assistant message's `tool_calls`."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": self.type, "function": function}
 
@@ -80,11 +82,13 @@ class ToolCall:
 class CompletionOutput:
     """Generated tokens and text.
 
-    index: 0..n-1 among the samples of one prompt. send_idx: ordinal of the delta when streaming,
-    0 for a whole result. token_ids: generated ids, the final end-of-sequence id included.
-    text: content without reasoning and tool calls; reasoning_content: None when no reasoning parser
-    is in use. finish_reason: "tool_calls" for what stopped with calls. tool_calls: None when no
-    tool parser is in use.
+    index: 0..n-1 among the samples of one prompt.
+    send_idx: ordinal of the delta when streaming, 0 for a complete result.
+    token_ids: generated ids, the final end-of-sequence id included.
+    text: content without reasoning and tool calls.
+    reasoning_content: None when no reasoning parser is in use.
+    finish_reason: "tool_calls" where the model stopped and the output has tool calls.
+    tool_calls: None when no tool parser is in use.
     """
 
     index: int = 0
@@ -99,11 +103,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """The result of one request, or (when streaming) what is new since the previous one.
+    """The result of one request, or (when streaming) what is new since the previous output.
 
-    prompt: exactly what the caller handed in. error_code: 200 is good; otherwise `error_msg`
-    says what
-    went wrong, `finished` is True and `outputs.finish_reason` is "error" or "abort".
+    prompt: exactly what the caller passed in.
+    error_code: 200 means success; otherwise `error_msg` says what went wrong, `finished` is True
+        and `outputs.finish_reason` is "error" or "abort".
     """
 
     request_id: str
@@ -121,11 +125,11 @@ class RequestOutput:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the request ended, or is going on, without an error."""
+        """Whether the request has no error, finished or not."""
         return self.error_code == OK
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested dicts and tuples; `prompt` stays the caller's object."""
+        """Returns nested plain dicts and tuples; `prompt` stays the caller's object."""
         values = {name: getattr(self, name) for name in self.__slots__}
         values["outputs"] = asdict(self.outputs)
         if self.outputs.tool_calls is not None:

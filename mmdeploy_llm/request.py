@@ -1,4 +1,4 @@
-"""Request: the one mutable record of a prompt on its way through the engine.
+"""Request: the only mutable record of a prompt on its way through the engine.
 
     intake          schedule                                  delivery
     -----------> WAITING --admit--> RUNNING --last token--> FINISHED
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands in the scheduler."""
+    """State of a request in the scheduler."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -35,15 +35,14 @@ class RequestStatus(enum.Enum):
 class MediaInput:
     """One processed media item, ready for the model's encoder.
 
-    kind: as of its processor. tensors: what the model's `encode_media` reads (for grid models
-    `pixels`
-    [num_patches, patch_dim]). grid_thw: patches in time, height and width before merging, where the
-    family has such a grid. num_tokens: embeddings the encoder gives for it, which is also the
-    number
-    of its placeholder tokens. key: identity of the content and of the options that shaped it.
-    prompt_text: what stands for the item in the prompt where that is more than its placeholder
-    tokens, such as marks between the rows of an image; it holds num_tokens of them. None: these
-    alone.
+    kind: the kind of its processor.
+    tensors: inputs of the model's `encode_media` (grid models: `pixels` [num_patches, patch_dim]).
+    grid_thw: patches in time, height and width before merging, for families with such a grid.
+    num_tokens: embeddings that the encoder returns, equal to the number of placeholder tokens.
+    key: identity of the content and of the options that shaped it.
+    prompt_text: text that replaces the item's placeholder in the prompt where that is more than
+        placeholder tokens, such as separators between the rows of an image; it contains num_tokens
+        placeholder tokens. None: placeholder tokens alone.
     """
 
     kind: str
@@ -56,11 +55,11 @@ class MediaInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSpan:
-    """A media item at its place in the prompt: tokens `offset` .. `end` are its own.
+    """A media item at its position in the prompt: it covers tokens `offset` .. `end`.
 
-    rows: which of them take the item's embeddings, counted from `offset`, ascending, the first 0,
-    num_tokens in all; None when all do. What stands before and behind them in the item's
-    prompt_text is no part of the span.
+    rows: indices, relative to `offset`, of the tokens that take the item's embeddings: ascending,
+        the first is 0, num_tokens in all. None when all of them do. Tokens of prompt_text before
+        the first and after the last placeholder are not part of the span.
     """
 
     offset: int
@@ -69,12 +68,12 @@ class MediaSpan:
 
     @property
     def end(self) -> int:
-        """First token position behind the span."""
+        """First token position after the span."""
         return self.offset + (self.item.num_tokens if self.rows is None else self.rows[-1] + 1)
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """(first, behind the last) token position of each unbroken run of embeddings."""
+        """(first, last + 1) token positions of each contiguous run of embeddings."""
         if self.rows is None:
             return ((self.offset, self.end),)
         cuts = [at for at, (a, b) in enumerate(pairwise(self.rows), 1) if b != a + 1]
@@ -90,10 +89,9 @@ class MediaSpan:
 class Request:
     """One sequence to generate.
 
-    The first group is set by intake and never changes. The second belongs to the scheduler.
-    `params`
-    has every field resolved (no None that means "the model's default"), `params.max_tokens`
-    included.
+    The first group of fields is set by intake and never changes. The second belongs to the
+    scheduler. Every field of `params` is resolved, `params.max_tokens` included; None no longer
+    means "the model's default".
     """
 
     request_id: str
@@ -102,22 +100,20 @@ class Request:
     params: SamplingParams
     eos_token_ids: frozenset[int] = frozenset()
     media: tuple[MediaSpan, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas, as the chat template had them
-    prompt_text: str = ""  # what the reasoning parser starts from: the rendered prompt
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas, as the chat template got them
+    prompt_text: str = ""  # the rendered prompt, from which the reasoning parser starts
     reasoning_end_ids: tuple[int, ...] = ()  # forced at params.reasoning_max_tokens; (): no cap
-    bad_words_token_ids: tuple[
-        tuple[int, ...], ...
-    ] = ()  # sequences never generated, bad_words included
+    # Sequences that are never generated, those of bad_words included.
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     index: int = 0  # among the n samples of one prompt
-    priority: int = 0  # smaller runs first
-    stream: bool = False  # whether every new token is delivered, or only the end
+    stream: bool = False  # True: every new token is delivered; False: only the complete output
     arrival_time: float = 0.0  # epoch seconds
     preprocess_end_time: float = 0.0  # epoch seconds
 
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0  # tokens whose keys and values are in the cache
-    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache at first admission
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     block_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     inference_start_time: float | None = None  # epoch seconds
@@ -127,14 +123,10 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens."""
+        """Number of prompt and generated tokens."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing more will be generated."""
-        return self.status is RequestStatus.FINISHED
-
     def num_media_tokens(self, kind: str) -> int:
-        """Placeholder tokens of all media of one kind, markers not counted."""
+        """Returns the number of placeholder tokens of all media of one kind, without start and end
+        markers."""
         return sum(span.item.num_tokens for span in self.media if span.item.kind == kind)

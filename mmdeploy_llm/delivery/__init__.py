@@ -1,1 +1,1 @@
-"""Room 4, delivers: token ids to text, stop strings, reasoning, RequestOutput. Imports no torch."""
+"""Room 4 delivers: token ids to text, stop strings, reasoning, RequestOutput. Imports no torch."""

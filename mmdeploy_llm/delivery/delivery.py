@@ -1,4 +1,4 @@
-"""What a step changed, as RequestOutputs: a delta where the request streams, else only the end."""
+"""Delivery: turns the changes of a step into RequestOutputs, deltas or complete ones."""
 
 from __future__ import annotations
 
@@ -36,15 +36,20 @@ UNKNOWN_FAILURE = RequestFailure(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Progress:
-    """One request on its way out. num_read: its ids that the pipeline has; num_sent: that the
-    caller has. Writer: Delivery."""
+    """Delivery state of one request.
+
+    num_read: number of its ids that the pipeline has read.
+    num_sent: number of its ids that the caller has received.
+
+    Writer: Delivery.
+    """
 
     request: Request
     pipeline: TextPipeline
     prompt_token_ids: tuple[int, ...]
     num_media_tokens: Mapping[str, int]
-    is_divided: bool  # whether a reasoning parser is in use
-    has_calls: bool  # whether a tool parser is in use
+    has_reasoning_parser: bool
+    has_tool_parser: bool
     num_read: int = 0
     num_sent: int = 0
     send_idx: int = 0
@@ -58,13 +63,16 @@ class _Progress:
 
 
 class Delivery:
-    """Turns token updates into outputs; holds the text state of every request that has not ended.
+    """Turns token updates into outputs; holds the text state of every unfinished request.
 
-    new_parser, new_tool_parser: make a request's reasoning and tool parser, None for no division.
-    parser_name, tool_parser_name: name parser and plugin in messages. Deltas of a streamed request,
-    put together, are the output of the same request without streaming. The exception is a parser
-    that raises: that request's last output has all of its token_ids and, as `text`, all of its text
-    undivided; a streamed request ends at once, another one goes on, so that its text is whole.
+    new_parser, new_tool_parser: build a request's reasoning and tool parser; None: the text is not
+        parsed.
+    parser_name, tool_parser_name: name of parser and plugin, for messages.
+
+    The deltas of a streamed request, joined, equal the output of the same request without
+    streaming. The exception is a parser that raises: the last output then has all of the request's
+    token_ids and, as `text`, all of its text unparsed. A streamed request ends at once; another one
+    runs to its end, so that its text is complete.
     """
 
     def __init__(
@@ -85,10 +93,10 @@ class Delivery:
         self._progress: dict[str, _Progress] = {}
 
     def deliver(self, updates: Sequence[TokenUpdate]) -> tuple[RequestOutput, ...]:
-        """The outputs of one step, in the order of its updates.
+        """Returns the outputs of one step, in the order of its updates.
 
-        A request without streaming gives one output, at its end. An output with finished=True is
-        the last of its request, and its state is dropped.
+        A request without streaming has one output, at its end. An output with finished=True is the
+        last of its request, whose state is dropped.
         """
         outputs = (self._deliver_one(update) for update in updates)
         return tuple(output for output in outputs if output is not None)
@@ -114,14 +122,14 @@ class Delivery:
             pipeline=pipeline,
             prompt_token_ids=tuple(request.prompt_token_ids),
             num_media_tokens=_num_media_tokens(request),
-            is_divided=self._sources.reasoning is not None,
-            has_calls=self._sources.tools is not None,
+            has_reasoning_parser=self._sources.reasoning is not None,
+            has_tool_parser=self._sources.tools is not None,
         )
         self._progress[request.request_id] = progress
         return progress
 
     def _advance(self, progress: _Progress, update: TokenUpdate) -> FinishReason | None:
-        """Brings the text up to date; gives the reason when the request has ended."""
+        """Brings the text up to date; returns the finish reason when the request has ended."""
         reason = update.finish_reason
         if update.failure is not None and reason != "abort":
             reason = "error"
@@ -195,7 +203,7 @@ class Delivery:
 
 
 def record_of(request: Request, output: RequestOutput) -> RequestRecord:
-    """What observers are told of a request; `output` is its last one."""
+    """Builds the record of a request for observers; `output` is its last one."""
     reason = output.outputs.finish_reason
     assert reason is not None, f"request {request.request_id} has not ended"
     return RequestRecord(
@@ -211,16 +219,18 @@ def record_of(request: Request, output: RequestOutput) -> RequestRecord:
 
 
 def _is_stale(update: TokenUpdate) -> bool:
-    """Whether delivery itself has ended this request before: it has tokens that are not new, and
-    no state. Only what ends a request here (a stop string, a parser's failure in a stream) can
-    leave the scheduler with an update of an ended request."""
+    """Whether delivery has ended this request before: it has tokens that are not new, but no state.
+
+    Only what ends a request here (a stop string, a parser's failure in a stream) can leave the
+    scheduler with an update of an ended request.
+    """
     request = update.request
     can_end_here = request.stream or bool(request.params.stop)
     return can_end_here and len(request.output_token_ids) > len(update.new_token_ids)
 
 
 def _text_ids(progress: _Progress, reason: FinishReason | None) -> list[int]:
-    """The ids that the pipeline has not seen, without the id that ended the request."""
+    """Returns the ids that the pipeline has not read, without the id that ended the request."""
     request = progress.request
     token_ids = request.output_token_ids[progress.num_read :]
     ends = token_ids[-1:] if reason == "stop" else ()
@@ -230,12 +240,12 @@ def _text_ids(progress: _Progress, reason: FinishReason | None) -> list[int]:
 
 
 def _completion(progress: _Progress, reason: FinishReason | None) -> CompletionOutput:
-    """What is new since the last output; moves the counters on."""
+    """Returns what is new since the last output and advances the counters."""
     request, pipeline = progress.request, progress.pipeline
-    is_undivided = reason is not None and pipeline.failure is not None
+    is_unparsed = reason is not None and pipeline.failure is not None
     content, reasoning = pipeline.take("content"), pipeline.take("reasoning")
     calls = tuple(_with_id(call, request.request_id) for call in pipeline.take_calls())
-    if is_undivided:
+    if is_unparsed:
         content, reasoning, calls = pipeline.raw_text, "", ()
     elif reason == "stop" and pipeline.num_calls:
         reason = "tool_calls"
@@ -245,10 +255,10 @@ def _completion(progress: _Progress, reason: FinishReason | None) -> CompletionO
         send_idx=progress.send_idx,
         token_ids=tuple(request.output_token_ids[progress.num_sent :]),
         text=content,
-        reasoning_content=reasoning if progress.is_divided else None,
+        reasoning_content=reasoning if progress.has_reasoning_parser else None,
         finish_reason=reason,
         logprobs=tuple(progress.logprobs[progress.num_sent :]) if wants_logprobs else None,
-        tool_calls=calls if progress.has_calls else None,
+        tool_calls=calls if progress.has_tool_parser else None,
     )
     progress.num_sent = len(request.output_token_ids)
     progress.send_idx += 1
@@ -256,7 +266,7 @@ def _completion(progress: _Progress, reason: FinishReason | None) -> CompletionO
 
 
 def _with_id(call: ToolCall, request_id: str) -> ToolCall:
-    """The call with an id as FastDeploy makes them, unless its format has one."""
+    """Gives the call an id in FastDeploy's format, unless it has one."""
     digest = hashlib.blake2b(f"{request_id} {call.index}".encode(), digest_size=16).hexdigest()
     return call if call.id else replace(call, id=f"chatcmpl-tool-{digest}")
 
@@ -275,11 +285,11 @@ def _metrics(request: Request) -> RequestMetrics:
 
 
 def _between(start: float | None, end: float | None) -> float | None:
-    """Seconds from `start` to `end`, None when one of them has not come."""
+    """Returns the seconds from `start` to `end`, None when one of them is missing."""
     return None if start is None or end is None else end - start
 
 
 def _num_media_tokens(request: Request) -> dict[str, int]:
-    """Of each kind that the request has, and of those that everybody knows."""
+    """Returns the media tokens of each kind, for MEDIA_KINDS and the request's other kinds."""
     kinds = dict.fromkeys((*MEDIA_KINDS, *(span.item.kind for span in request.media)))
     return {kind: request.num_media_tokens(kind) for kind in kinds}

@@ -1,13 +1,13 @@
-"""Token ids to text, a few tokens at a time.
+"""Detokenizer: turns token ids into text, a few tokens at once.
 
     window:  [ context, shown already | new ]      text = decode(window)
                                       ^ shown      delta = text[shown:], less what may change
 
-The last ids are decoded at every push, so that the work for a token does not grow with the text.
-What later ids could change is held back: a character whose bytes are not all there yet (the last
-U+FFFD, if the text ends with one), and a run of byte-fallback tokens, because decoders judge a run
-as a whole: one wrong byte at its end turns all of it into U+FFFD. (`DecodeStream` of the tokenizers
-library raises an exception there.)
+Each push decodes only the last ids, so that the work per token does not grow with the text. Text
+that later ids could change is held back: a character whose bytes are incomplete (the last U+FFFD,
+if the text ends with one), and a run of byte-fallback tokens, because decoders validate a run as a
+whole: one wrong byte at its end turns all of it into U+FFFD. (`DecodeStream` of the tokenizers
+library raises an exception in this case.)
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 REPLACEMENT = "\ufffd"
-# Ids kept when the window is cut. UTF-8 finds its step again after at most 3 bytes of a character
-# whose first byte was cut off, and an unfinished character has at most 3 bytes: 6 tokens hold both.
+# Ids kept when the window is shortened. UTF-8 decoding resynchronises after at most 3 bytes of a
+# character whose first byte is missing, and an incomplete character at the end has at most 3 bytes:
+# 6 tokens hold both.
 CONTEXT_SIZE = 6
 WINDOW_SIZE = 24
 
 
 class Vocabulary:
-    """What detokenization reads from one tokenizer of transformers; shared by all requests.
+    """The parts of transformers' tokenizer that detokenization reads; shared by all requests.
 
     The tokenizer's clean-up of spaces is never applied: it rewrites what the model wrote.
     """
@@ -37,7 +38,7 @@ class Vocabulary:
         self._texts: dict[int, str] = {}
 
     def ids_of(self, tokens: Iterable[str]) -> list[int]:
-        """The ids of those `tokens` that the vocabulary has as one token."""
+        """Returns the ids of those `tokens` that are one token of the vocabulary."""
         texts = tuple(tokens)
         ids = self._tokenizer.convert_tokens_to_ids(list(texts))
         known = [token_id for token_id in ids if token_id is not None]
@@ -45,19 +46,19 @@ class Vocabulary:
         return [token_id for token_id, token in found if token in texts]
 
     def known(self, token_ids: Sequence[int]) -> list[int]:
-        """`token_ids` without those that no token belongs to; models have such ids as padding."""
+        """Returns `token_ids` without ids that have no token; models have such ids as padding."""
         tokens = self._tokenizer.convert_ids_to_tokens(list(token_ids))
         return [token_id for token_id, token in zip(token_ids, tokens, strict=True) if token]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a whole sequence, special tokens included."""
+        """Returns the text of a whole sequence, special tokens included."""
         text: str = self._tokenizer.decode(
             token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
 
     def text_of(self, token_id: int) -> str:
-        """The text of one token as it stands behind another one, so with its leading space."""
+        """Returns the text of one token as it appears after another, so with its leading space."""
         text = self._texts.get(token_id)
         if text is None:
             alone = self.decode([token_id])
@@ -66,10 +67,10 @@ class Vocabulary:
 
 
 class Detokenizer:
-    """The text of one request, growing.
+    """The growing text of one request.
 
-    All deltas and `finish` together are `tokenizer.decode(ids, skip_special_tokens=...)`, however
-    the ids are cut; no delta ends inside a character. Tokens whose text is one of `markers` are
+    All deltas and `finish` together equal `tokenizer.decode(ids, skip_special_tokens=...)`, however
+    the ids are split; no delta ends inside a character. Tokens whose text is one of `markers` are
     kept even when special tokens are skipped. Writer: the pipeline that owns it.
     """
 
@@ -87,7 +88,7 @@ class Detokenizer:
         self._num_shown = 0  # characters of the window's text that were delivered
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that `token_ids` settle."""
+        """Returns the text that becomes final with `token_ids`."""
         visible = [token_id for token_id in token_ids if token_id not in self._skipped]
         self._window += self._vocabulary.known(visible)
         if not self._window or self._window[-1] in self._vocabulary.byte_ids:
@@ -97,23 +98,23 @@ class Detokenizer:
         delta = text[self._num_shown : num_settled]
         self._num_shown = num_settled
         if len(self._window) > WINDOW_SIZE:
-            self._cut()
+            self._shorten()
         return delta
 
     def finish(self) -> str:
-        """The text that was held back, as it is when nothing follows."""
+        """Returns the text that was held back, decoded without anything after it."""
         delta = self._vocabulary.decode(self._window)[self._num_shown :]
         self._window = []
         self._num_shown = 0
         return delta
 
-    def _cut(self) -> None:
-        # The cut may go through a character, whose rest then decodes to something else; it was
-        # shown before and only its length counts, so nothing comes of it.
+    def _shorten(self) -> None:
+        # This may split a character, whose rest then decodes to something else. That does no harm:
+        # the character was shown before, and only the length of its text is used.
         self._window = self._window[-CONTEXT_SIZE:]
         self._num_shown = _num_settled(self._vocabulary.decode(self._window))
 
 
 def _num_settled(text: str) -> int:
-    """Length of `text` without a last character that may be unfinished."""
+    """Returns the length of `text` without a last character that may be incomplete."""
     return len(text) - text.endswith(REPLACEMENT)

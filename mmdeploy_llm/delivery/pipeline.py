@@ -1,9 +1,9 @@
-"""Token ids of one request to content, reasoning and tool calls.
+"""TextPipeline: turns the token ids of one request into content, reasoning and tool calls.
 
 ids --> Detokenizer --> StopStrings --> ReasoningParser --> ToolParser --> content, tool calls
                                |               |
                                |               +--> reasoning
-                               +--> raw text, undivided
+                               +--> raw text, unparsed
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserSource(Generic[ParserT]):
-    """Where the parsers of one sort come from. create: one parser a request. name: for messages."""
+    """Builds the parsers of one type. create: builds one parser per request. name: for messages."""
 
     create: Callable[[], ParserT]
     name: str
@@ -42,17 +42,18 @@ class ParserSource(Generic[ParserT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserSources:
-    """The parsers of every request; None where there is none of a sort."""
+    """Sources of every request's parsers; None where no parser of that type is in use."""
 
     reasoning: ParserSource[ReasoningParser] | None = None
     tools: ParserSource[ToolParser] | None = None
 
 
 class TextPipeline:
-    """The text of one request. The result does not depend on how the ids are cut into pieces.
+    """The text of one request. The result does not depend on how the ids are split into pieces.
 
-    Stop strings look at the raw text, so at reasoning and markers too. A raising parser ends up in
-    `failure`; from then on the text is only collected undivided. Writer: Delivery.
+    Stop strings are searched in the raw text, reasoning and markers included. An exception of a
+    parser is stored in `failure`; from then on the text is only collected unparsed. Writer:
+    Delivery.
     """
 
     def __init__(self, vocabulary: Vocabulary, request: Request, sources: ParserSources) -> None:
@@ -83,39 +84,39 @@ class TextPipeline:
 
     @property
     def raw_text(self) -> str:
-        """The text so far, tags included, cut at the stop string."""
+        """The text so far, tags included, truncated at the stop string."""
         return "".join(self._raw)
 
     def push(self, token_ids: Sequence[int]) -> None:
-        """Takes the next tokens."""
+        """Processes the next tokens."""
         if self._stops is None:
             self._pass_on(self._detokenizer.push(token_ids))
             return
-        for token_id in token_ids:  # one at a time: min_tokens counts tokens
+        for token_id in token_ids:  # one by one, because min_tokens counts tokens
             self._num_tokens += 1
             text = self._detokenizer.push((token_id,))
             self._pass_on(self._stops.feed(text, can_stop=self._can_stop()))
 
     def finish(self) -> None:
-        """Releases all that was held back; no token follows."""
+        """Releases all text that was held back; no token follows."""
         text = self._detokenizer.finish()
         if self._stops is not None:
             text = self._stops.feed(text, can_stop=self._can_stop()) + self._stops.finish()
         self._pass_on(text)
         reasoning, tools = self._reasoning, self._tools
         if reasoning is not None:
-            self._divide(reasoning.finish)
+            self._split_reasoning(reasoning.finish)
         if tools is not None:
-            self._take_calls(tools.finish)
+            self._collect_calls(tools.finish)
 
     def take(self, kind: str) -> str:
-        """The text of one kind ("content" or "reasoning") that is new since the last call."""
+        """Returns the new text of one kind, "content" or "reasoning", since the last call."""
         text = "".join(self._pieces[kind])
         self._pieces[kind].clear()
         return text
 
     def take_calls(self) -> tuple[ToolCall, ...]:
-        """The tool calls that are new since the last call, numbered."""
+        """Returns the tool calls that are new since the last call, with their indices."""
         calls = tuple(self._calls)
         self._calls.clear()
         return calls
@@ -129,37 +130,37 @@ class TextPipeline:
         self._raw.append(text)
         parser = self._reasoning
         if parser is not None:
-            self._divide(lambda: parser.feed(text))
+            self._split_reasoning(lambda: parser.feed(text))
         elif self._sources.reasoning is None:
-            self._answer(text)
+            self._add_content(text)
 
-    def _divide(self, settle: Callable[[], list[Segment]]) -> None:
-        """Passes on the segments that `settle`, a call of the reasoning parser, gives."""
+    def _split_reasoning(self, parse: Callable[[], list[Segment]]) -> None:
+        """Passes on the segments that `parse`, a call of the reasoning parser, returns."""
 
         def checked() -> list[Segment]:
-            return [_checked_segment(segment) for segment in settle()]
+            return [_checked_segment(segment) for segment in parse()]
 
-        for segment in self._asked("reasoning", self._sources.reasoning, checked):
+        for segment in self._guarded("reasoning", self._sources.reasoning, checked):
             if segment.kind == "reasoning":
                 self._pieces["reasoning"].append(segment.text)
             elif segment.kind == "content" or self._tools is not None:
-                self._answer(segment.text)
+                self._add_content(segment.text)
 
-    def _answer(self, text: str) -> None:
-        """Content, with calls in it where there is a tool parser."""
+    def _add_content(self, text: str) -> None:
+        """Passes content to the tool parser, or collects it when there is none."""
         parser = self._tools
         if parser is not None:
-            self._take_calls(lambda: parser.feed(text))
+            self._collect_calls(lambda: parser.feed(text))
         elif self._sources.tools is None:
             self._pieces["content"].append(text)
 
-    def _take_calls(self, settle: Callable[[], list[str | ToolCall]]) -> None:
-        """Collects what `settle`, a call of the tool parser, gives."""
+    def _collect_calls(self, parse: Callable[[], list[str | ToolCall]]) -> None:
+        """Collects the content and calls that `parse`, a call of the tool parser, returns."""
 
         def checked() -> list[str | ToolCall]:
-            return [_checked_item(item) for item in settle()]
+            return [_checked_item(item) for item in parse()]
 
-        for item in self._asked("tool", self._sources.tools, checked):
+        for item in self._guarded("tool", self._sources.tools, checked):
             if isinstance(item, str):
                 self._pieces["content"].append(item)
             else:
@@ -167,44 +168,44 @@ class TextPipeline:
                 self.num_calls += 1
 
     def _start_parsers(self, request: Request) -> Sequence[str]:
-        """Sets the parsers and gives their markers; `failure` when one cannot be built or
-        started."""
+        """Builds and starts the parsers and returns their markers. Sets `failure` if one raises."""
         reasoning, tools = self._sources.reasoning, self._sources.tools
         markers: list[str] = []
         if reasoning is not None:
             create = partial(_started, reasoning, request.prompt_text)
-            for parser in self._asked("reasoning", reasoning, create):
+            for parser in self._guarded("reasoning", reasoning, create):
                 self._reasoning = parser
                 markers += parser.markers
         if tools is not None and self.failure is None:
             create_tools = partial(_started, tools, request.tools)
-            for tool_parser in self._asked("tool", tools, create_tools):
+            for tool_parser in self._guarded("tool", tools, create_tools):
                 self._tools = tool_parser
                 markers += tool_parser.markers
         return markers
 
-    def _asked(
-        self, kind: str, source: ParserSource[ParserT] | None, ask: Callable[[], list[T]]
+    def _guarded(
+        self, kind: str, source: ParserSource[ParserT] | None, call: Callable[[], list[T]]
     ) -> list[T]:
-        """What a parser answers; nothing, and `failure`, when it raises."""
+        """Calls a parser. When it raises, sets `failure` and returns []."""
         assert source is not None
         try:
-            return ask()
+            return call()
         except FAULTS as error:
             logger.warning("%s parser %s failed", kind, source.name, exc_info=error)
             self._reasoning = self._tools = None
             self.failure = RequestFailure(
                 code=PluginError.code,
                 message=f"{kind} parser {source.name} failed: {error_text(error)}; "
-                "the text is given undivided",
+                "the text is returned unparsed",
             )
             return []
 
 
-def _started(source: ParserSource[ParserT], given: Any) -> list[ParserT]:
-    """A new parser that was told what comes before its text. Its markers are read here, too."""
+def _started(source: ParserSource[ParserT], context: Any) -> list[ParserT]:
+    """Builds a parser and starts it with the prompt or the tools. Its markers are read here too,
+    so that a property that raises counts as a failure of the parser."""
     parser = source.create()
-    parser.start(given)
+    parser.start(context)
     tuple(parser.markers)
     return [parser]
 
@@ -213,7 +214,7 @@ def _checked_segment(segment: object) -> Segment:
     if isinstance(segment, Segment) and segment.kind in KINDS:
         return segment
     raise PluginContractError(
-        f"it gave {segment!r}; it must give a list of Segments of kind "
+        f"it returned {segment!r}; it must return a list of Segments of kind "
         "'content', 'reasoning' or 'tool_calls'"
     )
 
@@ -223,4 +224,4 @@ def _checked_item(item: object) -> str | ToolCall:
         return item
     if isinstance(item, ToolCall) and item.name and isinstance(item.arguments, str):
         return item
-    raise PluginContractError(f"it gave {item!r}; it must give a list of texts and ToolCalls")
+    raise PluginContractError(f"it returned {item!r}; it must return a list of texts and ToolCalls")

@@ -1,4 +1,4 @@
-"""Stop strings in text that comes in pieces."""
+"""Finds stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Finds the stop string that is complete first, wherever the text is cut.
+    """Finds the stop string that is complete first, however the text is split.
 
     Of two that end at the same character the longer one wins. Text that may still become a stop
-    string is held back. Behind a match no text comes any more. Writer: the pipeline that owns it.
+    string is held back. Text after a match is dropped. Writer: the pipeline that owns it.
     """
 
     def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
@@ -20,9 +20,9 @@ class StopStrings:
         self.is_stopped = False
 
     def feed(self, text: str, *, can_stop: bool = True) -> str:
-        """The text that is settled; with a match, what stands before it (and it, if included).
+        """Returns the settled text; on a match, the text before it (plus the match, if included).
 
-        can_stop=False: a stop string that is completed by this text is plain text.
+        can_stop=False: a stop string that this text completes counts as plain text.
         """
         if self.is_stopped:
             return ""
@@ -39,12 +39,13 @@ class StopStrings:
         return text[:num_settled]
 
     def finish(self) -> str:
-        """The text that was held back and did not become a stop string."""
+        """Returns the text that was held back and did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _first_match(self, text: str, num_held: int) -> tuple[int, int] | None:
-        """Start and end of the stop string that ends first behind `num_held` characters."""
+        """Returns start and end of the stop string that ends first past the `num_held`
+        characters."""
         best: tuple[int, int] | None = None
         for stop in self._stops:
             start = text.find(stop, max(0, num_held + 1 - len(stop)))
@@ -54,7 +55,7 @@ class StopStrings:
         return best
 
     def _num_open(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Returns the length of the longest end of `text` that begins a stop string."""
         for length in range(min(self._max_held, len(text)), 0, -1):
             end = text[-length:]
             if any(len(stop) > length and stop.startswith(end) for stop in self._stops):

@@ -1,8 +1,8 @@
-"""The types a plugin returns and implements: specs are frozen data, behaviour is three small
-protocols.
+"""The types that a plugin returns and implements: specs are frozen data, behaviour is a few small
+base classes and protocols.
 
-Nothing here imports torch; a spec names its heavy code as "module:Attribute", imported when it is
-needed.
+Nothing here imports torch. A spec names its heavy code as "module:Attribute", which is imported
+when it is needed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ if TYPE_CHECKING:
 class ModelSpec:
     """A model family that a plugin can run.
 
-    name: the family's name. architectures: names in config.json's `architectures` that it serves.
-    factory: "module:Class"; called as factory(config) with transformers' config object, on the meta
-    device; gives a Model; "*" serves any architecture that no other spec names. media: kinds it
-    accepts. reasoning, tools: names of the default parsers. atomic_media: the tokens of a media
-    item are computed in one step and see each other in both directions.
-    tp_plan: module name pattern -> how it is divided among devices, where it is not of the
-    package's layers; see plugins/README.md. priority: in-tree plugins use 0; the highest wins and a
-    tie is an error.
+    name: the family's name.
+    architectures: names in config.json's `architectures` that the family serves; "*" serves any
+        architecture that no other spec names.
+    factory: "module:Class", called as factory(config) with transformers' config object, on the meta
+        device; returns a Model.
+    media: kinds of media that the model accepts.
+    reasoning, tools: names of the default parsers.
+    atomic_media: the tokens of a media item are computed in one step and attend to each other in
+        both directions.
+    tp_plan: module name pattern -> style in which the module is sharded, for modules that are not
+        built from the package's layers; see plugins/README.md.
+    priority: in-tree plugins use 0; the highest wins and a tie is an error.
     """
 
     name: str
@@ -50,8 +54,10 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningParserSpec:
-    """A named reasoning parser. factory: "module:Class", called without arguments, once per
-    request. aliases: other names for it."""
+    """A named reasoning parser; `aliases` are other names for it.
+
+    factory: "module:Class", called without arguments, once per request.
+    """
 
     name: str
     factory: str
@@ -61,8 +67,10 @@ class ReasoningParserSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolParserSpec:
-    """A named parser of tool calls. factory: "module:Class", called without arguments, once per
-    request. aliases: other names for it."""
+    """A named parser of tool calls; `aliases` are other names for it.
+
+    factory: "module:Class", called without arguments, once per request.
+    """
 
     name: str
     factory: str
@@ -74,10 +82,11 @@ class ToolParserSpec:
 class MediaProcessorSpec:
     """A processor of one kind of media for some model families.
 
-    kind: "image", "video", or a word in lower case for one of your own, which a model takes when
-    its `media` has it. models: names of ModelSpecs, or ("*",) for any; a named family beats "*".
+    kind: "image", "video", or a lower-case word for a kind of your own; a model accepts it when the
+        word is in its `media`.
+    models: names of ModelSpecs, or ("*",) for any; a named family beats "*".
     factory: "module:Class", called as factory(checkpoint, options) once per engine; options are the
-    engine's `mm_processor_kwargs`.
+        engine's `mm_processor_kwargs`.
     """
 
     name: str
@@ -89,9 +98,14 @@ class MediaProcessorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A model folder, read: config is transformers' config object, the mappings are the JSON
-    files ({} if absent). preprocessor: the image processor's, video_preprocessor: the video
-    processor's."""
+    """A model folder that has been read; each mapping is a JSON file's content, {} if the file is
+    absent.
+
+    config: transformers' config object.
+    preprocessor: options of the image processor.
+    video_preprocessor: options of the video processor.
+    generation: generation_config.json.
+    """
 
     folder: Path
     config: Any
@@ -101,21 +115,27 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        """The first of config.json's architectures, "" when it names none."""
+        """The first of config.json's architectures, "" when there is none."""
         return next(iter(getattr(self.config, "architectures", None) or ()), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """What one media item may be. Checked from headers, before anything is decoded in full.
+    """Limits on one media item, checked from headers before anything is decoded in full.
 
-    Sizes in bytes and pixels, times in seconds. fetch_timeout: for one item in all, retries
-    included. allowed_root: local paths must lie below it (None: any). allow_urls: http and https
-    URLs may be fetched, from allowed_domains (host names, "*.example.com" for all below one; ():
-    from any public host). allow_private_addresses: hosts in allowed_domains may have addresses of
-    private networks and of this machine. allowed_schemes: others that may be opened, such as "s3".
-    isolation: whether a processor decodes in the intake's threads or in processes that can be
-    killed, after decode_timeout, and may use decode_memory; "auto" leaves it to the processor.
+    Sizes in bytes and pixels, times in seconds.
+
+    fetch_timeout: for one item in total, retries included.
+    allowed_root: local paths must lie below this folder (None: anywhere).
+    allow_urls: http and https URLs may be fetched.
+    allowed_domains: host names that URLs may name, "*.example.com" for all hosts below a domain;
+        (): any public host.
+    allow_private_addresses: hosts in allowed_domains may have addresses of private networks and of
+        this machine.
+    allowed_schemes: other schemes that may be opened, such as "s3".
+    isolation: whether a processor decodes in the threads of intake, or in processes that are killed
+        after decode_timeout and use at most decode_memory bytes; "auto" leaves the choice to
+        the processor.
     """
 
     max_bytes: int = 256 * 2**20
@@ -134,7 +154,7 @@ class MediaLimits:
 
     def check_bytes(self, num_bytes: int, name: str, *, is_all: bool = True) -> None:
         """Raises MediaLimitError for more than max_bytes. name: of the item, for the message.
-        is_all: False where only so many are known yet."""
+        is_all: False when the item may have more bytes than num_bytes."""
         if num_bytes > self.max_bytes:
             more = "" if is_all else " or more"
             raise MediaLimitError(
@@ -145,10 +165,10 @@ class MediaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of generated text and what it is.
+    """A piece of generated text with its kind.
 
-    "tool_calls": text of tool calls where a family keeps them apart from its answer. The tool
-    parser gets it; without one it is dropped.
+    "tool_calls" is the text of tool calls that a family keeps apart from its answer. The tool
+    parser gets it; without a tool parser it is dropped.
     """
 
     kind: Literal["reasoning", "content", "tool_calls"]
@@ -158,13 +178,18 @@ class Segment:
 class ReasoningParser(ABC):
     """Splits the text of one request into reasoning and content. One instance serves one request.
 
-    The result does not depend on how the text is cut into `feed` calls.
-    markers: texts that the parser looks for; tokens with exactly such a text reach it even when
-    special tokens are skipped. end_marker: the text that ends the reasoning, for
-    `reasoning_max_tokens`.
+    The result does not depend on how the text is split into `feed` calls.
+
+    markers: texts that the parser looks for. A token with exactly such a text reaches the parser
+        even when special tokens are skipped.
+    start_marker: the text by which a prompt opens the reasoning. A prompt with `end_marker` after
+        its last `start_marker` has closed it, and `reasoning_max_tokens` then forces nothing. None:
+        a prompt says nothing about the reasoning, for example because it quotes the markers.
+    end_marker: the text that ends the reasoning; `reasoning_max_tokens` forces it.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
+    start_marker: ClassVar[str | None] = None
     end_marker: ClassVar[str | None] = None
 
     def start(self, prompt: str) -> None:  # noqa: B027 - optional to override
@@ -173,48 +198,51 @@ class ReasoningParser(ABC):
 
     @abstractmethod
     def feed(self, text: str) -> list[Segment]:
-        """What the new text settles; text that may yet become a marker is held back."""
+        """Returns the segments that the new text completes; text that may yet become a marker is
+        held back."""
 
     @abstractmethod
     def finish(self) -> list[Segment]:
-        """What was held back, once no more text comes."""
+        """Returns what was held back, after the last text."""
 
     @final
     def parse(self, text: str) -> list[Segment]:
-        """The whole text at once: `feed` and `finish`."""
+        """Parses a complete text at once: `feed`, then `finish`."""
         return self.feed(text) + self.finish()
 
 
 class ToolParser(ABC):
-    """Takes the tool calls out of the content of one request. One instance serves one request.
+    """Extracts the tool calls from the content of one request. One instance serves one request.
 
-    The result does not depend on how the text is cut into `feed` calls. A call is given whole, as
-    soon as it is; text that turns out to be no call is given as content, so that nothing is lost.
-    markers: texts that the parser looks for; tokens with exactly such a text reach it even when
-    special tokens are skipped.
+    The result does not depend on how the text is split into `feed` calls. A call is returned as
+    soon as it is complete; text that turns out to be no call is returned as content, so that
+    nothing is lost.
+
+    markers: texts that the parser looks for. A token with exactly such a text reaches the parser
+        even when special tokens are skipped.
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
 
     def start(self, tools: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - optional
-        """Called once, before any text, with the request's tools; () when it came without."""
+        """Called once, before any text, with the request's tools, () when it has none."""
 
     @abstractmethod
     def feed(self, text: str) -> list[str | ToolCall]:
-        """What the new text settles: content and calls, in order."""
+        """Returns the content and calls, in order, that the new text completes."""
 
     @abstractmethod
     def finish(self) -> list[str | ToolCall]:
-        """What was held back, once no more text comes."""
+        """Returns what was held back, after the last text."""
 
     @final
     def parse(self, text: str) -> list[str | ToolCall]:
-        """The whole text at once: `feed` and `finish`."""
+        """Parses a complete text at once: `feed`, then `finish`."""
         return self.feed(text) + self.finish()
 
 
 class PixelKernels(Protocol):
-    """What the CPU's kernels do with pixels."""
+    """The CPU kernels for pixels."""
 
     def patchify(
         self,
@@ -226,20 +254,21 @@ class PixelKernels(Protocol):
         merge_size: int,
         frames: range,
     ) -> None:
-        """Values of uint8 `pixels` [H, W, 3], looked up in `table` [3, 256] float32, as `frames` of
-        the patch rows `out` [N, 3, T, P, P] float32, all contiguous. Patches come in blocks of
-        merge_size x merge_size."""
+        """Looks up uint8 `pixels` [H, W, 3] in `table` [3, 256] float32 and writes the values into
+        `frames` of the patch rows `out` [N, 3, T, P, P] float32.
+
+        All tensors are contiguous. Patches are ordered in blocks of merge_size x merge_size.
+        """
         ...
 
 
 class MediaProcessor(ABC):
-    """Turns one kind of media into model inputs. One instance per engine, used from several
+    """Turns one kind of media into model inputs. One instance per engine, called from several
     threads at once.
 
-    token: the text of the one placeholder token whose id fills the prompt, num_tokens times per
-    item.
-    markers: texts that stand for one item in a rendered prompt, `token` among them or not; one may
-    be several tokens.
+    token: text of the placeholder token; its id fills the prompt num_tokens times per item.
+    markers: texts that represent one item in a rendered prompt, with or without `token`; a marker
+        may consist of several tokens.
     """
 
     kind: ClassVar[str]
@@ -248,43 +277,44 @@ class MediaProcessor(ABC):
 
     @abstractmethod
     def decode(self, source: Any, limits: MediaLimits) -> Any:
-        """The media behind bytes or a loaded object, in one canonical form.
+        """Decodes bytes, or converts a loaded object, to the processor's one canonical form.
 
-        Raises MediaError and its children; limits are checked before the full decode.
+        Checks the limits before the full decode. Raises MediaError and its subclasses.
         """
 
     @abstractmethod
     def process(self, item: Any, options: Mapping[str, Any]) -> MediaInput:
-        """Model inputs of what `decode` gave; options are the item's own. Raises MediaError."""
+        """Returns the model inputs of an item from `decode`; options are the item's own. Raises
+        MediaError."""
 
     @abstractmethod
     def count_tokens(self, item: Any, options: Mapping[str, Any]) -> int:
-        """`process(item, options).num_tokens`, without the work."""
+        """Returns `process(item, options).num_tokens` without processing the item."""
 
     def prompt_text(self, item: Any, options: Mapping[str, Any]) -> str | None:
-        """`process(item, options).prompt_text`, without the work; None unless overridden."""
+        """Returns `process(item, options).prompt_text` without processing the item; None by
+        default."""
         return None
 
     def largest(self, max_tokens: int) -> MediaInput | None:
-        """The largest item that `process` could give, of max_tokens at most and with any content:
-        the memory it takes to encode it is measured at start. None, unless overridden: unknown.
-        """
+        """Returns the largest item of at most max_tokens that `process` could return, with any
+        content. The memory that encoding it takes is measured at start. None (the default):
+        unknown."""
         return None
 
     def use_kernels(self, kernels: PixelKernels) -> None:  # noqa: B027 - optional to override
-        """Called before the first item where there are kernels: `process` may compute with them,
-        and must give what it gives without."""
+        """Called before the first item where kernels are available: `process` may compute with
+        them, and must return the same values as without."""
 
     def close(self) -> None:  # noqa: B027 - optional to override
-        """The engine is closed: let go of processes and files."""
+        """Called when the engine is closed: release processes and files."""
 
 
 class Model(Protocol):
-    """What a ModelSpec's factory builds: an ordinary nn.Module for one device. T tokens, N
-    requests' last tokens.
+    """What a ModelSpec's factory builds: an ordinary nn.Module for one device.
 
-    An attribute `media_size` says how wide the rows of `encode_media` are where that is not
-    hidden_size; see `media_size`.
+    Shapes: T tokens, N rows whose logits are needed. An attribute `media_size` states the width of
+    the rows of `encode_media` where it is not hidden_size; see `media_size`.
     """
 
     num_layers: int
@@ -293,19 +323,20 @@ class Model(Protocol):
     hidden_size: int
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
-        """Hidden states after the final norm, [T, hidden]."""
+        """Returns hidden states after the final norm, [T, hidden]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> [N, vocab]."""
+        """Maps [N, hidden] to [N, vocab]."""
         ...
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """One [num_tokens, media_size] per item, in order. Only for models with media."""
+        """Returns one [num_tokens, media_size] tensor per item, in order. Only for models with
+        media."""
         ...
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """[3, num_tokens] int64 M-RoPE positions of a prompt; None when position i is simply i.
+        """Returns [3, num_tokens] int64 M-RoPE positions of a prompt; None when position i is i.
 
         Tokens generated after the prompt continue at its last token's position + 1, on all axes.
         """
@@ -313,6 +344,7 @@ class Model(Protocol):
 
 
 def media_size(model: Model) -> int:
-    """Values in a row of `model.encode_media`: the embedding, and behind it whatever else the model
-    adds at the media's places (Qwen3-VL's features for the first layers)."""
+    """Returns the width of a row of `model.encode_media`: the embedding, followed by whatever
+    else the model adds at media positions (for example Qwen3-VL's features for the first
+    layers)."""
     return int(getattr(model, "media_size", model.hidden_size))

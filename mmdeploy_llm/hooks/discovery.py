@@ -1,4 +1,4 @@
-"""Finds installed plugins through their entry points; imports none of them."""
+"""Finds installed plugins through their entry points, without importing any of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledPlugin:
-    """An entry point, not imported yet. requires: the Requires-Dist lines of its package."""
+    """An entry point that is not imported yet. requires: the Requires-Dist lines of its package."""
 
     origin: PluginOrigin
     entry_point: metadata.EntryPoint
@@ -31,15 +31,16 @@ class InstalledPlugin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """All installed plugins, sorted by name, each name once; and why others are not among them."""
+    """All installed plugins, sorted by name, each name once, and the failures of those left out."""
 
     plugins: tuple[InstalledPlugin, ...]
     failures: tuple[PluginFailure, ...] = field(default=())
 
 
 def discover() -> Discovery:
-    """The installed plugins. A package with unreadable metadata is a failure and hides no other."""
-    found: dict[str, tuple[InstalledPlugin, ...]] = {}  # by package; the first on sys.path counts
+    """Finds the installed plugins. A package with unreadable metadata becomes a failure and
+    hides no other package."""
+    found: dict[str, tuple[InstalledPlugin, ...]] = {}  # by package; the first on sys.path wins
     failures: list[PluginFailure] = []
     for distribution in metadata.distributions():
         try:
@@ -49,12 +50,13 @@ def discover() -> Discovery:
             continue
         if plugins:
             found.setdefault(normalise(plugins[0].origin.distribution or ""), plugins)
-    unique, doubled = _one_of_each_name(plugin for plugins in found.values() for plugin in plugins)
-    return Discovery(plugins=unique, failures=(*failures, *doubled))
+    unique, clashes = _one_of_each_name(plugin for plugins in found.values() for plugin in plugins)
+    return Discovery(plugins=unique, failures=(*failures, *clashes))
 
 
 def _plugins_of(owner: metadata.Distribution) -> tuple[InstalledPlugin, ...]:
-    """The entry points of our group in one package; without any, nothing else of it is read."""
+    """Returns the entry points of our group in one package; reads nothing else if there are
+    none."""
     entry_points = owner.entry_points.select(group=ENTRY_POINT_GROUP)
     if not entry_points:
         return ()
@@ -75,7 +77,7 @@ def _unreadable(distribution: metadata.Distribution, error: Exception) -> Plugin
     try:
         name = distribution.name or ""
     except Exception:
-        name = ""  # without METADATA there is nothing better than the folder
+        name = ""  # without METADATA the folder is the best name
     name = name or f"a package in {distribution.locate_file('')}"
     return PluginFailure(plugin=name, phase="discover", error=error_text(error), distribution=name)
 
@@ -83,7 +85,7 @@ def _unreadable(distribution: metadata.Distribution, error: Exception) -> Plugin
 def _one_of_each_name(
     found: Iterable[InstalledPlugin],
 ) -> tuple[tuple[InstalledPlugin, ...], list[PluginFailure]]:
-    """One plugin a name: ours first, then by package name, on every machine the same."""
+    """Keeps one plugin per name: ours first, then by package name, so the same on every machine."""
 
     def order(plugin: InstalledPlugin) -> tuple[str, bool, str]:
         package = normalise(plugin.origin.distribution or "")
@@ -102,10 +104,10 @@ def _one_of_each_name(
 def select(
     installed: Sequence[InstalledPlugin], plugins: Sequence[str] | None, blocked: Sequence[str]
 ) -> tuple[InstalledPlugin, ...]:
-    """The plugins to load: all (None) or exactly the named ones, without the blocked ones.
+    """Returns the plugins to load: all (None) or exactly the named ones, without the blocked ones.
 
-    Names are compared normalised. Raises PluginLoadError for a named plugin that is not
-    installed and ConfigError for one that is also blocked; warns about an unknown blocked name.
+    Names are compared normalised. Raises PluginLoadError for a named plugin that is not installed
+    and ConfigError for one that is also blocked; warns about an unknown blocked name.
     """
     by_form = {normalise(plugin.origin.name): plugin for plugin in installed}
     known = [plugin.origin.name for plugin in installed]
@@ -139,7 +141,7 @@ def warn_of_version_mismatch(plugin: InstalledPlugin) -> None:
     try:
         ours = metadata.version(OUR_DISTRIBUTION)
     except metadata.PackageNotFoundError:
-        return  # ours runs from a source tree: it has no version to compare
+        return  # our package runs from a source tree and has no version to compare
     for line in plugin.requires:
         try:
             requirement = Requirement(line)
@@ -161,5 +163,5 @@ def warn_of_version_mismatch(plugin: InstalledPlugin) -> None:
 
 
 def _applies(requirement: Requirement) -> bool:
-    """Whether its marker holds here, no extra being asked for."""
+    """Whether the requirement's environment marker holds here when no extra is requested."""
     return requirement.marker is None or requirement.marker.evaluate({"extra": ""})

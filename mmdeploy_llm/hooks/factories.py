@@ -1,4 +1,4 @@
-"""From a spec to the object it stands for: imports the factory, calls it, checks what it built."""
+"""Builds the object that a spec describes: imports the factory, calls it, checks the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 
 def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
-    """What `spec.factory` names. Raises PluginError when it cannot be imported or called."""
+    """Imports what `spec.factory` names. Raises PluginError when it cannot be imported or
+    called."""
     module, _, attributes = spec.factory.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -45,9 +46,9 @@ def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
 
 
 def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
-    """`factory(*args)`, checked against its contract.
+    """Returns `factory(*args)`, checked against its contract.
 
-    Errors of this package pass through; anything else becomes a PluginError that names the plugin.
+    Errors of this package pass through; any other becomes a PluginError that names the plugin.
     """
     factory = resolve(spec, origin)
     try:
@@ -61,13 +62,13 @@ def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
     problem = _problem(spec, built)
     if problem:
         raise PluginContractError(
-            f"{origin}: what {spec.factory} built for {describe(spec)} {problem}"
+            f"{origin}: the object that {spec.factory} built for {describe(spec)} {problem}"
         )
     return built
 
 
 def _problem(spec: Spec, built: object) -> str | None:
-    """What is wrong with `built`, None when it keeps the contract."""
+    """Says how `built` breaks the contract; None when it keeps it."""
     match spec:
         case ModelSpec():
             return _model_problem(spec, built)

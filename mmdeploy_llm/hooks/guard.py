@@ -1,12 +1,12 @@
-"""CallGuard: calls into plugins, none of which is waited for longer than it may take.
+"""CallGuard: calls plugins and never waits for a call longer than it may take.
 
     intake thread --call--> helper thread --> the plugin
          |     <--answer--       |
-         |                       +-- is used again for the next call
-         +-- time is up: the call is left behind, its helper ends whenever the call does
+         |                       +-- used again for the next call
+         +-- timeout: the call is abandoned, its helper ends whenever the call does
 
-A thread cannot be killed. One that hangs costs what it holds until it ends, so of each plugin only
-a few are left behind; after that it is not called any more until one of them ends.
+A thread cannot be killed. One that hangs keeps what it holds until it ends, so only a few calls of
+each plugin are abandoned; after that the plugin is not called until one of them ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mmdeploy_llm.errors import MediaError, MediaTimeoutError
 Result = TypeVar("Result")
 Inbox = SimpleQueue["Callable[[], object] | None"]
 
-MAX_HUNG = 8  # calls of one plugin that are left behind
-GRACE = 1.0  # seconds more, for plugins that keep the limit themselves: they can say why
-LOOK_UP = 0.5  # seconds between two looks at whether anybody still wants the answer
+MAX_HUNG = 8  # abandoned calls of one plugin
+GRACE = 1.0  # extra seconds, so that a plugin with its own deadline can report the reason
+POLL_INTERVAL = 0.5  # seconds between two checks whether the guard was closed
 
 
 class CallGuard:
-    """Runs calls in daemon threads, as many as there are callers. Safe for use from several."""
+    """Runs calls in daemon threads, one per concurrent caller. Thread-safe."""
 
     def __init__(self, max_hung: int = MAX_HUNG) -> None:
         self._max_hung = max_hung
@@ -38,50 +38,55 @@ class CallGuard:
         self._idle: list[Inbox] = []  # one helper each
         self._hung: Counter[str] = Counter()
         self._closed = threading.Event()
-        # Also without `close` no helper outlives the object, but for those that hang.
+        # Without `close`, too, no helper outlives the object, except those that hang.
         weakref.finalize(self, _end_all, self._idle)
         _at_program_end(weakref.WeakMethod(self.close))
 
     @property
     def num_hung(self) -> int:
-        """Calls that were left behind and have not ended yet."""
+        """Number of abandoned calls that have not ended yet."""
         with self._lock:
             return self._hung.total()
 
-    def run(self, call: Callable[[], Result], *, seconds: float, owner: str, late: str) -> Result:
-        """What `call` returns or raises.
+    def run(
+        self, call: Callable[[], Result], *, seconds: float, owner: str, timeout_message: str
+    ) -> Result:
+        """Returns or raises what `call` does.
 
-        owner: the plugin, for messages. late: the message of the MediaTimeoutError that is raised
-        after `seconds` and a moment. Raises MediaError without a call where too many of `owner`
-        hang, and at once when `close` is called or the program ends.
+        owner: the plugin, for messages.
+        timeout_message: message of the MediaTimeoutError that is raised after `seconds` and a short
+            grace period.
+
+        Raises MediaError without a call where too many calls of `owner` hang, and immediately when
+        `close` is called or the program ends.
         """
         inbox = self._take(owner)
         answer: _Answer[Result] = _Answer()
         inbox.put(lambda: answer.fill(call))
-        is_over = False
+        is_done = False
         try:
-            is_over = self._is_over(answer, seconds)
+            is_done = self._wait(answer, seconds)
         finally:
-            if is_over:
+            if is_done:
                 self._give_back(inbox)
             else:
-                self._leave_behind(inbox, owner)
-        if not is_over:
-            raise MediaTimeoutError(late)
+                self._abandon(inbox, owner)
+        if not is_done:
+            raise MediaTimeoutError(timeout_message)
         return answer.result()
 
     def close(self) -> None:
-        """Ends the helpers; who waits for a call gets a MediaError."""
+        """Ends the helpers; callers that wait get a MediaError."""
         self._closed.set()
         with self._lock:
             _end_all(self._idle)
 
-    def _is_over(self, answer: _Answer[Result], seconds: float) -> bool:
-        """Waits for the answer; False when time is up."""
+    def _wait(self, answer: _Answer[Result], seconds: float) -> bool:
+        """Waits for the answer; returns False on timeout."""
         end = time.monotonic() + seconds + GRACE
-        while not answer.arrives(min(LOOK_UP, max(0.0, end - time.monotonic()))):
+        while not answer.arrives(min(POLL_INTERVAL, max(0.0, end - time.monotonic()))):
             if self._closed.is_set():
-                raise MediaError("the engine was closed while this was prepared")
+                raise MediaError("the engine was closed while this item was prepared")
             if time.monotonic() >= end:
                 return False
         return True
@@ -89,12 +94,12 @@ class CallGuard:
     def _take(self, owner: str) -> Inbox:
         with self._lock:
             if self._closed.is_set():
-                raise MediaError("the engine is closed; make a new one")
+                raise MediaError("the engine is closed; create a new one")
             if self._hung[owner] >= self._max_hung:
                 raise MediaError(
                     f"{owner} is not called: {self._hung[owner]} earlier calls of it hang. It is "
-                    "called again when one of them ends; a new engine or program starts afresh, "
-                    "blocked_plugins goes without it"
+                    "called again when one of them ends; start a new engine or program, or turn "
+                    "the plugin off with blocked_plugins"
                 )
             if self._idle:
                 return self._idle.pop()
@@ -109,10 +114,10 @@ class CallGuard:
             else:
                 self._idle.append(inbox)
 
-    def _leave_behind(self, inbox: Inbox, owner: str) -> None:
+    def _abandon(self, inbox: Inbox, owner: str) -> None:
         with self._lock:
             self._hung[owner] += 1
-        inbox.put(lambda: self._has_ended(owner))  # what the helper does once the call is over
+        inbox.put(lambda: self._has_ended(owner))  # the helper runs this once the call has ended
         inbox.put(None)
 
     def _has_ended(self, owner: str) -> None:
@@ -121,7 +126,7 @@ class CallGuard:
 
 
 class _Answer(Generic[Result]):
-    """What a call returned or raised, for another thread."""
+    """Result or exception of a call, for another thread."""
 
     def __init__(self) -> None:
         self._arrivals: SimpleQueue[None] = SimpleQueue()
@@ -129,15 +134,15 @@ class _Answer(Generic[Result]):
         self._value: Result
 
     def fill(self, call: Callable[[], Result]) -> None:
-        """Runs the call."""
+        """Runs the call and stores its result or exception."""
         try:
             self._value = call()
-        except BaseException as error:  # told to whoever asked
+        except BaseException as error:  # raised again in the caller's thread
             self._error = error
         self._arrivals.put(None)
 
     def arrives(self, seconds: float) -> bool:
-        """Whether it is there within `seconds`."""
+        """Waits up to `seconds`; returns whether the answer is available."""
         try:
             self._arrivals.get(timeout=seconds)
         except Empty:
@@ -150,15 +155,15 @@ class _Answer(Generic[Result]):
         try:
             raise self._error
         finally:
-            self._error = None  # error -> traceback -> this frame -> self would hold it for long
+            self._error = None  # breaks the cycle error -> traceback -> this frame -> self
 
 
 def _at_program_end(close: Callable[[], Callable[[], None] | None]) -> None:
-    """Has `close()()` called before the program waits for its threads, which may wait for us.
+    """Registers `close()()` to run before the interpreter waits for its threads.
 
-    The interpreter waits for the threads of every ThreadPoolExecutor before it runs what `atexit`
-    knows, and has no public way to be told earlier. Where there is none at all, the program ends
-    when the time limits do.
+    The interpreter waits for the threads of every ThreadPoolExecutor, which may wait for us, before
+    it runs `atexit` callbacks, and has no public callback that runs earlier. Where the private one
+    is missing, the program ends when the time limits expire.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
@@ -166,10 +171,10 @@ def _at_program_end(close: Callable[[], Callable[[], None] | None]) -> None:
 
 
 def _serve(inbox: Inbox) -> None:
-    """A helper's life."""
+    """Runs a helper thread: one task after the other until None arrives."""
     while (task := inbox.get()) is not None:
         task()
-        del task  # and with it the media it was about, before the next wait
+        del task  # frees its media before the next wait
 
 
 def _end_all(inboxes: list[Inbox]) -> None:

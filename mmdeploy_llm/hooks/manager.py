@@ -1,11 +1,11 @@
-"""PluginManager: loads plugins, says which of them serves what, and calls them in isolation.
+"""PluginManager: loads plugins, selects the one that serves a request, and calls them in isolation.
 
     discover -> import -> register -> provide -> select, build, fetch, notify, extend
        |           |          |          |
        +-----------+----------+----------+-> PluginFailure: recorded, warned about once, fatal only
-                                             for plugins that were asked for by name
+                                             for plugins that were requested by name
 
-What failed is told again to whoever later misses something.
+Recorded failures are repeated in the error of whoever later misses what the plugin would provide.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ MAX_SHOWN_URI = 80  # characters; a data: URL can be megabytes long
 class PluginManager:
     """The plugins of one engine or one program run. Only its own methods change it.
 
-    guard: runs what is called for each media item, within time limits.
+    guard: runs the plugins' calls for each media item, within time limits.
 
-    `load` and `register` come first, from one thread. After that `fetch_media` and all questions
-    may be asked from any thread; `notify` belongs to the thread that steps the engine.
+    `load` and `register` come first, from one thread. After that `fetch_media` and all queries may
+    be called from any thread; `notify` belongs to the thread that steps the engine.
     """
 
     def __init__(self) -> None:
-        """A manager without plugins."""
+        """Makes a manager without plugins."""
         self.guard = CallGuard()
         self._registry = PluginRegistry()
         self._muted: set[tuple[str, str]] = set()  # (plugin, hook) of observers that raised
@@ -59,11 +59,13 @@ class PluginManager:
     def load(
         cls, plugins: Sequence[str] | None = None, blocked: Sequence[str] = ()
     ) -> PluginManager:
-        """A manager with the installed plugins, loaded in the order of their names.
+        """Returns a manager with the installed plugins, loaded in the order of their names.
 
-        plugins: None for all; a sequence for exactly these, none of which may be missing or fail
-        (PluginLoadError with the cause). blocked: those not to load. Raises ConfigError for a
-        plugin that is both asked for and blocked.
+        plugins: None for all; a sequence for exactly these, none of which may be missing or fail.
+        blocked: plugins that are not loaded.
+
+        Raises PluginLoadError, with the cause, for a named plugin that is missing or fails, and
+        ConfigError for one that is both named and blocked.
         """
         manager = cls()
         found = discovery.discover()
@@ -79,19 +81,19 @@ class PluginManager:
     def register(self, plugin: object, name: str) -> None:
         """Adds a module or an object with hook implementations.
 
-        Raises PluginLoadError for anything that is wrong with it, and then adds nothing.
+        Raises PluginLoadError when anything is wrong with it, and then adds nothing.
         """
         origin = PluginOrigin(name=name, module=getattr(plugin, "__name__", type(plugin).__name__))
         self._registry.add(origin, lambda: plugin, is_strict=True)
 
     @property
     def plugins(self) -> tuple[PluginInfo, ...]:
-        """Every plugin in load order, those that failed included."""
+        """Every plugin in load order, failed ones included."""
         return self._registry.plugins
 
     @property
     def failures(self) -> tuple[PluginFailure, ...]:
-        """What went wrong so far."""
+        """All recorded failures."""
         return self._registry.failures
 
     @property
@@ -115,26 +117,26 @@ class PluginManager:
         return tuple(item.spec for item in self._registry.provided(MediaProcessorSpec))
 
     def _note(self) -> str:
-        """The loaded plugins and the recorded failures, as the end of an error message."""
+        """Returns the loaded plugins and the recorded failures as the end of an error message."""
         loaded = [plugin.name for plugin in self.plugins if plugin.provides]
         return f". Loaded plugins: {listing(loaded)}{self.failure_note()}"
 
     def failure_note(self) -> str:
-        """The recorded failures as the end of an error message; "" when there are none."""
+        """Returns the recorded failures as the end of an error message; "" when there are none."""
         if not self.failures:
             return ""
         return "\nPlugins that failed:" + "".join(f"\n - {failure}" for failure in self.failures)
 
     def model_for(self, architectures: Sequence[str]) -> ModelSpec:
-        """The spec that serves a checkpoint with these architectures; the first served one counts.
+        """Returns the spec for the first of these architectures that a plugin serves.
 
-        Raises ModelNotSupportedError when none is, PluginConflictError on a tie.
+        Raises ModelNotSupportedError when none is served, PluginConflictError on a tie.
         """
         models = self._registry.provided(ModelSpec)
         return selection.select_model(models, architectures, self._note())
 
     def reasoning_parser(self, name: str) -> ReasoningParserSpec:
-        """The parser of this name or alias; "_" is "-" and case does not matter.
+        """Returns the parser of this name or alias; "_" equals "-" and case does not matter.
 
         Raises ConfigError when there is none, PluginConflictError on a tie.
         """
@@ -142,24 +144,25 @@ class PluginManager:
         return selection.select_parser(parsers, "reasoning", name, self._note())
 
     def tool_parser(self, name: str) -> ToolParserSpec:
-        """As `reasoning_parser`, for parsers of tool calls."""
+        """Returns the parser of tool calls, found as in `reasoning_parser`."""
         parsers = self._registry.provided(ToolParserSpec)
         return selection.select_parser(parsers, "tool", name, self._note())
 
     def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
-        """The processor of `kind` for the model family (a ModelSpec's name), None without one.
+        """Returns the processor of `kind` for a model family (a ModelSpec's name), None without
+        one.
 
-        One that names the family beats one for "*", then priority counts. Raises
+        One that names the family beats one for "*", then priority decides. Raises
         PluginConflictError on a tie.
         """
         return selection.select_processor(self._registry.provided(MediaProcessorSpec), kind, model)
 
     def owner(self, spec: Spec) -> str:
-        """The name of the plugin that provided `spec`."""
+        """Returns the name of the plugin that provided `spec`."""
         return self._registry.origin(spec).name
 
     def resolve(self, spec: Spec) -> Callable[..., Any]:
-        """The factory of `spec`, imported. Raises PluginError naming the plugin and its package."""
+        """Imports the factory of `spec`. Raises PluginError naming the plugin and its package."""
         return factories.resolve(spec, self._registry.origin(spec))
 
     @overload
@@ -171,35 +174,35 @@ class PluginManager:
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
     def build(self, spec: Spec, *args: Any) -> Any:
-        """What the factory of `spec` makes of `args`; never that of another plugin instead.
+        """Calls the factory of `spec` with `args`; never falls back to another plugin.
 
-        Errors of this package pass through, anything else raises PluginError naming the plugin.
-        Raises PluginContractError when the result is not what the spec promises.
+        Errors of this package pass through, any other raises PluginError naming the plugin. Raises
+        PluginContractError when the result is not what the spec promises.
         """
         return factories.build(spec, self._registry.origin(spec), args)
 
     def fetch_media(self, ref: MediaRef, limits: MediaLimits) -> bytes:
-        """The bytes behind `ref`, from the first plugin that has them. Safe from several threads.
+        """Returns the bytes of `ref` from the first plugin that has them. Thread-safe.
 
-        A RequestError of a plugin passes through; whatever else goes wrong in it is a MediaError
-        that names it, a MediaTimeoutError after `fetch_timeout` in all. Raises
+        A RequestError of a plugin passes through; any other exception becomes a MediaError that
+        names the plugin. Raises MediaTimeoutError after `fetch_timeout` in total, and
         UnsupportedMediaError when no plugin answers.
         """
         impls = self._registry.impls("fetch_media")
         end = time.monotonic() + limits.fetch_timeout
         for impl in impls:
             origin = self._registry.plugin(impl.plugin_name)
-            blob = self._ask(impl, origin, ref, limits, end - time.monotonic())
+            blob = self._fetch_from(impl, origin, ref, limits, end - time.monotonic())
             if blob is not None:
                 return _checked_blob(blob, origin, ref, limits)
         raise UnsupportedMediaError(
-            f"{ref.kind} {_shown_uri(ref)} is of no form that is accepted. By name: a path, a "
-            "file:// or data: URL, an http(s):// URL where URLs are allowed; by value: bytes or a "
-            f"loaded object. Plugins asked: {listing(impl.plugin_name for impl in impls)}"
+            f"{ref.kind} {_shown_uri(ref)} has no accepted form. Give a path, a file:// or data: "
+            "URL, an http(s):// URL where URLs are allowed, bytes or a loaded object. "
+            f"Plugins tried: {listing(impl.plugin_name for impl in impls)}"
             f"{self.failure_note()}"
         )
 
-    def _ask(
+    def _fetch_from(
         self,
         impl: pluggy.HookImpl,
         origin: PluginOrigin,
@@ -207,13 +210,13 @@ class PluginManager:
         limits: MediaLimits,
         seconds: float,
     ) -> object:
-        """What one plugin answers to `fetch_media`."""
+        """Calls one plugin's `fetch_media` within `seconds`."""
         try:
             return self.guard.run(
                 lambda: call(impl, {"ref": ref, "limits": limits}),
                 seconds=seconds,
                 owner=str(origin),
-                late=f"{origin} has not fetched {_shown_uri(ref)} within "
+                timeout_message=f"{origin} has not fetched {_shown_uri(ref)} within "
                 f"{limits.fetch_timeout:g} s; raise media_fetch_timeout",
             )
         except RequestError:
@@ -224,7 +227,7 @@ class PluginManager:
             ) from error
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Tells every observer of an on_ hook. One that raises is logged and not told again."""
+        """Calls every observer of an on_ hook. One that raises is logged and not called again."""
         assert hook.startswith("on_"), hook
         for impl in self._registry.impls(hook):
             observer = (impl.plugin_name, hook)
@@ -238,7 +241,7 @@ class PluginManager:
                 self._registry.fail(impl.plugin_name, "observe", error, consequence)
 
     def extend_cli(self, app: Any) -> None:
-        """Lets plugins add commands to the typer app; those of one that raises are missing."""
+        """Lets plugins add commands to the typer app; those of a plugin that raises are missing."""
         for impl in self._registry.impls("extend_cli"):
             try:
                 call(impl, {"app": app})
@@ -247,7 +250,7 @@ class PluginManager:
 
 
 def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: MediaLimits) -> bytes:
-    """`blob`, which must be bytes and within the limits."""
+    """Returns `blob`, which must be bytes and within the limits."""
     if not isinstance(blob, bytes):
         raise MediaError(
             f"{origin} must return bytes or None for {_shown_uri(ref)}, got {type(blob).__name__}"
@@ -257,7 +260,7 @@ def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: Med
 
 
 def _shown_uri(ref: MediaRef) -> str:
-    """The name for messages: no folders, no credentials, no query, never long."""
+    """Returns the URI for messages: without folders, credentials and query, and never long."""
     scheme, mark, rest = ref.uri.partition("://")
     if mark and scheme.lower() != "file":
         text = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"

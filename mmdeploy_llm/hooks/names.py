@@ -1,4 +1,4 @@
-"""Names and error texts as the plugin code compares and shows them."""
+"""Names and error texts in the form in which the plugin code compares and shows them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]{4,}")
 
 
 def normalise(name: str) -> str:
-    """The form in which names are compared: "Ernie_45_VL" is "ernie-45-vl"."""
+    """Returns the form in which names are compared: "Ernie_45_VL" becomes "ernie-45-vl"."""
     return name.strip().replace("_", "-").lower()
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?" when `known` has a name close to `name`, else ""."""
+    """Returns "; did you mean 'x'?" when `known` has a name close to `name`, else ""."""
     by_form = {normalise(candidate): candidate for candidate in known}
     near = difflib.get_close_matches(normalise(name), by_form, n=1)
     return f"; did you mean {by_form[near[0]]!r}?" if near else ""
 
 
 def listing(names: Iterable[str]) -> str:
-    """The names sorted and separated by commas, "none" when there are none."""
+    """Returns the names sorted and separated by commas, "none" when there are none."""
     return ", ".join(sorted(set(names))) or "none"
 
 
 def error_text(error: BaseException) -> str:
-    """Class and message of `error` without memory addresses, which differ from run to run."""
+    """Returns class and message of `error` without memory addresses, which differ from run to
+    run."""
     try:
         message = str(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""What is known of a plugin: where it comes from, what it provides, and what went wrong."""
+"""Records about plugins: where they come from, what they provide, and what went wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolP
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
 Spec = ModelSpec | ReasoningParserSpec | ToolParserSpec | MediaProcessorSpec
-# What a plugin may raise without ending the host. KeyboardInterrupt is the user's and passes.
+# A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
 SpecT = TypeVar("SpecT", ModelSpec, ReasoningParserSpec, ToolParserSpec, MediaProcessorSpec)
@@ -18,7 +18,8 @@ ParserSpecT = TypeVar("ParserSpecT", ReasoningParserSpec, ToolParserSpec)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
-    """Where a plugin comes from. distribution, version: of its package; None when not installed."""
+    """Where a plugin comes from. distribution, version: of its package; None when it is not
+    installed."""
 
     name: str
     module: str
@@ -26,14 +27,15 @@ class PluginOrigin:
     version: str | None = None
 
     def __str__(self) -> str:
-        """For messages, such as: plugin 'ernie' (mmdeploy-llm 0.1.0)."""
+        """Text for messages, such as: plugin 'ernie' (mmdeploy-llm 0.1.0)."""
         package = " ".join(part for part in (self.distribution, self.version) if part)
         return f"plugin {self.name!r} ({package or 'registered in process'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginFailure:
-    """What a plugin did wrong. error: class and message of the exception, no memory addresses."""
+    """One failure of a plugin. error: class and message of the exception, without memory
+    addresses."""
 
     plugin: str
     phase: Phase
@@ -41,17 +43,17 @@ class PluginFailure:
     distribution: str | None
 
     def __str__(self) -> str:
-        """For messages, such as: 'acme' (acme-llm): import: ImportError: No module named 'acme'."""
+        """Text for messages: 'acme' (acme-llm): import: ImportError: No module named 'acme'."""
         package = self.distribution or "registered in process"
         return f"{self.plugin!r} ({package}): {self.phase}: {self.error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginInfo:
-    """What `mmdeploy-llm plugins` shows of one plugin.
+    """One plugin as `mmdeploy-llm plugins` shows it; plugins that could not be loaded are included.
 
     provides: such as "model ernie4_5", "reasoning parser qwen3", "image processor qwen2_5_vl",
-    "hook on_step". A plugin that could not be loaded is listed too, with its failures.
+        "hook on_step".
     """
 
     name: str
@@ -71,7 +73,7 @@ class Provided(Generic[SpecT]):
 
 
 def describe(spec: Spec) -> str:
-    """A spec in words, as in PluginInfo.provides."""
+    """Names a spec as PluginInfo.provides does."""
     match spec:
         case ModelSpec():
             return f"model {spec.name}"
@@ -84,7 +86,7 @@ def describe(spec: Spec) -> str:
 
 
 def failure_of(origin: PluginOrigin, phase: Phase, error: str) -> PluginFailure:
-    """The record of one failure of the plugin from `origin`."""
+    """Builds the record of one failure of the plugin from `origin`."""
     return PluginFailure(
         plugin=origin.name, phase=phase, error=error, distribution=origin.distribution
     )

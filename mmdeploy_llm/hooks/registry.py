@@ -1,4 +1,4 @@
-"""PluginRegistry: takes plugins in one by one, so that one that fails never hides another."""
+"""PluginRegistry: adds plugins one by one, so that one that fails never hides another."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ logger = logging.getLogger(__name__)
 class PluginRegistry:
     """Registered plugins, the specs they provided and the failures on the way.
 
-    Only its own methods change it, called by one PluginManager. Each failure gives one warning,
-    with the traceback at debug level.
+    Only its own methods change it, called by one PluginManager. Each failure logs one warning, with
+    the traceback at debug level.
     """
 
     def __init__(self) -> None:
-        """A registry without plugins."""
+        """Makes a registry without plugins."""
         self._pluggy = pluggy.PluginManager(specs.PROJECT)
         self._pluggy.add_hookspecs(specs)
         self.hooks = tuple(name for name in vars(self._pluggy.hook) if not name.startswith("_"))
-        self._origins: dict[str, PluginOrigin] = {}  # in load order, those that failed included
+        self._origins: dict[str, PluginOrigin] = {}  # in load order, failed ones included
         self._provided: list[Provided[Any]] = []
         self._failures: list[PluginFailure] = []
 
     def add(
         self, origin: PluginOrigin, get_plugin: Callable[[], object], *, is_strict: bool
     ) -> None:
-        """Imports, registers and asks one plugin.
+        """Imports and registers one plugin and calls its provide_ hooks.
 
-        When strict, a failure raises PluginLoadError and leaves nothing behind; else it is kept.
+        When strict, a failure raises PluginLoadError and nothing of the plugin remains; else it is
+        recorded.
         """
         if origin.name in self._origins:
             raise PluginLoadError(
@@ -74,31 +75,31 @@ class PluginRegistry:
             ) from error
 
     def fail(self, name: str, phase: Phase, error: BaseException, consequence: str) -> None:
-        """Records what went wrong in a plugin. consequence: for the warning."""
+        """Records an exception of a plugin. consequence: the end of the warning."""
         self.record(failure_of(self._origins[name], phase, error_text(error)), consequence)
         logger.debug("traceback of %s", self._origins[name], exc_info=error)
 
     def record(self, failure: PluginFailure, consequence: str) -> None:
-        """Keeps a failure, with one warning."""
+        """Records a failure and logs one warning."""
         self._failures.append(failure)
         logger.warning("plugin %s; %s", failure, consequence)
 
     @property
     def failures(self) -> tuple[PluginFailure, ...]:
-        """What went wrong so far."""
+        """All recorded failures."""
         return tuple(self._failures)
 
     @property
     def plugins(self) -> tuple[PluginInfo, ...]:
-        """Every plugin in load order, those that failed included."""
+        """Every plugin in load order, failed ones included."""
         return tuple(self._info(origin) for origin in self._origins.values())
 
     def provided(self, kind: type[SpecT]) -> tuple[Provided[SpecT], ...]:
-        """All specs of one type, in load order."""
+        """Returns all specs of one type, in load order."""
         return tuple(item for item in self._provided if isinstance(item.spec, kind))
 
     def origin(self, spec: Spec) -> PluginOrigin:
-        """Where this very spec comes from. Raises PluginError when it is of no plugin here."""
+        """Returns the origin of this very spec object. Raises PluginError for an unknown one."""
         for item in self._provided:
             if item.spec is spec:
                 return item.origin
@@ -107,16 +108,17 @@ class PluginRegistry:
         )
 
     def plugin(self, name: str) -> PluginOrigin:
-        """Where the plugin of this name comes from."""
+        """Returns the origin of the plugin with this name."""
         return self._origins[name]
 
     def impls(self, hook: str) -> list[pluggy.HookImpl]:
-        """The implementations of a hook in the order of their calls."""
+        """Returns the implementations of a hook in call order."""
         caller: pluggy.HookCaller = getattr(self._pluggy.hook, hook)
         return caller.get_hookimpls()[::-1]
 
     def _register(self, plugin: object, name: str) -> None:
-        """Registers `plugin`, or raises and leaves nothing behind (pluggy 1.6 would leave half)."""
+        """Registers `plugin`, or raises and undoes the registration (pluggy 1.6 leaves half of
+        it)."""
         other = self._pluggy.get_name(plugin)
         if other is not None:
             raise PluginLoadError(f"it is the same object as plugin {other!r}")
@@ -133,7 +135,7 @@ class PluginRegistry:
             raise
 
     def _collect(self, plugin: object, origin: PluginOrigin, *, is_strict: bool) -> None:
-        """Calls the provide_ hooks of one plugin, once. A failure costs that hook only."""
+        """Calls the provide_ hooks of one plugin, once. A failure loses that hook's specs only."""
         impls = list(self._impls_of(plugin))
         for hook, impl in [pair for hook in PROVIDED for pair in impls if pair[0] == hook]:
             try:
@@ -141,19 +143,19 @@ class PluginRegistry:
             except FAULTS as error:
                 if is_strict:
                     raise
-                self.fail(origin.name, "provide", error, f"{hook} gives nothing")
+                self.fail(origin.name, "provide", error, f"{hook} provides nothing")
             else:
                 self._provided += [Provided(spec=spec, origin=origin) for spec in found]
 
     def _forget(self, name: str) -> None:
-        """Takes back everything that a plugin has registered and provided."""
+        """Removes everything that a plugin has registered and provided."""
         origin = self._origins.pop(name)
         self._provided = [item for item in self._provided if item.origin is not origin]
         if self._pluggy.has_plugin(name):
             self._pluggy.unregister(name=name)
 
     def _impls_of(self, plugin: object) -> Iterator[tuple[str, pluggy.HookImpl]]:
-        """The (hook name, implementation) pairs of one registered plugin."""
+        """Yields the (hook name, implementation) pairs of one registered plugin."""
         for caller in self._pluggy.get_hookcallers(plugin) or ():
             for impl in caller.get_hookimpls():
                 if impl.plugin is plugin:
@@ -174,5 +176,5 @@ class PluginRegistry:
 
 
 def call(impl: pluggy.HookImpl, arguments: dict[str, Any]) -> Any:
-    """One implementation, with the arguments it names."""
+    """Calls one implementation with the arguments that it names."""
     return impl.function(*(arguments[name] for name in impl.argnames))

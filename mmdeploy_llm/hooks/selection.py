@@ -1,4 +1,4 @@
-"""Which spec serves a name: the highest priority wins, a tie is an error, nothing is guessed."""
+"""Selects the spec for a name: the highest priority wins, a tie is an error, nothing is guessed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ANY_MODEL = "*"
 
 
 def top(candidates: Sequence[Provided[SpecT]], wanted: str) -> SpecT:
-    """The spec of highest priority. Raises PluginConflictError when several plugins share it.
+    """Returns the spec of highest priority. Raises PluginConflictError when several share it.
 
-    wanted: what they compete for, in words. `candidates` is not empty.
+    wanted: what the candidates compete for, as a phrase for the message. `candidates` is not empty.
     """
     highest = max(candidate.spec.priority for candidate in candidates)
     best = [candidate for candidate in candidates if candidate.spec.priority == highest]
@@ -33,9 +33,9 @@ def top(candidates: Sequence[Provided[SpecT]], wanted: str) -> SpecT:
 def select_model(
     provided: Sequence[Provided[ModelSpec]], architectures: Sequence[str], note: str
 ) -> ModelSpec:
-    """The spec for the first of `architectures` that is served by name, else one that serves any.
+    """Returns the spec that names the first possible of `architectures`, else one that serves any.
 
-    note: the end of the error.
+    note: the end of the error message.
     """
     wanted_names = (*architectures, ANY_MODEL) if architectures else ()
     for architecture in wanted_names:
@@ -57,9 +57,9 @@ def select_model(
 def select_parser(
     provided: Sequence[Provided[ParserSpecT]], kind: str, name: str, note: str
 ) -> ParserSpecT:
-    """The spec of this name or alias, compared normalised. kind: of parser, for messages.
+    """Returns the spec of this name or alias, compared normalised. Raises ConfigError without one.
 
-    Raises ConfigError when there is none.
+    kind: "reasoning" or "tool", for messages.
     """
     candidates = [item for item in provided if normalise(name) in map(normalise, _names(item.spec))]
     if candidates:
@@ -78,7 +78,7 @@ def _names(spec: ReasoningParserSpec | ToolParserSpec) -> tuple[str, ...]:
 def select_processor(
     provided: Sequence[Provided[MediaProcessorSpec]], kind: str, model: str
 ) -> MediaProcessorSpec | None:
-    """The processor of `kind` for the family; one that names it beats one for any model."""
+    """Returns the processor of `kind` for the family; one that names it beats one for any model."""
     of_kind = [item for item in provided if item.spec.kind == kind]
     for family in (normalise(model), ANY_MODEL):
         candidates = [item for item in of_kind if family in map(normalise, item.spec.models)]

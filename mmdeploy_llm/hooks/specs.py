@@ -1,5 +1,5 @@
-"""The hooks. The verb states the call: provide_ once at load, fetch_ first answer wins, on_ is
-told, extend_ CLI only.
+"""The hooks. The verb of a name says how it is called: provide_ once at load, fetch_ until one
+answers, on_ as a notification, extend_ by the command line program only.
 
 No hook may have default values in its signature: pluggy 1.6 and 1.7 treat them differently.
 """
@@ -33,7 +33,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def provide_models() -> Iterable[ModelSpec]:  # type: ignore[empty-body]
-    """Model families this plugin can run. Called once, at load; must not import torch.
+    """Returns the model families that this plugin can run. Called once, at load; must not import
+    torch.
 
     .. versionadded:: 0.1
     """
@@ -41,7 +42,8 @@ def provide_models() -> Iterable[ModelSpec]:  # type: ignore[empty-body]
 
 @hookspec
 def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:  # type: ignore[empty-body]
-    """Named parsers that split generated text into reasoning and content. Called once, at load.
+    """Returns named parsers that split generated text into reasoning and content. Called once, at
+    load.
 
     .. versionadded:: 0.1
     """
@@ -49,7 +51,7 @@ def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:  # type: ignor
 
 @hookspec
 def provide_tool_parsers() -> Iterable[ToolParserSpec]:  # type: ignore[empty-body]
-    """Named parsers that take tool calls out of generated text. Called once, at load.
+    """Returns named parsers that extract tool calls from generated text. Called once, at load.
 
     .. versionadded:: 0.1
     """
@@ -57,7 +59,7 @@ def provide_tool_parsers() -> Iterable[ToolParserSpec]:  # type: ignore[empty-bo
 
 @hookspec
 def provide_media_processors() -> Iterable[MediaProcessorSpec]:  # type: ignore[empty-body]
-    """Processors that turn one kind of media into model inputs. Called once, at load.
+    """Returns processors that turn one kind of media into model inputs. Called once, at load.
 
     .. versionadded:: 0.1
     """
@@ -65,8 +67,8 @@ def provide_media_processors() -> Iterable[MediaProcessorSpec]:  # type: ignore[
 
 @hookspec(firstresult=True)
 def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
-    """The bytes behind `ref`, or None to let another plugin try. Raises MediaError to refuse.
-    Runs in intake threads.
+    """Returns the bytes of `ref`, or None to let another plugin try. Raises MediaError to refuse.
+    Called in intake threads.
 
     .. versionadded:: 0.1
     """
@@ -82,7 +84,7 @@ def on_engine_start(info: EngineInfo) -> None:
 
 @hookspec
 def on_step(stats: StepStats) -> None:
-    """After every step, in the engine's loop: be quick, never block.
+    """Called after every step, in the engine's loop: return quickly, never block.
 
     .. versionadded:: 0.1
     """
@@ -106,7 +108,7 @@ def on_engine_stop(info: EngineInfo) -> None:
 
 @hookspec
 def extend_cli(app: typer.Typer) -> None:
-    """Add commands to the `mmdeploy-llm` program.
+    """Adds commands to the `mmdeploy-llm` program.
 
     .. versionadded:: 0.1
     """

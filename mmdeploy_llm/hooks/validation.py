@@ -1,4 +1,4 @@
-"""Checks what plugins hand over: the functions they register and the specs they provide."""
+"""Checks what plugins return: the functions they register and the specs they provide."""
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ def check_impl(hook: str, impl: pluggy.HookImpl, hooks: Iterable[str]) -> None:
 
 
 def no_hooks_error(plugin: object, hooks: Iterable[str]) -> PluginContractError:
-    """The error for a plugin without any hook, which nearly always is a forgotten `@hookimpl`."""
+    """Builds the error for a plugin without any hook, nearly always a forgotten `@hookimpl`."""
     unmarked = [name for name in hooks if callable(getattr(plugin, name, None))]
     hint = f"mark {listing(unmarked)} with" if unmarked else "mark its functions with"
     return PluginContractError(f"it implements no hook; {hint} @hookimpl from mmdeploy_llm.hooks")
 
 
 def checked_specs(hook: str, answer: Any) -> tuple[Spec, ...]:
-    """What a provide_ hook gave, as a tuple. Raises PluginContractError for what is not allowed."""
+    """Returns the specs of a provide_ hook as a tuple. Raises PluginContractError for anything
+    else."""
     wanted = PROVIDED[hook]
     if isinstance(answer, str | wanted) or not isinstance(answer, Iterable):
         raise PluginContractError(
@@ -77,7 +78,7 @@ def checked_specs(hook: str, answer: Any) -> tuple[Spec, ...]:
     for spec in specs:
         if not isinstance(spec, wanted):
             raise PluginContractError(
-                f"{hook} must give {wanted.__name__} only; got {_shown(spec)}"
+                f"{hook} must return {wanted.__name__} only; got {_shown(spec)}"
             )
         check_spec(spec)
     _check_unique(hook, specs)
@@ -85,7 +86,7 @@ def checked_specs(hook: str, answer: Any) -> tuple[Spec, ...]:
 
 
 def check_spec(spec: Spec) -> None:
-    """Raises PluginContractError when a field of `spec` does not hold what its docstring says."""
+    """Raises PluginContractError when a field of `spec` breaks the rule in its docstring."""
     wrong = [
         f"{field} must be {rule}, got {_shown(getattr(spec, field))}"
         for field, (rule, holds) in _RULES[type(spec)].items()
@@ -97,11 +98,11 @@ def check_spec(spec: Spec) -> None:
 
 
 def _check_unique(hook: str, specs: Iterable[Spec]) -> None:
-    """Within one plugin nothing is claimed twice, whatever the priorities."""
+    """Raises PluginContractError when one plugin claims a name twice, whatever the priorities."""
     seen: set[str] = set()
     for claim in (claim for spec in specs for claim in _claims(spec)):
         if claim in seen:
-            raise PluginContractError(f"{hook} gives {claim} twice")
+            raise PluginContractError(f"{hook} returns {claim} twice")
         seen.add(claim)
 
 
@@ -123,7 +124,7 @@ def _claims(spec: Spec) -> list[str]:
 
 
 def _shown(value: object) -> str:
-    """A short repr without memory addresses, with the type."""
+    """Returns a short repr without memory addresses, with the type."""
     try:
         text = repr(value)
     except Exception as error:
@@ -154,7 +155,7 @@ def _is_tp_plan(value: object) -> bool:
     )
 
 
-Rule = tuple[str, Callable[[object], bool]]  # what is allowed, in words and as a check
+Rule = tuple[str, Callable[[object], bool]]  # what is allowed, as text and as a check
 
 _COMMON: Mapping[str, Rule] = MappingProxyType(
     {
@@ -164,7 +165,7 @@ _COMMON: Mapping[str, Rule] = MappingProxyType(
     }
 )
 _SOME_NAMES: Rule = (
-    "a tuple of texts, one at least",
+    "a tuple of at least one text",
     lambda value: _is_names(value) and value != (),
 )
 _NAMES: Rule = ("a tuple of texts", _is_names)
@@ -173,7 +174,7 @@ _NAME_OR_NONE: Rule = (
     lambda value: value is None or _is_name(value),
 )
 _KIND: Rule = (
-    "a word in lower case such as 'image', 'video' or one of your own (not 'text')",
+    "a lower-case word such as 'image', 'video' or one of your own (not 'text')",
     lambda value: isinstance(value, str) and MEDIA_KIND.fullmatch(value) is not None,
 )
 
@@ -183,7 +184,7 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
             **_COMMON,
             "architectures": _SOME_NAMES,
             "media": (
-                "a tuple of words in lower case such as 'image' and 'video' (not 'text')",
+                "a tuple of lower-case words such as 'image' and 'video' (not 'text')",
                 lambda value: isinstance(value, tuple) and all(map(_KIND[1], value)),
             ),
             "reasoning": _NAME_OR_NONE,

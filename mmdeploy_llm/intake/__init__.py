@@ -1,1 +1,1 @@
-"""Room 1, accepts: words and media of any form to a Request."""
+"""Room 1 accepts: text and media of any form become a Request."""

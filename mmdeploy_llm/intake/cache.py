@@ -1,4 +1,5 @@
-"""A cache that is bounded in bytes; equal items that come at once are made once."""
+"""ByteCache: a cache that is bounded in bytes and makes items that are requested concurrently
+once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """num_hits: answers without work of their own. num_misses: items that were made."""
+    """Counters of a cache. num_hits: lookups that made nothing. num_misses: items that were
+    made."""
 
     num_hits: int
     num_misses: int
@@ -24,7 +26,7 @@ class CacheStats:
 
 
 def add_stats(each: Iterable[Mapping[str, CacheStats]]) -> dict[str, CacheStats]:
-    """Of several sets of caches together, by name."""
+    """Sums the statistics of several sets of caches, by name."""
     added: dict[str, CacheStats] = {}
     for name, stats in (item for one in each for item in one.items()):
         before = added.get(name, CacheStats(num_hits=0, num_misses=0, num_bytes=0, max_bytes=0))
@@ -45,9 +47,9 @@ class _Kept(Generic[Item]):
 
 
 class ByteCache(Generic[Item]):
-    """Least recently used items go first. Safe for use from several threads.
+    """Evicts the least recently used items first. Safe for use from several threads.
 
-    size_of: bytes of an item. max_age: seconds after which an item is made anew; None: never.
+    size_of: bytes of an item. max_age: seconds after which an item is made again; None: never.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class ByteCache(Generic[Item]):
 
     @property
     def stats(self) -> CacheStats:
-        """The counters as they stand."""
+        """The current counters."""
         with self._lock:
             return CacheStats(
                 num_hits=self._num_hits,
@@ -78,7 +80,8 @@ class ByteCache(Generic[Item]):
             )
 
     def get_or_make(self, key: str, make: Callable[[], Item]) -> Item:
-        """The item of `key`; `make` is called unless it is there or another thread makes it now.
+        """Returns the item of `key`, calling `make` unless it is cached or another thread is making
+        it.
 
         Raises what `make` raises, in every thread that waits for it; the next call tries again.
         """
@@ -97,13 +100,13 @@ class ByteCache(Generic[Item]):
         return self._make(key, future, make) if is_ours else future.result()
 
     def clear(self) -> None:
-        """Forgets all items; the counters of hits and misses stay."""
+        """Removes all items; the counters of hits and misses stay."""
         with self._lock:
             self._items.clear()
             self._num_bytes = 0
 
     def _fresh(self, key: str) -> _Kept[Item] | None:
-        """The kept item, unless it is too old, in which case it goes."""
+        """Returns the cached item; removes it and returns None when it is too old."""
         kept = self._items.get(key)
         if kept is None or self._max_age is None:
             return kept

@@ -1,4 +1,4 @@
-"""Chat messages to a prompt: checked, media taken out in order, typed placeholders made harmless.
+"""Reads chat messages: checks them, takes out their media, makes typed placeholders harmless.
 
 messages --> checked copies, media gathered --> marker texts in user text broken by a mark
          --> template --> prompt with marks; the tokenizer sees the text between them in pieces
@@ -16,15 +16,17 @@ from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
 from .tools import template_calls
 
-MARKS = range(0xE000, 0xF900)  # private use: no text means anything by them
+MARKS = range(0xE000, 0xF900)  # private-use characters, without a meaning in any text
 MAX_SHOWN = 60  # characters of a wrong value in a message
-IGNORED = frozenset({"detail", "uuid"})  # of OpenAI's and FastDeploy's image parts
+IGNORED = frozenset({"detail", "uuid"})  # keys of OpenAI's and FastDeploy's image parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages ready for a template. media: in the order of their parts; a source of None is a part
-    without media of its own. mark: stands inside every marker text that was typed, "" if none was.
+    """Messages ready for a template.
+
+    media: in the order of their parts; source is None for a part without media of its own.
+    mark: character inserted into every marker text that a user typed, "" if there was none.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -41,11 +43,15 @@ def read_messages(
     kinds: Sequence[str] = MEDIA_KINDS,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Conversation:
-    """Checked copies of the messages with their media taken out; the caller's stay as they are.
+    """Returns checked copies of the messages with their media taken out; the originals are
+    unchanged.
 
-    markers: texts that stand for media in a prompt. template: media parts get the type that it
-    asks for (`image_url` where the template mentions it, else `image`). kinds: of media. tools:
-    what `read_tools` gave; their texts are made harmless too.
+    markers: texts that represent media in a prompt.
+    template: decides the type of media parts (`image_url` where the template mentions it, else
+        `image`).
+    kinds: kinds of media that parts may have.
+    tools: the result of `read_tools`; their texts are made harmless too.
+
     Raises RequestError that says which message and part is wrong.
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
@@ -68,15 +74,16 @@ def read_messages(
     )
 
 
-def _with_calls(message: Any, place: str) -> Any:
-    """The message with its tool calls as templates read them."""
+def _with_calls(message: Any, location: str) -> Any:
+    """Returns the message with its tool calls in the form that templates read."""
     if not isinstance(message, Mapping) or not message.get("tool_calls"):
         return message
-    return {**message, "tool_calls": template_calls(message["tool_calls"], place)}
+    return {**message, "tool_calls": template_calls(message["tool_calls"], location)}
 
 
 class _Reader:
-    """Copies the messages of one conversation and gathers their media; its methods write both."""
+    """Copies the messages of one conversation and collects their media. Only its methods write
+    `media` and `has_marked`."""
 
     def __init__(
         self, markers: Sequence[str], mark: str, template: str, kinds: Sequence[str]
@@ -89,44 +96,47 @@ class _Reader:
         self._template = template
         self._part_types = ("text", *(f"{kind}_url" for kind in kinds), *kinds)
 
-    def message(self, message: Any, place: str) -> Mapping[str, Any]:
-        """A copy of a message for the template. `place` names it in errors."""
+    def message(self, message: Any, location: str) -> Mapping[str, Any]:
+        """Returns a copy of a message for the template. `location` names it in errors."""
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(
-                f"{place} must be a dict with 'role' and 'content', got {_brief(message)}"
+                f"{location} must be a dict with 'role' and 'content', got {_brief(message)}"
             )
         content = message.get("content")
         if content is None and not message.get("tool_calls"):
-            raise RequestError(f"{place} of role {message['role']!r} has no 'content'")
+            raise RequestError(f"{location} of role {message['role']!r} has no 'content'")
         copied = {name: self.copy(value) for name, value in message.items() if name != "content"}
         if content is None or isinstance(content, str):
             return {**copied, "content": self.copy(content)}
         if not isinstance(content, (list, tuple)):
             raise RequestError(
-                f"{place}: 'content' must be a text or a list of parts, "
+                f"{location}: 'content' must be a text or a list of parts, "
                 f"got {type(content).__name__}"
             )
-        parts = [self._part(part, f"{place}, part {index}") for index, part in enumerate(content)]
+        parts = [
+            self._part(part, f"{location}, part {index}") for index, part in enumerate(content)
+        ]
         return {**copied, "content": parts}
 
-    def _part(self, part: Any, place: str) -> Mapping[str, Any]:
+    def _part(self, part: Any, location: str) -> Mapping[str, Any]:
         part_type = part.get("type") if isinstance(part, Mapping) else None
         if part_type not in self._part_types:
             found = repr(part_type) if isinstance(part, Mapping) else _brief(part)
             raise RequestError(
-                f"{place}: Unknown content part type: {found}; known: {', '.join(self._part_types)}"
+                f"{location}: Unknown content part type: {found}; known: "
+                f"{', '.join(self._part_types)}"
             )
         if part_type == "text":
             if not isinstance(part.get("text"), str):
                 raise RequestError(
-                    f"{place}: a text part needs a 'text', got {_brief(part.get('text'))}"
+                    f"{location}: a text part needs a 'text', got {_brief(part.get('text'))}"
                 )
             return {"type": "text", "text": self.copy(part["text"])}
         self.media.append(_media_item(part, part_type))
         return _template_part(self.media[-1].kind, self._template)
 
     def copy(self, value: Any) -> Any:
-        """A copy of nested lists and dicts; no text in it holds a whole marker text."""
+        """Copies nested lists and dicts; breaks every marker text in them with the mark."""
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, Mapping):
@@ -143,7 +153,7 @@ class _Reader:
 
 
 def _free_mark(messages: Sequence[Any], template: str) -> str:
-    """A private-use character that occurs neither in the messages nor in the template."""
+    """Returns a private-use character that occurs neither in the messages nor in the template."""
     texts = [template, *_texts(messages)]
     for code in MARKS:
         if not any(chr(code) in text for text in texts):
@@ -162,7 +172,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _media_item(part: Mapping[str, Any], part_type: str) -> MediaItem:
-    """The media of a part: under the part's own type, as a value or as {"url": ...}."""
+    """Reads the media of a part: under the part's own type, as a value or as {"url": ...}."""
     kind = part_type.removesuffix("_url")
     names = (part_type, kind, f"{kind}_url", "url", "path")
     name = next((name for name in names if part.get(name) is not None), None)
@@ -175,12 +185,13 @@ def _media_item(part: Mapping[str, Any], part_type: str) -> MediaItem:
 
 
 def _template_part(kind: str, template: str) -> Mapping[str, Any]:
-    """What the template sees: the type it tests for, and both keys for one that looks for keys."""
+    """Returns the part that the template sees: the type it tests for, and both keys for a
+    template that tests keys."""
     url = f"{kind}_url"
     return {"type": url if url in template else kind, kind: kind, url: {"url": kind}}
 
 
 def _brief(value: Any) -> str:
-    """A short value as it is, else its type."""
+    """Returns a short value as text, else the name of its type."""
     text = repr(value) if isinstance(value, (str, int, float, type(None))) else ""
     return text if text and len(text) < MAX_SHOWN else type(value).__name__

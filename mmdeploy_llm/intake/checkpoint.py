@@ -1,4 +1,4 @@
-"""From a model's name to its folder, and from the folder to what its JSON files say."""
+"""Finds the folder of a model by name and reads the folder's JSON files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "*.ttf")
 
 
 def bundled_models() -> dict[str, Path]:
-    """Name -> folder of the models that come with this package."""
+    """Returns name -> folder of the models that are part of this package."""
     root = Path(__file__).parents[1] / "bundled"
     folders = root.iterdir() if root.is_dir() else ()
     return {path.name: path for path in sorted(folders) if (path / "config.json").is_file()}
@@ -27,10 +27,11 @@ def bundled_models() -> dict[str, Path]:
 def resolve_model(
     name: str, revision: str | None = None, patterns: tuple[str, ...] = MODEL_FILES
 ) -> Path:
-    """The folder of a model: a local folder, a bundled model's name, or a hub id, in this order.
+    """Returns the folder of a model: a local folder, a bundled model's name, or a hub id, in this
+    order.
 
-    Of a hub repository only files that match `patterns` are fetched. Raises CheckpointError when
-    there is no such model, or the hub cannot be reached and its cache does not have it.
+    Only files of a hub repository that match `patterns` are fetched. Raises CheckpointError when
+    there is no such model, or when the hub cannot be reached and its cache does not have it.
     """
     folder = Path(name).expanduser()
     bundled = bundled_models()
@@ -46,7 +47,7 @@ def resolve_model(
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The JSON files of a model folder. Code that a checkpoint brings along is never run.
+    """Reads the JSON files of a model folder, without running code of the checkpoint.
 
     Raises CheckpointError for a folder without config.json, a malformed file, and an architecture
     that transformers does not know.
@@ -68,7 +69,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """A JSON object from a file, {} when there is no such file. Raises CheckpointError."""
+    """Reads a JSON object from a file, {} when there is no such file. Raises CheckpointError."""
     if not path.is_file():
         return {}
     try:
@@ -92,7 +93,7 @@ def _config(folder: Path) -> Any:
 
 
 def _preprocessor(folder: Path, name: str, file_name: str) -> Mapping[str, Any]:
-    """A processor's options; the newer processor_config.json wins, as in transformers."""
+    """Reads a processor's options; the newer processor_config.json wins, as in transformers."""
     nested = read_json(folder / "processor_config.json").get(name)
     return nested if isinstance(nested, dict) else read_json(folder / file_name)
 
@@ -102,10 +103,10 @@ def _from_hub(name: str, revision: str | None, patterns: tuple[str, ...]) -> Pat
 
     try:
         path = snapshot_download(name, revision=revision, allow_patterns=list(patterns))
-    except Exception as error:  # the network: anything may come
+    except Exception as error:  # network errors can have any type
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(
-            f"{name!r} is no local folder, and the hub did not give it: "
+            f"{name!r} is no local folder, and the hub did not return it: "
             f"{type(error).__name__}: {reason}\nCheck the name and the connection, or give a folder"
         ) from error
     return Path(path)

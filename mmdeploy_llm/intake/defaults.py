@@ -1,5 +1,4 @@
-"""SamplingParams with nothing left open: the model's generation_config, then FastDeploy's
-defaults."""
+"""ParamsResolver: fills open sampling params from generation_config, then FastDeploy's defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from mmdeploy_llm.config import RuntimeConfig
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError, RequestError
 from mmdeploy_llm.params import MAX_SEED, GuidedDecodingParams, SamplingParams
 
-# What FastDeploy's data processor fills in.
+# The values that FastDeploy's data processor fills in.
 DEFAULTS: Mapping[str, float] = {
     "temperature": 1.0,
     "top_p": 0.7,
@@ -31,8 +30,11 @@ ValidateGuided = Callable[[GuidedDecodingParams], None]
 class ParamsResolver:
     """Fills and checks the params of requests to one model.
 
-    generation: generation_config.json. vocab_size: ids the model knows. validate_guided: raises
-    RequestError for a constraint that no grammar can be made of; None when there are no grammars.
+    generation: generation_config.json.
+    vocab_size: number of ids that the model knows.
+    validate_guided: raises RequestError for a constraint that cannot become a grammar; None when no
+        grammar backend is in use.
+
     Raises CheckpointError for values of generation_config.json that are out of range.
     """
 
@@ -56,7 +58,7 @@ class ParamsResolver:
         self._defaults = {**DEFAULTS, **own}
 
     def check(self, params: SamplingParams) -> None:
-        """Refuses what no prompt of this engine can ask for. Raises RequestError."""
+        """Raises RequestError for values that this engine cannot serve, whatever the prompt."""
         self._check_stops(params)
         self._check_logprobs("logprobs", params.logprobs)
         self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
@@ -69,32 +71,34 @@ class ParamsResolver:
     def resolve(
         self, params: SamplingParams, num_prompt_tokens: int, number: int
     ) -> SamplingParams:
-        """Every open field filled, `max_tokens` cut to what the context has left.
+        """Returns params with every open field filled and `max_tokens` limited to what the context
+        has left.
 
-        `number` is the request's among those of the engine: with the engine's seed it gives the
-        seed of params that have none. Raises PromptTooLongError.
+        number: index of the request in this engine; with the engine's seed it determines the seed
+            of params that have none. Raises PromptTooLongError.
         """
-        room = self._room(num_prompt_tokens, params.min_tokens)
+        num_left = self._num_tokens_left(num_prompt_tokens, params.min_tokens)
         filled = {
             name: value for name, value in self._defaults.items() if getattr(params, name) is None
         }
         if self._is_greedy and all(getattr(params, name) is None for name in SAMPLING_CHOICES):
             filled["temperature"] = 0.0
-        filled["max_tokens"] = min(params.max_tokens or room, room)
+        filled["max_tokens"] = min(params.max_tokens or num_left, num_left)
         if params.seed is None:
             filled["seed"] = derive_seed(self._config.seed, number)
         return params.model_copy(update=filled)
 
-    def _room(self, num_prompt_tokens: int, min_tokens: int) -> int:
-        """Tokens that can be generated behind the prompt: `min_tokens` at least, one in any
-        case."""
+    def _num_tokens_left(self, num_prompt_tokens: int, min_tokens: int) -> int:
+        """Returns how many tokens can be generated after the prompt: at least `min_tokens` and 1.
+
+        Raises PromptTooLongError when fewer fit.
+        """
         limit, needed = self._config.max_model_len, max(1, min_tokens)
         if num_prompt_tokens + needed > limit:
             raise PromptTooLongError(
                 f"Input text is too long, length of prompt token({num_prompt_tokens}) + "
                 f"min_dec_len ({needed}) > max_model_len({limit}); shorten the prompt or its "
-                "media, "
-                "lower min_tokens, or raise max_model_len"
+                "media, lower min_tokens, or raise max_model_len"
             )
         return limit - num_prompt_tokens
 
@@ -124,7 +128,7 @@ class ParamsResolver:
         wrong = next((token_id for token_id in ids if not 0 <= token_id < self._vocab_size), None)
         if wrong is not None:
             raise RequestError(
-                f"{name} has token id {wrong}, the vocabulary has 0 to {self._vocab_size - 1}"
+                f"{name} has token id {wrong}; allowed are 0 to {self._vocab_size - 1}"
             )
 
     def _check_guided(self, guided: GuidedDecodingParams) -> None:
@@ -137,11 +141,11 @@ class ParamsResolver:
 
 
 def derive_seed(engine_seed: int, number: int) -> int:
-    """A seed for the request of this number, spread over the whole range."""
+    """Returns a seed for the request with this number, spread over the whole range of seeds."""
     digest = blake2b(f"{engine_seed} {number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % (MAX_SEED + 1)
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """The seed of one of the n samples of a prompt."""
+    """Returns the seed of one of the n samples of a prompt."""
     return (seed + index) % (MAX_SEED + 1)

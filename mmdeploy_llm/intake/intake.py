@@ -1,4 +1,4 @@
-"""Intake: a prompt of any form to Requests that the engine can run.
+"""Intake: turns a prompt of any form into Requests that the engine can run.
 
 read the prompt > check kinds and counts > render > tokenize > match placeholders
 > fetch, decode, process media > expand > check lengths > fill the params
@@ -35,7 +35,7 @@ from .tools import read_tools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCount:
-    """Tokens of a prompt. num_prompt_tokens counts all, media placeholders included."""
+    """Token counts of a prompt. num_prompt_tokens includes the media placeholders."""
 
     num_prompt_tokens: int
     num_input_image_tokens: int
@@ -46,9 +46,9 @@ class TokenCount:
 class Rendered:
     """A prompt as text and ids, with one placeholder for each item, and its unopened media.
 
-    pieces: what `text` consists of, tokenized one by one; () for a prompt given as ids.
-    is_template: rendered by a chat template, which has put its own special tokens at its ends.
-    tools: what the model was told of.
+    pieces: the pieces of `text`, tokenized separately; () for a prompt given as ids.
+    is_template: a chat template rendered the prompt and has added its own special tokens.
+    tools: the tools that the template described to the model.
     """
 
     text: str
@@ -60,15 +60,19 @@ class Rendered:
 
 
 class Intake:
-    """Room 1. Every method may be called from several threads at once.
+    """Turns prompts into Requests (room 1). Methods may be called from several threads at once.
 
-    tokenizer, processors (by kind), fetch, config, limits: ready collaborators. vocab_size: ids
-    the model knows. eos_token_ids: what ends a sequence. generation: generation_config.json.
-    chat_template: what `accept_chat` renders with. reasoning_end_marker: the reasoning parser's
-    end_marker. validate_guided: raises
-    RequestError for a bad constraint, None without grammars. new_request_id: unique ids. guard:
-    see MediaLoader.
-    Raises CheckpointError when tokenizer, processors and generation_config do not go together.
+    tokenizer, processors (by kind), fetch, config, limits: ready collaborators.
+    vocab_size: number of ids that the model knows.
+    eos_token_ids: ids that end a sequence.
+    generation: generation_config.json.
+    chat_template: the template that `accept_chat` renders with.
+    reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
+    validate_guided: raises RequestError for a bad constraint; None without a grammar backend.
+    new_request_id: returns unique ids.
+    guard: see MediaLoader.
+
+    Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class Intake:
         eos_token_ids: frozenset[int],
         generation: Mapping[str, Any],
         chat_template: str | None = None,
+        reasoning_start_marker: str | None = None,
         reasoning_end_marker: str | None = None,
         validate_guided: ValidateGuided | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
@@ -109,6 +114,7 @@ class Intake:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._chat_template = chat_template
+        self._start_marker = reasoning_start_marker
         self._end_marker = reasoning_end_marker
         self._end_ids = _marker_ids(reasoning_end_marker, tokenizer)
         self._new_request_id = new_request_id
@@ -120,16 +126,15 @@ class Intake:
         params: SamplingParams,
         *,
         stream: bool = False,
-        priority: int = 0,
         number: int | None = None,
     ) -> tuple[Request, ...]:
-        """The n requests of a prompt, by index; they share its media.
+        """Returns the n requests of a prompt, by index; they share its media.
 
-        number: the prompt's place among all of this engine, which with the engine's seed gives the
-        seed of params without one; None counts them here. Raises RequestError and its children.
+        number: index of the prompt in this engine, which with the engine's seed determines the seed
+            of params without one; None: counted here. Raises RequestError and its subclasses.
         """
         parts = read_prompt(prompt, self.media.kinds)
-        return self._accept(prompt, parts, params, stream, priority, number)
+        return self._accept(prompt, parts, params, stream, number)
 
     def accept_chat(
         self,
@@ -140,31 +145,33 @@ class Intake:
         chat_template: str | None = None,
         tools: Any = None,
         stream: bool = False,
-        priority: int = 0,
         number: int | None = None,
     ) -> tuple[Request, ...]:
-        """As `accept`, for a conversation. chat_template: a Jinja text or a file with one. tools:
-        what the model may call, see `read_tools`."""
+        """Returns the n requests of a conversation, as `accept` does.
+
+        chat_template: a Jinja text or the path of a file with one.
+        tools: tools that the model may call, see `read_tools`.
+        """
         parts = PromptParts(
             messages=messages,
             template=chat_template,
             template_kwargs=chat_template_kwargs,
             tools=tools,
         )
-        return self._accept(messages, parts, params, stream, priority, number)
+        return self._accept(messages, parts, params, stream, number)
 
     def cache_stats(self) -> Mapping[str, CacheStats]:
-        """Of the caches of media, by name."""
+        """Returns the statistics of the media caches, by name."""
         return self.media.stats
 
     def close(self) -> None:
-        """Lets go of what media processors hold."""
+        """Closes the media processors."""
         self.media.close()
 
     def count_tokens(self, prompt: Any) -> TokenCount:
-        """The tokens that `accept` would give the prompt, from media headers where possible.
+        """Returns the token counts that `accept` would produce, from media headers where possible.
 
-        Raises RequestError and its children, but not for a prompt that is too long.
+        Raises RequestError and its subclasses, but not for a prompt that is too long.
         """
         rendered = self._render(read_prompt(prompt, self.media.kinds))
         media = self.media.count(rendered.items)
@@ -184,14 +191,15 @@ class Intake:
         parts: PromptParts,
         params: SamplingParams,
         stream: bool,
-        priority: int,
         number: int | None,
     ) -> tuple[Request, ...]:
         arrival_time = time.time()
         self._params.check(params)
         rendered = self._render(parts)
         number = next(self._numbers) if number is None else number
-        self._params.resolve(params, len(rendered.ids), number)  # too long even without its media
+        self._params.resolve(
+            params, len(rendered.ids), number
+        )  # refuses a prompt too long as it is
         media = self.media.load(rendered.items)
         expanded = self._expand(rendered, media)
         request = Request(
@@ -205,7 +213,6 @@ class Intake:
             tools=rendered.tools,
             reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
             bad_words_token_ids=self._bad_words(params),
-            priority=priority,
             stream=stream,
             arrival_time=arrival_time,
             preprocess_end_time=time.time(),
@@ -213,7 +220,7 @@ class Intake:
         return tuple(self._sample(request, index) for index in range(params.n))
 
     def _sample(self, request: Request, index: int) -> Request:
-        """One of the n requests of a prompt."""
+        """Returns one of the n requests of a prompt."""
         assert request.params.seed is not None
         seed = sample_seed(request.params.seed, index)
         return replace(
@@ -226,7 +233,8 @@ class Intake:
         )
 
     def _render(self, parts: PromptParts) -> Rendered:
-        """Text and ids with the media counted and matched, before anything is opened."""
+        """Renders and tokenizes a prompt and matches its media to placeholders, before anything
+        is opened."""
         if parts.messages is not None:
             rendered = self._render_chat(parts)
         else:
@@ -241,7 +249,7 @@ class Intake:
         if any(setting is not None for setting in settings):
             raise RequestError(
                 "chat_template, chat_template_kwargs and tools need 'messages'; a text prompt is "
-                "taken as it is"
+                "used without a template"
             )
         if parts.ids is not None:
             self._check_vocabulary(parts.ids)
@@ -281,8 +289,8 @@ class Intake:
         return [token_id for piece in pieces for token_id in self._tokenizer.encode(piece)]
 
     def _expand(self, rendered: Rendered, media: Sequence[MediaInput]) -> Expanded:
-        """The prompt with its media in place: in the text where more than placeholder tokens stands
-        for one of them, else in the ids."""
+        """Writes the media into the prompt: into the text where an item's prompt_text is more
+        than placeholder tokens, else into the ids."""
         if not rendered.pieces or all(item.prompt_text is None for item in media):
             return self._placeholders.expand(rendered.ids, media, self._tokenizer.encode)
         filled = self._placeholders.fill(rendered.pieces, media)
@@ -293,7 +301,7 @@ class Intake:
         return self._placeholders.locate(self._checked(ids), media)
 
     def _template(self, own: str | None) -> str:
-        """The template of this prompt, else the engine's."""
+        """Returns the template given with this prompt, else the engine's."""
         if own is not None:
             try:
                 return load_template(own)
@@ -316,20 +324,22 @@ class Intake:
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             wrong = next(item for item in ids if not 0 <= item < self._vocab_size)
             raise RequestError(
-                f"the prompt has token id {wrong}, the vocabulary has 0 to {self._vocab_size - 1}"
+                f"the prompt has token id {wrong}; allowed are 0 to {self._vocab_size - 1}"
             )
 
     def _reasoning_end_ids(self, params: SamplingParams, text: str) -> tuple[int, ...]:
-        """What ends the thinking at reasoning_max_tokens; () when the prompt has closed it."""
+        """Returns the ids that end the reasoning at reasoning_max_tokens; () when the prompt has
+        closed it."""
         if params.reasoning_max_tokens is None:
             return ()
         if self._end_marker is None:
             raise RequestError(
                 "reasoning_max_tokens needs a reasoning parser with an end marker; "
-                "give reasoning_parser to the LLM"
+                "set the option reasoning_parser"
             )
-        opening = self._end_marker.replace("/", "", 1)
-        is_closed = text.rfind(self._end_marker) > text.rfind(opening)
+        if self._start_marker is None:
+            return self._end_ids
+        is_closed = text.rfind(self._end_marker) > text.rfind(self._start_marker)
         return () if is_closed else self._end_ids
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -338,7 +348,7 @@ class Intake:
 
 
 def _tools_of(parts: PromptParts, variables: dict[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The tools of a chat, given by themselves or taken from the template's variables."""
+    """Returns the tools of a chat, given as an argument or among the template's variables."""
     given = variables.pop("tools", None)
     if given is not None and parts.tools is not None:
         raise RequestError("tools are given twice, once in chat_template_kwargs; leave out one")
@@ -346,9 +356,10 @@ def _tools_of(parts: PromptParts, variables: dict[str, Any]) -> tuple[Mapping[st
 
 
 def _with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
-    """The media of message parts; a part without its own takes the next one given of its kind.
+    """Returns the media of message parts; a part without its own takes the next given item of its
+    kind.
 
-    Raises RequestError when some are left over on either side.
+    Raises RequestError when items remain on either side.
     """
     left = list(given)
     items = []
@@ -365,7 +376,8 @@ def _with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tup
         items.append(normalised(part, "chat"))
     if left:
         raise RequestError(
-            f"multimodal_data has {len(left)} more items than the messages have parts for"
+            f"multimodal_data has {len(left)} more items than the messages have parts; remove them "
+            "or add parts"
         )
     return tuple(items)
 
@@ -375,5 +387,5 @@ def _marker_ids(marker: str | None, tokenizer: PromptTokenizer) -> tuple[int, ..
         return ()
     ids = tuple(tokenizer.encode(marker))
     if not ids:
-        raise CheckpointError(f"the tokenizer cannot spell the reasoning end marker {marker!r}")
+        raise CheckpointError(f"the tokenizer has no ids for the reasoning end marker {marker!r}")
     return ids

@@ -1,5 +1,5 @@
-"""Media of any form to model inputs: counted and checked unopened, then fetched, decoded,
-processed."""
+"""MediaLoader: turns media of any form into model inputs: checked unopened, then fetched,
+decoded, processed."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ Fetch = Callable[[MediaRef, MediaLimits], bytes]
 
 @runtime_checkable
 class HasDigest(Protocol):
-    """Decoded media that know a digest of their content: found in the cache before processing."""
+    """Decoded media with a digest of their content: the cache is searched before processing."""
 
     digest: str
 
 
 @runtime_checkable
 class CanPeek(Protocol):
-    """A processor that finds out what `count_tokens` needs from headers, without a full decode."""
+    """A processor that reads what `count_tokens` needs from headers, without a full decode."""
 
     def peek(self, source: Any, limits: MediaLimits) -> Any:
-        """What `count_tokens` takes in place of a decoded item."""
+        """Returns what `count_tokens` accepts in place of a decoded item."""
         ...
 
 
 @runtime_checkable
 class CanPreview(Protocol):
-    """A processor that shows people what the model gets to see of a decoded item."""
+    """A processor that shows people what the model sees of a decoded item."""
 
     def previews(self, item: Any, options: Mapping[str, Any]) -> Sequence[bytes]:
-        """Small JPEGs, in order."""
+        """Returns small JPEGs, in order."""
         ...
 
 
@@ -64,16 +64,17 @@ class KeepsTime(Protocol):
     """A processor with deadlines of its own, such as those of the processes it decodes in."""
 
     def max_seconds(self, limits: MediaLimits) -> float:
-        """What one call of its methods may take before it counts as hanging."""
+        """Returns the seconds that one call of its methods may take before it counts as hanging."""
         ...
 
 
 class MediaLoader:
-    """From media as the caller gave them to MediaInputs. Safe for use from several threads.
+    """Turns media as the caller gave them into MediaInputs. Safe for use from several threads.
 
-    processors: kind -> processor. fetch: bytes of a MediaRef, within `limits.fetch_timeout`.
-    max_items: kind -> most items of a prompt. guard: runs the processors' methods, which have
-    `limits.decode_timeout` each; None: one of its own.
+    processors: kind -> processor.
+    fetch: returns the bytes of a MediaRef within `limits.fetch_timeout`.
+    max_items: kind -> maximum number of items per prompt.
+    guard: runs the processors' methods, each within `limits.decode_timeout`; None: a new one.
     """
 
     def __init__(
@@ -93,17 +94,17 @@ class MediaLoader:
         self._max_items = max_items
         self._file_lock = threading.Lock()
         self._processed: ByteCache[MediaInput] = ByteCache(cache_bytes, num_bytes)
-        # What is behind a URL may change; within one batch it counts as the same.
+        # The content of a URL may change; within one batch it counts as the same.
         self._fetched: ByteCache[bytes] = ByteCache(FETCHED_BYTES, len, max_age=FETCHED_AGE)
 
     @property
     def stats(self) -> dict[str, CacheStats]:
-        """Of the media processed, and of those fetched by URL."""
+        """Statistics of the caches of processed media and of bytes fetched by URL."""
         return {"processed": self._processed.stats, "fetched": self._fetched.stats}
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that everybody knows, and those of the model's processors."""
+        """MEDIA_KINDS and the kinds of the model's processors."""
         return tuple(dict.fromkeys((*MEDIA_KINDS, *self._processors)))
 
     def check(self, items: Sequence[MediaItem]) -> None:
@@ -123,17 +124,18 @@ class MediaLoader:
                 )
 
     def load(self, items: Sequence[MediaItem]) -> list[MediaInput]:
-        """Model inputs of the items. Raises MediaError and its children, which name the item."""
+        """Returns the items' model inputs. Raises MediaError and its subclasses, naming the
+        item."""
         return self._each(items, self._load)
 
     def count(self, items: Sequence[MediaItem]) -> list[MediaInput]:
-        """As `load`, without pixels: `tensors` and `key` are empty, `num_tokens` is right."""
+        """Returns the items as `load` does, but unprocessed: `tensors` and `key` are empty."""
         return self._each(items, self._count)
 
     def previews(self, item: MediaItem) -> Sequence[bytes]:
-        """JPEGs of what the model gets to see of the item; none where its processor makes none.
+        """Returns JPEGs of what the model sees of the item; none where its processor makes none.
 
-        Raises MediaError and its children.
+        Raises MediaError and its subclasses.
         """
         processor = self._processors.get(item.kind)
         if not isinstance(processor, CanPreview):
@@ -142,11 +144,11 @@ class MediaLoader:
         return self._call(processor, lambda: processor.previews(decoded, item.options))
 
     def interrupt(self) -> None:
-        """Ends all waiting for plugins; what is being loaded ends with a MediaError."""
+        """Ends all waiting for plugins; loads in progress end with a MediaError."""
         self._guard.close()
 
     def close(self) -> None:
-        """Tells the processors that no more media come."""
+        """Interrupts loads in progress and closes the processors."""
         self.interrupt()
         for processor in self._processors.values():
             processor.close()
@@ -161,8 +163,8 @@ class MediaLoader:
             except RequestError as error:
                 if len(items) == 1:
                     raise
-                place = sum(other.kind == item.kind for other in items[: index + 1])
-                raise _own_class(error)(f"{item.kind} {place}: {error}") from error
+                number = sum(other.kind == item.kind for other in items[: index + 1])
+                raise _own_class(error)(f"{item.kind} {number}: {error}") from error
         return done
 
     def _load(self, item: MediaItem) -> MediaInput:
@@ -198,38 +200,40 @@ class MediaLoader:
         return made
 
     def _opened(self, item: MediaItem) -> Any:
-        """Bytes wherever the item is encoded or given by name, else the loaded object."""
+        """Returns bytes when the item is encoded or given by name, else the loaded object."""
         if isinstance(item.source, MediaRef):
             return self._named(item.source)
         if callable(getattr(item.source, "read", None)):
-            with self._file_lock:  # the same file object may stand in several prompts
+            with self._file_lock:  # several prompts may share a file object
                 return self._read(item)
         return item.source
 
     def _read(self, item: MediaItem) -> bytes:
-        """What the item's file object holds; it may be a pipe or a socket, and hang."""
+        """Reads the item's file object, which may be a pipe or a socket, and hang."""
         seconds = self._limits.fetch_timeout
         return self._guard.run(
             lambda: _read(item.source, item.kind, self._limits),
             seconds=seconds,
             owner="the file objects' read method",
-            late=f"the {item.kind}'s file object was not read within {seconds:g} s; raise "
-            "media_fetch_timeout",
+            timeout_message=f"the {item.kind}'s file object was not read within {seconds:g} s; "
+            "raise media_fetch_timeout",
         )
 
     def _call(self, processor: MediaProcessor, call: Callable[[], Result]) -> Result:
-        """The result of a processor's method, in time; whatever else it raises is a MediaError that
-        names it."""
+        """Calls a processor's method within its time. Any exception but RequestError becomes a
+        MediaError that names the processor."""
         seconds = self._limits.decode_timeout
         if isinstance(processor, KeepsTime):
             seconds = processor.max_seconds(self._limits)
         owner = _owner(processor)
-        late = (
+        timeout_message = (
             f"{owner} has not finished with the {processor.kind} within {seconds:g} s; raise "
             "media_timeout or give something simpler"
         )
         try:
-            return self._guard.run(call, seconds=seconds, owner=owner, late=late)
+            return self._guard.run(
+                call, seconds=seconds, owner=owner, timeout_message=timeout_message
+            )
         except RequestError:
             raise
         except FAULTS as error:  # the plugin boundary
@@ -238,7 +242,7 @@ class MediaLoader:
             ) from error
 
     def _named(self, ref: MediaRef) -> bytes:
-        """The bytes of a path or URL. Paths are read anew each time, which is quick and right."""
+        """Returns the bytes of a path or URL. A path is read each time: fast and never stale."""
         if ref.scheme in ("", "data", "file"):
             return self._fetch(ref, self._limits)
         key = f"{ref.kind}\0{ref.caller}\0{ref.uri}"
@@ -247,25 +251,25 @@ class MediaLoader:
     def _no_processor(self, kind: str) -> str:
         if not self._processors:
             return (
-                f"the prompt has {kind} items, but this model takes text only, or no installed "
+                f"the prompt has {kind} items, but this model accepts text only, or no installed "
                 f"plugin processes {kind} for it"
             )
         return (
             f"no installed plugin processes {kind} for this model; "
-            f"it takes {', '.join(sorted(self._processors))}"
+            f"it accepts {', '.join(sorted(self._processors))}"
         )
 
 
 def num_bytes(item: MediaInput) -> int:
-    """Bytes of an item's tensors."""
+    """Returns the bytes of an item's tensors."""
     return sum(tensor.nbytes for tensor in item.tensors.values())
 
 
 def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem]:
-    """The items of a prompt's `multimodal_data`, kind by kind, unopened.
+    """Returns the items of a prompt's `multimodal_data`, kind by kind, unopened.
 
     data: {"image": one item or a list, "video": ...} or None. Raises RequestError for another shape
-    and for a kind that is not among `kinds`.
+        and for a kind that is not in `kinds`.
     """
     if data is None:
         return []
@@ -289,7 +293,7 @@ def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem
 
 
 def normalised(item: MediaItem, caller: str) -> MediaItem:
-    """The item with names as MediaRef and bytes-like objects as bytes. Raises RequestError."""
+    """Returns the item with names as MediaRef, bytes-like objects as bytes. Raises RequestError."""
     source, options = item.source, item.options
     if item.kind == "video" and isinstance(source, Mapping) and "video" in source:
         options = {**options, **{key: source[key] for key in source if key != "video"}}
@@ -306,29 +310,30 @@ def normalised(item: MediaItem, caller: str) -> MediaItem:
 
 
 def _read(file: Any, kind: str, limits: MediaLimits) -> bytes:
-    """What a file object holds, from its beginning if it can be rewound; its place is restored."""
+    """Reads a file object, from its start if it can seek; its position is restored."""
     try:
         can_seek = callable(getattr(file, "seekable", None)) and file.seekable()
-        place = file.tell() if can_seek else None
+        position = file.tell() if can_seek else None
         if can_seek:
             file.seek(0)
         blob = file.read(limits.max_bytes + 1)
         if can_seek:
-            file.seek(place)
+            file.seek(position)
     except (OSError, ValueError) as error:
         raise MediaError(
             f"the {kind}'s file object cannot be read: {type(error).__name__}"
         ) from error
     if not isinstance(blob, bytes):
         raise UnsupportedMediaError(
-            f"the {kind}'s file object gives {type(blob).__name__}, not bytes; open it in mode 'rb'"
+            f"the {kind}'s file object returns {type(blob).__name__}, not bytes; open it in mode "
+            "'rb'"
         )
     limits.check_bytes(len(blob), f"the {kind}'s file object", is_all=False)
     return blob
 
 
 def _key(item: MediaItem, form: str, content: bytes) -> str:
-    """Identity of content and options within one form."""
+    """Returns a key for content and options, distinct for encoded and decoded items."""
     options = sorted(item.options.items())
     digest = blake2b(f"{item.kind}\0{form}\0{options!r}\0".encode(), digest_size=20)
     digest.update(content)
@@ -336,7 +341,7 @@ def _key(item: MediaItem, form: str, content: bytes) -> str:
 
 
 def _is_usable(made: object) -> bool:
-    """Whether a processor kept to what everybody behind it relies on."""
+    """Whether a processor returned what every later stage relies on."""
     if not isinstance(made, MediaInput) or made.num_tokens < 1:
         return False
     return all(hasattr(tensor, "nbytes") for tensor in made.tensors.values())
@@ -347,12 +352,13 @@ def _owner(processor: MediaProcessor) -> str:
 
 
 def _own_class(error: RequestError) -> type[RequestError]:
-    """The nearest class of errors.py: a plugin's subclass may not take a message alone."""
+    """Returns the nearest class of errors.py: a plugin's subclass may not accept a message
+    alone."""
     return next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
 
 
 def media_limits(config: EngineConfig) -> MediaLimits:
-    """What the options allow of one item."""
+    """Returns the limits on one item that the options set."""
     root = config.allowed_media_root
     return MediaLimits(
         max_bytes=config.max_media_bytes,

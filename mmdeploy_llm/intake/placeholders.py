@@ -1,12 +1,12 @@
-"""Placeholders: where media stand in a prompt, and how many tokens each of them takes there.
+"""Placeholders: the positions of media in a prompt, and how many tokens each of them takes.
 
 text  "Picture 1:<|image@placeholder|>"   markers of any processor
   --> "Picture 1:<|IMAGE_PLACEHOLDER|>"   one placeholder token each     (in_text)
   --> [.., 100295]                        tokenized as a whole           (the tokenizer)
   --> [.., 100295, 100295, 100295, ..]    num_tokens of them             (expand)
 
-Where more than placeholder tokens stands for an item (its prompt_text), a text prompt takes that
-before it is tokenized (fill, locate), since the tokens at its ends may join those beside them.
+An item whose prompt_text is more than placeholder tokens is written into a text prompt before the
+prompt is tokenized (fill, locate), because the tokens at its ends may merge with their neighbours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .tokenizer import PromptTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expanded:
-    """A prompt's final token ids and the places of its media in them, in order."""
+    """A prompt's final token ids and the spans of its media, in order."""
 
     ids: list[int]
     spans: tuple[MediaSpan, ...]
@@ -51,17 +51,17 @@ class Placeholders:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Every text that stands for a media item."""
+        """Every text that represents a media item."""
         return tuple(self._tokens)
 
     def in_text(self, text: str) -> str:
-        """`text` with every marker as its placeholder token."""
+        """Returns `text` with every marker replaced by its placeholder token."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda found: self._tokens[found[0]], text)
 
     def in_ids(self, ids: Sequence[int]) -> list[int]:
-        """`ids` with every marker that consists of tokens of its own as its placeholder's id."""
+        """Returns `ids` with every marker made of added tokens replaced by its placeholder's id."""
         found: list[int] = []
         lengths = sorted({len(alias) for alias in self._aliases}, reverse=True)
         start = 0
@@ -73,21 +73,21 @@ class Placeholders:
         return found
 
     def check_counts(self, ids: Sequence[int], num_items: Mapping[str, int]) -> None:
-        """Refuses what cannot match, before anything is opened: media without a place, places
-        without media. More places than items may yet be items written out in full.
+        """Checks that media and placeholders can match, before anything is opened.
 
-        Raises MediaError with both numbers.
+        Raises MediaError, with both counts, for media without placeholders and placeholders without
+        media. More placeholders than items are accepted: items may be written out in full.
         """
-        places = Counter(self._kinds[token_id] for token_id in ids if token_id in self._kinds)
+        counts = Counter(self._kinds[token_id] for token_id in ids if token_id in self._kinds)
         for kind in sorted(set(self._kinds.values())):
-            found, given = places[kind], num_items.get(kind, 0)
+            found, given = counts[kind], num_items.get(kind, 0)
             if found < given or (found and not given):
                 raise MediaError(_mismatch(kind, found, given))
 
     def fill(self, texts: Sequence[str], media: Sequence[MediaInput]) -> list[str]:
-        """`texts` with what stands for the i-th item of a kind in place of its i-th marker.
+        """Returns `texts` with the i-th marker of a kind replaced by the text of its i-th item.
 
-        Raises MediaError when markers and items do not match, either way.
+        Raises MediaError when there are more markers than items or fewer.
         """
         kinds = tuple(self._kind_of.values())
         queues = {kind: [item for item in media if item.kind == kind] for kind in kinds}
@@ -110,51 +110,51 @@ class Placeholders:
         return filled
 
     def locate(self, ids: Sequence[int], media: Sequence[MediaInput]) -> Expanded:
-        """The places of `media` in ids where all of them are written out.
+        """Finds the spans of `media` in ids that contain all of them written out.
 
         Raises MediaError when there are more or fewer placeholder ids than they have tokens.
         """
-        places: dict[str, list[int]] = {kind: [] for kind in self._kind_of.values()}
-        for place, token_id in enumerate(ids):
+        positions: dict[str, list[int]] = {kind: [] for kind in self._kind_of.values()}
+        for position, token_id in enumerate(ids):
             if token_id in self._kinds:
-                places[self._kinds[token_id]].append(place)
+                positions[self._kinds[token_id]].append(position)
         used = Counter[str]()
         spans = []
         for item in media:
             start = used[item.kind]
             used[item.kind] += item.num_tokens
-            spans.append(_span(item, places[item.kind][start : used[item.kind]]))
-        for kind, found in places.items():
+            spans.append(_span(item, positions[item.kind][start : used[item.kind]]))
+        for kind, found in positions.items():
             if len(found) != used[kind]:
                 raise MediaError(
-                    f"the prompt has {len(found)} placeholder tokens for {kind}s that take "
-                    f"{used[kind]}; its text may hold more of them than the {kind}s given"
+                    f"the prompt has {len(found)} placeholder tokens for {kind}s, but the {kind}s "
+                    f"given need {used[kind]}; give one {kind} for each placeholder in the text"
                 )
         return Expanded(ids=list(ids), spans=tuple(sorted(spans, key=lambda span: span.offset)))
 
     def expand(
         self, ids: Sequence[int], media: Sequence[MediaInput], encode: Callable[[str], list[int]]
     ) -> Expanded:
-        """The i-th placeholder of a kind takes the i-th item of it, as many ids as it has tokens.
+        """Expands the i-th placeholder of a kind to the tokens of the kind's i-th item.
 
-        Runs that hold whole items already, id by id, stay as they are, and so do ids that hold all
-        of all items, whatever stands between. encode: text to ids, for items with a prompt_text.
-        Raises MediaError when places and items do not match, either way.
+        Runs that already contain whole items, id by id, are not changed, nor are ids that contain
+        all tokens of all items, whatever is between them. encode: text to ids, for items with a
+        prompt_text. Raises MediaError when placeholders and items do not match.
         """
         if not media:
             return Expanded(ids=list(ids), spans=())
         given = Counter(item.kind for item in media)
         queues = {kind: [item for item in media if item.kind == kind] for kind in given}
-        places = [place for place, token_id in enumerate(ids) if token_id in self._kinds]
-        found = Counter(self._kinds[ids[place]] for place in places)
+        positions = [position for position, token_id in enumerate(ids) if token_id in self._kinds]
+        found = Counter(self._kinds[ids[position]] for position in positions)
         totals = {kind: sum(item.num_tokens for item in queues[kind]) for kind in queues}
         if found == totals and found != given:
             return self.locate(ids, media)
         expanded: list[int] = []
         spans: list[MediaSpan] = []
         end = 0
-        for start in places:
-            if start < end:  # within the run that was just written
+        for start in positions:
+            if start < end:  # within the run that was just expanded
                 continue
             kind, copied, end = self._kinds[ids[start]], end, _run_end(ids, start)
             expanded += ids[copied:start]
@@ -179,7 +179,7 @@ class Placeholders:
         token_id = tokenizer.token_id(processor.token)
         if token_id is None:
             raise CheckpointError(
-                f"the tokenizer has no token {processor.token!r}, which stands for {kind} in this "
+                f"the tokenizer has no token {processor.token!r}, the {kind} placeholder in this "
                 "model's prompts; give the model's own tokenizer"
             )
         self._kinds[token_id] = kind
@@ -191,26 +191,26 @@ class Placeholders:
                 self._aliases[alias] = token_id
 
 
-def _span(item: MediaInput, places: Sequence[int]) -> MediaSpan:
-    """The item at its placeholder tokens, which are as many as it says."""
-    if len(places) != item.num_tokens:
+def _span(item: MediaInput, positions: Sequence[int]) -> MediaSpan:
+    """Builds the item's span. Raises MediaError unless each of its embeddings has a position."""
+    if len(positions) != item.num_tokens:
         raise MediaError(
-            f"the text that stands for the {item.kind} has {len(places)} placeholder tokens, but "
+            f"the prompt_text of the {item.kind} has {len(positions)} placeholder tokens, but "
             f"the {item.kind} has {item.num_tokens} embeddings"
         )
-    offset = places[0]
-    is_whole = places[-1] - offset + 1 == len(places)
-    rows = None if is_whole else tuple(place - offset for place in places)
+    offset = positions[0]
+    is_contiguous = positions[-1] - offset + 1 == len(positions)
+    rows = None if is_contiguous else tuple(position - offset for position in positions)
     return MediaSpan(offset=offset, item=item, rows=rows)
 
 
 def _written(item: MediaInput, ids: Sequence[int], token_id: int, offset: int) -> MediaSpan:
-    """The item, written out as `ids` from `offset` on."""
-    return _span(item, [offset + place for place, own in enumerate(ids) if own == token_id])
+    """Builds the span of an item that is written out as `ids` from `offset` on."""
+    return _span(item, [offset + index for index, own in enumerate(ids) if own == token_id])
 
 
 def _run_end(ids: Sequence[int], start: int) -> int:
-    """Where the run of equal ids that begins at `start` ends."""
+    """Returns the end of the run of equal ids that starts at `start`."""
     end, token_id = start + 1, ids[start]
     while end < len(ids) and ids[end] == token_id:
         end += 1
@@ -218,7 +218,7 @@ def _run_end(ids: Sequence[int], start: int) -> int:
 
 
 def _take(queue: list[MediaInput], length: int, is_single: bool) -> list[MediaInput] | None:
-    """Takes the items that a run of `length` placeholder ids stands for; None if it fits none."""
+    """Removes and returns the items of a run of `length` placeholder ids; None if none fit."""
     sums = [0, *accumulate(item.num_tokens for item in queue)]
     if not is_single and length in sums:
         length = sums.index(length)
@@ -231,7 +231,7 @@ def _take(queue: list[MediaInput], length: int, is_single: bool) -> list[MediaIn
 
 def _unmatched(kind: str, length: int, found: int, given: int) -> str:
     return (
-        f"{_mismatch(kind, found, given)} (a run of {length} placeholders is neither one for each "
+        f"{_mismatch(kind, found, given)} (a run of {length} placeholders has neither one for each "
         "item nor as many as whole items have tokens)"
     )
 

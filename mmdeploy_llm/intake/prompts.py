@@ -1,4 +1,4 @@
-"""A prompt in any form, taken apart: text, token ids or messages, and the media that go with it."""
+"""Reads a prompt of any form: text, token ids or messages, and the media that belong to it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ KNOWN_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template", "chat_template_kwargs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptParts:
-    """Exactly one of text, ids and messages is given. media: of `multimodal_data`, unopened. tools:
-    as the caller gave them."""
+    """The parts of a prompt. Exactly one of text, ids and messages is given.
+
+    media: the items of `multimodal_data`, unopened.
+    tools: as the caller passed them.
+    """
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
@@ -33,10 +36,10 @@ class PromptParts:
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
-    """The parts of a text, a list of token ids, a list of messages, or a dict with one of these.
+    """Reads a text, a list of token ids, a list of messages, or a dict with one of these.
 
-    kinds: of media. Raises RequestError for other types, unknown keys and kinds, and empty
-    prompts. Nothing is changed.
+    kinds: known kinds of media. Raises RequestError for other types, unknown keys and kinds, and
+        empty prompts. Changes nothing.
     """
     if isinstance(prompt, Mapping):
         return _read_dict(prompt, kinds)
@@ -80,7 +83,7 @@ def _content(value: Any) -> dict[str, Any]:
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
-    """A list, array or tensor of integers as a tuple of ints."""
+    """Returns a list, array or tensor of integers as a tuple of ints."""
     values = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
         raise RequestError(
@@ -94,7 +97,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
         wrong = next(item for item in values if not _is_integer(item))
         raise RequestError(
             f"token ids must be whole numbers, found {type(wrong).__name__}; "
-            "several prompts at once go into a list of prompts"
+            "to pass several prompts, give a list of prompts"
         ) from None
 
 

@@ -1,9 +1,9 @@
 """The sandbox that chat templates run in: jinja2's, with a deadline and without huge numbers.
 
-A template is a program from a stranger. Time is checked at every pass of a loop, call, filter, test
-and arithmetic operation, in whatever thread it runs; what happens between two checks is bounded,
-because numbers, repetitions and template texts are. Memory is bounded only in what the operators
-make: a template that joins texts in a loop can still use much until its time is up.
+A template is a program from a stranger. The clock is checked at every loop iteration, call, filter,
+test and arithmetic operation, in whatever thread it runs. The work between two checks is bounded
+because numbers, repetitions and template texts are bounded. Memory is bounded only for the results
+of operators: a template that joins texts in a loop can still use much until its time is up.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_TEMPLATE = 2**20  # characters
-MAX_BITS = 1024  # of a number that a template reckons with
-MAX_COUNT = 100_000  # for a call, a filter and a repetition, such as a width
-MAX_LENGTH = 2**26  # items or characters of what an operator makes
+MAX_BITS = 1024  # of a number that a template computes with
+MAX_COUNT = 100_000  # of an integer argument, such as a width, of a call, filter or repetition
+MAX_LENGTH = 2**26  # items or characters in the result of an operator
 
 
 class TemplateTimeError(TemplateRuntimeError):
@@ -36,9 +36,9 @@ class TemplateTimeError(TemplateRuntimeError):
 
 
 class _Generation(Extension):
-    """{% generation %} marks the assistant's text for training; here it is text like any other."""
+    """Parses {% generation %}, which marks text for training and has no effect here."""
 
-    tags = {"generation"}  # noqa: RUF012 - the type that jinja2 gives it
+    tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -47,7 +47,8 @@ class _Generation(Extension):
 
 
 class _SafeNamespace(Namespace):
-    """namespace(...) without names that Python gives a meaning."""
+    """namespace(...) that refuses names starting with an underscore: Python gives them a
+    meaning."""
 
     def __init__(*args: Any, **values: Any) -> None:
         self, *given = args
@@ -83,7 +84,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Whatever this thread renders inside raises TemplateTimeError after so many seconds."""
+        """Limits what this thread renders inside: raises TemplateTimeError after `seconds`."""
         self._thread.end = time.monotonic() + seconds
         try:
             yield
@@ -96,7 +97,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateTimeError("its time is up")
 
     def each(self, items: Iterable[Any]) -> Iterator[Any]:
-        """The items of a `for`, with a look at the clock before each."""
+        """Yields the items of a `for` and checks the clock before each."""
         for item in items:
             self.check_time()
             yield item
@@ -105,11 +106,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         __self.check_time()
         _check_sizes((*args, *kwargs.values()))
         if isinstance(getattr(__obj, "__self__", None), (str, bytes)):
-            _check_counts((*args, *kwargs.values()))  # such as a width
+            _check_counts((*args, *kwargs.values()))  # methods of texts take widths and counts
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`left operator right`, unless a number or the result is too large."""
+        """Computes `left operator right`, unless a number or the result is too large."""
         self.check_time()
         _check_operands(operator, left, right)
         return super().call_binop(context, operator, left, right)
@@ -121,18 +122,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         filename: str | None,
         defer_init: bool = False,
     ) -> str:
-        """The code of a template; jinja2's hook. Every loop goes through `each`."""
+        """Generates the code of a template; overrides jinja2's hook so that every loop goes
+        through `each`."""
         for loop in list(source.find_all(nodes.For)):
             each = nodes.EnvironmentAttribute("each")
             loop.iter = nodes.Call(each, [loop.iter], [], None, None).set_lineno(loop.lineno)
         return super()._generate(source, name, filename, defer_init)
 
     def _watched(self, call: Any) -> Callable[..., Any]:
-        """A filter or test that looks at the clock and at the numbers it is given first."""
+        """Wraps a filter or test: checks the clock and its numeric arguments before the call."""
 
-        num_first = 2 if hasattr(call, "jinja_pass_arg") else 1  # the value and what jinja2 adds
+        # The value that is filtered, after the context if jinja2 passes one.
+        num_first = 2 if hasattr(call, "jinja_pass_arg") else 1
 
-        @functools.wraps(call)  # keeps jinja2's mark for what it adds
+        @functools.wraps(call)  # keeps jinja_pass_arg
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.check_time()
             _check_sizes((*args, *kwargs.values()))
@@ -144,14 +147,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 @functools.lru_cache(maxsize=32)
 def compiled(template: str) -> Template:
-    """The template, ready to render; each has a sandbox of its own. Raises jinja2's errors."""
+    """Returns the template ready to render, with a sandbox of its own. Raises jinja2's errors."""
     if len(template) > MAX_TEMPLATE:
         raise SecurityError(f"it has {len(template)} characters, {MAX_TEMPLATE} are allowed")
     return Sandbox().from_string(template)
 
 
 def run(template: str, variables: dict[str, Any], seconds: float) -> str:
-    """The rendered text. Raises TemplateTimeError after so many seconds, jinja2's other errors and
+    """Renders the template. Raises TemplateTimeError after `seconds`, jinja2's other errors and
     whatever the template raises."""
     ready = compiled(template)
     sandbox = ready.environment
@@ -169,7 +172,7 @@ def _check_sizes(values: Iterable[Any]) -> None:
 def _check_counts(values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, int) and abs(value) > MAX_COUNT:
-            raise SecurityError(f"it asks for {value}, {MAX_COUNT} is allowed")
+            raise SecurityError(f"it requests {value}, {MAX_COUNT} is allowed")
 
 
 def _check_operands(operator: str, left: Any, right: Any) -> None:
@@ -187,7 +190,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a namespace has no name {name!r}: it begins with an underscore")
+        raise SecurityError(f"a namespace cannot have the name {name!r}: it starts with underscore")
 
 
 def _to_json(
@@ -197,7 +200,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as chat templates want it, without HTML's escapes, which jinja2's own filter adds."""
+    """Returns JSON as chat templates expect it, without the HTML escapes that jinja2's own
+    filter adds."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

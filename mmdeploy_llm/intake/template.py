@@ -1,4 +1,4 @@
-"""Chat templates: where they come from, and rendering them in a sandbox."""
+"""Finds chat templates and renders them in a sandbox."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .checkpoint import read_json
 from .sandbox import TemplateTimeError, run
 
 RENDER_SECONDS = 30.0
-END_MARK = "\ue8ff end of the message \ue8ff "  # stands where continue_final_message cuts
+END_MARK = "\ue8ff end of the message \ue8ff "  # where continue_final_message truncates the text
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
-# What chat_template_kwargs may set of transformers' apply_chat_template besides template variables.
+# Arguments of transformers' apply_chat_template that chat_template_kwargs may set.
 PASSED_ON = frozenset({"add_generation_prompt", "continue_final_message", "documents", "tools"})
 RESERVED = frozenset(
     (
@@ -37,10 +37,10 @@ RESERVED = frozenset(
 
 
 def checkpoint_template(folder: Path, tokenizer: Any) -> str | None:
-    """The model's own template, None when it has none.
+    """Returns the model's own template, None when it has none.
 
     A processor's template (chat_template.jinja, chat_template.json) wins over the tokenizer's,
-    which may know text only. Raises CheckpointError for an unreadable file.
+    which may handle text only. Raises CheckpointError for an unreadable file.
     """
     path = folder / "chat_template.jinja"
     try:
@@ -57,7 +57,7 @@ def checkpoint_template(folder: Path, tokenizer: Any) -> str | None:
 
 
 def load_template(text: str) -> str:
-    """A template given by the user: a file's content when there is such a file, else the text.
+    """Returns the user's template: the content of a file of that name, else the text itself.
 
     Raises ConfigError for a text that has neither braces nor a line break and names no file: it
     looks like a file path, as in FastDeploy.
@@ -76,9 +76,11 @@ def load_template(text: str) -> str:
 
 
 def template_variables(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """chat_template_kwargs, checked. FastDeploy's options.thinking_mode sets enable_thinking too.
+    """Returns chat_template_kwargs, checked; options.thinking_mode (FastDeploy) sets
+    enable_thinking.
 
-    Raises RequestError for what is not a dict with text keys or would change how a template is run.
+    Raises RequestError for anything but a dict with text keys, and for keys that would change how
+    the template is run.
     """
     if kwargs is None:
         return {}
@@ -106,9 +108,9 @@ def render(
     *,
     seconds: float = RENDER_SECONDS,
 ) -> str:
-    """The prompt that the template makes of the messages, as transformers' apply_chat_template.
+    """Renders the messages with the template, as transformers' apply_chat_template does.
 
-    Raises RequestError with the template's message, and when it runs longer than `seconds`.
+    Raises RequestError with the template's message, and when rendering takes longer than `seconds`.
     """
     values = dict(variables)
     field = values.pop("continue_final_message", False)
@@ -127,14 +129,14 @@ def render(
             f"the chat template did not render these messages within {seconds:g} s; give another "
             "chat_template"
         ) from None
-    except Exception as error:  # a template is a program; what it raises is about these messages
+    except Exception as error:  # a template is a program and may raise anything
         raise RequestError(
             f"the chat template cannot render these messages: {error_text(error)}"
         ) from error
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without empty fields, its reasoning under both names that templates read."""
+    """Copies a message without empty fields, its reasoning under both names that templates read."""
     copied = {name: value for name, value in message.items() if value is not None}
     reasoning = next((copied[name] for name in REASONING_NAMES if name in copied), None)
     if reasoning is None:
@@ -143,7 +145,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: dict[str, Any], name: str) -> dict[str, Any]:
-    """The message with END_MARK after the text that the model is to continue."""
+    """Returns the message with END_MARK after the text that the model is to continue."""
     content = message.get(name)
     if isinstance(content, str):
         names = [each for each in REASONING_NAMES if name in REASONING_NAMES and each in message]
@@ -157,14 +159,17 @@ def _marked(message: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _until_mark(text: str) -> str:
-    """The text before END_MARK. A template that strips messages strips the space after the mark:
-    then it would have stripped the message's own."""
-    place = text.rindex(END_MARK.rstrip())
-    return text[:place] if text.startswith(END_MARK, place) else text[:place].rstrip()
+    """Returns the text before END_MARK.
+
+    A template that strips messages also strips the space at the end of the mark; it would have
+    stripped the message's own space, so the text is stripped here.
+    """
+    position = text.rindex(END_MARK.rstrip())
+    return text[:position] if text.startswith(END_MARK, position) else text[:position].rstrip()
 
 
 def _plain(value: Any) -> Any:
-    """A copy of plain types only: methods of other objects are none of a template's business."""
+    """Copies a value to plain types, because templates must not call methods of other objects."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):

@@ -1,4 +1,4 @@
-"""The checkpoint's own tokenizer, and what intake asks of it."""
+"""The checkpoint's own tokenizer, and the operations on it that intake needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmdeploy_llm.hooks import Checkpoint
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """transformers' tokenizer of a model folder; code of the checkpoint is never run.
+    """Loads transformers' tokenizer from a model folder, without running code of the checkpoint.
 
     Raises CheckpointError when the folder has none that can be loaded.
     """
@@ -27,43 +27,43 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 class PromptTokenizer:
-    """Text to token ids, and back, with the rules for prompts. Holds no state of requests.
+    """Converts text to token ids and back, with the rules for prompts. Holds no state of requests.
 
     raw: the transformers tokenizer. Safe for use from several threads: nothing here changes its
-    truncation or padding.
+        truncation or padding.
     """
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self._begins = self._beginnings()
+        self._start_texts = self._read_start_texts()
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a text prompt, with the tokenizer's own special tokens around it.
+        """Returns the ids of a text prompt, with the tokenizer's own special tokens around it.
 
-        They are left out when the text begins with the begin-of-text token already, as a rendered
-        chat template does: a second one would be noise to the model.
+        They are left out when the text already starts with the begin-of-text token, as a rendered
+        chat template does: a second one would disturb the model.
         """
-        return self._encode(text, add_special_tokens=not text.startswith(self._begins))
+        return self._encode(text, add_special_tokens=not text.startswith(self._start_texts))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text as it stands."""
+        """Returns the ids of a text without adding special tokens."""
         return self._encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens included."""
+        """Returns the text of ids, special tokens included."""
         text = self.raw.decode(
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return str(text)
 
     def token_id(self, token: str) -> int | None:
-        """The id of a text that is one token of the vocabulary, else None."""
+        """Returns the id of a text that is one token of the vocabulary, else None."""
         token_id: int | None = self.raw.get_vocab().get(token)
         return token_id
 
     def token_ids(self, text: str) -> tuple[int, ...] | None:
-        """The ids of a text that consists of tokens which are never cut or joined (added ones), or
-        is one token of the vocabulary; else None."""
+        """Returns the ids of a text that is one token of the vocabulary or consists of added
+        tokens, which are never split or merged; else None."""
         token_id = self.token_id(text)
         if token_id is not None:
             return (token_id,)
@@ -71,25 +71,26 @@ class PromptTokenizer:
         return ids if set(ids) <= set(self.raw.added_tokens_decoder) else None
 
     def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The id sequences that spell the words, at the beginning of a text and behind a space."""
+        """Returns the id sequences that spell the words, at the start of a text or after a
+        space."""
         spelled = [tuple(self.encode(form)) for word in words for form in (word, f" {word}")]
         return tuple(dict.fromkeys(ids for ids in spelled if ids))
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        # verbose=False: a warning about long texts is not ours to give, the length is checked
-        # later.
+        # verbose=False: no warning about long texts, because the length is checked later.
         ids = self.raw(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         return list(ids)
 
-    def _beginnings(self) -> tuple[str, ...]:
-        """The texts that mark the begin of a text: BOS, CLS, and what the tokenizer puts first."""
+    def _read_start_texts(self) -> tuple[str, ...]:
+        """Returns the texts that mark the start: BOS, CLS, and what the tokenizer puts first."""
         added = self._encode("", add_special_tokens=True)[:1]
         names = [self.raw.bos_token, self.raw.cls_token, *self.raw.convert_ids_to_tokens(added)]
         return tuple({str(name) for name in names if name})
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozenset[int]:
-    """generation_config.json's end of sequence; without it, that of config.json and tokenizer."""
+    """Returns the end-of-sequence ids of generation_config.json, else config.json, else the
+    tokenizer."""
     given = checkpoint.generation.get("eos_token_id")
     if given is None:
         given = getattr(checkpoint.config.get_text_config(), "eos_token_id", None)

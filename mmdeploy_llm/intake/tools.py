@@ -1,4 +1,5 @@
-"""Tools that a request brings along: checked, as the JSON schemas that chat templates take."""
+"""Reads the tools of a request: checks them and returns the JSON schemas that chat templates
+take."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ FORM = '{"type": "function", "function": {"name": ..., "description": ..., "para
 
 
 def read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
-    """The tools, each {"type": "function", "function": {"name", "parameters", ...}}.
+    """Returns the tools, each as {"type": "function", "function": {"name", "parameters", ...}}.
 
-    tools: one of these or a list of them; also objects with `model_dump`, and Python functions with
-    types and a docstring. None and [] are (). Raises RequestError that says which tool is wrong.
+    tools: such a dict or a list of them; objects with `model_dump` and Python functions with type
+        hints and a docstring are accepted too. None and [] become ().
+
+    Raises RequestError that says which tool is wrong.
     """
     if tools is None:
         return ()
@@ -35,24 +38,27 @@ def read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     return read
 
 
-def template_calls(calls: Any, place: str) -> list[Any]:
-    """The `tool_calls` of an assistant message as templates read them: arguments as an object.
+def template_calls(calls: Any, location: str) -> list[Any]:
+    """Returns the `tool_calls` of an assistant message as templates read them: arguments as an
+    object.
 
-    calls: ToolCalls of an output, or dicts with "function" or with "name" and "arguments" in them.
-    Arguments that are JSON text become the object. place: of the message, for RequestError.
+    calls: ToolCalls of an output, or dicts with "function" or with "name" and "arguments".
+    location: names the message in errors.
+
+    Arguments that are the text of a JSON object become the object. Raises RequestError.
     """
     if not isinstance(calls, (list, tuple)):
-        raise RequestError(f"{place}: 'tool_calls' must be a list, got {_brief(calls)}")
-    return [_call(call, f"{place}, tool call {index}") for index, call in enumerate(calls)]
+        raise RequestError(f"{location}: 'tool_calls' must be a list, got {_brief(calls)}")
+    return [_call(call, f"{location}, tool call {index}") for index, call in enumerate(calls)]
 
 
-def _call(call: Any, place: str) -> Mapping[str, Any]:
+def _call(call: Any, location: str) -> Mapping[str, Any]:
     if isinstance(call, ToolCall):
         call = call.to_dict()
     elif callable(getattr(call, "model_dump", None)):
         call = call.model_dump(exclude_none=True)
     if not isinstance(call, Mapping):
-        raise RequestError(f"{place} must be a dict with a 'function', got {_brief(call)}")
+        raise RequestError(f"{location} must be a dict with a 'function', got {_brief(call)}")
     function = call.get("function")
     if isinstance(function, Mapping):
         return {**call, "function": _with_object(function)}
@@ -60,7 +66,8 @@ def _call(call: Any, place: str) -> Mapping[str, Any]:
 
 
 def _with_object(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments that are the text of a JSON object as that object; others stay as they are."""
+    """Replaces arguments that are the text of a JSON object by the object; leaves others
+    unchanged."""
     given = function.get("arguments")
     if not isinstance(given, str):
         return function
@@ -71,44 +78,44 @@ def _with_object(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**function, "arguments": value} if isinstance(value, dict) else function
 
 
-def _tool(tool: Any, place: str) -> Mapping[str, Any]:
+def _tool(tool: Any, location: str) -> Mapping[str, Any]:
     if isroutine(tool):
-        return _schema(tool, place)
+        return _schema(tool, location)
     if callable(getattr(tool, "model_dump", None)):
         tool = tool.model_dump(exclude_none=True)
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
-        raise RequestError(f"{place} must be {FORM}, got {_brief(tool)}")
+        raise RequestError(f"{location} must be {FORM}, got {_brief(tool)}")
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        raise RequestError(f"{place} needs a name under 'function', got {_brief(name)}")
+        raise RequestError(f"{location} needs a name under 'function', got {_brief(name)}")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(
-            f"{place} ({name!r}): 'parameters' must be a JSON schema, a dict, got "
+            f"{location} ({name!r}): 'parameters' must be a JSON schema, a dict, got "
             f"{_brief(parameters)}"
         )
     try:
         json.dumps(tool)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"{place} ({name!r}) cannot be written as JSON: {error}") from error
+        raise RequestError(f"{location} ({name!r}) cannot be written as JSON: {error}") from error
     return {"type": "function", **tool}
 
 
-def _schema(function: Any, place: str) -> Mapping[str, Any]:
-    """The schema of a Python function."""
+def _schema(function: Any, location: str) -> Mapping[str, Any]:
+    """Returns the JSON schema of a Python function."""
     try:
         schema: Mapping[str, Any] = get_json_schema(function)
     except Exception as error:
         raise RequestError(
-            f"{place}: {getattr(function, '__name__', 'the function')} has no schema: "
+            f"{location}: {getattr(function, '__name__', 'the function')} has no schema: "
             f"{error_text(error)}"
         ) from error
     return schema
 
 
 def _brief(value: Any) -> str:
-    """A dict by its keys, else a short value or its type."""
+    """Shows a dict by its keys, else a short value or its type."""
     if isinstance(value, Mapping):
         return f"a dict with {', '.join(map(repr, list(value)[:8])) or 'no keys'}"
     return repr(value) if isinstance(value, (str, int, type(None))) else type(value).__name__

@@ -1,1 +1,1 @@
-"""Room 2, decides: who runs, how many tokens, which blocks, what to encode. Imports no torch."""
+"""Room 2 decides: who runs, how many tokens, which blocks, what to encode. Imports no torch."""

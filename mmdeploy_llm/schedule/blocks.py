@@ -1,4 +1,4 @@
-"""BlockPool: which KV cache blocks are in use, how often, and what the free ones still hold."""
+"""BlockPool: which KV cache blocks are in use, by how many requests, and what free ones hold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .prefix import PrefixKeys
 
 
 class BlockPool:
-    """All KV cache blocks, by number. The scheduler is the only writer.
+    """All KV cache blocks, by index. The scheduler is the only writer.
 
     The life of a block:
 
@@ -19,14 +19,14 @@ class BlockPool:
           |        free, last user  |                        match + allocate:    |  |   | free,
           +-------------------------+                        one more user        +--+   | last user
           |                                                                              v
-          +--- then handed out again <-- evicted, least recently used first -- IDLE, content kept
+          +--- then allocated again <--- evicted, least recently used first -- IDLE, content kept
                                                                                   |
                                          match + allocate: USED again <-----------+
 
     A block in use belongs to one request or, when it has a key, to all requests that begin with the
-    same content. Idle blocks count as free; of more than `max_idle_blocks` (None: any number) the
-    oldest become empty, and empty ones are used again last in, first out: memory that was never
-    touched stays so. Every operation costs O(1) for each block it touches.
+    same content. Idle blocks count as free. Above `max_idle_blocks` (None: no limit) the oldest
+    become empty. Empty blocks are used again last in, first out, so that memory that was never
+    touched stays untouched. Every operation costs O(1) for each block it touches.
     """
 
     def __init__(
@@ -41,21 +41,21 @@ class BlockPool:
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
         self._max_idle = max_idle_blocks
-        self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers are used first
-        self._idle: OrderedDict[int, None] = OrderedDict()  # by release: the first is evicted first
+        self._empty = list(range(num_blocks - 1, -1, -1))  # a stack: low indices are used first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # in order of release and eviction
         self._num_users = [0] * num_blocks
         self._key_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated, those with kept content included."""
+        """Number of blocks that can be allocated, those with cached content included."""
         return len(self._empty) + len(self._idle)
 
     def match(self, keys: PrefixKeys, num_tokens: int) -> list[int]:
-        """Blocks that hold the longest known beginning of a request of `num_tokens` tokens.
+        """Returns the blocks with the longest cached prefix of a request of `num_tokens` tokens.
 
-        At least one token is left over, because the logits of the last one must be computed.
+        At least one token is left to compute, because the logits of the last one are needed.
         """
         blocks: list[int] = []
         if not self._is_caching:
@@ -73,7 +73,8 @@ class BlockPool:
         return num_new + num_revived <= self.num_free
 
     def allocate(self, num_new: int, matched: Sequence[int] = ()) -> list[int]:
-        """A block table: `matched` with one more user each, then `num_new` blocks of its own."""
+        """Returns a block table: `matched` with one more user each, then `num_new` unshared
+        blocks."""
         assert self.can_allocate(num_new, matched), f"no {num_new} of {self.num_free} free blocks"
         for block in matched:  # before any eviction, so that none of these is evicted
             self._idle.pop(block, None)
@@ -81,9 +82,9 @@ class BlockPool:
         return [*matched, *(self._take() for _ in range(num_new))]
 
     def register(self, table: Sequence[int], keys: PrefixKeys, start: int, end: int) -> None:
-        """Blocks `table[start:end]` are full and computed: from now on others may share them.
+        """Offers blocks `table[start:end]`, which are full and computed, for sharing.
 
-        Content that another block already holds under the same key stays with that one.
+        Content that another block already holds under the same key stays with that block.
         """
         if not self._is_caching:
             return
@@ -94,10 +95,10 @@ class BlockPool:
                 self._key_of[block] = key
 
     def free(self, table: Sequence[int]) -> None:
-        """One user less for each block of `table`; content with a key is kept until it is evicted.
+        """Removes one user from each block of `table`; content with a key stays until eviction.
 
-        The end of the table goes first to the eviction queue: a beginning is worth more than what
-        follows it, and nothing can follow a beginning that is gone.
+        The end of the table enters the eviction queue first: a prefix is worth more than what
+        follows it, and what follows a lost prefix can never be matched.
         """
         for block in reversed(table):
             self._num_users[block] -= 1
@@ -115,13 +116,14 @@ class BlockPool:
         return block
 
     def _evict(self) -> int:
-        """The block that was idle longest, without its content."""
+        """Returns the block that was idle longest, without its content."""
         block, _ = self._idle.popitem(last=False)
         del self._block_of[self._key_of.pop(block)]
         return block
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """AssertionError unless the books agree with `tables`, the block tables of all requests."""
+        """Raises AssertionError unless the counts agree with `tables`, every request's block
+        table."""
         users: Counter[int] = Counter()
         for table in tables:
             assert len(set(table)) == len(table), f"a block twice in one table: {table}"

@@ -1,4 +1,5 @@
-"""How many of a request's next tokens a step computes: budget, media borders, encoder room."""
+"""The chunk of a request that a step computes, limited by tokens, media borders and encoder
+cache."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from .limits import SchedulerConfig
 class Chunk:
     """Tokens `start` .. `end` of a request, and the media that overlap them.
 
-    waits_for_encoder: it would be longer if the encoder had room. An empty chunk that does not wait
-    for the encoder waits for the token budget.
+    waits_for_encoder: the chunk would be longer if the encoder had capacity. An empty chunk that
+        does not wait for the encoder waits for the token budget.
     """
 
     start: int
@@ -34,12 +35,12 @@ class Chunk:
 def next_chunk(
     request: Request, start: int, num_tokens: int, config: SchedulerConfig, encoder: EncoderBudget
 ) -> Chunk:
-    """The longest chunk from `start` on within a budget of `num_tokens`. Changes nothing.
+    """Returns the longest chunk from `start` on within a budget of `num_tokens`. Changes nothing.
 
     prompt      t t t [ image A . . . ] t t [ image B . . . ] t t
-    budget      |---------------------------------|           cut in B: allowed,
-    atomic      |---------------------------|                 cut before B when spans are atomic,
-    no room     |---------------------------|                 or when B cannot be encoded now
+    budget      |---------------------------------|           split in B: allowed,
+    atomic      |---------------------------|                 split before B when spans are atomic,
+    full cache  |---------------------------|                 or when B cannot be encoded now
     """
     end = min(start + num_tokens, request.num_tokens)
     if config.atomic_media:
@@ -56,7 +57,7 @@ def next_chunk(
 
 
 def spans_between(request: Request, start: int, end: int) -> list[MediaSpan]:
-    """The media spans that overlap tokens `start` .. `end`, in order."""
+    """Returns the media spans that overlap tokens `start` .. `end`, in order."""
     found: list[MediaSpan] = []
     if start >= end or not request.media:
         return found
@@ -69,13 +70,13 @@ def spans_between(request: Request, start: int, end: int) -> list[MediaSpan]:
 
 
 def split_spans(request: Request) -> list[MediaSpan]:
-    """The span, if any, of which only a part is computed."""
+    """Returns the span, if any, of which only the first part is computed."""
     end = request.num_computed_tokens
     return [span for span in spans_between(request, end, end + 1) if span.offset < end]
 
 
 def whole_spans_end(request: Request, start: int, end: int) -> int:
-    """`end`, or the beginning (not before `start`) of the span that `end` would split."""
+    """Returns `end`, or the first token (not before `start`) of the span that `end` would split."""
     for span in reversed(spans_between(request, start, end)):
         if span.offset < end < span.end:
             return max(start, span.offset)

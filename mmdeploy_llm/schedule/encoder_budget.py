@@ -1,4 +1,4 @@
-"""EncoderBudget: what the encoder cache holds, who needs it, what may be encoded in a step."""
+"""EncoderBudget: what the encoder cache holds, who needs it, and what a step may encode."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from mmdeploy_llm.request import MediaInput
 
 
 class EncoderBudget:
-    """The books of the encoder cache, by media key; the tensors are the runner's. One writer: the
-    scheduler.
+    """Accounting of the encoder cache by media key; the tensors are in the runner.
 
-                  hold (encoded in this step)          last holder lets go
-        unknown -----------------------------> HELD <---------------------> IDLE
-           ^                                    |            hold            |
-           +------------- discard --------------+                            |
-           +------------- evicted, least recently used first ---------------+   -> plan.forget
+                      hold (encoded in this step)        last holder releases it
+            unknown -----------------------------> HELD <---------------------> IDLE
+               ^                                    |            hold            |
+               +------------- discard --------------+                            |
+               +------------- evicted, least recently used first ---------------+   -> plan.forget
 
-    A request holds an item from the step that computes the first of the item's tokens to the step
-    that computes the last. Between steps it holds at most one item, and it needs no other one to go
-    on with that, so holders never wait for each other. Held and idle tokens together stay within
-    `capacity`. A step encodes at most `step_capacity` tokens, or one item if that one is larger.
+    A request holds an item from the step that computes the item's first token to the step that
+    computes its last. Between steps it holds at most one item, and needs no other item to finish
+    that one, so holders never wait for each other. Held and idle tokens together stay within
+    `capacity`. A step encodes at most `step_capacity` tokens, or one item if that item is larger.
+    The scheduler is the only writer.
     """
 
     def __init__(self, *, capacity: int, step_capacity: int) -> None:
@@ -32,31 +32,31 @@ class EncoderBudget:
         self._num_tokens: dict[str, int] = {}  # key -> size, for all that is cached
         self._holders: dict[str, dict[str, None]] = {}  # key -> request ids, never empty
         self._held: dict[str, dict[str, None]] = {}  # request id -> keys, never empty
-        self._idle: OrderedDict[str, None] = OrderedDict()  # by age: the first is evicted first
+        self._idle: OrderedDict[str, None] = OrderedDict()  # oldest first, evicted in this order
         self._forget: dict[str, None] = {}
         self._encode: list[MediaInput] = []
         self._num_encode_tokens = 0
         self._is_closed = False
 
     def start_step(self) -> None:
-        """A new step: nothing to encode yet, open for new items."""
+        """Starts a new step: nothing to encode yet, new items are accepted."""
         self._encode = []
         self._num_encode_tokens = 0
         self._is_closed = False
 
     def close_step(self) -> None:
-        """No new items in this step, so that whoever was refused first is also served first."""
+        """Accepts no more items in this step, so that the first one refused is served first."""
         self._is_closed = True
 
     def num_holdable(self, request_id: str, items: Sequence[MediaInput]) -> int:
-        """How many of `items`, from the first on, the request could hold in this step."""
+        """Returns how many of `items`, from the first on, the request could hold in this step."""
         own = self._held.get(request_id, {})
         num_held, num_encode = self.num_held_tokens, self._num_encode_tokens
-        asked: set[str] = set()
+        counted: set[str] = set()
         for index, item in enumerate(items):
-            if item.key in own or item.key in asked:
+            if item.key in own or item.key in counted:
                 continue
-            asked.add(item.key)
+            counted.add(item.key)
             if item.key not in self._holders:
                 num_held += item.num_tokens
             if item.key not in self._num_tokens:
@@ -68,21 +68,22 @@ class EncoderBudget:
         return len(items)
 
     def hold(self, request_id: str, items: Sequence[MediaInput]) -> None:
-        """The request computes with `items` in this step; those not cached are encoded in it."""
+        """Holds `items`, with which the request computes in this step; encodes those not cached."""
         assert self.num_holdable(request_id, items) == len(items), "more media than the cache holds"
         for item in sorted(items, key=lambda item: item.key not in self._num_tokens):
-            # Cached ones first: an item held now is not evicted for the next one.
+            # Cached items first: an item that is held already is not evicted for the next one.
             if item.key not in self._num_tokens:
                 self._add(item)
             self._pin(item.key, request_id)
 
     def keep_only(self, request_id: str, key: str | None = None) -> None:
-        """The request needs none of its items any longer, but the one with `key`."""
+        """Releases all items of the request, except the one with `key`."""
         for held in [held for held in self._held.get(request_id, ()) if held != key]:
-            self._let_go(held, request_id)
+            self._release(held, request_id)
 
     def discard(self, request_id: str) -> None:
-        """The request failed, perhaps by its items: those nobody else holds are forgotten."""
+        """Releases the items of a failed request, which may have caused the failure: those that
+        nobody else holds are evicted."""
         keys = tuple(self._held.get(request_id, ()))
         self.keep_only(request_id)
         for key in keys:
@@ -90,16 +91,16 @@ class EncoderBudget:
                 self._evict(key)
 
     def forget_again(self, keys: Iterable[str]) -> None:
-        """Repeats the `forget` of a plan that was perhaps not carried out; cached keys stay."""
+        """Repeats the `forget` of a plan that may not have been carried out; cached keys stay."""
         self._forget.update((key, None) for key in keys if key not in self._num_tokens)
 
     def take_forget(self) -> tuple[str, ...]:
-        """Keys evicted since the last call, each of them once."""
+        """Returns the keys evicted since the last call, each once."""
         forget, self._forget = tuple(self._forget), {}
         return forget
 
     def take_encode(self) -> tuple[MediaInput, ...]:
-        """What this step encodes."""
+        """Returns the items that this step encodes."""
         encode, self._encode = tuple(self._encode), []
         return encode
 
@@ -120,7 +121,7 @@ class EncoderBudget:
         self._holders[key][request_id] = None
         self._held.setdefault(request_id, {})[key] = None
 
-    def _let_go(self, key: str, request_id: str) -> None:
+    def _release(self, key: str, request_id: str) -> None:
         del self._held[request_id][key]
         if not self._held[request_id]:
             del self._held[request_id]
@@ -136,7 +137,7 @@ class EncoderBudget:
         self._forget[key] = None
 
     def check_integrity(self, needed: Mapping[str, Iterable[str]]) -> None:
-        """AssertionError unless the books agree. needed: running request -> keys it must hold."""
+        """Raises AssertionError unless all counts agree. needed: request -> keys it must hold."""
         pairs = {(key, holder) for key, holders in self._holders.items() for holder in holders}
         assert pairs == {(key, id_) for id_, keys in self._held.items() for key in keys}
         assert set(self._held) <= set(needed), "an item is held by a request that is gone"

@@ -1,4 +1,4 @@
-"""Lifecycle: where each request stands and what it holds; the only place where that changes."""
+"""Lifecycle: the state of each request and what it holds; the only place where these change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Lifecycle:
                   ^                 |
                   +---- preempt ----+
 
-    states: by request id. running: sorted by `RequestState.order`, so the last is the newest.
+    states: request id -> state.
+    running: sorted by `RequestState.order`, so the last is the newest.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -39,7 +40,7 @@ class Lifecycle:
             enable_prefix_caching=config.enable_prefix_caching,
             max_idle_blocks=config.max_idle_blocks,
         )
-        # Without chunks a prompt needs all its media in one step: only the cache limits it then.
+        # Without chunks a prompt needs all its media in one step, limited only by the cache.
         is_chunked = config.enable_chunked_prefill
         self.encoder = EncoderBudget(
             capacity=config.encoder_cache_tokens,
@@ -55,7 +56,7 @@ class Lifecycle:
         self._drop: dict[str, None] = {}
 
     def add(self, request: Request) -> RequestState:
-        """A request that waits from now on."""
+        """Queues a request."""
         assert request.request_id not in self.states, f"{request.request_id} is already here"
         assert all(one.end <= two.offset for one, two in pairwise(request.media)), "spans overlap"
         self._num_added += 1
@@ -70,7 +71,7 @@ class Lifecycle:
         return state
 
     def start(self, state: RequestState, matched: Sequence[int], num_new: int, now: float) -> None:
-        """The next waiting request runs, on `matched` cached blocks and `num_new` others."""
+        """Runs the next waiting request, on `matched` cached blocks and `num_new` others."""
         request = state.request
         popped = self.waiting.pop()
         assert popped is state, "not the next one"
@@ -84,7 +85,8 @@ class Lifecycle:
             request.num_cached_tokens = request.num_computed_tokens
 
     def preempt(self, state: RequestState) -> None:
-        """A running request waits again; what the prefix cache loses until then is recomputed."""
+        """Sends a running request back to the queue; content that the prefix cache loses until
+        it runs again is recomputed."""
         self._leave(state)
         state.start_over()
         state.request.status = RequestStatus.WAITING
@@ -93,7 +95,7 @@ class Lifecycle:
         self.waiting.push(state)
 
     def finish(self, state: RequestState, reason: FinishReason) -> None:
-        """The end of a request, for whatever reason."""
+        """Ends a request, for whatever reason."""
         request = state.request
         if reason == "error":
             self.encoder.discard(request.request_id)
@@ -105,16 +107,16 @@ class Lifecycle:
 
     @property
     def has_drop(self) -> bool:
-        """Whether the next plan drops anybody."""
+        """Whether the next plan drops any request."""
         return bool(self._drop)
 
     def take_drop(self) -> tuple[str, ...]:
-        """Ids that left the runner's slots since the last call."""
+        """Returns the ids of requests that left the runner's slots since the last call."""
         drop, self._drop = tuple(self._drop), {}
         return drop
 
     def drop_again(self, request_ids: Iterable[str]) -> None:
-        """Repeats the `drop` of a plan that was perhaps not carried out."""
+        """Repeats the `drop` of a plan that may not have been carried out."""
         self._drop.update(dict.fromkeys(request_ids))
 
     def _leave(self, state: RequestState) -> None:
@@ -128,7 +130,8 @@ class Lifecycle:
         self._drop[request.request_id] = None
 
     def check_integrity(self) -> None:
-        """AssertionError unless blocks, media, queues and requests agree. For tests: reads all."""
+        """Raises AssertionError unless blocks, media, queues and requests agree. For tests:
+        slow."""
         running = [state.request for state in self.running]
         waiting = [state.request for state in self.waiting.states()]
         self.pool.check_integrity([request.block_ids for request in running])

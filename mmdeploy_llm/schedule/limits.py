@@ -1,4 +1,4 @@
-"""What the scheduler may use (SchedulerConfig), and the requests that could never run within it."""
+"""The scheduler's limits (SchedulerConfig), and the requests that could never run within them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from mmdeploy_llm.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The scheduler's limits; sizes in tokens, num_blocks in KV cache blocks of block_size tokens.
+    """The scheduler's limits. Sizes in tokens; num_blocks in KV cache blocks of block_size tokens.
 
-    max_num_batched_tokens: computed in one step, decode and prefill together. max_idle_blocks: how
-    many may keep content which no request uses (None: all). encoder_cache_tokens: encoder outputs
-    held at the same time. atomic_media: the tokens of a media item must be computed in one step.
+    max_num_batched_tokens: tokens computed in one step, decode and prefill together.
+    max_idle_blocks: blocks that may keep content which no request uses (None: all).
+    encoder_cache_tokens: encoder outputs held at the same time.
+    atomic_media: the tokens of a media item must be computed in one step.
     """
 
     max_num_seqs: int
@@ -30,22 +31,22 @@ class SchedulerConfig:
     atomic_media: bool = False
 
     def __post_init__(self) -> None:
-        # config.resolve sees to both; a step must reach every running request.
+        # config.resolve ensures both; a step must reach every running request.
         assert self.max_num_batched_tokens >= self.max_num_seqs
         assert self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens that the whole KV cache holds."""
+        """Capacity of the whole KV cache in tokens."""
         return self.num_blocks * self.block_size
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Returns the number of blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
 
 def refusal(request: Request, config: SchedulerConfig) -> RequestFailure | None:
-    """Why `request` could never run, however long it waits; None when it can."""
+    """Returns why `request` could never run, however long it waits; None when it can."""
     error = _length_error(request, config) or _media_error(request, config)
     return RequestFailure(code=error.code, message=str(error)) if error else None
 

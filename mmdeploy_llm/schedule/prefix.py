@@ -1,4 +1,4 @@
-"""PrefixKeys: the hash chain that names the content of a request's full blocks."""
+"""PrefixKeys: the hash chain that identifies the content of a request's full blocks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ ROOT_KEY = bytes(KEY_SIZE)  # the parent of every first block
 
 
 class PrefixKeys:
-    """Keys of one request's full blocks, each hashed once, when it is first asked for.
+    """Keys of one request's full blocks, each hashed once, when it is first requested.
 
         key 0 = hash(ROOT_KEY, tokens of block 0, media in block 0)
         key i = hash(key i-1,  tokens of block i, media in block i)
 
-    Media enter as (key, offset of the item relative to the block), because the placeholder tokens
-    of two different images are the same. Equal keys therefore mean: the same tokens and media from
-    the start of the prompt to the end of the block. The scheduler is the only user.
+    Media are hashed as (key, offset of the item relative to the block), because the placeholder
+    tokens of two different images are the same. Equal keys therefore mean the same tokens and media
+    from the start of the prompt to the end of the block. The scheduler is the only user.
     """
 
     __slots__ = ("_block_size", "_first_span", "_keys", "_request")
@@ -28,10 +28,10 @@ class PrefixKeys:
         self._request = request
         self._block_size = block_size
         self._keys: list[bytes] = []
-        self._first_span = 0  # first span that does not end before the next block to hash
+        self._first_span = 0  # index of the first span that ends after the next block's start
 
     def key(self, index: int) -> bytes:
-        """Key of block `index`, whose tokens must all be known."""
+        """Returns the key of block `index`, whose tokens must all be known."""
         while len(self._keys) <= index:
             self._keys.append(self._hash_next())
         return self._keys[index]

@@ -19,23 +19,23 @@ __all__ = ["Scheduler", "SchedulerConfig"]
 
 
 class Scheduler:
-    """The only writer of requests between intake and their end. For one thread.
+    """Plans steps and applies their results; the only writer of requests after intake. One thread.
 
     The engine calls, in every step and in this order:
 
-        updates  = scheduler.abort(request_ids)           when somebody asked for it
-        plan     = scheduler.plan(now)                    or what plan_next gave
+        updates  = scheduler.abort(request_ids)           when the caller requested it
+        plan     = scheduler.plan(now)                    or the plan that plan_next returned
         updates += scheduler.commit(plan, result, now)    or scheduler.fail(plan, failure)
         outputs  = delivery.deliver(updates)
         scheduler.release(outputs)
 
     Every request ends with exactly one update that has a finish_reason, unless delivery ends it
-    first (a stop string): then with `release`. Whoever ends a request, its blocks are free at once
-    and its slot is in the `drop` of the next plan. A plan may schedule nothing and still be needed:
-    its commit tells the failures of requests that can never run.
+    first (a stop string): then `release` ends it. In both cases its blocks are free at once and its
+    slot is in the `drop` of the next plan. A plan may schedule nothing and still be needed: its
+    commit reports the failures of requests that can never run.
 
-    Who is served first: smaller `priority`, then earlier `arrival_time`, then earlier `add`. The
-    first of the running requests is never preempted for another one, so it always goes on.
+    Requests are served by earlier `arrival_time`, then earlier `add`. The first of the running
+    requests is never preempted for another one, so it always makes progress.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -43,9 +43,9 @@ class Scheduler:
         self._requests = Lifecycle(config)
         self._pool = self._requests.pool
         self._encoder = self._requests.encoder
-        self._failed: list[TokenUpdate] = []  # outside a commit; the next one tells
+        self._failed: list[TokenUpdate] = []  # failed outside a commit; the next commit reports it
         self._num_steps = 0
-        self._refused: RequestState | None = None  # waits for blocks, as of the last plan
+        self._refused: RequestState | None = None  # waited for blocks in the last plan
 
     @property
     def has_work(self) -> bool:
@@ -54,39 +54,39 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold blocks."""
+        """Number of requests that hold blocks."""
         return len(self._requests.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for admission, preempted ones included."""
+        """Number of requests that wait for admission, preempted ones included."""
         return len(self._requests.waiting)
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be allocated, those with cached content included."""
+        """Number of blocks that can be allocated, those with cached content included."""
         return self._pool.num_free
 
     @property
     def num_preemptions(self) -> int:
-        """Preemptions since the scheduler was made."""
+        """Number of preemptions since the scheduler was created."""
         return self._requests.num_preemptions
 
     def check_integrity(self) -> None:
-        """AssertionError unless all books agree. For tests: it reads everything."""
+        """Raises AssertionError unless all counts agree. For tests: slow."""
         self._requests.check_integrity()
 
-    # The doors, in the order of a step.
+    # Public methods, in the order of a step.
 
     def add(self, request: Request) -> None:
-        """Queues a request. One that can never run is failed by the next commit, with numbers."""
+        """Queues a request. The next commit fails one that can never run, naming the limits."""
         state = self._requests.add(request)
         failure = refusal(request, self._config)
         if failure is not None:
             self._failed.append(self._fail(state, failure))
 
     def abort(self, request_ids: Iterable[str]) -> tuple[TokenUpdate, ...]:
-        """Ends these requests, between two steps; ids that are not here are passed over."""
+        """Ends these requests, between two steps; unknown ids are ignored."""
         failure = RequestFailure(code=ABORTED, message="aborted by the caller")
         updates = []
         for request_id in request_ids:
@@ -99,10 +99,10 @@ class Scheduler:
         return tuple(updates)
 
     def plan(self, now: float) -> StepPlan:
-        """What the next step does; `now` in epoch seconds.
+        """Plans the next step; `now` in epoch seconds.
 
-        One token for each decoding request, then the prompts of running requests, then admissions,
-        all within one token budget.
+        Schedules one token per decoding request, then the prompts of running requests, then
+        admissions, all within one token budget.
         """
         self._refused = None
         draft = StepDraft(self._config.max_num_batched_tokens)
@@ -121,12 +121,12 @@ class Scheduler:
         )
 
     def plan_next(self, plan: StepPlan) -> StepPlan | None:
-        """The step behind `plan`, made before that one is committed: each of its requests decodes
-        on, in the same order, from a token that the host does not know yet.
+        """Plans the step after `plan` before `plan` is committed: each of its requests decodes on,
+        in the same order, from a token that the host does not have yet.
 
-        None where the next step may have anything else to do: a request to start, a prompt to go on
-        with, one at its last token or already gone, a block that only preemption frees. Requests
-        that `plan` turns out to end are passed over when this step is committed.
+        Returns None where the next step may have anything else to do: a request to start, a prompt
+        to continue, a request at its last token or already finished, a block that only preemption
+        frees. The commit of this step skips requests that `plan` turns out to end.
         """
         states = [self._requests.states.get(item.request_id) for item in plan.scheduled]
         running = [state for state in states if state is not None and state.can_go_on(1)]
@@ -161,13 +161,13 @@ class Scheduler:
         return state is not None and not is_full and state is not self._refused
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[TokenUpdate, ...]:
-        """Takes over what the step computed; an update for each request that changed."""
+        """Applies the results of a step; returns an update for each request that changed."""
         assert result.step_id == plan.step_id, f"result of {result.step_id} for {plan.step_id}"
         updates, self._failed = self._failed, []
         for item in plan.scheduled:
             state = self._requests.states.get(item.request_id)
             if state is None:
-                continue  # it ended after this step was planned ahead
+                continue  # the request ended after plan_next had planned this step
             failure = result.errors.get(item.request_id)
             if failure is not None:
                 updates.append(self._fail(state, failure))
@@ -179,10 +179,10 @@ class Scheduler:
         return tuple(updates)
 
     def fail(self, plan: StepPlan, failure: RequestFailure) -> tuple[TokenUpdate, ...]:
-        """Instead of `commit`, when the step raised: each request of the plan ends in error.
+        """Replaces `commit` when the step raised: each request of the plan ends in error.
 
-        Nobody knows how far the step came, so the next plan drops and forgets again what this one
-        did; the runner passes over what it does not have.
+        It is unknown how far the step got, so the next plan repeats this plan's `drop` and
+        `forget`; the runner ignores ids that it does not have.
         """
         updates, self._failed = self._failed, []
         for item in plan.scheduled:
@@ -194,7 +194,8 @@ class Scheduler:
         return tuple(updates)
 
     def release(self, outputs: Sequence[RequestOutput]) -> None:
-        """Frees the requests of finished outputs that are still here: those delivery has ended."""
+        """Frees the requests that delivery has ended: finished outputs that are still known
+        here."""
         for output in outputs:
             state = self._requests.states.get(output.request_id) if output.finished else None
             if state is not None:
@@ -209,10 +210,10 @@ class Scheduler:
             state = running[index]
             if not state.is_decoding:
                 index += 1
-            elif not self._needs_block(state) or self._make_room(state):
+            elif not self._needs_block(state) or self._free_block(state):
                 self._schedule_decode(state, draft)
                 index += 1
-            # Else the request itself was the newest and is gone; nobody stands behind it.
+            # Else the request itself was the newest and is gone; none follows it in the list.
 
     def _needs_block(self, state: RequestState) -> bool:
         request = state.request
@@ -233,8 +234,8 @@ class Scheduler:
             )
         )
 
-    def _make_room(self, state: RequestState) -> bool:
-        """Frees a block, if need be by preempting the newest; False when that was `state`."""
+    def _free_block(self, state: RequestState) -> bool:
+        """Ensures a free block, preempting the newest if need be; False when that was `state`."""
         running = self._requests.running
         while not self._pool.can_allocate(1):
             newest = running[-1]
@@ -256,7 +257,7 @@ class Scheduler:
         )
 
     def _schedule_prefills(self, draft: StepDraft) -> bool:
-        """Goes on with prompts admitted before; whether younger requests may follow."""
+        """Continues prompts admitted earlier; returns whether younger requests may follow."""
         for state in self._requests.running:
             if state.is_decoding:
                 continue
@@ -266,7 +267,7 @@ class Scheduler:
             elif chunk.waits_for_encoder:
                 self._encoder.close_step()
             else:
-                return False  # it waits for tokens, and somebody younger would take them
+                return False  # it waits for tokens, which a younger request would take
         return True
 
     def _next_chunk(self, state: RequestState, start: int, draft: StepDraft) -> Chunk:
@@ -295,7 +296,7 @@ class Scheduler:
             self._encoder.close_step()
 
     def _admit(self, draft: StepDraft, now: float) -> None:
-        """Starts waiting requests, strictly in order: nobody overtakes one that has to wait."""
+        """Starts waiting requests, strictly in order: none overtakes one that has to wait."""
         while draft.num_tokens_left and self.num_running < self._config.max_num_seqs:
             state = self._requests.waiting.peek()
             if state is None or not self._try_admit(state, draft, now):
@@ -318,13 +319,13 @@ class Scheduler:
         return True
 
     def _match(self, state: RequestState) -> list[int]:
-        """Blocks of the prefix cache that the request can begin with."""
+        """Returns the blocks of the prefix cache that the request can start with."""
         request = state.request
         if request.params.prompt_logprobs is not None:
             return []  # needs the logits of all prompt tokens
         matched = self._pool.match(state.keys, request.num_tokens)
         if self._config.atomic_media:
-            # A span is computed whole or comes whole from the cache.
+            # A span is computed whole or read whole from the cache.
             block_size, end = self._config.block_size, len(matched) * self._config.block_size
             while (whole := whole_spans_end(request, 0, end)) < end:
                 end = whole // block_size * block_size
@@ -332,9 +333,9 @@ class Scheduler:
         return matched
 
     def _num_reserved_blocks(self) -> int:
-        """Blocks to leave free at an admission: one for each running request that may still grow.
+        """Returns how many blocks an admission leaves free: one per running request that may grow.
 
-        Without it a request would be admitted only to be preempted, and recomputed, soon after.
+        Otherwise a request would be admitted only to be preempted, and recomputed, soon after.
         """
         block_size = self._config.block_size
         return sum(
@@ -345,12 +346,13 @@ class Scheduler:
     # Committing.
 
     def _advance(self, state: RequestState, item: ScheduledTokens) -> None:
-        """The tokens of `item` are computed: full blocks are shared, finished media let go."""
+        """Marks the tokens of `item` as computed, registers full blocks, releases finished
+        media."""
         request = state.request
         request.num_computed_tokens = end = item.start + item.num_tokens
-        num_shared, num_full = state.num_registered_blocks, end // self._config.block_size
-        if num_full > num_shared:
-            self._pool.register(request.block_ids, state.keys, num_shared, num_full)
+        num_registered, num_full = state.num_registered_blocks, end // self._config.block_size
+        if num_full > num_registered:
+            self._pool.register(request.block_ids, state.keys, num_registered, num_full)
             state.num_registered_blocks = num_full
         if request.media and item.start < request.media[-1].end:
             split = split_spans(request)

@@ -1,4 +1,4 @@
-"""RequestState: a request and what the scheduler alone needs to know of it."""
+"""RequestState: a request with the state that only the scheduler needs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from .prefix import PrefixKeys
 class RequestState:
     """One unfinished request. The scheduler is the only writer.
 
-    number: counts the requests, in the order of `add`. order: who is served first, smallest first.
-    stop_ids: token ids that end it. max_num_tokens: prompt and output tokens at which it ends.
-    num_registered_blocks: blocks of its table, from the first on, offered to the prefix cache.
-    num_prompt_logprobs: entries delivered so far; num_computed_logprobs: entries since admission.
+    number: index of the request in the order of `add`.
+    order: key by which requests are served, smallest first.
+    stop_ids: token ids that end the request.
+    max_num_tokens: number of prompt and output tokens at which it ends.
+    num_registered_blocks: leading blocks of its table that were offered to the prefix cache.
+    num_prompt_logprobs: entries delivered so far.
+    num_computed_logprobs: entries computed since admission.
     """
 
     request: Request
     number: int
-    order: tuple[int, float, int]
+    order: tuple[float, int]
     stop_ids: frozenset[int]
     max_num_tokens: int
     keys: PrefixKeys
@@ -34,14 +37,14 @@ class RequestState:
 
     @classmethod
     def of(cls, request: Request, *, number: int, max_model_len: int, block_size: int) -> Self:
-        """The state of a request that was just added."""
+        """Builds the state of a request that was just added."""
         params = request.params
         max_output = max_model_len if params.max_tokens is None else params.max_tokens
         eos_ids = frozenset() if params.ignore_eos else request.eos_token_ids
         return cls(
             request=request,
             number=number,
-            order=(request.priority, request.arrival_time, number),
+            order=(request.arrival_time, number),
             stop_ids=eos_ids.union(params.stop_token_ids),
             max_num_tokens=min(len(request.prompt_token_ids) + max_output, max_model_len),
             keys=PrefixKeys(request, block_size),
@@ -49,7 +52,7 @@ class RequestState:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether all that is left to compute is the token generated last."""
+        """Whether the last generated token is the only one left to compute."""
         request = self.request
         num_prompt, num_computed = len(request.prompt_token_ids), request.num_computed_tokens
         return num_computed >= num_prompt and (
@@ -57,14 +60,14 @@ class RequestState:
         )
 
     def can_go_on(self, num_unknown: int) -> bool:
-        """Whether it still needs a token behind `num_unknown` that are on their way, as far as its
-        length tells."""
+        """Whether it is running and its length allows a token after `num_unknown` sampled tokens
+        that the host does not have yet."""
         request = self.request
         is_running = request.status is RequestStatus.RUNNING
         return is_running and request.num_tokens + num_unknown < self.max_num_tokens
 
     def append(self, token_id: int, now: float) -> FinishReason | None:
-        """Takes a generated token at `now` (epoch seconds); gives why it is the last one, if so."""
+        """Appends a token generated at `now` (epoch seconds); returns the finish reason, if any."""
         request = self.request
         request.output_token_ids.append(token_id)
         if request.first_token_time is None:
@@ -79,20 +82,20 @@ class RequestState:
     def fresh_logprobs(
         self, entries: tuple[TokenLogprobs | None, ...]
     ) -> tuple[TokenLogprobs | None, ...]:
-        """`entries` without those that were delivered before a preemption."""
+        """Returns `entries` without those that were delivered before a preemption."""
         skipped = max(0, self.num_prompt_logprobs - self.num_computed_logprobs)
         self.num_computed_logprobs += len(entries)
         self.num_prompt_logprobs = max(self.num_prompt_logprobs, self.num_computed_logprobs)
         return entries[skipped:]
 
     def start_over(self) -> None:
-        """Forgets all that was computed; the tokens stay. The blocks must be free already."""
+        """Resets all computed state but keeps the tokens. The blocks must be free already."""
         self.request.num_computed_tokens = 0
         self.request.block_ids = []
         self.num_computed_logprobs = 0
 
     def to_new_request(self) -> NewRequest:
-        """What the runner must know when the request starts, or starts again."""
+        """Returns what the runner must know when the request starts, or starts again."""
         request = self.request
         return NewRequest(
             request_id=request.request_id,

@@ -1,4 +1,4 @@
-"""StepDraft: the plan of one step while it is being made."""
+"""StepDraft: the plan of one step while it is being built."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mmdeploy_llm.plan import NewRequest, ScheduledTokens
 
 
 class StepDraft:
-    """What one step computes, within its token budget. The scheduler is the only writer."""
+    """The work of one step, within its token budget. The scheduler is the only writer."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens_left = num_tokens
@@ -15,7 +15,7 @@ class StepDraft:
         self._prefills: list[ScheduledTokens] = []
 
     def add(self, item: ScheduledTokens) -> None:
-        """Schedules `item`; its tokens must fit the budget that is left."""
+        """Schedules `item`; its tokens must fit the remaining budget."""
         assert 0 < item.num_tokens <= self.num_tokens_left, f"{item} over the token budget"
         self.num_tokens_left -= item.num_tokens
         is_decode = item.num_tokens == 1 and item.samples

@@ -8,14 +8,14 @@ from .state import RequestState
 
 
 class WaitingQueue:
-    """A priority queue by `RequestState.order`; every operation is O(log n).
+    """A priority queue sorted by `RequestState.order`; every operation is O(log n).
 
-    A preempted request keeps its order and so comes back before all that arrived later. The
-    scheduler is the only writer.
+    A preempted request keeps its order and so returns before all that arrived later. The scheduler
+    is the only writer.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, float, int], RequestState]] = []
+        self._heap: list[tuple[tuple[float, int], RequestState]] = []
         self._members: dict[int, RequestState] = {}  # by number; the heap also holds removed ones
 
     def __len__(self) -> int:
@@ -27,22 +27,22 @@ class WaitingQueue:
         heapq.heappush(self._heap, (state.order, state))
 
     def peek(self) -> RequestState | None:
-        """The request that is next, or None when nobody waits."""
+        """Returns the next request, or None when the queue is empty."""
         while self._heap and self._heap[0][1].number not in self._members:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
     def pop(self) -> RequestState:
-        """Takes out what `peek` shows."""
+        """Removes and returns the next request."""
         state = self.peek()
-        assert state is not None, "nobody waits"
+        assert state is not None, "the queue is empty"
         heapq.heappop(self._heap)
         return self._members.pop(state.number)
 
     def remove(self, state: RequestState) -> None:
-        """Takes a waiting request out, wherever it stands."""
+        """Removes a waiting request from any position."""
         del self._members[state.number]
 
     def states(self) -> list[RequestState]:
-        """All waiting requests, in no particular order."""
+        """Returns all waiting requests, in no particular order."""
         return list(self._members.values())

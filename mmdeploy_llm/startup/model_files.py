@@ -30,7 +30,8 @@ class ModelFiles:
     eos_token_ids: tokens that end a sequence. vocab_size: ids the model computes logits for.
     chat_template: Jinja source, None when neither the options nor the checkpoint have one.
     reasoning_parser, tool_parser: None when the output is not parsed.
-    reasoning_end_marker: the text that ends the reasoning; None without a parser or marker.
+    reasoning_start_marker, reasoning_end_marker: texts around the reasoning; None without a parser,
+    or when it has no such marker.
     grammars: None when guided decoding is off.
     """
 
@@ -42,6 +43,7 @@ class ModelFiles:
     vocab_size: int
     chat_template: str | None
     reasoning_parser: ReasoningParserSpec | None
+    reasoning_start_marker: str | None
     reasoning_end_marker: str | None
     tool_parser: ToolParserSpec | None
     grammars: GrammarBackend | None
@@ -76,7 +78,8 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
         vocab_size=vocab_size,
         chat_template=template,
         reasoning_parser=parser,
-        reasoning_end_marker=None if parser is None else _end_marker(plugins, parser),
+        reasoning_start_marker=_marker("start_marker", plugins, parser),
+        reasoning_end_marker=_marker("end_marker", plugins, parser),
         tool_parser=plugins.tool_parser(tools) if tools else None,
         grammars=grammars,
     )
@@ -96,12 +99,14 @@ def _reasoning_parser(
     if not name:
         return None
     parser = plugins.reasoning_parser(name)
-    end = _end_marker(plugins, parser)
+    end = _marker("end_marker", plugins, parser)
     if is_auto and template is not None and end is not None and end not in template:
         return None
     return parser
 
 
-def _end_marker(plugins: PluginManager, parser: ReasoningParserSpec) -> str | None:
+def _marker(name: str, plugins: PluginManager, parser: ReasoningParserSpec | None) -> str | None:
+    if parser is None:
+        return None
     factory: Callable[..., Any] = plugins.resolve(parser)
-    return getattr(factory, "end_marker", None)
+    return getattr(factory, name, None)

@@ -136,6 +136,7 @@ def _intake(
         eos_token_ids=files.eos_token_ids,
         generation=files.checkpoint.generation,
         chat_template=files.chat_template,
+        reasoning_start_marker=files.reasoning_start_marker,
         reasoning_end_marker=files.reasoning_end_marker,
         validate_guided=files.grammars.validate if files.grammars else None,
         guard=files.plugins.guard,

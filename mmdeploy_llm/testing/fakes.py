@@ -79,6 +79,7 @@ class FakeReasoningParser(ReasoningParser):
     """Reasoning up to the first </think>, content behind it; without one all is content."""
 
     markers = ("</think>",)
+    start_marker = "<think>"
     end_marker = "</think>"
 
     def __init__(self) -> None:

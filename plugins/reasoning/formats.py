@@ -28,7 +28,8 @@ class TagFormat:
     tag: reasoning up to `end`, content, or undecided until a tag or the end decides (content then).
     calls: tags of tool calls that end the reasoning too; they stay in the content. answer: tags
     around the content, dropped. is_stripped: reasoning and content lose the white space at their
-    ends. is_repeated: reasoning may come again behind content.
+    ends. is_repeated: reasoning may come again after content. is_quoted: the system prompt quotes
+    the tags, so that the last tag of a prompt does not say whether the reasoning is closed.
     """
 
     name: str
@@ -40,6 +41,7 @@ class TagFormat:
     answer: tuple[str, str] | None = None
     is_stripped: bool = False
     is_repeated: bool = False
+    is_quoted: bool = False
 
     @property
     def key(self) -> str:
@@ -151,6 +153,7 @@ FORMATS = (
         start="[THINK]",
         end="[/THINK]",
         untagged="content",
+        is_quoted=True,
     ),
     # Kimi K2 Thinking and later: thinks unless the prompt has closed it; a section of calls ends
     # the thinking too (smg 1873, on vLLM's kimi_k2).

@@ -35,7 +35,8 @@ class HarmonyParser(ReasoningParser):
     headers; all else is content.
 
     A header is read from what the prompt ends with and what is generated. One that is not finished
-    is no text; where none was begun, the text is content.
+    is no text; where none was begun, the text is content. The prompt holds the final channels of
+    earlier turns, so a TO_FINAL in it does not close this turn's reasoning: no `start_marker`.
     """
 
     markers = (*TOKENS, TO_FINAL)

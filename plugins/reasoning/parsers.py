@@ -42,6 +42,7 @@ class Ernie45VLParser(TagParser):
     A text without any tag behind a prompt without any tag is content, whole, at its end.
     """
 
+    start_marker = THINK
     end_marker = END_THINK
     grammar = Grammar(
         modes={
@@ -65,6 +66,7 @@ class Ernie45VLThinkingParser(TagParser):
     tool parser.
     """
 
+    start_marker = THINK
     end_marker = END_THINK
     grammar = Grammar(
         modes={
@@ -94,6 +96,7 @@ class ErnieX1Parser(TagParser):
     turn (`</response>`) says nothing about this one.
     """
 
+    start_marker = THINK
     end_marker = END_THINK
     grammar = Grammar(
         modes={
@@ -130,6 +133,7 @@ class Qwen3Parser(TagParser):
     the last tag of the prompt (of an earlier turn, maybe) is a closed one.
     """
 
+    start_marker = THINK
     end_marker = END_THINK
     grammar = Grammar(
         modes={
@@ -160,8 +164,9 @@ class GraniteParser(TagParser):
     """Granite 3.2: reasoning behind "Here is my thought process:" at the beginning of the text, up
     to "Here is my response:"; content without it.
 
-    Both sentences may say "Here's" (vLLM's and Dynamo's parsers). They stand in the system prompt
-    of the model's template too, so that a prompt says nothing.
+    Both sentences may say "Here's" (vLLM's and Dynamo's parsers). The template's system prompt
+    quotes both, the end last, so a prompt neither opens nor closes the reasoning: no
+    `start_marker`.
     """
 
     end_marker = "Here is my response:"
@@ -194,8 +199,14 @@ class GraniteParser(TagParser):
 def _parser_of(form: TagFormat) -> type[TagParser]:
     """The parser class of a row of the table."""
     grammar = form.grammar()
-    fields = {"grammar": grammar, "markers": grammar.tags, "end_marker": form.end}
-    fields |= {"__module__": __name__, "__doc__": f"The format {form.name!r} of the table."}
+    fields = {
+        "grammar": grammar,
+        "markers": grammar.tags,
+        "start_marker": None if form.is_quoted else form.start,
+        "end_marker": form.end,
+        "__module__": __name__,
+        "__doc__": f"The format {form.name!r} of the table.",
+    }
     return type(f"TagParser({form.name})", (TagParser,), fields)
 
 

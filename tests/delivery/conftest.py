@@ -1,4 +1,4 @@
-"""Tokenizers built in place, and a request with its updates as the scheduler would make them."""
+"""Tokenizers built in memory, and a request with updates as the scheduler makes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _wrap(backend: Tokenizer) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def byte_level() -> PreTrainedTokenizerFast:
-    """Byte-level BPE: every byte, and tokens that begin or end inside a character."""
+    """Byte-level BPE: every byte, and tokens that start or end inside a character."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     of_byte = dict(zip(_bytes_in_gpt2_order(), _chars_in_gpt2_order(), strict=True))
     assert sorted(of_byte.values()) == alphabet
@@ -61,21 +61,21 @@ def _byte_fallback(decoder: decoders.Decoder) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def llama_like() -> PreTrainedTokenizerFast:
-    """Byte fallback, and one space stripped from the beginning."""
+    """Byte fallback, with one space stripped from the start."""
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     return _byte_fallback(decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)]))
 
 
 @pytest.fixture(scope="session")
 def metaspace() -> PreTrainedTokenizerFast:
-    """Byte fallback behind a Metaspace decoder, which treats the first token in its own way."""
+    """Byte fallback after a Metaspace decoder, which treats the first token differently."""
     parts = [decoders.ByteFallback(), decoders.Metaspace()]
     return _byte_fallback(decoders.Sequence(parts))
 
 
 @pytest.fixture(scope="session")
 def word_piece() -> PreTrainedTokenizerFast:
-    """Words joined by spaces, with "##" for what is joined without."""
+    """Words joined by spaces; pieces that start with "##" are joined without."""
     tokens = ["[UNK]", "the", "cat", "##s", "##ly", "##", ".", "你", "a", "b"]
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
@@ -91,7 +91,7 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
 
 
 class Generation:
-    """A request whose tokens come step by step; keeps the request as the scheduler would."""
+    """A request whose tokens arrive step by step; updates the request as the scheduler does."""
 
     def __init__(self, **fields: object) -> None:
         params = fields.pop("params", None) or SamplingParams(max_tokens=1000)
@@ -108,7 +108,7 @@ class Generation:
     def update(
         self, token_ids: Sequence[int] = (), reason: str | None = None, **fields: object
     ) -> TokenUpdate:
-        """The next update, with the request changed as commit changes it."""
+        """Returns the next update, after changing the request as commit does."""
         request = self.request
         now = 101.0 + len(request.output_token_ids)
         if request.inference_start_time is None:
@@ -124,5 +124,5 @@ class Generation:
 
 @pytest.fixture(scope="session")
 def generation() -> type[Generation]:
-    """The class, for tests that make their own."""
+    """The class, for tests that build their own."""
     return Generation

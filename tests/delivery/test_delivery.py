@@ -1,4 +1,4 @@
-"""Delivery: what a caller gets, streamed and at once."""
+"""Delivery: what a caller gets, with and without streaming."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mmdeploy_llm.request import MediaInput, MediaSpan
 
 
 class CharTokenizer:
-    """One token a character of `CHARS`, or one of `SPECIAL`; what Delivery reads of a tokenizer."""
+    """One token per character of `CHARS` or text of `SPECIAL`; what Delivery reads."""
 
     CHARS = 'abcdefghijklmnopqrstuvwxyz <>/\n#!{}":,_1'
     SPECIAL = ("</s>", "<think>", "</think>")
@@ -48,7 +48,7 @@ class CharTokenizer:
         return "".join(self.tokens[i] for i in ids)
 
     def ids(self, text: str) -> list[int]:
-        """`text` as ids, special tokens where their text stands."""
+        """Returns `text` as ids, with special tokens where their text occurs."""
         ids = []
         while text:
             token = next((t for t in self.SPECIAL if text.startswith(t)), text[0])
@@ -62,7 +62,7 @@ EOS = CHARS.ids("</s>")[0]
 
 
 def run(delivery: Delivery, generation: Any, chunks: list[list[int]], reason: str) -> list[Any]:
-    """All outputs of one request whose tokens come in `chunks`, until it ends."""
+    """Returns all outputs of one request whose tokens arrive in `chunks`, until it ends."""
     outputs: list[RequestOutput] = []
     for number, chunk in enumerate(chunks):
         is_last = number == len(chunks) - 1
@@ -73,7 +73,7 @@ def run(delivery: Delivery, generation: Any, chunks: list[list[int]], reason: st
 
 
 def merged(outputs: list[RequestOutput]) -> CompletionOutput:
-    """Deltas put together as a caller would."""
+    """Joins deltas as a caller would."""
     parts = [output.outputs for output in outputs]
     reasonings = [part.reasoning_content for part in parts]
     return CompletionOutput(
@@ -158,7 +158,7 @@ def test_streamed_is_unstreamed(generation: Any, parser: Any, data: st.DataObjec
     streamed = run(Delivery(CHARS, parser), generation(stream=True, **common), chunks, reason)
     (whole,) = run(Delivery(CHARS, parser), generation(**common), chunks, reason)
     assert merged(streamed) == merged([whole])
-    if not stops:  # cut anywhere; with stops the ids behind the stop would be there too
+    if not stops:  # split anywhere; with stops the ids after the stop would be included
         cuts = sorted(rng.randint(0, len(ids)) for _ in range(3))
         wide = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
         outputs = run(Delivery(CHARS, parser), generation(stream=True, **common), wide, reason)
@@ -316,7 +316,7 @@ def test_logprobs(generation: Any, stream: bool) -> None:
     assert all(output.prompt_logprobs is None for output in outputs[:-1])
 
 
-def test_no_logprobs_unless_asked(generation: Any) -> None:
+def test_no_logprobs_unless_requested(generation: Any) -> None:
     (output,) = run(Delivery(CHARS), generation(), [[0]], "length")
     assert output.outputs.logprobs is None
     assert output.prompt_logprobs is None
@@ -414,7 +414,7 @@ def new_tool_parser() -> ToolParser:
 
 @pytest.mark.parametrize("reason", ["stop", "length", "abort"])
 def test_tool_calls(generation: Any, reason: str) -> None:
-    """Only what stopped by itself stopped for its calls."""
+    """Only a request that stopped by itself has the finish reason "tool_calls"."""
     made = generation(request_id="r")
     chunks = [CHARS.ids(f"so\n{CALL}\n{CALL}")]
     (output,) = run(tool_delivery(), made, chunks, reason)
@@ -437,7 +437,7 @@ def test_no_calls(generation: Any) -> None:
     assert output.outputs.text == CALL
 
 
-def test_calls_are_looked_for_behind_the_reasoning_only(generation: Any) -> None:
+def test_calls_are_searched_only_after_the_reasoning(generation: Any) -> None:
     text = f"a {CALL}</think>\n{CALL}"
     for parser in (Ernie45VLParser, Ernie45VLThinkingParser):
         (output,) = run(tool_delivery(parser), generation(), [CHARS.ids(text)], "stop")

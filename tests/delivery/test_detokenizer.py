@@ -15,7 +15,7 @@ REPLACEMENT = "\ufffd"
 
 
 def pieces_of(tokenizer: Any, token_ids: list[int], **options: Any) -> list[str]:
-    """Every delta for ids that come one by one, and the flush."""
+    """Returns every delta for ids that arrive one by one, and the rest from `finish`."""
     detokenizer = Detokenizer(Vocabulary(tokenizer), **options)
     return [*(detokenizer.push([token_id]) for token_id in token_ids), detokenizer.finish()]
 
@@ -24,7 +24,7 @@ def pieces_of(tokenizer: Any, token_ids: list[int], **options: Any) -> list[str]
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_deltas_are_the_whole_decode(tokenizer: Any, skips: bool, data: st.DataObject) -> None:
-    ids = st.integers(0, len(tokenizer) + 5)  # ids behind the vocabulary too
+    ids = st.integers(0, len(tokenizer) + 5)  # ids past the end of the vocabulary too
     bytes_mostly = st.integers(100, 300) if len(tokenizer) > 256 else ids
     chunks = data.draw(st.lists(st.lists(ids | bytes_mostly, max_size=12), max_size=12))
     whole = [token_id for chunk in chunks for token_id in chunk]

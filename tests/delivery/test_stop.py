@@ -1,4 +1,4 @@
-"""Stop strings, whatever pieces the text comes in."""
+"""Stop strings, however the text is split into pieces."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mmdeploy_llm.delivery.stop import StopStrings
 
 
 def run(stops: list[str], pieces: list[str], *, is_included: bool = False) -> str:
-    """All that comes out."""
+    """Returns all text that is released."""
     matcher = StopStrings(stops, is_included=is_included)
     return "".join(matcher.feed(piece) for piece in pieces) + matcher.finish()
 
 
 def expected(stops: list[str], text: str, *, is_included: bool) -> str:
-    """Character by character, without any cleverness."""
+    """The plain reference: character by character."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -29,7 +29,7 @@ def expected(stops: list[str], text: str, *, is_included: bool) -> str:
     pieces=st.lists(st.text("ab<", max_size=5), max_size=8),
     is_included=st.booleans(),
 )
-def test_any_cut_gives_the_first_complete_stop(
+def test_any_split_finds_the_first_complete_stop(
     stops: list[str], pieces: list[str], is_included: bool
 ) -> None:
     assert run(stops, pieces, is_included=is_included) == expected(

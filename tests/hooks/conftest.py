@@ -1,4 +1,4 @@
-"""Throw-away packages with plugins, as pip leaves them: a module next to a *.dist-info folder."""
+"""Temporary packages with plugins, as pip installs them: a module next to a *.dist-info folder."""
 
 import importlib
 import sys
@@ -16,7 +16,7 @@ from mmdeploy_llm.hooks import (
 
 
 class Site:
-    """A folder on sys.path; the only one in which plugins are looked for during a test."""
+    """A folder on sys.path; the only one in which plugins are searched during a test."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -25,7 +25,7 @@ class Site:
     def install(
         self, plugin, source, *, package=None, version="1.0", requires=(), module=None, entry=None
     ):
-        """Writes a package with one entry point `plugin`; gives the name of its module."""
+        """Writes a package with one entry point `plugin`; returns the name of its module."""
         package = package or f"{plugin}-llm"
         module = module or f"site_{package.replace('-', '_')}"
         (self.folder / f"{module}.py").write_text(IMPORTS + dedent(source))
@@ -42,7 +42,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """An empty Site. Discovery sees its packages and no others; everything else stays as it is."""
+    """An empty Site. Discovery finds its packages and no others; all else is unchanged."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -69,7 +69,7 @@ def provide_models():
 
 @pytest.fixture
 def model_plugin():
-    """Source of a plugin with one model."""
+    """Returns the source of a plugin with one model."""
 
     def source(name="acme", architecture="AcmeForCausalLM", priority=0):
         return MODEL_PLUGIN.format(name=name, architecture=architecture, priority=priority)

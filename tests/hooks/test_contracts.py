@@ -75,6 +75,7 @@ def test_parse_is_feed_and_finish():
         Segment(kind="content", text="abc"),
     ]
     assert parser.markers == ()
+    assert parser.start_marker is None
     assert parser.end_marker is None
 
 

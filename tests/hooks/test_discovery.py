@@ -72,7 +72,7 @@ def test_packages_without_plugins_are_passed_over(site):
     assert discover() == Discovery(plugins=(), failures=())
 
 
-def test_failures_of_discovery_are_told_at_load(site, caplog, model_plugin):
+def test_failures_of_discovery_are_reported_at_load(site, caplog, model_plugin):
     site.install("good", model_plugin())
     site.install("bad", NOTHING)
     (site.folder / "bad_llm-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
@@ -166,7 +166,7 @@ def test_a_development_version_of_ours_counts_as_a_version(site, caplog, monkeyp
     assert caplog.records == []
 
 
-def test_version_mismatch_is_told_at_load_and_the_plugin_works(site, caplog, model_plugin):
+def test_version_mismatch_is_reported_at_load_and_the_plugin_works(site, caplog, model_plugin):
     site.install("acme", model_plugin(), requires=["mmdeploy-llm>=999"])
     manager = PluginManager.load()
     assert [spec.name for spec in manager.models] == ["acme"]

@@ -30,7 +30,7 @@ HOOKS = {
 
 
 def written_signature(function):
-    """As in a heading: name(argument: type) -> type, without self."""
+    """Returns the signature as in a heading: name(argument: type) -> type, without self."""
     signature = inspect.signature(function)
     arguments = [item for item in signature.parameters.values() if item.name != "self"]
     text = str(signature.replace(parameters=arguments)).replace("'", "")
@@ -42,7 +42,7 @@ def headings(text):
 
 
 def table_after(text, introduction):
-    """First cells of the rows of the first table behind `introduction`, without backticks."""
+    """Returns the first cell of each row of the first table after `introduction`, unquoted."""
     rows = re.search(r"(?:^\|.*\n)+", text[text.index(introduction) :], re.MULTILINE)[0]
     return [row.split("|")[1].strip(" `") for row in rows.splitlines()[2:]]
 
@@ -91,7 +91,7 @@ def test_every_method_of_a_processor_is_a_heading():
         (PROCESSORS, "## Limits", "MediaLimits"),
     ],
 )
-def test_every_field_stands_in_the_table(text, introduction, name):
+def test_every_field_is_in_the_table(text, introduction, name):
     assert table_after(text, introduction) == [item.name for item in fields(getattr(hooks, name))]
 
 
@@ -117,8 +117,8 @@ def test_methods_of_a_model_stand_in_the_table():
 
 
 @pytest.mark.parametrize("kind", ["reasoning", "tool"])
-def test_every_parser_stands_in_the_table(kind):
-    """Names and aliases of the parsers that come along, as the registry has them."""
+def test_every_parser_is_in_the_table(kind):
+    """The table has the names and aliases of the parsers in this package."""
     plugin = "reasoning" if kind == "reasoning" else "tools"
     manager = PluginManager.load([plugin])
     specs = manager.reasoning_parsers if kind == "reasoning" else manager.tool_parsers

@@ -1,4 +1,4 @@
-"""Specs become objects; a wrong factory is told with its plugin's name and never replaced."""
+"""Specs become objects; a faulty factory is reported with its plugin's name and never replaced."""
 
 from types import SimpleNamespace
 
@@ -78,7 +78,7 @@ HERE = "site_acme_llm"
 
 @pytest.fixture
 def manager(site):
-    """Gives a manager whose one plugin has these factories."""
+    """Returns a manager whose only plugin has these factories."""
 
     def load(model="Model", parser="Parser", processor="Processor", media=()):
         def full(name):
@@ -135,7 +135,7 @@ def test_exit_in_a_heavy_import(manager, site):
     manager = manager(model="site_heavy:Model")
     with pytest.raises(PluginError, match="SystemExit: no driver"):
         manager.build(manager.models[0], None)
-    assert manager.build(manager.reasoning_parser("p"))  # the plugin's other things work
+    assert manager.build(manager.reasoning_parser("p"))  # the plugin's other specs work
 
 
 def test_factory_that_cannot_be_called(manager):

@@ -1,4 +1,4 @@
-"""CallGuard: answers, errors, time limits, threads left behind."""
+"""CallGuard: answers, errors, time limits, abandoned calls."""
 
 import gc
 import threading
@@ -15,7 +15,7 @@ from mmdeploy_llm.hooks.guard import CallGuard
 @pytest.fixture(autouse=True)
 def no_grace(monkeypatch):
     monkeypatch.setattr(guard, "GRACE", 0.0)
-    monkeypatch.setattr(guard, "LOOK_UP", 0.05)
+    monkeypatch.setattr(guard, "POLL_INTERVAL", 0.05)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def awake():
 
 
 def run(calls, call, seconds=5.0, owner="plugin 'x'"):
-    return calls.run(call, seconds=seconds, owner=owner, late=f"{owner} is late")
+    return calls.run(call, seconds=seconds, owner=owner, timeout_message=f"{owner} is late")
 
 
 def hang(calls, awake, count=1):
@@ -72,7 +72,7 @@ def test_one_helper_serves_call_after_call():
     assert first != threading.get_ident()
 
 
-def test_a_call_that_hangs_is_left_behind_and_counted(awake):
+def test_a_call_that_hangs_is_abandoned_and_counted(awake):
     calls = CallGuard()
     start = time.monotonic()
     hang(calls, awake)
@@ -83,7 +83,7 @@ def test_a_call_that_hangs_is_left_behind_and_counted(awake):
     wait_until(lambda: calls.num_hung == 0)
 
 
-def test_plugins_that_keep_hanging_are_not_called_until_they_let_go(awake):
+def test_plugins_that_keep_hanging_are_not_called_until_a_call_ends(awake):
     calls, called = CallGuard(max_hung=2), []
     hang(calls, awake, count=2)
     with pytest.raises(MediaError, match="plugin 'x' is not called: 2 earlier calls of it hang"):
@@ -95,7 +95,7 @@ def test_plugins_that_keep_hanging_are_not_called_until_they_let_go(awake):
     assert run(calls, lambda: 9) == 9
 
 
-def test_helpers_that_were_left_behind_end_with_their_call(awake):
+def test_helpers_of_abandoned_calls_end_with_their_call(awake):
     helpers = hang(CallGuard(), awake, count=3)
     wait_until(lambda: len(set(helpers)) == 3)
     assert all(helper.is_alive() and helper.daemon for helper in helpers)

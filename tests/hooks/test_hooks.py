@@ -28,7 +28,7 @@ LIMITS = MediaLimits()
 
 @pytest.fixture
 def manager():
-    """A manager with the plugins given as {name: {hook: function}}, registered in this order."""
+    """Builds a manager with plugins given as {name: {hook: function}}, registered in this order."""
 
     def make(**plugins):
         manager = PluginManager()
@@ -141,10 +141,10 @@ def test_first_answer_wins_and_none_declines(manager):
         first=fetcher("first", b"1"), second=fetcher("second", b"2"), third=fetcher("third", None)
     )
     assert plugins.fetch_media(REF, LIMITS) == b"2"
-    assert calls == ["third", "second"]  # the last registered is asked first
+    assert calls == ["third", "second"]  # the last registered is called first
 
 
-def test_trylast_is_asked_last(site):
+def test_trylast_is_called_last(site):
     fetch = "@hookimpl({options})\ndef fetch_media(ref): return {answer!r}"
     site.install("own", fetch.format(options="", answer=b"own"))
     site.install("zzz", fetch.format(options="trylast=True", answer=b"default"))
@@ -170,7 +170,7 @@ def test_refusal_of_a_fetcher_passes_through(manager):
 )
 def test_raising_fetcher_is_that_request_s_error(manager, fault, text):
     plugins = manager(bad={"fetch_media": lambda ref: fault()})
-    for _ in range(2):  # and is asked again: the next item may be fine
+    for _ in range(2):  # and is called again: the next item may be fine
         with pytest.raises(MediaError) as failed:
             plugins.fetch_media(REF, LIMITS)
         assert type(failed.value) is MediaError
@@ -199,28 +199,28 @@ def test_nobody_answers(manager):
     with pytest.raises(UnsupportedMediaError) as refused:
         plugins.fetch_media(MediaRef(kind="video", uri="gopher://x"), LIMITS)
     message = str(refused.value)
-    assert message.startswith("video 'gopher://x' is of no form that is accepted")
+    assert message.startswith("video 'gopher://x' has no accepted form")
     for form in ("a path", "file://", "data: URL", "http(s)://", "bytes", "loaded object"):
         assert form in message
-    assert message.endswith("Plugins asked: disk, web")
+    assert message.endswith("Plugins tried: disk, web")
 
 
 def test_nobody_is_there_to_answer(site):
     site.install("sources", "import no_such_module")
     with pytest.raises(UnsupportedMediaError) as refused:
         PluginManager.load().fetch_media(REF, LIMITS)
-    assert "Plugins asked: none" in str(refused.value)
+    assert "Plugins tried: none" in str(refused.value)
     assert "'sources' (sources-llm): import: ModuleNotFoundError" in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("uri", "shown"),
     [
-        ("/home/someone/cat.png", "image 'cat.png' is"),
-        ("C:\\pictures\\cat.png", "image 'cat.png' is"),
-        ("file:///home/someone/cat.png", "image 'cat.png' is"),
-        ("ftp://user:secret@host/cat.png?token=1", "image 'ftp://host/cat.png' is"),
-        ("data:image/png;base64,AAAA", "image 'data:image/png;base64,AAAA' is"),
+        ("/home/someone/cat.png", "image 'cat.png' has"),
+        ("C:\\pictures\\cat.png", "image 'cat.png' has"),
+        ("file:///home/someone/cat.png", "image 'cat.png' has"),
+        ("ftp://user:secret@host/cat.png?token=1", "image 'ftp://host/cat.png' has"),
+        ("data:image/png;base64,AAAA", "image 'data:image/png;base64,AAAA' has"),
     ],
 )
 def test_messages_show_no_folders_and_no_secrets(uri, shown):
@@ -229,7 +229,7 @@ def test_messages_show_no_folders_and_no_secrets(uri, shown):
     assert str(refused.value).startswith(shown)
 
 
-def test_a_long_uri_is_cut_in_messages():
+def test_a_long_uri_is_truncated_in_messages():
     with pytest.raises(UnsupportedMediaError) as refused:
         PluginManager().fetch_media(MediaRef(kind="image", uri="data:," + "x" * 10**6), LIMITS)
     assert len(str(refused.value)) < 500
@@ -238,7 +238,7 @@ def test_a_long_uri_is_cut_in_messages():
 # on_*
 
 
-def test_every_observer_is_told(manager):
+def test_every_observer_is_called(manager):
     told = []
     plugins = manager(
         one={"on_step": lambda stats: told.append(1)}, two={"on_step": lambda stats: told.append(2)}
@@ -271,7 +271,7 @@ def test_raising_observer_is_logged_once_and_muted(manager, caplog, fault):
     assert "its on_step is not called again" in record.getMessage()
     (failure,) = plugins.failures
     assert (failure.plugin, failure.phase) == ("bad", "observe")
-    plugins.notify("on_engine_stop", info=None)  # only what raised is muted
+    plugins.notify("on_engine_stop", info=None)  # only the observer that raised is muted
     assert told[-1] == "bad"
 
 

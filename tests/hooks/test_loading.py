@@ -81,12 +81,12 @@ BROKEN = {
     "wrong type": (
         "@hookimpl\ndef provide_models(): return [{'name': 'x'}]",
         "provide",
-        "must give ModelSpec only; got {'name': 'x'} (dict)",
+        "must return ModelSpec only; got {'name': 'x'} (dict)",
     ),
     "wrong spec": (
         "@hookimpl\ndef provide_models(): return [ReasoningParserSpec(name='x', factory='a:b')]",
         "provide",
-        "must give ModelSpec only",
+        "must return ModelSpec only",
     ),
 }
 
@@ -113,7 +113,7 @@ def test_failure_is_recorded_and_others_load(site, caplog, model_plugin, case):
     assert "'broken' (broken-llm)" in warnings[0].getMessage()
     assert error in warnings[0].getMessage()
 
-    with pytest.raises(ModelNotSupportedError) as missing:  # told again to whoever misses something
+    with pytest.raises(ModelNotSupportedError) as missing:  # repeated to whoever misses something
         manager.model_for(["BrokenForCausalLM"])
     assert error in str(missing.value)
 
@@ -128,7 +128,9 @@ def test_strict_loading_raises_with_the_cause(site, caplog, model_plugin, case):
     assert f"plugin 'broken' (broken-llm 1.0) cannot be loaded: {phase}: " in str(failed.value)
     assert error in str(failed.value)
     assert failed.value.__cause__ is not None
-    assert PluginManager.load(plugins=("good",)).failures == ()  # a broken neighbour is no matter
+    assert (
+        PluginManager.load(plugins=("good",)).failures == ()
+    )  # a broken neighbour does not matter
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_broken_plugin_leaves_no_implementation_behind(site, mistake):
     site.install("broken", f"{fetch}@hookimpl\n{mistake}")
     manager = PluginManager.load()
     assert manager.failures[0].phase == "register"
-    with pytest.raises(UnsupportedMediaError, match="Plugins asked: none"):
+    with pytest.raises(UnsupportedMediaError, match="Plugins tried: none"):
         manager.fetch_media(MediaRef(kind="image", uri="x"), MediaLimits())
 
 
@@ -333,7 +335,7 @@ def test_optional_hook_of_another_version_is_let_through():
 
 
 def test_installed_package_in_a_fresh_interpreter(site, model_plugin):
-    """The real thing: nothing patched, entry points found by Python itself, a broken neighbour."""
+    """End to end: nothing patched, entry points found by Python itself, a broken neighbour."""
     site.install("fresh", model_plugin("fresh", "FreshForCausalLM"))
     site.install("broken", "import sys; sys.exit('no')")
     code = (

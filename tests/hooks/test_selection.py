@@ -74,7 +74,7 @@ def test_tie_at_the_top_names_both_and_the_ways_out(site, model_plugin):
     assert "low" not in message
     assert "blocked_plugins=['two']" in message
     assert "`plugins`" in message
-    # both ways out that the message names
+    # both solutions that the message names
     assert PluginManager.load(blocked=("two",)).model_for(["Same"]).name == "x"
     assert PluginManager.load(("two",)).model_for(["Same"]).name == "y"
 
@@ -86,7 +86,7 @@ def test_tie_elsewhere_harms_nobody(site, model_plugin):
     assert PluginManager.load().model_for(["Other"]).name == "z"
 
 
-def test_unsupported_model_lists_what_there_is(site, model_plugin):
+def test_unsupported_model_lists_the_supported_ones(site, model_plugin):
     site.install("one", model_plugin("qwen3", "Qwen3ForCausalLM"))
     site.install("broken", "import no_such_module")
     manager = PluginManager.load()

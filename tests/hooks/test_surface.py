@@ -48,7 +48,7 @@ CHANGED = (
 
 
 def surface():
-    """Name -> what plugins can rely on, as text; a class has an entry for each of its parts."""
+    """Returns name -> signature or type as text; a class has an entry for each of its members."""
     found = {}
     for name in MODULES:
         module = importlib.import_module(name)
@@ -74,7 +74,7 @@ def _public(module):
 def _described(name, item):
     if not inspect.isclass(item):
         return {name: _signature(item) if callable(item) else type(item).__name__}
-    if issubclass(item, Exception):  # who catches a base catches its children
+    if issubclass(item, Exception):  # who catches a base class catches its subclasses
         bases = ", ".join(base.__name__ for base in item.__bases__)
         return {name: f"{bases} {getattr(item, 'code', '')}".strip()}
     found = {name: "class"}
@@ -85,7 +85,7 @@ def _described(name, item):
         has_own_init = not (dataclasses.is_dataclass(item) or getattr(item, "_is_protocol", False))
         if part.startswith("_") and not (part == "__init__" and has_own_init):
             continue
-        if part.startswith("test_"):  # a check of the kit; there will be more
+        if part.startswith("test_"):  # a check of the kit; more are added freely
             continue
         if callable(value) or isinstance(value, (staticmethod, classmethod)):
             found[f"{name}.{part}"] = _signature(getattr(item, part))
@@ -113,7 +113,7 @@ def _signature(function):
 
 
 def problems(recorded, found):
-    """A message for each difference."""
+    """Returns a message for each difference."""
     wrong = [REMOVED.format(name=name) for name in recorded if name not in found]
     wrong += [ADDED.format(name=name) for name in found if name not in recorded]
     wrong += [
@@ -130,7 +130,7 @@ def test_nothing_was_removed_changed_or_added_by_accident():
 
 
 def test_what_is_recorded():
-    """The parts that plugins rely on most are in it."""
+    """It contains the members that plugins rely on most."""
     found = surface()
     assert found["mmdeploy_llm.hooks.ModelSpec.priority"] == "int = ..."
     assert found["mmdeploy_llm.hooks.ModelSpec.name"] == "str"

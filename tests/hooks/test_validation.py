@@ -75,8 +75,8 @@ def test_media_processor_spec_is_checked(site):
         """,
     )
     (failure,) = PluginManager.load().failures
-    assert "kind must be a word in lower case such as 'image', 'video'" in failure.error
-    assert "models must be a tuple of texts, one at least, got 'x' (str)" in failure.error
+    assert "kind must be a lower-case word such as 'image', 'video'" in failure.error
+    assert "models must be a tuple of at least one text, got 'x' (str)" in failure.error
 
 
 def test_reasoning_parser_spec_is_checked(site):
@@ -146,4 +146,4 @@ def test_value_whose_repr_raises_or_has_an_address(site):
 def test_duplicate_within_one_plugin(site, hook, specs, claim):
     site.install("twice", f"@hookimpl\ndef {hook}():\n    return [{specs}]\n")
     (failure,) = PluginManager.load().failures
-    assert f"{hook} gives {claim} twice" in failure.error
+    assert f"{hook} returns {claim} twice" in failure.error

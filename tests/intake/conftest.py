@@ -1,4 +1,4 @@
-"""Shared by the intake tests: a small tokenizer, a processor without pixels, an Intake of both."""
+"""Fixtures of the intake tests: a small tokenizer, a pixel-free processor, an Intake."""
 
 import itertools
 from dataclasses import replace
@@ -78,14 +78,14 @@ def tokenizer(raw_tokenizer):
 
 
 class FakeTensor:
-    """Has a size in bytes, as a tensor."""
+    """Has a size in bytes, like a tensor."""
 
     def __init__(self, nbytes):
         self.nbytes = nbytes
 
 
 class FakeProcessor(MediaProcessor):
-    """Takes bytes such as b"5" for an image of 5 tokens, and counts what it is asked for."""
+    """Reads bytes such as b"5" as an image of 5 tokens, and records its calls."""
 
     kind = "image"
     token = "<|image_pad|>"
@@ -147,7 +147,7 @@ def config():
 
 @pytest.fixture
 def make_intake(tokenizer, processor, config):
-    """An Intake of the fixtures; keywords replace its collaborators or fields of the config."""
+    """Builds an Intake from the fixtures; keywords replace its collaborators or config fields."""
 
     def make(**changes):
         names = set(RuntimeConfig.__dataclass_fields__) & set(changes)

@@ -74,7 +74,9 @@ def test_local_folders_and_bundled_names(folder, bundled, monkeypatch):
     assert resolve_model("shapes-vl") == bundled
     monkeypatch.chdir(folder)
     (folder / "shapes-vl").mkdir()
-    assert resolve_model("shapes-vl") == bundled  # a folder without a model does not hide it
+    assert (
+        resolve_model("shapes-vl") == bundled
+    )  # a folder without a model does not hide the bundled one
     (folder / "shapes-vl" / "config.json").write_text("{}")
     assert resolve_model("shapes-vl").resolve() == folder / "shapes-vl"
 
@@ -87,7 +89,7 @@ def test_names_of_nothing(name, bundled, monkeypatch, tmp_path):
         resolve_model(name)
 
 
-def test_the_hub_is_asked_for_the_needed_files_only(bundled, monkeypatch, tmp_path):
+def test_only_the_needed_files_are_requested_from_the_hub(bundled, monkeypatch, tmp_path):
     asked = {}
 
     def download(name, **options):
@@ -107,7 +109,7 @@ def test_offline_is_said_clearly(bundled, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(
-        CheckpointError, match="no local folder, and the hub did not give it"
+        CheckpointError, match="no local folder, and the hub did not return it"
     ) as caught:
         resolve_model("baidu/ERNIE")
     assert "no route to host" in str(caught.value)

@@ -1,5 +1,5 @@
-"""Mutated media files: each gives model inputs or that item's error, in bounded time, whatever it
-holds. The slow run takes 10,000 files, the usual one 600."""
+"""Mutated media files: each becomes model inputs or that item's error, in bounded time, whatever
+it contains. The slow run tries 10,000 files, the usual one 600."""
 
 import io
 import time
@@ -28,7 +28,7 @@ MOVING = (("mp4", "libx264"), ("matroska", "libx264"), ("avi", "mpeg4"), ("mpegt
 
 @pytest.fixture(scope="module")
 def originals(load_file):
-    """[(kind, bytes)]: small files of all formats."""
+    """Small files of all formats, as [(kind, bytes)]."""
     files = load_file("processors/video_files.py")
     values = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     picture = Image.fromarray(values)
@@ -64,7 +64,7 @@ def loader():
     found.close()
 
 
-# What is done to a file: (what, where as a share of its length, bytes).
+# A change to a file: (operation, position as a share of its length, bytes).
 MUTATIONS = st.lists(
     st.tuples(
         st.sampled_from(("overwrite", "insert", "cut", "repeat", "truncate")),

@@ -178,7 +178,7 @@ def test_kinds_without_a_processor(intake, make_intake):
     with pytest.raises(UnsupportedMediaError, match="no installed plugin processes video"):
         intake.accept({"prompt": "x", "multimodal_data": {"video": b"1"}}, PARAMS)
     text_only = make_intake(processors={})
-    with pytest.raises(UnsupportedMediaError, match="takes text only"):
+    with pytest.raises(UnsupportedMediaError, match="accepts text only"):
         text_only.accept({"prompt": "x", "multimodal_data": {"image": b"1"}}, PARAMS)
     request = only(text_only.accept("the text <|image_pad|> is a text here", PARAMS))
     assert request.media == ()
@@ -321,12 +321,12 @@ def test_max_tokens_and_prompts_that_are_too_long(make_intake, tokenizer):
 
 def test_n_samples_share_media_and_have_their_own_seeds(intake):
     prompt = {"prompt": IMAGE, "multimodal_data": {"image": b"3"}}
-    requests = intake.accept(prompt, SamplingParams(n=3, seed=7), stream=True, priority=2)
+    requests = intake.accept(prompt, SamplingParams(n=3, seed=7), stream=True)
     assert [request.index for request in requests] == [0, 1, 2]
     assert [request.params.seed for request in requests] == [7, 8, 9]
     assert len({request.request_id for request in requests}) == 3
     assert all(request.media is requests[0].media for request in requests)
-    assert all(request.stream and request.priority == 2 for request in requests)
+    assert all(request.stream for request in requests)
     assert requests[0].output_token_ids is not requests[1].output_token_ids
     assert requests[0].preprocess_end_time >= requests[0].arrival_time > 0
 
@@ -388,7 +388,7 @@ def test_bad_words_with_and_without_a_space(intake, tokenizer):
 
 
 def test_reasoning_end_ids(make_intake, tokenizer):
-    intake = make_intake(reasoning_end_marker="</think>")
+    intake = make_intake(reasoning_start_marker="<think>", reasoning_end_marker="</think>")
     end = (tokenizer.token_id("</think>"),)
     params = SamplingParams(reasoning_max_tokens=5)
     for prompt, expected in {
@@ -398,6 +398,14 @@ def test_reasoning_end_ids(make_intake, tokenizer):
     }.items():
         assert only(intake.accept(prompt, params)).reasoning_end_ids == expected
     assert only(intake.accept("hello", PARAMS)).reasoning_end_ids == ()
+
+
+def test_without_a_start_marker_no_prompt_closes_the_reasoning(make_intake, tokenizer):
+    """Granite's parser has none, because its system prompt quotes both sentences."""
+    sentences = "after 'Here is my thought process:' ... after 'Here is my response:'."
+    intake = make_intake(reasoning_end_marker="Here is my response:")
+    request = only(intake.accept(sentences, SamplingParams(reasoning_max_tokens=5)))
+    assert request.reasoning_end_ids == tuple(tokenizer.encode("Here is my response:"))
 
 
 # Counting, threads

@@ -1,4 +1,4 @@
-"""Kinds of media that a plugin brings: as image and video wherever media are named."""
+"""Kinds of media that a plugin adds work like image and video wherever media are named."""
 
 import pytest
 

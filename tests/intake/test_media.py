@@ -1,4 +1,4 @@
-"""MediaLoader: forms, faults of plugins, the cache."""
+"""MediaLoader: accepted forms, faults of plugins, the cache."""
 
 import io
 import threading
@@ -68,7 +68,7 @@ def test_every_form_reaches_the_processor(make_loader):
     loader = make_loader()
     assert counts(loader, *sources, 9) == [3, 4, 5, 6, 7, 8, 9]
     assert counts(loader, file, read_up) == [7, 12]
-    assert (file.tell(), read_up.tell()) == (0, 2)  # the caller's place in the file is kept
+    assert (file.tell(), read_up.tell()) == (0, 2)  # the caller's file position is restored
 
 
 def test_file_objects(make_loader):
@@ -136,7 +136,7 @@ def hits_and_misses(stats):
 
 
 def test_the_same_url_is_fetched_once(make_loader):
-    """A path is read each time: it is quick, and the file may be another one by now."""
+    """A path is read each time: this is fast, and the file may have changed."""
     fetched = []
 
     def fetch(ref, limits):
@@ -231,7 +231,7 @@ def test_pysec_2026_4361_the_cache_is_bounded_in_bytes(make_loader, processor):
     assert processor.calls == [("decode", b"2"), ("process", 2)]
     processor.nbytes = 251
     counts(loader, b"9")
-    assert loader.stats["processed"].num_bytes == 200  # what is larger than the cache is not kept
+    assert loader.stats["processed"].num_bytes == 200  # an item larger than the cache is not kept
 
 
 def test_counting_peeks_where_the_processor_can(make_loader, processor):

@@ -1,4 +1,4 @@
-"""Items that more than placeholder tokens stand for: marks between rows, text at their ends."""
+"""Items whose prompt_text is more than placeholder tokens: row separators, text at their ends."""
 
 import pytest
 
@@ -11,7 +11,7 @@ PAD, START, END = "<|image_pad|>", "<|start|>", "<|end|>"
 
 
 class RowsProcessor(MediaProcessor):
-    """b"3" is an image of 3 rows of 2 tokens, each behind a mark, between words."""
+    """Reads b"3" as an image of 3 rows of 2 tokens, each after a separator, between words."""
 
     kind = "image"
     token = PAD

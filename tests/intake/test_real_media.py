@@ -24,7 +24,7 @@ def manager():
 
 @pytest.fixture
 def real(make_intake, manager, tmp_path):
-    """An Intake of the Qwen processor, chosen by the plugin manager."""
+    """An Intake with the Qwen processor, selected by the plugin manager."""
     spec = manager.media_processor("image", "qwen2_5_vl")
     checkpoint = Checkpoint(folder=tmp_path, config=SimpleNamespace())
     processor = manager.build(spec, checkpoint, {})
@@ -59,7 +59,7 @@ def accept(intake, *sources):
     return request
 
 
-def test_one_picture_in_every_form_gives_the_same_pixels(real, picture, tmp_path):
+def test_one_picture_in_every_form_has_the_same_pixels(real, picture, tmp_path):
     blob = encoded(picture)
     path = tmp_path / "picture.png"
     path.write_bytes(blob)
@@ -85,7 +85,7 @@ def test_one_picture_in_every_form_gives_the_same_pixels(real, picture, tmp_path
     for span in request.media:
         assert span.item.grid_thw == first.grid_thw
         assert torch.equal(span.item.tensors["pixels"], first.tensors["pixels"])
-    # In memory it is one picture, as a PNG another, as a BMP a third: equal within one form.
+    # The loaded picture, the PNG and the BMP have three keys: items are equal within one form only.
     assert len({span.item.key for span in request.media}) == 3
 
 

@@ -1,4 +1,4 @@
-"""Where chat templates come from, and that they are rendered in a sandbox."""
+"""Chat templates: where they are found, and the sandbox that renders them."""
 
 import json
 import threading
@@ -201,7 +201,7 @@ HUGE = {
 
 @pytest.mark.parametrize("attack", ENDLESS)
 def test_pysec_2026_2013_endless_templates_are_stopped(attack, raw_tokenizer):
-    """In any thread, and the next prompt is rendered as ever."""
+    """The limit holds in any thread, and the next prompt is rendered as usual."""
     seen = []
 
     def work():
@@ -235,7 +235,7 @@ def test_huge_templates_are_refused(say):
 
 
 def test_threads_render_the_same_template_with_their_own_time(raw_tokenizer):
-    """One thread's limit does not end another's rendering, and none is lost."""
+    """One thread's limit neither ends nor extends another thread's rendering."""
     template = "{% for i in range(n) %}{{ i }}{% endfor %}"
 
     def work(n, seconds):

@@ -1,4 +1,4 @@
-"""Rules of the tokenizer: begin-of-text tokens, bad words, faults of its files."""
+"""Rules of the tokenizer: begin-of-text tokens, bad words, faulty files."""
 
 import pytest
 

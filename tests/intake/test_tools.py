@@ -1,4 +1,4 @@
-"""Tools of a request and tool calls in messages: checked, and as chat templates read them."""
+"""Tools of a request and tool calls in messages: checks, and the form that chat templates read."""
 
 import pytest
 
@@ -21,7 +21,7 @@ TEMPLATE = (
 
 
 class Model:
-    """An object as pydantic makes them."""
+    """An object with pydantic's interface."""
 
     def __init__(self, **values):
         self.values = values
@@ -109,7 +109,7 @@ def test_tools_given_twice_or_without_messages(intake):
 
 
 def test_placeholders_in_tools_are_text(intake, tokenizer):
-    """A description that names a placeholder stands for no media, and is rendered as it is."""
+    """A placeholder in a description represents no media and is rendered unchanged."""
     function = {"name": "f", "description": " of <|image@placeholder|>"}
     request = render(intake, [USER], tools={"function": function})
     assert request.prompt_text == "[f of <|image@placeholder|>]user: hi\n"
@@ -127,7 +127,7 @@ def test_placeholders_in_tools_are_text(intake, tokenizer):
     ],
 )
 def test_forms_of_calls(intake, call):
-    """Templates walk through the arguments, so that they need an object."""
+    """Templates iterate over the arguments, so they need an object."""
     messages = [
         USER,
         {"role": "assistant", "content": "", "tool_calls": [call]},

@@ -28,7 +28,7 @@ def make_media(key, num_tokens):
 
 
 def make_request(request_id, prompt, *, media=(), max_tokens=4, eos=(), **options):
-    """`prompt`: token ids, or a number of them; `media`: (offset, key, num_tokens) each."""
+    """Builds a request. prompt: token ids or their count; media: (offset, key, num_tokens)s."""
     if isinstance(prompt, int):
         base = zlib.crc32(request_id.encode()) % 500 + 100
         prompt = [base + index for index in range(prompt)]
@@ -65,7 +65,7 @@ def make_config(**changes):
 
 
 def content_of(request, position):
-    """What distinguishes the token at `position` in the model's eyes."""
+    """Returns what the fake model reads at `position`."""
     for span in request.media:
         if span.offset <= position < span.end:
             return zlib.crc32(span.item.key.encode()) * 1000 + position - span.offset
@@ -84,7 +84,7 @@ def next_token(cells):
 
 
 def expected_tokens(request, num_tokens):
-    """The `num_tokens` tokens that the fake model generates when nothing interferes."""
+    """Returns the `num_tokens` tokens that the fake model generates when nothing interferes."""
     clone = make_request("clone", request.prompt_token_ids)
     clone.media = request.media
     cells = []
@@ -96,7 +96,7 @@ def expected_tokens(request, num_tokens):
 
 
 class Slot:
-    """What the executor knows of one request."""
+    """The executor's state of one request."""
 
     def __init__(self, new):
         self.view = SimpleNamespace(
@@ -113,7 +113,7 @@ class Slot:
 
 
 class CheckingExecutor:
-    """Carries out plans on fake caches; AssertionError for a plan that breaks the contract."""
+    """Runs plans on fake caches; raises AssertionError for a plan that breaks the contract."""
 
     def __init__(self, config):
         self.config = config
@@ -122,10 +122,10 @@ class CheckingExecutor:
         self.encoded = {}  # key -> number of tokens
         self.num_encodes = Counter()
         self.num_computed_tokens = 0
-        self.may_miss = False  # after a step that raised, drop and forget may name what is not here
+        self.may_miss = False  # after a step that raised, drop and forget may name unknown ids
 
     def run(self, plan, failing=(), breaks=None):
-        """Requests in `failing` end in errors; `breaks` "before" or "after": the step raises."""
+        """Runs a plan. Requests in `failing` fail; breaks: the step raises "before" or "after"."""
         if breaks is not None:
             self.may_miss = True
         if breaks == "before":
@@ -269,7 +269,7 @@ class Loop:
         return requests[0]
 
     def step(self, aborts=(), failing=(), breaks=None):
-        """One step as the engine does it; gives its plan."""
+        """Does one step as the engine does; returns its plan."""
         self.now += 1.0
         updates = self.scheduler.abort(aborts)
         plan = self.scheduler.plan(self.now)
@@ -324,7 +324,7 @@ class Loop:
 
 @pytest.fixture
 def kit():
-    """Makers and the loop; test modules cannot import each other."""
+    """The helpers of this module, because test modules cannot import each other."""
     return SimpleNamespace(
         Loop=Loop,
         expected_tokens=expected_tokens,

@@ -20,7 +20,7 @@ def keys_of(request):
 
 
 def store(pool, request):
-    """Computes the request's full blocks; gives its table."""
+    """Computes the request's full blocks; returns its block table."""
     num_blocks = -(-request.num_tokens // 4)
     table = pool.allocate(num_blocks)
     pool.register(table, keys_of(request), 0, request.num_tokens // 4)
@@ -40,7 +40,7 @@ def test_blocks_are_handed_out_once_and_come_back():
     pool.check_integrity([])
 
 
-def test_allocating_what_is_not_there_is_our_mistake():
+def test_allocating_more_than_is_free_is_our_mistake():
     with pytest.raises(AssertionError):
         make_pool(num_blocks=2).allocate(3)
 
@@ -61,7 +61,7 @@ def test_match_leaves_one_token_to_compute(kit):
     assert pool.match(keys_of(kit.make_request("c", range(9))), 9) == table
 
 
-def test_equal_tokens_behind_another_beginning_do_not_match(kit):
+def test_equal_tokens_after_another_prefix_do_not_match(kit):
     pool = make_pool()
     store(pool, kit.make_request("a", [1, 2, 3, 4, 5, 6, 7, 8]))
     other = kit.make_request("b", [5, 6, 7, 8, 5, 6, 7, 8, 9])
@@ -73,7 +73,7 @@ def test_equal_tokens_behind_another_beginning_do_not_match(kit):
     [
         (((1, "cat", 6),), 2),
         (((1, "dog", 6),), 0),
-        (((1, "cat", 5), (6, "cat", 1)), 1),  # same tokens, but another item begins in block 1
+        (((1, "cat", 5), (6, "cat", 1)), 1),  # same tokens, but another item starts in block 1
         (((1, "cat", 3), (4, "cat", 3)), 1),  # equal placeholders and keys, another offset
     ],
 )
@@ -85,7 +85,7 @@ def test_media_are_part_of_the_content(kit, media, num_matched):
 
 
 def test_media_key_and_offset_cannot_be_confused(kit):
-    """Content is hashed without ambiguity: "a", 1 and "a1" never read the same."""
+    """Content is hashed without ambiguity: ("a", 1) and "a1" have different keys."""
     one = kit.make_request("a", range(4), media=((0, "x', 0), ('y", 2),))
     two = kit.make_request("b", range(4), media=((0, "x", 1), (1, "y", 1)))
     assert keys_of(one).key(0) != keys_of(two).key(0)
@@ -152,7 +152,7 @@ def test_blocks_without_content_are_used_before_any_eviction(kit):
 
 
 def test_few_idle_blocks_are_kept_and_touched_ones_are_used_first(kit):
-    """A long row of different requests uses the same few blocks again and again."""
+    """A long series of different requests uses the same few blocks again and again."""
     pool = make_pool(num_blocks=100, max_idle_blocks=3)
     seen = set()
     for number in range(50):

@@ -11,10 +11,10 @@ MEDIA = ((2, "a", 4), (7, "b", 3))
 
 @pytest.fixture
 def chunk(kit):
-    """Chunk of a 12 token prompt from `start` with `num_tokens` to spend and `room` to encode."""
+    """Chunk of a 12 token prompt; `capacity`: tokens that the encoder cache holds."""
 
-    def make(start, num_tokens, room=16, **config):
-        encoder = EncoderBudget(capacity=room, step_capacity=16)
+    def make(start, num_tokens, capacity=16, **config):
+        encoder = EncoderBudget(capacity=capacity, step_capacity=16)
         encoder.start_step()
         request = kit.make_request("r", 12, media=MEDIA)
         return next_chunk(request, start, num_tokens, kit.make_config(**config), encoder)
@@ -52,11 +52,11 @@ def test_atomic_media_are_not_split(chunk, start, num_tokens, end):
 
 
 @pytest.mark.parametrize(
-    ("start", "room", "end", "keys"),
+    ("start", "capacity", "end", "keys"),
     [(0, 7, 12, ["a", "b"]), (0, 6, 7, ["a"]), (0, 3, 2, []), (2, 3, 2, []), (4, 3, 4, [])],
 )
-def test_a_chunk_ends_before_media_that_cannot_be_encoded(chunk, start, room, end, keys):
-    found = chunk(start, 100, room)
+def test_a_chunk_ends_before_media_that_cannot_be_encoded(chunk, start, capacity, end, keys):
+    found = chunk(start, 100, capacity)
     assert (found.end, [item.key for item in found.media]) == (end, keys)
     assert found.waits_for_encoder == (end < 12)
 
@@ -65,8 +65,8 @@ def test_without_chunks_it_is_all_or_nothing(chunk):
     whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": 64}
     assert chunk(0, 12, **whole).num_tokens == 12
     assert chunk(0, 11, **whole).num_tokens == 0
-    assert chunk(0, 12, room=6, **whole).num_tokens == 0
-    assert chunk(0, 12, room=6, **whole).media == ()
+    assert chunk(0, 12, capacity=6, **whole).num_tokens == 0
+    assert chunk(0, 12, capacity=6, **whole).media == ()
 
 
 def test_spans_between(kit):
@@ -87,7 +87,7 @@ def test_spans_between(kit):
     }
 
 
-def test_whole_spans_end_stays_behind_the_start(kit):
+def test_whole_spans_end_is_not_before_the_start(kit):
     request = kit.make_request("r", 12, media=MEDIA)
     assert [whole_spans_end(request, 0, end) for end in (2, 3, 6, 8, 10, 12)] == [
         2,

@@ -31,7 +31,7 @@ def test_an_item_is_encoded_once_for_all_who_hold_it(budget, media):
     budget.check_integrity({"r1": ["a4"], "r2": [], "r3": []})
 
 
-def test_an_item_let_go_is_kept_until_its_room_is_needed(budget, media):
+def test_a_released_item_is_kept_until_its_tokens_are_needed(budget, media):
     budget.start_step()
     budget.hold("r1", media("a4"))
     budget.keep_only("r1")

@@ -1,4 +1,4 @@
-"""Limits: configurations that could starve somebody, and requests that can never run."""
+"""Limits: configurations that could starve a request, and requests that can never run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The step behind one whose result is not known yet: when there is one, and what it may not be."""
+"""plan_next: the step after one whose result is not known yet, and when there is none."""
 
 import pytest
 
@@ -62,7 +62,7 @@ def test_every_request_decodes_on_in_the_same_order(make):
     commit(scheduler, following)
     commit(scheduler, third)
     scheduler.check_integrity()
-    # And a plan of the usual kind follows as if nothing had been planned ahead.
+    # A plan of the usual kind follows as if plan_next had not been called.
     assert items(scheduler.plan(0.0).scheduled) == [("a", 5, 1, 0), ("b", 6, 1, 0)]
 
 
@@ -73,13 +73,13 @@ def test_a_request_that_the_first_step_ends_is_passed_over_in_the_next(make):
     updates = commit(scheduler, plan, b=EOS)
     assert [update.finish_reason for update in updates] == [None, "stop"]
     scheduler.check_integrity()
-    assert scheduler.plan_next(following) is None  # somebody left
+    assert scheduler.plan_next(following) is None  # a request ended
     updates = commit(scheduler, following)
     assert [update.request.request_id for update in updates] == ["a"]
     assert scheduler.plan(0.0).drop == ("b",)
 
 
-def test_a_failed_step_ends_the_requests_of_the_one_behind_too(make):
+def test_a_failed_step_ends_the_requests_of_the_following_one_too(make):
     scheduler = make(request("a"))
     plan = scheduler.plan(0.0)
     following = scheduler.plan_next(plan)
@@ -130,7 +130,7 @@ def test_none_without_a_block(make):
         commit(scheduler, plan)
         plan = following
     assert scheduler.num_free_blocks == 0
-    assert scheduler.plan_next(plan) is None  # the ninth token has no place
+    assert scheduler.plan_next(plan) is None  # there is no slot for the ninth token
 
 
 def test_none_after_an_abort(make):

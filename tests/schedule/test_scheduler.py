@@ -1,4 +1,4 @@
-"""Each rule of the scheduler, one at a time. The loop's executor checks every plan besides."""
+"""Each rule of the scheduler by itself. The loop's executor also checks every plan."""
 
 import subprocess
 import sys
@@ -16,12 +16,12 @@ def make_loop(kit):
 
 
 def sizes(plan):
-    """Request id -> tokens of the step, in the order of the plan."""
+    """Returns request id -> tokens of the step, in the order of the plan."""
     return {item.request_id: item.num_tokens for item in plan.scheduled}
 
 
 class TestTokenBudget:
-    def test_prompts_are_cut_into_chunks(self, kit, make_loop):
+    def test_prompts_are_split_into_chunks(self, kit, make_loop):
         loop = make_loop(max_num_batched_tokens=5)
         loop.add(kit.make_request("a", 12, max_tokens=2))
         assert [sizes(loop.step()) for _ in range(4)] == [{"a": 5}, {"a": 5}, {"a": 2}, {"a": 1}]
@@ -38,7 +38,7 @@ class TestTokenBudget:
         assert sizes(plan) == {"a": 1, "b": 5, "c": 4}
         assert [new.request_id for new in plan.new] == ["c"]
 
-    def test_whole_prompts_wait_for_a_step_with_room(self, kit, make_loop):
+    def test_whole_prompts_wait_for_a_step_with_enough_budget(self, kit, make_loop):
         loop = make_loop(enable_chunked_prefill=False, max_num_batched_tokens=20, max_model_len=20)
         loop.add(kit.make_request("a", 12), kit.make_request("b", 10), kit.make_request("c", 2))
         assert sizes(loop.step()) == {"a": 12}, "c does not overtake b"
@@ -59,14 +59,14 @@ class TestAdmission:
         loop.step()
         assert list(sizes(loop.step())) == ["c"]
 
-    def test_priority_goes_before_arrival(self, kit, make_loop):
+    def test_earlier_arrivals_go_first(self, kit, make_loop):
         loop = make_loop(max_num_seqs=1)
         loop.add(
             kit.make_request("late", 2, arrival_time=2.0, max_tokens=1),
             kit.make_request("early", 2, arrival_time=1.0, max_tokens=1),
-            kit.make_request("urgent", 2, arrival_time=3.0, max_tokens=1, priority=-1),
+            kit.make_request("later", 2, arrival_time=3.0, max_tokens=1),
         )
-        assert [next(iter(sizes(loop.step()))) for _ in range(3)] == ["urgent", "early", "late"]
+        assert [next(iter(sizes(loop.step()))) for _ in range(3)] == ["early", "late", "later"]
 
     def test_blocks_are_left_for_running_requests_to_grow(self, kit, make_loop):
         loop = make_loop(num_blocks=4)
@@ -98,7 +98,7 @@ class TestAdmission:
 
 class TestPreemption:
     def run_tight(self, kit, make_loop, **config):
-        """Two requests of which only one can grow to its end; gives loop and requests."""
+        """Runs two requests of which only one can grow to its end; returns loop and requests."""
         loop = make_loop(num_blocks=6, **config)
         requests = [kit.make_request(name, 6, max_tokens=14) for name in "ab"]
         loop.add(*requests)
@@ -142,15 +142,15 @@ class TestPreemption:
         loop.run()
         assert later.num_cached_tokens == 16, "all full blocks of 19 computed tokens"
 
-    def test_the_lowest_priority_goes_first(self, kit, make_loop):
+    def test_the_latest_arrival_goes_first(self, kit, make_loop):
         loop = make_loop(num_blocks=6)
-        low = kit.make_request("low", 6, max_tokens=14, priority=5)
-        high = kit.make_request("high", 6, max_tokens=14)
-        loop.add(low)
+        late = kit.make_request("late", 6, max_tokens=14, arrival_time=2.0)
+        early = kit.make_request("early", 6, max_tokens=14, arrival_time=1.0)
+        loop.add(late)
         loop.step()
-        loop.add(high)
+        loop.add(early)
         loop.run()
-        assert (low.num_preemptions > 0, high.num_preemptions) == (True, 0)
+        assert (late.num_preemptions > 0, early.num_preemptions) == (True, 0)
 
     def test_a_preempted_request_is_served_before_those_that_waited(self, kit, make_loop):
         loop, _ = self.run_tight(kit, make_loop, max_num_seqs=2)
@@ -219,7 +219,9 @@ class TestPrefixCache:
         assert again.num_cached_tokens == 0
         assert loop.prompt_logprobs["b"] == list(range(10))
 
-    def test_prompt_logprobs_are_told_once_when_a_prompt_is_computed_twice(self, kit, make_loop):
+    def test_prompt_logprobs_are_reported_once_when_a_prompt_is_computed_twice(
+        self, kit, make_loop
+    ):
         loop = make_loop(num_blocks=6)
         options = {"max_tokens": 14, "prompt_logprobs": 1}
         loop.add(kit.make_request("a", 6, **options), kit.make_request("b", 6, **options))
@@ -300,7 +302,7 @@ class TestMedia:
         assert forgotten == ["cat", "dog"]
 
     def test_who_waits_for_the_encoder_is_not_overtaken_at_it(self, kit, make_loop):
-        """`small` would fit beside `first` and keep `big` waiting; many such would for ever."""
+        """`small` would fit beside `first` and delay `big`; many such requests would starve it."""
         loop = make_loop(encoder_cache_tokens=20, max_num_batched_tokens=8)
         loop.add(
             kit.make_request("first", 14, media=((0, "f", 12),)),
@@ -339,7 +341,7 @@ class TestMedia:
         loop.run()
         assert set(loop.reasons.values()) == {"length"}
 
-    def test_an_atomic_item_waits_for_a_step_with_room_for_all_of_it(self, kit, make_loop):
+    def test_an_atomic_item_waits_for_a_step_with_budget_for_all_of_it(self, kit, make_loop):
         loop = make_loop(atomic_media=True, max_num_batched_tokens=8)
         loop.add(kit.make_request("a", 2, max_tokens=3))
         loop.step()
@@ -365,7 +367,7 @@ class TestMedia:
 
 class TestEnds:
     def make_committed(self, kit, tokens, **options):
-        """A request that was given `tokens` one by one; gives the updates."""
+        """Commits `tokens` to a request one by one; returns the updates."""
         scheduler = Scheduler(kit.make_config(max_model_len=10))
         scheduler.add(kit.make_request("a", 3, **{"max_tokens": 20, **options}))
         updates = []
@@ -398,7 +400,7 @@ class TestEnds:
         assert [update.finish_reason for update in updates] == [None] * (len(tokens) - 1) + [reason]
         request = updates[0].request
         assert request.output_token_ids == tokens
-        assert request.is_finished == (reason is not None)
+        assert (request.status is RequestStatus.FINISHED) == (reason is not None)
 
     def test_times(self, kit, make_loop):
         loop = make_loop(max_num_batched_tokens=4)
@@ -415,14 +417,14 @@ class TestEnds:
         assert loop.step().drop == ("a",)
         assert loop.scheduler.num_free_blocks == 32
 
-    def test_a_request_that_can_never_run_is_told_by_the_next_step(self, kit, make_loop):
+    def test_a_request_that_can_never_run_is_reported_by_the_next_step(self, kit, make_loop):
         loop = make_loop()
         request = loop.add(kit.make_request("a", 100), kit.make_request("b", 3, max_tokens=1))
         assert loop.scheduler.has_work
         loop.step()
         assert loop.reasons == {"a": "error", "b": "length"}
         assert loop.ended["a"].failure.code == 400
-        assert request.is_finished
+        assert request.status is RequestStatus.FINISHED
         assert not loop.scheduler.has_work
 
     def test_an_error_ends_one_request_only(self, kit, make_loop):
@@ -454,7 +456,7 @@ class TestEnds:
         loop.add(*(kit.make_request(name, 9, media=((1, "cat", 5),)) for name in "abc"))
         plan = loop.step(breaks=breaks)
         assert plan.drop == ("gone",)
-        assert gone.is_finished
+        assert gone.status is RequestStatus.FINISHED
         assert loop.reasons == {"gone": "length", "a": "error", "b": "error"}
         after = loop.step()
         assert set(after.drop) == {"gone", "a", "b"}
@@ -481,7 +483,7 @@ class TestAbort:
         assert loop.scheduler.num_free_blocks == 32
         assert not loop.scheduler.has_work
 
-    def test_what_it_leaves_goes_to_the_others_at_once(self, kit, make_loop):
+    def test_its_blocks_go_to_the_others_at_once(self, kit, make_loop):
         loop = make_loop(max_num_seqs=1)
         loop.add(kit.make_request("a", 5), kit.make_request("b", 5))
         loop.step()

@@ -5,6 +5,8 @@ import zlib
 
 import pytest
 
+from mmdeploy_llm.request import RequestStatus
+
 SCENES = {
     "roomy": {"num_blocks": 200, "max_num_batched_tokens": 64, "max_num_seqs": 8},
     "tiny pool": {"num_blocks": 17, "max_num_seqs": 6},
@@ -30,12 +32,12 @@ EOS = (7,)
 
 
 def stops(request, tokens):
-    """What a stop string is to the scheduler: an end that only delivery can see, by text alone."""
+    """Imitates a stop string: an end that only delivery can detect, from the text."""
     return (sum(tokens) + len(tokens)) % 89 == 0
 
 
 class Traffic:
-    """Random requests: shared prefixes, shared media, priorities, some that can never run."""
+    """Random requests: shared prefixes, shared media, late arrivals, some that can never run."""
 
     def __init__(self, kit, seed):
         self.kit = kit
@@ -68,8 +70,7 @@ class Traffic:
             ignore_eos=rng.random() < 0.5,
             stop_token_ids=rng.choice([(), (3,)]),
             prompt_logprobs=rng.choice([None, None, None, 1]),
-            priority=rng.choice([0, 0, 0, 1]),
-            arrival_time=self.arrival,
+            arrival_time=self.arrival + rng.choice([0, 0, 0, 5]),
         )
 
 
@@ -86,12 +87,12 @@ def simulate(kit, config, seed):
         breaks = rng.choice(["before", "after"]) if rng.random() < 0.005 else None
         loop.step(aborts, failing, breaks)
         assert len(loop.plans) < 20000, "the traffic never ends"
-    loop.step()  # what the last ones leave behind is dropped
+    loop.step()  # drops the last requests
     return loop, requests
 
 
 def expected_end(kit, request, config):
-    """Tokens and reason of a run without limits and neighbours."""
+    """Returns tokens and finish reason of a run without limits and without other requests."""
     params = request.params
     limit = min(params.max_tokens, config.max_model_len - len(request.prompt_token_ids))
     tokens = kit.expected_tokens(request, limit)
@@ -111,7 +112,7 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene):
     config = kit.make_config(**SCENES[scene])
     loop, requests = simulate(kit, config, seed=zlib.crc32(scene.encode()))
     assert set(loop.ended) == {request.request_id for request in requests}
-    assert all(request.is_finished for request in requests)
+    assert all(request.status is RequestStatus.FINISHED for request in requests)
     assert loop.scheduler.num_free_blocks == config.num_blocks
     assert not loop.executor.slots
     num_normal = 0
@@ -135,7 +136,7 @@ def check_prompt_logprobs(loop, request):
     assert loop.prompt_logprobs[request.request_id] == positions
 
 
-def test_the_scenes_reach_what_they_are_for(kit):
+def test_every_scene_reaches_its_purpose(kit):
     """Without preemptions, prefix hits and evictions the exactness above would prove little."""
     tiny, requests = simulate(kit, kit.make_config(**SCENES["tiny pool"]), seed=1)
     assert tiny.scheduler.num_preemptions > 20

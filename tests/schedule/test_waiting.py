@@ -19,14 +19,13 @@ def numbers(queue):
     return [queue.pop().number for _ in range(len(queue))]
 
 
-def test_order_is_priority_then_arrival_then_number(make_state):
+def test_order_is_arrival_then_number(make_state):
     queue = WaitingQueue()
     queue.push(make_state(1, arrival_time=5.0))
     queue.push(make_state(2, arrival_time=4.0))
     queue.push(make_state(3, arrival_time=4.0))
-    queue.push(make_state(4, arrival_time=9.0, priority=-1))
-    queue.push(make_state(5, arrival_time=1.0, priority=1))
-    assert numbers(queue) == [4, 2, 3, 1, 5]
+    queue.push(make_state(4, arrival_time=1.0))
+    assert numbers(queue) == [4, 2, 3, 1]
     assert queue.peek() is None
 
 

@@ -256,7 +256,7 @@ def test_observers_and_fetchers(install, make_llm, tiny_folder, image_prompt, tm
 
 @pytest.mark.parametrize("fault", PARSER_FAULTS)
 def test_a_parser(answers, install, make_llm, tiny_folder, fault):
-    """The request it fails on keeps its undivided text; all others are divided."""
+    """The request it fails on keeps its unparsed text; all others are parsed."""
     folder = tiny_folder(TEXT)
     want = alone(answers, make_llm, folder, PROMPTS, "text")
     install("stumbles", PARSER.format(fault=PARSER_FAULTS[fault]))

@@ -43,6 +43,26 @@ class EndMarkerThatEndsNothing(FakeReasoningParser):
     end_marker = "<answer>"
 
 
+class StartMarkerThatOpensNothing(FakeReasoningParser):
+    start_marker = "<answer>"
+    markers = (END, "<answer>")
+
+    def start(self, prompt):
+        super().start(prompt.replace("<answer>", END))
+
+
+class StartMarkerThatIsNotClosed(FakeReasoningParser):
+    def start(self, prompt):
+        self._is_over = False
+
+    def finish(self):
+        return [Segment(kind="reasoning", text=self._held)] if self._held else []
+
+
+class StartMarkerAlone(FakeReasoningParser):
+    end_marker = None
+
+
 class GivesNone(FakeReasoningParser):
     def feed(self, text):
         return super().feed(text) or ()
@@ -131,6 +151,9 @@ BROKEN = [
     (ForgottenMarker, {"markers_are_consistent"}, "'</think>' is not in `markers`.*; add it"),
     (MarkerTwice, {"markers_are_consistent"}, "holds a text twice; remove one"),
     (EndMarkerThatEndsNothing, {"markers_are_consistent"}, "ends the reasoning of no text"),
+    (StartMarkerThatOpensNothing, {"markers_are_consistent"}, "opens no reasoning up to"),
+    (StartMarkerThatIsNotClosed, {"markers_are_consistent", "*"}, "both of them do not close it"),
+    (StartMarkerAlone, {"markers_are_consistent"}, "without `end_marker`; set both or none"),
     (GivesNone, {"segments_are_well_formed"}, "feed gives a tuple .*; return a list of Segments"),
     (EmptySegments, {"segments_are_well_formed", "*"}, "finish gives a segment without text"),
     (UnknownKind, {"segments_are_well_formed", "*"}, "Segments of kind 'reasoning' or 'content'"),

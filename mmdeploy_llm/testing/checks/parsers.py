@@ -92,7 +92,9 @@ def markers_are_consistent(subject: ParserSubject) -> None:
     demand(
         len(set(markers)) == len(markers), f"`markers` {markers!r} holds a text twice; remove one"
     )
+    start = parser.start_marker
     if end is None:
+        demand(start is None, f"`start_marker` is {start!r} without `end_marker`; set both or none")
         return
     demand(
         end in markers,
@@ -103,6 +105,12 @@ def markers_are_consistent(subject: ParserSubject) -> None:
         _ends_reasoning(subject, end),
         f"`end_marker` {end!r} ends the reasoning of no text 'why{end}so', whichever marker opened "
         "it; set `end_marker` to the text that ends the reasoning, or to None",
+    )
+    demand(
+        start is None or _opens_reasoning(subject, start, end),
+        f"`start_marker` {start!r} at the end of a prompt opens no reasoning up to {end!r}, or "
+        "both of them do not close it; set `start_marker` to the text by which a prompt opens the "
+        "reasoning, or to None",
     )
 
 
@@ -117,6 +125,13 @@ def _ends_reasoning(subject: ParserSubject, end: str) -> bool:
     if opened:
         return any("so" not in reasoning for reasoning in opened)
     return any(end not in content for _, content in found)
+
+
+def _opens_reasoning(subject: ParserSubject, start: str, end: str) -> bool:
+    """Whether a prompt that ends with `start` opens the reasoning, and `end` after it closes it."""
+    opened, _ = subject.split((f"why{end}so",), f"Q: hi\nA: {start}")
+    closed, _ = subject.split(("so",), f"Q: hi\nA: {start}{end}")
+    return "why" in opened and "so" not in opened and not closed
 
 
 def segments_are_well_formed(subject: ParserSubject) -> None:

@@ -173,7 +173,25 @@ def test_nothing_generated(parse, name: str) -> None:
 def test_markers(new_parser, name: str) -> None:
     parser = new_parser(name)
     assert {"<think>", "</think>"} <= set(parser.markers)
-    assert parser.end_marker == "</think>"
+    assert (parser.start_marker, parser.end_marker) == ("<think>", "</think>")
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "end"),
+    [
+        ("kimi-vl", "◁think▷", "◁/think▷"),
+        ("seed-oss", "<seed:think>", "</seed:think>"),
+        # their prompts quote the markers or hold those of earlier turns
+        ("granite", None, "Here is my response:"),
+        ("gpt-oss", None, "<|end|><|start|>assistant<|channel|>final<|message|>"),
+        ("mistral", None, "[/THINK]"),
+    ],
+)
+def test_the_start_marker_is_where_a_prompt_can_open_and_close(
+    new_parser, name: str, start: str | None, end: str
+) -> None:
+    parser = new_parser(name)
+    assert (parser.start_marker, parser.end_marker) == (start, end)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ class NotesParser(ReasoningParser):
     """Notes first, if there are any, then the answer; without an end the notes go on."""
 
     markers = (START, END)
+    start_marker = START
     end_marker = END
 
     def __init__(self) -> None:
