@@ -17,14 +17,7 @@ from torch import nn
 
 from . import native
 from .attention import select as attention
-from .config import (
-    AttentionChoice,
-    EngineConfig,
-    HostFacts,
-    ModelLimits,
-    RuntimeConfig,
-    resolve,
-)
+from .config import EngineConfig
 from .delivery.delivery import Delivery
 from .engine import Engine
 from .errors import UnsupportedMediaError
@@ -61,6 +54,7 @@ from .runner.peers import NoPeers, Peers
 from .runner.runner import Runner
 from .runner.slots import Slots
 from .runner.trial import CudaMeter
+from .runtime_config import AttentionChoice, HostFacts, ModelLimits, RuntimeConfig, resolve
 from .sampling import GrammarBackend, make_sampler
 from .schedule.scheduler import Scheduler, SchedulerConfig
 from .weights.load import Split, build_model

@@ -28,7 +28,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from .assembly import assemble
-from .config import EngineConfig, RuntimeConfig
+from .config import EngineConfig
 from .drive import Driver, Job, JobOutput, refused
 from .errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
 from .hooks import PluginManager
@@ -37,6 +37,7 @@ from .outputs import RequestOutput
 from .parallel import Channel, Message, Worker, close_all, interrupted_later
 from .request import Request
 from .runner.parts import engine_configs, load_kernels
+from .runtime_config import RuntimeConfig
 
 if TYPE_CHECKING:
     from .intake.intake import Intake

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mmdeploy_llm.config import MEDIA_LIMIT_DEFAULT, EngineConfig, RuntimeConfig
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
 from mmdeploy_llm.hooks.contracts import media_size
+from mmdeploy_llm.runtime_config import MEDIA_LIMIT_DEFAULT, RuntimeConfig
 
 from .devices import check_memory
 from .encoder_cache import values_per_call
