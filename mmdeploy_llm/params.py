@@ -229,14 +229,15 @@ class SamplingParams(FrozenParams):
     guided_decoding: GuidedDecodingParams | None = Field(
         default=None,
         description="GuidedDecodingParams with a JSON schema, a regular expression, a list of "
-        "choices or a grammar that the answer (not the reasoning) must follow; None: no constraint",
+        "choices or a grammar that the whole generated text must follow; with reasoning_max_tokens "
+        "only what comes after the reasoning; None: no constraint",
     )
     include_stop_str_in_output: bool = Field(
         default=False, description="whether the text ends with the stop text that was found"
     )
     skip_special_tokens: bool = Field(
         default=True,
-        description="whether special tokens, such as the end, are left out of the text",
+        description="whether special tokens, such as the end of sequence, are left out of the text",
     )
 
     @model_validator(mode="before")
