@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tables import fill  # noqa: E402
+import option_tables  # noqa: E402
 
 PAGES = {  # page of the site -> file of the repository
     "index.md": "README.md",
@@ -112,9 +112,8 @@ def cell_markdown(cell: dict[str, Any]) -> str:
     if cell["cell_type"] == "markdown":
         return source
     printed = "".join("".join(output.get("text", ())) for output in cell["outputs"])
-    return f"```python\n{source}\n```" + (
-        f"\n\n```text\n{printed.rstrip()}\n```" if printed else ""
-    )
+    code = f"```python\n{source}\n```"
+    return f"{code}\n\n```{{.text .printed}}\n{printed.rstrip()}\n```" if printed else code
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -134,10 +133,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fills the tables of options and mends the links."""
-    relinked: str = config.extra["site"].relink(fill(markdown), page.file.src_uri)
+    relinked: str = config.extra["site"].relink(option_tables.fill(markdown), page.file.src_uri)
     return relinked
 
 
 if __name__ == "__main__":
     options = ROOT / "docs" / "options.md"
-    options.write_text(fill(options.read_text(encoding="utf-8")), encoding="utf-8")
+    options.write_text(option_tables.fill(options.read_text(encoding="utf-8")), encoding="utf-8")

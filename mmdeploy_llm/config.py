@@ -78,7 +78,7 @@ class EngineConfig(FrozenParams):
         default=None,
         ge=2,
         description="upper bound on the tokens of one request, prompt and output together; None: "
-        "what the model was made for",
+        "what the model was made for, or what the KV cache holds if that is less",
     )
     tensor_parallel_size: int = Field(
         default=1,
