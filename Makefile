@@ -55,7 +55,7 @@ types: $(STAMP)
 # The guide as a website in site/. Its tools are installed on first use.
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "Open site/index.html in a browser."
+	@echo "Open site/index.html in a browser; its search needs a server: python3 -m http.server -d site -b 127.0.0.1"
 
 $(DOCS_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable ".[docs]"

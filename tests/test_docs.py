@@ -26,6 +26,28 @@ def test_the_front_page_is_short(hooks):
     assert len((hooks.ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
+def test_the_speed_table_is_that_of_the_results(hooks):
+    """Cells of a README row, against (work, precision) of compare.py's table."""
+    readme = (hooks.ROOT / "README.md").read_text()
+    results = (hooks.ROOT / "examples/benchmarks/RESULTS.md").read_text()
+    rows = re.findall(r"^\| (\w+), (\w+) \| (\w+) \|.*?\| (\w+).*?\*\*([\d.]+)\*\*", results, re.M)
+    ratios = {(work, model, kind, peer): ratio for work, model, kind, peer, ratio in rows}
+    peers = ("OpenVINO", "vLLM", "transformers")
+    for start, work, model in (
+        ("32 texts", "text", "qwen05"),
+        ("one text", "alone", "qwen05"),
+        ("16 images", "vl", "qwen25vl"),
+    ):
+        (row,) = re.findall(rf"^\| {start}.*", readme, re.M)
+        expected = [ratios[work, model, "bf16", peer] for peer in peers]
+        assert [cell.strip() for cell in row.split("|")[2:-1]] == expected
+    texts, images = (
+        ratios[work, model, "int8", "OpenVINO"]
+        for work, model in (("text", "qwen05"), ("vl", "qwen25vl"))
+    )
+    assert f"in int8 | {texts} and {images} |" in readme
+
+
 def test_every_option_stands_in_one_table(hooks):
     named = [name for group in hooks.option_tables.GROUPS.values() for name in group.split()]
     assert sorted(named) == sorted(EngineConfig.model_fields)

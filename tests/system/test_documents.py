@@ -104,7 +104,7 @@ def test_the_guide_is_built_without_network(tmp_path):
         [*command, tmp_path / "site"], cwd=ROOT, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site" / "options" / "index.html").is_file()
+    assert (tmp_path / "site" / "options.html").is_file()
     loaded = re.compile(r'(?:src=|<link [^>]*href=)"?(https?:)?//')
     for page in (tmp_path / "site").rglob("*.html"):
         assert not loaded.search(page.read_text()), page
