@@ -315,7 +315,7 @@ class EngineConfig(FrozenParams):
     )
     trust_remote_code: Literal[False] = Field(
         default=False,
-        description="accepted as False only; True is refused with an error",
+        description="whether code from checkpoints may run: only False is accepted",
     )
     attention_backend: str = Field(
         default="auto",
