@@ -8,16 +8,18 @@ PYTEST_FLAGS ?=
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+DOCS_STAMP := .venv/.docs-installed
 DEMO := demo-output
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types clean
+.PHONY: help demo test lint types docs clean
 
 help:
 	@echo "make demo    caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
 	@echo "make test    run the tests (CPU, offline)"
 	@echo "make lint    ruff: check and format"
 	@echo "make types   mypy"
+	@echo "make docs    build the guide into site/"
 	@echo "make clean   remove .venv and what was written"
 
 # The demo's folder holds one truncated picture, so exit code 1 with one failed line is success.
@@ -50,8 +52,17 @@ types: $(STAMP)
 	@ln -sfn ../../processors .mypy_cache/paths/mmdeploy_llm_processors
 	$(BIN)/mypy
 
+# The guide as a website in site/. Its tools are installed on first use.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "Open site/index.html in a browser; its search needs a server: python3 -m http.server -d site -b 127.0.0.1"
+
+$(DOCS_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable ".[docs]"
+	@touch $@
+
 clean:
-	rm -rf .venv build dist *.egg-info $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv build dist site *.egg-info $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
 # Made again whenever pyproject.toml is newer, and when an installation was cut short.
 $(STAMP): pyproject.toml

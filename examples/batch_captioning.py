@@ -1,8 +1,8 @@
-"""Caption a folder from Python, results as they finish, memory flat however many files there are.
+"""Captions a folder from Python: results as they finish, constant memory for any number of files.
 
 python examples/batch_captioning.py [FOLDER]
 
-The command `mmdeploy-llm caption` does this and more; this is how to build your own.
+The command `mmdeploy-llm caption` does this and more; this shows how to build your own.
 """
 
 import json
@@ -14,7 +14,7 @@ from mmdeploy_llm import LLM, SamplingParams
 
 
 def prompts(folder: Path) -> Iterator[dict]:
-    """A prompt for each file; the engine takes one when it has room for it."""
+    """Yields a prompt for each file; the engine asks for the next one when it can take it."""
     for path in sorted(folder.iterdir()):
         content = [
             {"type": "image", "image": str(path)},
@@ -27,12 +27,12 @@ def prompts(folder: Path) -> Iterator[dict]:
 
 
 def main() -> None:
-    """Writes a line of JSON for each file; one that cannot be read is a line with an error."""
+    """Prints a line of JSON for each file; one that cannot be read gives a line with an error."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "images"
     params = SamplingParams(temperature=0, max_tokens=200)
     with LLM(model="shapes-vl", reasoning_parser="ernie-45-vl") as llm:
         for output in llm.generate_iter(prompts(folder), params):
-            # `output.prompt` is the very object that was handed in.
+            # `output.prompt` is the object that `prompts` yielded.
             path = output.prompt["messages"][0]["content"][0]["image"]
             line = {"path": path, "caption": output.outputs.text.strip(), "error": output.error_msg}
             print(json.dumps(line), flush=True)

@@ -1,4 +1,4 @@
-"""Ask several questions about one picture; the picture is encoded once.
+"""Asks several questions about one picture, which is encoded only once.
 
 python examples/chat_with_image.py [PICTURE]
 """
@@ -12,7 +12,7 @@ QUESTIONS = ("Describe the image.", "How many shapes are there?", "Is there a re
 
 
 def main() -> None:
-    """Keeps the conversation, so that each question sees the answers before it."""
+    """Keeps the conversation, so that the model sees the earlier questions and answers."""
     default = Path(__file__).parent / "images" / "picture-5.png"
     picture = sys.argv[1] if len(sys.argv) > 1 else str(default)
     params = SamplingParams(temperature=0, max_tokens=200)

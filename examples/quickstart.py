@@ -1,4 +1,4 @@
-"""Caption one picture: `python examples/quickstart.py`."""
+"""Captions one picture: `python examples/quickstart.py`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Read the answer while it is written: `python examples/streaming.py`."""
+"""Prints the answer while it is generated: `python examples/streaming.py`."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ messages = [
 
 with LLM(model="shapes-vl", reasoning_parser="ernie-45-vl") as llm:
     for delta in llm.stream(messages, SamplingParams(temperature=0, max_tokens=200)):
-        # Each delta holds only what is new; reasoning comes before the answer.
+        # Each delta holds only new text; the reasoning comes before the answer.
         if delta.outputs.reasoning_content:
             print(f"[thinking]{delta.outputs.reasoning_content}", end="", flush=True)
         print(delta.outputs.text, end="", flush=True)

@@ -1,8 +1,8 @@
-"""Let a model call a Python function, and answer with what it returned.
+"""Lets a model call a Python function and answer with its result.
 
 python examples/tools.py [MODEL]
 
-Without MODEL it is Qwen/Qwen3-0.6B from the hub: the bundled model has not learned to call tools.
+MODEL defaults to Qwen/Qwen3-0.6B from the hub: the bundled model has not learned to call tools.
 """
 
 import json
@@ -17,7 +17,7 @@ PICTURE = Path(__file__).parent / "images" / "picture-5.png"
 
 
 def image_size(path: str) -> str:
-    """Tells how large a picture is.
+    """Returns the size of a picture.
 
     Args:
         path: the picture's file
@@ -27,7 +27,7 @@ def image_size(path: str) -> str:
 
 
 def main(model: str) -> None:
-    """Asks, runs the calls of the answer, and asks again with their results."""
+    """Asks, runs the tool calls of the answer, and asks again with their results."""
     params = SamplingParams(temperature=0, max_tokens=1000)
     messages = [{"role": "user", "content": f"How large is the picture {PICTURE}?"}]
     options = {"tools": [image_size], "use_tqdm": False, "on_error": "raise"}

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .config import EngineConfig, RuntimeConfig
+from .config import EngineConfig
 from .drive import Driver, Job
 from .errors import EngineError, MMDeployLLMError, RequestError
 from .hooks.names import error_text
 from .outputs import RequestOutput
 from .parallel import Channel
 from .request import Request
+from .runtime_config import RuntimeConfig
 from .startup.start import start
 
 if TYPE_CHECKING:

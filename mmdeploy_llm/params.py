@@ -1,5 +1,5 @@
-"""What the caller may ask of one generation: SamplingParams and GuidedDecodingParams, frozen and
-checked when made."""
+"""The options of one request: SamplingParams and GuidedDecodingParams, frozen and validated when
+they are constructed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .errors import ConfigError
 
 MAX_SEED = 922337203685477580
 MAX_N = 1024
-MAX_WORDS = 1024  # stop texts, bad words: each is looked for at every token
+MAX_WORDS = 1024  # stop texts and bad words: each one is searched for at every token
 
 
 def _as_tuple(value: Any) -> Any:
-    """A single string or number as a tuple of one; lists as tuples."""
+    """Wraps a single string or number in a tuple and turns a list into one."""
     if isinstance(value, (str, int)):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
@@ -36,8 +36,10 @@ TokenIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_a
 
 
 class FrozenParams(BaseModel):
-    """Base of what callers hand in: frozen, unknown names refused with a suggestion,
-    ConfigError on bad values."""
+    """Base class of all options that a caller passes in. Instances are frozen.
+
+    Raises ConfigError for a value out of range, and for an unknown name with the nearest known one.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -49,7 +51,7 @@ class FrozenParams(BaseModel):
 
 
 def describe(model: type[BaseModel], error: ValidationError) -> str:
-    """One line a problem: which field, what is allowed, what was found."""
+    """Returns one line for each problem: the field, what is allowed and what was found."""
     return "\n".join(_describe_one(model, problem) for problem in error.errors())
 
 
@@ -67,18 +69,26 @@ def _describe_one(model: type[BaseModel], problem: ErrorDetails) -> str:
 
 
 class GuidedDecodingParams(FrozenParams):
-    """A constraint on the generated text; exactly one of the fields is given.
+    """A constraint on the generated text. Exactly one field must be given; needs xgrammar, from
+    `pip install "mmdeploy-llm[guided]"`. Raises ConfigError for none or several fields."""
 
-    json: a JSON schema as a dict or its text. regex: a regular expression. choice: the allowed
-    texts.
-    grammar: an EBNF grammar. json_object: any valid JSON object.
-    """
-
-    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
-    regex: str | None = None
-    choice: tuple[str, ...] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
+    json_schema: dict[str, Any] | str | None = Field(
+        default=None,
+        alias="json",
+        description="JSON schema that the text must follow, as a dict or as JSON text",
+    )
+    regex: str | None = Field(
+        default=None, description="regular expression that the whole text must match"
+    )
+    choice: tuple[str, ...] | None = Field(
+        default=None, description="list of texts, one of which is generated"
+    )
+    grammar: str | None = Field(
+        default=None, description="EBNF grammar in the syntax of xgrammar, with a rule named root"
+    )
+    json_object: bool | None = Field(
+        default=None, description="True: the text is any valid JSON object"
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -92,54 +102,149 @@ class GuidedDecodingParams(FrozenParams):
 
 
 class SamplingParams(FrozenParams):
-    """How to generate. A field left at None takes the model's generation_config, else the
-    default in brackets.
+    """How to generate the text of one request; the fields are listed below with their meaning.
+    Raises ConfigError for a value out of range and for an unknown name."""
 
-    n: samples per prompt. temperature [1.0]: 0 is greedy. top_p [0.7], top_k [0]: 0 and -1 are off,
-    min_p. repetition_penalty [1.0] over prompt and output; presence_penalty and
-    frequency_penalty [0]
-    over the output. seed: same seed, same text, whatever else is in the batch; None draws one.
-    stop: texts that end generation; stop_token_ids: ids that do. max_tokens: at most this many,
-    default what
-    the context has left; min_tokens: end of sequence and stops are held back until then.
-    reasoning_max_tokens: cap on thinking tokens. bad_words, bad_words_token_ids: never generated.
-    no_repeat_ngram_size: n-grams of this size occur once. logit_bias: token id -> added to its
-    logit.
-    logprobs, prompt_logprobs: how many candidates to report, -1 for the whole vocabulary.
-    Raises ConfigError for a value out of range and for an unknown name.
-    """
-
-    n: int = Field(default=1, ge=1, le=MAX_N)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    stop: Words = ()
-    stop_token_ids: TokenIds = ()
-    max_tokens: int | None = Field(default=None, ge=1)
-    reasoning_max_tokens: int | None = Field(default=None, ge=1)
-    min_tokens: int = Field(default=1, ge=0)
-    logprobs: int | None = Field(default=None, ge=-1)
-    prompt_logprobs: int | None = Field(default=None, ge=-1)
-    bad_words: Words = ()
-    bad_words_token_ids: TokenIds = ()
-    ignore_eos: bool = False
-    no_repeat_ngram_size: int = Field(default=0, ge=0)
-    logit_bias: Mapping[int, Annotated[float, Field(allow_inf_nan=False)]] = Field(
-        default_factory=dict
+    n: int = Field(default=1, ge=1, le=MAX_N, description="number of samples for each prompt")
+    presence_penalty: float | None = Field(
+        default=None,
+        ge=-2,
+        le=2,
+        description="subtracted from the logit of every token that the output already contains; "
+        "None: the model's own value, else 0",
     )
-    guided_decoding: GuidedDecodingParams | None = None
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    frequency_penalty: float | None = Field(
+        default=None,
+        ge=-2,
+        le=2,
+        description="subtracted from the logit of a token once for each time that it occurs in "
+        "the output; None: the model's own value, else 0",
+    )
+    repetition_penalty: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="divides the positive logits, and multiplies the negative ones, of tokens "
+        "that occur in the prompt or the output; above 1 discourages repetition; None: the "
+        "model's own value, else 1 (off)",
+    )
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        allow_inf_nan=False,
+        description="divides the logits before sampling; 0 always takes the most probable token; "
+        "None: the model's own value (0 where its generation_config.json has do_sample false), "
+        "else 1",
+    )
+    top_p: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="samples from the smallest set of most probable tokens whose probabilities "
+        "add up to top_p; 1 keeps all tokens, 0 keeps only the most probable one; None: the "
+        "model's own value, else 0.7",
+    )
+    top_k: int | None = Field(
+        default=None,
+        ge=-1,
+        description="samples from the top_k most probable tokens; 0 and -1 keep all; None: the "
+        "model's own value, else 0",
+    )
+    min_p: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="drops tokens whose probability is below min_p times that of the most "
+        "probable one; None: the model's own value, else 0 (off)",
+    )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SEED,
+        description="the same seed gives the same text whatever else runs in the batch; sample i "
+        "of n uses seed + i; None: derived from the engine's `seed` and the number of prompts "
+        "that the LLM was given before: a program draws the same texts when it is run again, and a "
+        "prompt that is given twice in one run draws two different ones",
+    )
+    stop: Words = Field(
+        default=(),
+        description="texts that end the generation, in the reasoning as well as in the answer; "
+        "one text or a list, at most 64 of at most 1,024 characters each",
+    )
+    stop_token_ids: TokenIds = Field(
+        default=(), description="token ids that end the generation, like the end of sequence"
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="upper bound on generated tokens, reasoning included; None, or more than the "
+        "context has left: what is left of `max_model_len` after the prompt",
+    )
+    reasoning_max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="upper bound on reasoning tokens, after which the reasoning is closed and the "
+        "answer begins; needs a reasoning parser; None: no bound",
+    )
+    min_tokens: int = Field(
+        default=1,
+        ge=0,
+        description="number of tokens before which neither the end of sequence nor a stop text or "
+        "stop token ends the generation",
+    )
+    logprobs: int | None = Field(
+        default=None,
+        ge=-1,
+        description="number of most probable tokens to report with each generated token, besides "
+        "the generated one; -1: the whole vocabulary; bounded by the engine's `max_logprobs`; "
+        "None: no log-probabilities",
+    )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=-1,
+        description="the same for the tokens of the prompt; None: no log-probabilities",
+    )
+    bad_words: Words = Field(
+        default=(),
+        description="texts that are never generated, at the start of a text or after a space; one "
+        "text or a list",
+    )
+    bad_words_token_ids: TokenIds = Field(
+        default=(), description="token ids that are never generated"
+    )
+    ignore_eos: bool = Field(
+        default=False,
+        description="go on after the end-of-sequence token until max_tokens; for measurements",
+    )
+    no_repeat_ngram_size: int = Field(
+        default=0,
+        ge=0,
+        description="never generates a sequence of this many tokens that the prompt or the output "
+        "already contains; 0: off",
+    )
+    logit_bias: Mapping[int, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        default_factory=dict,
+        description="dict of token id to a number that is added to the token's logit",
+    )
+    guided_decoding: GuidedDecodingParams | None = Field(
+        default=None,
+        description="GuidedDecodingParams with a JSON schema, a regular expression, a list of "
+        "choices or a grammar that the whole generated text must follow; with reasoning_max_tokens "
+        "only what comes after the reasoning; None: no constraint",
+    )
+    include_stop_str_in_output: bool = Field(
+        default=False, description="whether the text ends with the stop text that was found"
+    )
+    skip_special_tokens: bool = Field(
+        default=True,
+        description="whether special tokens, such as the end of sequence, are left out of the text",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _none_is_empty(cls, values: Any) -> Any:
-        """FastDeploy's examples pass None for lists; it means none of them."""
+        """Drops None given for a list or a number without a None default, as FastDeploy's examples
+        do, so that the default applies."""
         if not isinstance(values, dict):
             return values
         optional = {name for name, field in cls.model_fields.items() if field.default is None}
@@ -164,5 +269,5 @@ class SamplingParams(FrozenParams):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
+        """Whether every step takes the most probable token."""
         return self.temperature == 0 or self.top_k == 1 or self.top_p == 0

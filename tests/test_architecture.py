@@ -22,8 +22,9 @@ ROOT = Path(__file__).parent.parent
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
     ("errors",),
-    ("params", "messages"),
+    ("params", "messages", "option_types"),
     ("config",),
+    ("runtime_config",),
     ("outputs",),
     ("metrics",),
     ("request",),

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from mmdeploy_llm import ConfigError, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm import ConfigError, EngineConfig, GuidedDecodingParams, SamplingParams
 
 
 def test_open_fields_are_none():
@@ -83,6 +83,17 @@ def test_frozen_and_picklable():
 )
 def test_greedy(values, is_greedy):
     assert SamplingParams(**values).is_greedy is is_greedy
+
+
+@pytest.mark.parametrize("params", [SamplingParams, GuidedDecodingParams, EngineConfig])
+def test_every_field_says_what_it_does_and_what_none_means(params):
+    """The tables of docs/options.md are made of these sentences."""
+    for name, field in params.model_fields.items():
+        text = field.description or ""
+        assert len(text.split()) >= 4, name
+        assert not text.endswith("."), name
+        is_open = field.default in (None, "auto") and params is not GuidedDecodingParams
+        assert not is_open or str(field.default) in text, name
 
 
 class TestGuided:

@@ -324,7 +324,7 @@ def section(rows: Sequence[Row], machine: str, rounds: int) -> str:
     return (
         f"{machine}, {today}; `python compare.py`, {rounds} rounds, engines in turn. text: 32 "
         "requests, 4,197 tokens in and 1,997 out. vl: 16 images of 448 x 448, 64 tokens out each. "
-        "alone: one request, 128 tokens in, 128 out, time of a token behind the first. Greedy, "
+        "alone: one request, 128 tokens in, 128 out, time of a token after the first. Greedy, "
         "end-of-sequence ignored, no prefix cache. int8: weights in 8 bits; mmdeploy_llm rounds "
         f"activations to 8 bits too.\n\n{table(rows)}\n\n{loads(rows)}"
     )

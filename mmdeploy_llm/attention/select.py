@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 import torch
 
-from mmdeploy_llm.config import AttentionChoice, AttentionNeeds
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import MAX_HEAD_DIM, Kernels
+from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
 
 from . import libraries
 from .base import AttentionBackend

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any
 
-from mmdeploy_llm.config import RuntimeConfig
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError, RequestError
 from mmdeploy_llm.params import MAX_SEED, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.runtime_config import RuntimeConfig
 
 # The values that FastDeploy's data processor fills in.
 DEFAULTS: Mapping[str, float] = {

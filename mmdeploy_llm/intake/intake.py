@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mmdeploy_llm.config import RuntimeConfig
 from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.hooks.guard import CallGuard
 from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.request import Request
+from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .cache import CacheStats
 from .chat import read_messages

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from mmdeploy_llm.config import RuntimeConfig
 from mmdeploy_llm.plan import StepPlan, StepResult
+from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .kv_cache import KVCacheShape
 

@@ -31,7 +31,7 @@ class SchedulerConfig:
     atomic_media: bool = False
 
     def __post_init__(self) -> None:
-        # config.resolve ensures both; a step must reach every running request.
+        # runtime_config.resolve ensures both; a step must reach every running request.
         assert self.max_num_batched_tokens >= self.max_num_seqs
         assert self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len
 

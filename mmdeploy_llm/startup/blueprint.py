@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from mmdeploy_llm.attention import select as attention
-from mmdeploy_llm.config import EngineConfig, ModelLimits, RuntimeConfig, resolve
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.runtime_config import ModelLimits, RuntimeConfig, resolve
 
 from .cards import check_device
 from .machine import Machine

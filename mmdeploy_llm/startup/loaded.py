@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from mmdeploy_llm import native
-from mmdeploy_llm.config import RuntimeConfig
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.contracts import media_size
 from mmdeploy_llm.layers.kernels import use_kernels
@@ -20,6 +19,7 @@ from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.parallel import FirstRank, Ranks, shares_of
 from mmdeploy_llm.runner.peers import NoPeers, Peers
+from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.weights.load import Split, build_model
 
 from .blueprint import Blueprint

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from mmdeploy_llm import cuda, native
-from mmdeploy_llm.config import EngineConfig, HostFacts
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers.kernels import AnyKernels
 from mmdeploy_llm.native import Kernels, Placement
+from mmdeploy_llm.runtime_config import HostFacts
 
 from .cards import CudaFacts, missing_cuda, read_cuda
 
@@ -44,7 +45,7 @@ class Machine:
 
     @property
     def host_facts(self) -> HostFacts:
-        """What `config.resolve` needs to know."""
+        """What `runtime_config.resolve` needs to know."""
         problem = missing_cuda(self.cuda)
         return HostFacts(
             has_cuda=problem is None,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from mmdeploy_llm.config import MEDIA_LIMIT_DEFAULT, EngineConfig, RuntimeConfig
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor, Model
 from mmdeploy_llm.hooks.contracts import media_size
@@ -18,6 +18,7 @@ from mmdeploy_llm.runner.encoder_cache import values_per_call
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runner.peers import Peers
 from mmdeploy_llm.runner.runner import Runner
+from mmdeploy_llm.runtime_config import MEDIA_LIMIT_DEFAULT, RuntimeConfig
 
 from .loaded import LoadedModel
 from .media import build_processors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mmdeploy_llm.config import EngineConfig, RuntimeConfig
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.hooks import (
@@ -21,6 +21,7 @@ from mmdeploy_llm.hooks import (
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.intake.media import media_limits
 from mmdeploy_llm.runner.executor import Facts
+from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 
 from .blueprint import Blueprint

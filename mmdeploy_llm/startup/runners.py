@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmdeploy_llm.attention import select as attention
-from mmdeploy_llm.config import AttentionChoice
 from mmdeploy_llm.runner.graphs import CudaRecorder, graph_sizes
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
+from mmdeploy_llm.runtime_config import AttentionChoice
 from mmdeploy_llm.sampling import make_sampler
 
 from .loaded import LoadedModel

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmdeploy_llm.config import RuntimeConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
+from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .cards import check_memory
 

@@ -9,8 +9,8 @@ from mmdeploy_llm.attention import libraries
 from mmdeploy_llm.attention import select as selection
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
-from mmdeploy_llm.config import AttentionChoice, AttentionNeeds
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
 
 ALL = frozenset(selection.CUDA_ORDER)
 HOPPER, BLACKWELL, AMPERE, ADA, VOLTA = (9, 0), (10, 0), (8, 0), (8, 9), (7, 0)

@@ -7,7 +7,7 @@ import torch
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.attention import libraries, select
-from mmdeploy_llm.config import AttentionChoice
+from mmdeploy_llm.runtime_config import AttentionChoice
 
 BLOCK_SIZES = {"flash-attn": 256, "torch-varlen": 256, "flash-attn-3": 16, "flash-attn-4": 16}
 

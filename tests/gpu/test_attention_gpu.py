@@ -8,8 +8,8 @@ from mmdeploy_llm.attention import libraries
 from mmdeploy_llm.attention import select as selection
 from mmdeploy_llm.attention.layouts import decode_layout
 from mmdeploy_llm.attention.reference import ReferenceAttention
-from mmdeploy_llm.config import AttentionChoice, AttentionNeeds
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,8 +5,8 @@ import pytest
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.attention.select import CUDA_ORDER, select
-from mmdeploy_llm.config import AttentionNeeds
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.runtime_config import AttentionNeeds
 from mmdeploy_llm.testing.tiny import FAMILIES
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -7,11 +7,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mmdeploy_llm.config import RuntimeConfig
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.intake.tokenizer import PromptTokenizer
+from mmdeploy_llm.runtime_config import RuntimeConfig
 
 SPECIAL = (
     "<unk>",

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from mmdeploy_llm_processors.isolation import Workers
 
-from mmdeploy_llm.config import AttentionChoice, EngineConfig, HostFacts, ModelLimits, resolve
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import (
     CheckpointError,
     ConfigError,
@@ -31,6 +31,7 @@ from mmdeploy_llm.hooks import MediaLimits, PluginManager
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
 from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.runtime_config import AttentionChoice, HostFacts, ModelLimits, resolve
 
 ROOT = Path(__file__).parents[2]
 HERE = {"allow_urls": True, "allowed_domains": ("127.0.0.1",), "allow_private_addresses": True}

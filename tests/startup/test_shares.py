@@ -4,15 +4,10 @@ import pickle
 
 import pytest
 
-from mmdeploy_llm.config import (
-    AttentionChoice,
-    EngineConfig,
-    HostFacts,
-    ModelLimits,
-    resolve,
-)
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.native import Placement
+from mmdeploy_llm.runtime_config import AttentionChoice, HostFacts, ModelLimits, resolve
 from mmdeploy_llm.startup import shares
 from mmdeploy_llm.startup.blueprint import Blueprint
 from mmdeploy_llm.startup.shares import engine_configs, rank_blueprints

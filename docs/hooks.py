@@ -1,0 +1,142 @@
+"""Build steps of the guide, run by mkdocs (see mkdocs.yml).
+
+Pages and pictures that live elsewhere in the repository are part of the site where they are: their
+links are followed, a linked source file becomes a page of its own, and a link that leads nowhere
+ends the build. The notebook becomes a page too.
+
+`python docs/hooks.py` writes the tables of docs/options.md anew.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).parent))
+
+import option_tables  # noqa: E402
+
+PAGES = {  # page of the site -> file of the repository
+    "index.md": "README.md",
+    "plugins.md": "plugins/README.md",
+    "processors.md": "processors/README.md",
+    "code.md": "mmdeploy_llm/README.md",
+    "benchmarks.md": "examples/benchmarks/RESULTS.md",
+    "examples.md": "examples/README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+    "notebook.md": "docs/caption_demo_images.ipynb",
+}
+PICTURES = {".png", ".jpg", ".webp"}
+LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".jinja": "jinja", ".cpp": "cpp"}
+FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+NOTE = re.compile(r"^<!-- not run: .* -->\n", re.MULTILINE)  # for the tests of the code blocks
+
+
+class Site:
+    """Which file of the repository is which page or picture of the site."""
+
+    def __init__(self) -> None:
+        self.origins = {f"docs/{path.name}": path.name for path in (ROOT / "docs").glob("*.md")}
+        self.origins |= {origin: page for page, origin in PAGES.items()}
+        todo = list(self.origins)
+        while todo:
+            origin = todo.pop()
+            if origin.endswith((".md", ".ipynb")):
+                todo += self._add_links(origin)
+
+    def _add_links(self, origin: str) -> list[str]:
+        """Adds the files that a page links to. Returns the new ones."""
+        found = []
+        for part in FENCE.split(read(origin))[::2]:
+            for match in LINK.finditer(part):
+                target = resolve(origin, match[2])
+                if target is not None and target not in self.origins:
+                    is_page = Path(target).suffix not in PICTURES
+                    self.origins[target] = f"source/{target}.md" if is_page else f"files/{target}"
+                    found.append(target)
+        return found
+
+    def relink(self, markdown: str, page: str) -> str:
+        """Points the links of a page at the pages and files of the site."""
+        origin = next(name for name, uri in self.origins.items() if uri == page)
+
+        def replace(match: re.Match[str]) -> str:
+            target = resolve(origin, match[2])
+            if target is None:
+                return match[0]
+            uri = posixpath.relpath(self.origins[target], posixpath.dirname(page))
+            return f"{match[1]}{uri}{match[3] or ''}{match[4]}"
+
+        parts = FENCE.split(markdown)
+        return "".join(
+            part if index % 2 else LINK.sub(replace, NOTE.sub("", part))
+            for index, part in enumerate(parts)
+        )
+
+
+def resolve(origin: str, link: str) -> str | None:
+    """Returns the file of the repository behind a link of the file `origin`; None: not a file.
+    Raises FileNotFoundError for one that is missing."""
+    if "://" in link or link.startswith("mailto:"):
+        return None
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
+    if (ROOT / target / "README.md").is_file():
+        target = posixpath.join(target, "README.md")
+    if not (ROOT / target).is_file():
+        raise FileNotFoundError(f"{origin} links to {link}, which does not exist")
+    return target
+
+
+def read(origin: str) -> str:
+    """Returns a file of the repository as Markdown: a notebook cell by cell, code in a fence."""
+    text = (ROOT / origin).read_text(encoding="utf-8")
+    suffix = Path(origin).suffix
+    if suffix == ".md":
+        return text
+    if suffix == ".ipynb":
+        return "\n\n".join(cell_markdown(cell) for cell in json.loads(text)["cells"])
+    return f"# {origin}\n\n```{LANGUAGES.get(suffix, 'text')}\n{text.rstrip()}\n```\n"
+
+
+def cell_markdown(cell: dict[str, Any]) -> str:
+    """Returns a cell of a notebook, with the text that it printed."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    printed = "".join("".join(output.get("text", ())) for output in cell["outputs"])
+    code = f"```python\n{source}\n```"
+    return f"{code}\n\n```{{.text .printed}}\n{printed.rstrip()}\n```" if printed else code
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds everything that lies outside docs/."""
+    from mkdocs.structure.files import File
+
+    config.extra["site"] = site = Site()
+    for origin, uri in site.origins.items():
+        if origin == f"docs/{uri}":
+            continue
+        if uri.endswith(".md"):
+            files.append(File.generated(config, uri, content=read(origin)))
+        else:
+            files.append(File.generated(config, uri, abs_src_path=str(ROOT / origin)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Fills the tables of options and mends the links."""
+    relinked: str = config.extra["site"].relink(option_tables.fill(markdown), page.file.src_uri)
+    return relinked
+
+
+if __name__ == "__main__":
+    options = ROOT / "docs" / "options.md"
+    options.write_text(option_tables.fill(options.read_text(encoding="utf-8")), encoding="utf-8")

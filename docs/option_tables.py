@@ -1,0 +1,93 @@
+"""The tables of options.md, made of the fields' own descriptions."""
+
+from __future__ import annotations
+
+import re
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.params import GuidedDecodingParams, SamplingParams
+
+GROUPS = {  # heading in options.md -> its fields; a test finds a field that is in none
+    "Model": """model tokenizer revision dtype quantization load_format chat_template
+        reasoning_parser tool_call_parser plugins blocked_plugins trust_remote_code""",
+    "Device and threads": """device tensor_parallel_size data_parallel_size attention_backend
+        native_kernels enforce_eager use_warmup num_threads cpu_affinity numa_node
+        num_intake_threads""",
+    "Length, batches and memory": """max_model_len max_num_seqs max_num_batched_tokens
+        enable_chunked_prefill block_size kv_cache_dtype kv_cache_memory num_gpu_blocks_override
+        gpu_memory_utilization enable_prefix_caching prefix_cache_memory encoder_cache_memory""",
+    "Media": """limit_mm_per_prompt mm_processor_kwargs max_media_bytes max_image_pixels
+        max_video_seconds max_video_frames media_isolation media_timeout media_process_memory
+        allowed_media_root allow_media_urls allowed_media_domains allow_private_media_addresses
+        allowed_media_schemes media_fetch_timeout""",
+    "Answers": """seed enable_logprob max_logprobs guided_decoding_backend""",
+}
+TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}
+PARAMS = {"SamplingParams": SamplingParams, "GuidedDecodingParams": GuidedDecodingParams}
+NAMES = {"str": "text", "Path": "text", "Mapping": "dict", "NoneType": "None", "tuple": "list"}
+
+
+def fill(markdown: str) -> str:
+    """Writes the tables between their markers."""
+    return TABLE.sub(lambda match: f"{match[1]}\n{table(match[2])}\n{match[3]}", markdown)
+
+
+def table(title: str) -> str:
+    """Returns the table of a group of EngineConfig's fields, or of all fields of a class."""
+    if title in PARAMS:
+        fields = dict(PARAMS[title].model_fields)
+    else:
+        fields = {name: EngineConfig.model_fields[name] for name in GROUPS[title].split()}
+    rows = ["| name | default | type | meaning |", "|---|---|---|---|"]
+    for name, field in fields.items():
+        cells = (
+            f"`{field.alias or name}`",
+            default(name, field),
+            f"{kind(field.annotation)}{bounds(field)}",
+            field.description,
+        )
+        rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def default(name: str, field: Any) -> str:
+    """Returns the default as it is written in Python, large numbers of bytes in words."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if name.endswith(("_bytes", "_memory")) and value:
+        return f"{value // 2**30} GiB" if value >= 2**30 else f"{value // 2**20} MiB"
+    return f"`{written(value)}`"
+
+
+def written(value: Any) -> str:
+    """Returns the value in Python, a text in double quotes."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def kind(annotation: Any) -> str:
+    """Returns a short name of a type: the allowed values of a Literal, list for any tuple."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{written(value)}`" for value in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(kind(arg) for arg in args if arg is not type(None)))
+    if hasattr(annotation, "__metadata__"):
+        return kind(args[0])
+    if origin is not None:
+        return NAMES.get(origin.__name__, str(origin.__name__))
+    return NAMES.get(annotation.__name__, str(annotation.__name__))
+
+
+def bounds(field: Any) -> str:
+    """Returns the range of a number in words, such as ", from 0 to 1"."""
+    words = [
+        text.format(f"{getattr(item, name):,}")
+        for item in field.metadata
+        for name, text in BOUNDS.items()
+        if getattr(item, name, None) is not None
+    ]
+    return f", {' '.join(words)}" if words else ""

@@ -1,0 +1,60 @@
+"""Types of options that accept several spellings: dtypes, lists of names, hosts, URL schemes."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
+DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
+OWN_RULES = frozenset({"http", "https", "file", "local", "data"})  # have options of their own
+
+
+def _dtype_name(value: Any) -> Any:
+    """Turns every spelling of a dtype ("bf16", torch.bfloat16) into its name in torch."""
+    name = str(value).removeprefix("torch.")
+    return DTYPES.get(name, name)
+
+
+def _names(value: Any) -> Any:
+    """Turns a comma-separated text or a list into a tuple."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _domains(value: tuple[str, ...]) -> tuple[str, ...]:
+    domains = tuple(name.lower().strip("[]").rstrip(".") for name in value)
+    for name in domains:
+        if not DOMAIN.fullmatch(name):
+            raise ValueError(
+                f"{name!r} is no host name; write example.com, *.example.com for all hosts "
+                "below it, or an IP address: no scheme, port or path"
+            )
+    return domains
+
+
+def _schemes(value: tuple[str, ...]) -> tuple[str, ...]:
+    schemes = tuple(name.lower().removesuffix("://") for name in value)
+    for name in schemes:
+        if name in OWN_RULES or not SCHEME.fullmatch(name):
+            raise ValueError(
+                f"{name!r} cannot be listed; give names of stores such as s3, gs, az (http and "
+                "https have allowed_media_domains, files have allowed_media_root)"
+            )
+    return schemes
+
+
+DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Domains = Annotated[Names, AfterValidator(_domains)]
+Schemes = Annotated[Names, AfterValidator(_schemes)]

@@ -1,0 +1,138 @@
+"""What the guide says of the code: nothing missing, nothing outdated, no link that leads nowhere.
+
+tests/system/test_documents.py runs its code blocks."""
+
+import re
+
+import pytest
+
+from mmdeploy_llm import EngineConfig, errors
+
+MAX_README_LINES = 120
+MAX_PATH_LINES = 3000  # the path of one request, to be read in an evening
+
+
+@pytest.fixture(scope="module")
+def hooks(load_file):
+    return load_file("../docs/hooks.py")
+
+
+@pytest.fixture(scope="module")
+def site(hooks):
+    return hooks.Site()
+
+
+def test_the_front_page_is_short(hooks):
+    assert len((hooks.ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_the_speed_table_is_that_of_the_results(hooks):
+    """Cells of a README row, against (work, precision) of compare.py's table."""
+    readme = (hooks.ROOT / "README.md").read_text()
+    results = (hooks.ROOT / "examples/benchmarks/RESULTS.md").read_text()
+    rows = re.findall(r"^\| (\w+), (\w+) \| (\w+) \|.*?\| (\w+).*?\*\*([\d.]+)\*\*", results, re.M)
+    ratios = {(work, model, kind, peer): ratio for work, model, kind, peer, ratio in rows}
+    peers = ("OpenVINO", "vLLM", "transformers")
+    for start, work, model in (
+        ("32 texts", "text", "qwen05"),
+        ("one text", "alone", "qwen05"),
+        ("16 images", "vl", "qwen25vl"),
+    ):
+        (row,) = re.findall(rf"^\| {start}.*", readme, re.M)
+        expected = [ratios[work, model, "bf16", peer] for peer in peers]
+        assert [cell.strip() for cell in row.split("|")[2:-1]] == expected
+    texts, images = (
+        ratios[work, model, "int8", "OpenVINO"]
+        for work, model in (("text", "qwen05"), ("vl", "qwen25vl"))
+    )
+    assert f"in int8 | {texts} and {images} |" in readme
+
+
+def test_every_option_stands_in_one_table(hooks):
+    named = [name for group in hooks.option_tables.GROUPS.values() for name in group.split()]
+    assert sorted(named) == sorted(EngineConfig.model_fields)
+    titles = re.findall(r"<!-- table: (.+) -->", (hooks.ROOT / "docs/options.md").read_text())
+    assert titles == [*hooks.option_tables.GROUPS, *hooks.option_tables.PARAMS]
+
+
+def test_tables_of_options_are_up_to_date(hooks):
+    text = (hooks.ROOT / "docs/options.md").read_text()
+    assert hooks.option_tables.fill(text) == text, "run: python docs/hooks.py"
+
+
+def test_a_row_has_default_range_and_meaning(hooks):
+    rows = hooks.option_tables.table("SamplingParams").splitlines()
+    (top_p,) = [row for row in rows if row.startswith("| `top_p`")]
+    assert "| `None` | float, from 0 to 1 | samples from the smallest set" in top_p
+    rows = hooks.option_tables.table("Media").splitlines()
+    assert any(row.startswith("| `max_media_bytes` | 256 MiB | int, from 1 |") for row in rows)
+    rows = hooks.option_tables.table("GuidedDecodingParams").splitlines()
+    assert any(row.startswith("| `json` | `None` | dict or text |") for row in rows)
+
+
+def test_links_lead_to_pages_of_the_site(hooks, site):
+    for origin, uri in site.origins.items():
+        if not uri.endswith(".md"):
+            continue
+        page = site.relink(hooks.read(origin), uri)
+        for part in hooks.FENCE.split(page)[::2]:
+            for match in hooks.LINK.finditer(part):
+                if "://" not in match[2]:
+                    target = hooks.posixpath.join(hooks.posixpath.dirname(uri), match[2])
+                    assert hooks.posixpath.normpath(target) in site.origins.values(), origin
+
+
+def test_a_link_that_leads_nowhere_ends_the_build(hooks):
+    assert hooks.resolve("docs/media.md", "../SECURITY.md") == "SECURITY.md"
+    assert hooks.resolve("docs/media.md", "../examples") == "examples/README.md"
+    assert hooks.resolve("docs/media.md", "https://example.com/x.md") is None
+    with pytest.raises(FileNotFoundError, match=r"docs/media.md links to gone.md"):
+        hooks.resolve("docs/media.md", "gone.md")
+
+
+def test_tutorials_changelog_and_figures_are_pages_where_they_are(site):
+    for origin in ("plugins/README.md", "processors/README.md", "CHANGELOG.md"):
+        assert origin in site.origins
+    page = site.relink("[figures](../examples/benchmarks/RESULTS.md#cuda)", "plugins.md")
+    assert page == "[figures](benchmarks.md#cuda)"
+
+
+def test_a_notebook_becomes_a_page(hooks):
+    page = hooks.read("docs/caption_demo_images.ipynb")
+    assert page.startswith("# Caption the demo images")
+    assert "```python\nfrom pathlib import Path" in page
+    assert "```{.text .printed}\nreasoning: I see" in page
+
+
+def test_the_tree_of_errors_is_that_of_the_code(hooks):
+    text = (hooks.ROOT / "docs/errors.md").read_text()
+    tree = re.search(r"```text\n(MMDeployLLMError.*?)```", text, re.DOTALL)[1]
+    parents = {}  # of each indentation
+    found = set()
+    for line in tree.splitlines():
+        indent, name, code = re.fullmatch(r"([ |+]*)(\w+)\S* +.*?(\d{3})?", line).groups()
+        kind = getattr(errors, name)
+        above = [parents[size] for size in sorted(parents) if size < len(indent)]
+        assert not above or above[-1] in kind.__bases__, name
+        assert code is None or kind.code == int(code), name
+        parents = {size: kind for size, kind in parents.items() if size < len(indent)}
+        parents[len(indent)] = kind
+        found.add(kind)
+    kinds = {kind for kind in vars(errors).values() if isinstance(kind, type)}
+    assert found == kinds
+
+
+def test_the_path_of_a_request_is_short(hooks):
+    text = (hooks.ROOT / "mmdeploy_llm/README.md").read_text()
+    block = text[text.index("path of a request: begin") : text.index("path of a request: end")]
+    names = re.findall(r"^(\S+\.py) ", block, re.MULTILINE)
+    assert names[0] == "mmdeploy_llm/llm.py"
+    lines = {name: len((hooks.ROOT / name).read_text().splitlines()) for name in names}
+    assert sum(lines.values()) <= MAX_PATH_LINES, lines
+
+
+def test_the_map_names_every_package(hooks):
+    text = (hooks.ROOT / "mmdeploy_llm/README.md").read_text()
+    named = set(re.findall(r"^\| `(\w+)/` \|", text, re.MULTILINE))
+    folders = (path.name for path in (hooks.ROOT / "mmdeploy_llm").iterdir() if path.is_dir())
+    assert {name for name in folders if name[0] != "_"} <= named
