@@ -289,7 +289,7 @@ def test_a_tensor_is_channels_first_and_an_array_channels_last_in_doubt():
         (np.full((4, 4, 3), np.nan), MediaError, r"0\.\.1"),
         (np.zeros((4, 4, 3), np.int64), UnsupportedMediaError, "int64"),
         (np.zeros((4, 4, 3), complex), UnsupportedMediaError, "complex"),
-        (np.zeros((2, 4, 4, 3), np.uint8), UnsupportedMediaError, "one image at a time"),
+        (np.zeros((2, 4, 4, 3), np.uint8), UnsupportedMediaError, "one image per item"),
         (np.zeros((5, 5, 2), np.uint8), UnsupportedMediaError, r"shape \[5, 5, 2\]"),
         (np.zeros((0, 4, 3), np.uint8), MediaError, "no pixels"),
         (np.zeros(4, np.uint8), UnsupportedMediaError, "shape"),

@@ -187,7 +187,7 @@ class TestOptions:
             engine_options(ERNIE, {name: value}, {})
 
     def test_bounds_that_cross(self):
-        with pytest.raises(ConfigError, match="video_min_pixels = 999999999 is over"):
+        with pytest.raises(ConfigError, match="video_min_pixels = 999999999 is above"):
             engine_options(ERNIE, {}, {"video_min_pixels": 999_999_999})
 
     def test_defaults(self):
