@@ -1,4 +1,4 @@
-"""Worker processes: what they give back, and that nothing they do harms more than one item."""
+"""Worker processes return results and errors, and a failing one harms only its own item."""
 
 import gc
 import os

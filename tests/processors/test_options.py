@@ -1,4 +1,4 @@
-"""mm_processor_kwargs and preprocessor_config.json: names, types, ranges, the model's patches."""
+"""mm_processor_kwargs and preprocessor_config.json: names, types, ranges, patch sizes."""
 
 from types import SimpleNamespace
 
