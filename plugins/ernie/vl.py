@@ -54,8 +54,8 @@ class ErnieVLForConditionalGeneration(GridLM):
         self.vision_ids = torch.tensor(self._vision_ids, device="cpu").to(device)
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
-        """[T, hidden]. Placeholder, start and end tokens of the prompt's media go to the vision
-        experts; the same ids, when generated, to the text experts."""
+        """Returns hidden states [T, hidden]. Placeholder, start and end tokens of the prompt's
+        media go to the vision experts; the same ids, when generated, to the text experts."""
         is_vision = None
         if inputs.has_prompt:
             is_vision = torch.isin(inputs.token_ids, self.vision_ids) & inputs.in_prompt

@@ -37,8 +37,8 @@ class Merger(nn.Module):
 
 
 class DeepstackTower(VisionEncoder):
-    """Pixels [P, patch_dim] of all grids -> [M, out_hidden_size * (1 + taps)]: the tokens, followed
-    in each row by the features of the tapped layers, one for each first layer of the decoder."""
+    """Pixels [P, patch_dim] of all grids -> [M, out_hidden_size * (1 + taps)]: each row holds a
+    token, then the features of the tapped layers for the first layers of the decoder."""
 
     def __init__(self, config: Any) -> None:
         size, patch = config.hidden_size, config.patch_size

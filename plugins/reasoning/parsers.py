@@ -161,7 +161,7 @@ class GraniteParser(TagParser):
     "Here is my response:"; all content without the first.
 
     Both sentences may say "Here's" (vLLM's and Dynamo's parsers). The template's system prompt
-    contains them too, so the prompt is not looked at.
+    contains them too, so the prompt is ignored.
     """
 
     end_marker = "Here is my response:"

@@ -1,6 +1,6 @@
-"""Runs any causal or image-text-to-text model of transformers whose attention goes through
-transformers' attention interface on the paged KV cache of this engine. Its priority is below every
-native plugin: it serves architectures that no other plugin names."""
+"""Runs any causal or image-text-to-text model of transformers on this engine's paged KV cache, if
+its attention goes through transformers' attention interface. Its priority is below every native
+plugin: it serves architectures that no other plugin names."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 

@@ -74,7 +74,7 @@ def attend(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`query` [1, H, T, D], `key` and `value` [1, K, T, D] -> [1, T, H, D of value].
+    """Attends: `query` [1, H, T, D], `key` and `value` [1, K, T, D] -> [1, T, H, D of value].
 
     The tokens of all sequences of the step are concatenated. The engine applies the masks: that the
     model's own masks are the same was checked when it was built (see probe.py).

@@ -90,7 +90,7 @@ class AnyModel(nn.Module):
         return self._decode(embeds, inputs.positions, inputs.attn)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> [N, vocab]."""
+        """Computes the logits: [N, hidden] -> [N, vocab]."""
         return head.logits(self._head, hidden)
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:

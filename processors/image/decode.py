@@ -22,9 +22,9 @@ from .files import (
     check_pixels,
     decode_file,
     digest_of,
+    oriented,
     peek_file,
     reading,
-    turned,
 )
 from .isolated import decode_apart, peek_apart
 from .modes import to_rgb
@@ -89,7 +89,7 @@ class ImageDecoder:
         check_pixels(source.size, limits)
         with self._lock(source), reading(source):
             orientation = live_orientation(source)
-        return ImageHeader(size=turned(source.size, orientation))
+        return ImageHeader(size=oriented(source.size, orientation))
 
     def max_seconds(self, limits: MediaLimits) -> float:
         """Returns the seconds after which a call counts as hanging."""

@@ -119,7 +119,7 @@ def peek_file(blob: bytes, limits: MediaLimits) -> ImageHeader:
     """Reads the size of the image from its header."""
     check_bytes(blob, "image", limits)
     opened = open_file(metadata_first(blob), limits)
-    return ImageHeader(size=turned(opened.size, file_orientation(opened)))
+    return ImageHeader(size=oriented(opened.size, file_orientation(opened)))
 
 
 def decode_file(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> DecodedImage:
@@ -127,9 +127,9 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> Deco
     opened, draft_of = open_file(blob, limits), None
     if wanted is not None and isinstance(opened, QuietJpeg):
         orientation = file_orientation(opened)
-        draft_of = width, height = turned(opened.size, orientation)
+        draft_of = width, height = oriented(opened.size, orientation)
         least = wanted(height, width)[::-1]
-        shrink_on_load(opened, turned(least, orientation))
+        shrink_on_load(opened, oriented(least, orientation))
     with reading(opened):
         opened.load()
         image = upright(to_rgb(opened), file_orientation(opened))
@@ -166,7 +166,7 @@ def file_orientation(opened: ImageFile.ImageFile) -> int:
     return 1 if is_turned else stored_orientation(opened.info)
 
 
-def turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+def oriented(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     """Converts (width, height) from stored to upright, or back."""
     return size[::-1] if orientation in SIDEWAYS else size
 

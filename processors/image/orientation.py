@@ -15,7 +15,7 @@ ORIENTATION = 0x0112  # the tag
 SIDEWAYS = (5, 6, 7, 8)  # these swap width and height
 
 # Orientation -> the operation that makes the image upright (EXIF 2.3, section 4.6.4).
-TURNS = {
+TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -37,7 +37,7 @@ def stored_orientation(info: Mapping[Any, Any]) -> int:
     if found is None:
         match = XMP.search(_xmp(info))
         found = int(match[1]) if match else 1
-    return found if found in TURNS else 1
+    return found if found in TRANSPOSES else 1
 
 
 def live_orientation(image: Image.Image) -> int:
@@ -46,12 +46,12 @@ def live_orientation(image: Image.Image) -> int:
         value = image.getexif().get(ORIENTATION, 1)
     except (OSError, SyntaxError, ValueError, LookupError, TypeError, struct.error, Warning):
         return 1
-    return value if value in TURNS else 1
+    return value if value in TRANSPOSES else 1
 
 
 def upright(image: Image.Image, orientation: int) -> Image.Image:
     """Returns the image rotated or mirrored by its orientation."""
-    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
+    return image.transpose(TRANSPOSES[orientation]) if orientation in TRANSPOSES else image
 
 
 def _exif(info: Mapping[Any, Any]) -> bytes:

@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Iterator
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Chunks that can hold an orientation -> how their data begin.
-TURNS = {
+# Chunks that can hold an orientation -> the first bytes of their data.
+CHUNKS = {
     b"eXIf": b"",
     b"iTXt": b"XML:com.adobe.xmp\0",
     b"tEXt": b"Raw profile type exif\0",
@@ -27,7 +27,9 @@ def metadata_first(blob: bytes) -> bytes:
             break  # fcTL: the second frame, before which Pillow stops as well
         if kind == b"IDAT":
             first_pixels = min(first_pixels, start)
-        elif start > first_pixels and kind in TURNS and data[:32].tobytes().startswith(TURNS[kind]):
+        elif (
+            start > first_pixels and kind in CHUNKS and data[:32].tobytes().startswith(CHUNKS[kind])
+        ):
             late += _chunk(kind, data.tobytes())
     return blob[:first_pixels] + late + _chunk(b"IDAT", b"") if late else blob
 

@@ -7,10 +7,10 @@ it, or make it allocate all memory. In a separate process that costs one item.
     Workers.stream("module:function", blob) ---> function(blob, **args) yields (facts, array)
                        <--- JSON and raw bytes over a socket; nothing is ever unpickled
 
-A worker is reused until a call fails in it, and exits when its parent does. It loads no plugins:
-it imports only the module of the requested function, so that no other package can break it. A
-processor of another package may name a function of that package, if the worker's Python can import
-it.
+A worker is reused unless it crashes or misses its deadline, and exits when its parent does. It
+loads no plugins: it imports only the module of the requested function, so that no other package can
+break it. A processor of another package may name a function of that package, if the worker's Python
+can import it.
 """
 
 from .pool import Workers

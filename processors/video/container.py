@@ -177,17 +177,17 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
 
 
 def _packets(
-    container: InputContainer, stream: VideoStream, most: int
+    container: InputContainer, stream: VideoStream, max_frames: int
 ) -> list[tuple[int | None, bool]]:
     """Returns (time, whether it is a key frame) of all packets, one for each frame; for a truncated
-    file, of those before its end. Raises MediaLimitError for more than `most`."""
+    file, of those before its end. Raises MediaLimitError for more than max_frames."""
     found: list[tuple[int | None, bool]] = []
     try:
         for packet in container.demux(stream):
             if packet.size and not packet.is_discard:
                 found.append((packet.pts, packet.is_keyframe))
-            if len(found) > most:
-                raise MediaLimitError(f"the video has more than {most} frames; shorten it")
+            if len(found) > max_frames:
+                raise MediaLimitError(f"the video has more than {max_frames} frames; shorten it")
     except av.error.FFmpegError:
         if not found:
             raise
@@ -281,12 +281,12 @@ class _Reader:
         return True
 
     def _decode(self) -> Iterator[_Frame]:
-        number = 0
+        index = 0
         try:
             for packet in self._container.demux(self._stream):
                 for frame in _decoded(packet):
-                    pts = number if self._track.is_numbered else frame.pts
-                    number += 1
+                    pts = index if self._track.is_numbered else frame.pts
+                    index += 1
                     if pts is not None:
                         yield _Frame(pts=pts, frame=frame)
         except av.error.FFmpegError:  # the rest of the file cannot be read

@@ -157,10 +157,10 @@ class VideoProcessor(MediaProcessor):
         frames that makes most tokens: fewer than allowed where the area of all frames is bounded.
         """
         options = self._image_options
-        most = max(GROUP, self.options.max_frames, self.options.target_frames)
+        max_frames = max(GROUP, self.options.max_frames, self.options.target_frames)
         side = (math.isqrt(options.max_pixels) // options.factor + 1) * options.factor
 
-        def of(num_frames: int) -> MediaInput:
+        def blank_video(num_frames: int) -> MediaInput:
             return blank(
                 self.kind,
                 *self.target_size(side, side, num_frames),
@@ -170,8 +170,11 @@ class VideoProcessor(MediaProcessor):
                 grid_per_step=GROUP // self.frames_per_patch,
             )
 
-        found = [of(most >> halvings) for halvings in range(most.bit_length() - 1)]
-        return max(found, key=lambda item: item.num_tokens)
+        halvings = range(max_frames.bit_length() - 1)
+        return max(
+            (blank_video(max_frames >> count) for count in halvings),
+            key=lambda item: item.num_tokens,
+        )
 
     def previews(self, item: VideoItem, options: Mapping[str, Any]) -> list[bytes]:
         """Makes JPEGs of at most MAX_PREVIEWS evenly spread frames, as the model gets them."""

@@ -83,18 +83,18 @@ def fit_video(
     long as wide.
     """
     factor, num_frames = options.factor, max(num_frames, GROUP)
-    most = options.max_pixels
+    max_area = options.max_pixels
     if frame_tokens is not None:
         share = min(frame_tokens * factor**2, options.max_pixels // num_frames)
-        most = max(share, int(options.min_pixels * FLOOR)) * num_frames
+        max_area = max(share, int(options.min_pixels * FLOOR)) * num_frames
     if min(height, width) < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
     check_aspect(height, width)
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     area = round(num_frames / GROUP) * GROUP * new_height * new_width
-    if area > most:
-        shrink = math.sqrt((num_frames * height * width) / most)
+    if area > max_area:
+        shrink = math.sqrt((num_frames * height * width) / max_area)
         new_height = max(factor, math.floor(height / shrink / factor) * factor)
         new_width = max(factor, math.floor(width / shrink / factor) * factor)
     elif area < options.min_pixels:

@@ -118,8 +118,8 @@ def qwen_frames(timeline: Timeline, options: VideoOptions, group: int) -> list[i
         if count > total:
             raise MediaError(_too_few(options.target_frames, total))
     elif options.fps > 0:
-        most = math.floor(min(options.max_frames, total) / group) * group
-        wanted = min(max(timeline.duration * options.fps, options.min_frames), most, total)
+        upper = math.floor(min(options.max_frames, total) / group) * group
+        wanted = min(max(timeline.duration * options.fps, options.min_frames), upper, total)
         count = math.floor(wanted / group) * group
     else:
         raise MediaError(_no_rate(options))
