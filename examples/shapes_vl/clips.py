@@ -1,8 +1,8 @@
-"""Draw clips of one shape that moves, and ask about them: the ground truth is which way it goes.
+"""Draw clips of one moving shape and ask about them: the ground truth is its direction.
 
-As in scenes.py everything is a function of the generator handed in. A clip is unambiguous: the
-shape goes at least MIN_WAY of the side along one axis, evenly, and hardly along the other, or it
-does not move at all.
+As in scenes.py everything depends only on the random generator that is passed in. A clip is
+unambiguous: the shape either moves evenly along one axis by at least MIN_WAY of the side and
+hardly along the other, or it does not move at all.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from scenes import (
 RATE = 10  # frames per second
 MIN_SECONDS, MAX_SECONDS = 2.0, 4.0
 MIN_WAY = 0.25  # of the width or height
-DRIFT = 0.15  # of the way, at most, along the other axis
+DRIFT = 0.15  # largest movement along the other axis, as a fraction of the way
 SHARE_STILL = 0.12
 STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-# The time stamps stand in the upper tenth.
+# Fraction of the height above all shapes, because time stamps are written in the upper tenth.
 TOP = 0.12
 
 CAPTION_PROMPTS = (
@@ -54,7 +54,7 @@ CAPTION_PROMPTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """The ground truth of one clip. starts, ends: the shape at both ends of its way."""
+    """The ground truth of one clip. starts, ends: the shape in the first and in the last frame."""
 
     width: int
     height: int
@@ -64,7 +64,7 @@ class Clip:
     ends: Shape
 
     def at(self, index: int) -> Shape:
-        """The shape in frame `index`."""
+        """Return the shape in frame `index`."""
         share = index / max(1, self.num_frames - 1)
         x = self.starts.x + share * (self.ends.x - self.starts.x)
         y = self.starts.y + share * (self.ends.y - self.starts.y)
@@ -78,13 +78,13 @@ class Clip:
 
     @property
     def thought(self) -> str:
-        """What the model writes when it thinks."""
+        """The text that the model should write when it thinks."""
         verb = f"moving {self.motion}" if self.motion else "still"
         return f"I see a {self.starts.name} {verb}."
 
 
 def plan_clip(rng: np.random.Generator) -> Clip:
-    """What a new clip shows."""
+    """Draw the ground truth of a new clip."""
     while True:
         clip = _throw(rng)
         if clip is not None:
@@ -92,8 +92,8 @@ def plan_clip(rng: np.random.Generator) -> Clip:
 
 
 def _throw(rng: np.random.Generator) -> Clip | None:
-    """A clip whose whole way lies within the frame, or None if the throw did not work."""
-    # Codecs want even sides.
+    """Draw a clip whose shape stays within the frame, or None if this attempt does not."""
+    # Codecs need even sides.
     width, height = (side - side % 2 for side in random_size(rng))
     size = pick(rng, SIZES)
     radius = rng.uniform(*RADIUS[size]) * math.sqrt(width * height)
@@ -132,7 +132,7 @@ def _throw(rng: np.random.Generator) -> Clip | None:
 
 
 class ClipPainter:
-    """Draws the frames of one clip: the same background, colour and turn in all of them."""
+    """Draws the frames of one clip, with the same background, colour and rotation in all."""
 
     def __init__(self, rng: np.random.Generator, clip: Clip) -> None:
         self.clip = clip
@@ -142,7 +142,7 @@ class ClipPainter:
         self._has_edge = rng.random() < 0.25
 
     def frame(self, index: int) -> Image.Image:
-        """Frame `index`, without damage."""
+        """Draw frame `index`, without compression artefacts."""
         image, shape = Image.fromarray(self._back.copy()), self.clip.at(index)
         if self._has_edge:
             edge = tuple(int(channel * 0.55) for channel in self._colour)
@@ -152,7 +152,7 @@ class ClipPainter:
 
 
 def degraded(rng: np.random.Generator, frames: list[Image.Image]) -> list[Image.Image]:
-    """As after a codec: the blocks and colours of JPEG are near enough to those of video."""
+    """Add compression artefacts: those of JPEG are close enough to those of video codecs."""
     if rng.random() < 0.2:
         return frames
     quality = int(rng.integers(45, 96))
@@ -160,7 +160,7 @@ def degraded(rng: np.random.Generator, frames: list[Image.Image]) -> list[Image.
 
 
 def write_clip(painter: ClipPainter, path: Path) -> None:
-    """All frames as an H.264 file, at a usual quality."""
+    """Encode all frames as an H.264 file at a common quality."""
     clip = painter.clip
     with av.open(path, "w") as container:
         stream = container.add_stream("libx264", rate=RATE)
@@ -172,12 +172,12 @@ def write_clip(painter: ClipPainter, path: Path) -> None:
 
 
 def ask_caption(rng: np.random.Generator, clip: Clip) -> asking.Question:
-    """The caption task."""
+    """Make the caption task."""
     return _question("clip caption", pick(rng, CAPTION_PROMPTS), clip.caption, clip)
 
 
 def ask(rng: np.random.Generator, clip: Clip) -> asking.Question:
-    """A question with one right answer."""
+    """Make a question with one right answer."""
     shape = clip.starts
     name = pick(rng, (shape.kind, f"{shape.colour} {shape.kind}", "shape"))
     asked = pick(rng, ("way", "what", "colour", "does"))

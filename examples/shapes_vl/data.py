@@ -1,14 +1,14 @@
 """Training rows and batches: several questions about one image share one pass over the image.
 
-A row is one sequence. Its first part is the prompt up to and with the image; after it come
-branches, each a question with its answer. A branch sees the first part and itself, and its
-positions go on where the first part ended, so each branch is exactly the single-turn prompt:
+A row is one sequence. It begins with a prefix, the prompt up to and including the image. Branches
+follow, each a question with its answer. A branch attends to the prefix and to itself, and its
+positions continue after the prefix, so each branch is exactly the single-turn prompt:
 
     ids       <bos> User: Picture 1: <image> | question 1, answer 1 | question 2, answer 2 | ...
     branch      0     0        0        0    |      1         1     |      2         2     | ...
     position    0     1      ...        p    |     p+1       ...    |     p+1       ...    | ...
 
-No torch here, so that the process that makes the data stays small.
+Imports no torch, so that the process that makes the data stays small.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe im
 PATCH, MERGE = 14, 2
 MIN_PIXELS, MAX_PIXELS = 112 * 112, 168 * 168
 IGNORE = -100
-# What can be said of one image token, see cell_targets; and of a shape that a text names.
+# The classes of an image token (see cell_targets) and of a shape that a text names.
 CELL_CLASSES = (tuple(COLOURS), KINDS, SIZES)
 PLACES = 8
 MENTION_CLASSES = (MAX_SHAPES + 1, len(COLOURS), len(KINDS), len(SIZES), len(ROWS), PLACES)
@@ -44,7 +44,7 @@ MENTION = re.compile(
 
 OPEN, CLOSE = "<|IMAGE_START|>", "<|IMAGE_END|>"
 OPEN_VIDEO, CLOSE_VIDEO = "<|VIDEO_START|>", "<|VIDEO_END|>"
-PAIR = 2  # frames in a token
+PAIR = 2  # frames per token
 # Written to the model's video_preprocessor_config.json.
 VIDEO = VideoOptions(
     fps=2.0, min_frames=4, max_frames=8, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS
@@ -75,7 +75,7 @@ class Batch:
     ids: np.ndarray  # int64 [B, S]
     positions: np.ndarray  # int64 [3, B, S]
     branches: np.ndarray  # int64 [B, S], -1 at padding
-    labels: np.ndarray  # int64 [B, S], IGNORE where nothing is asked
+    labels: np.ndarray  # int64 [B, S], IGNORE where no token is predicted
     weights: np.ndarray  # float32 [B, S]
     patches: np.ndarray  # uint8 [sum of patches, 3 * PATCH * PATCH]
     grids: np.ndarray  # int64 [images and clips, 3]
@@ -85,7 +85,7 @@ class Batch:
 
 
 def preprocess(image: Image.Image) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """Patches (before normalisation) and grid, exactly as ERNIE's image processor makes them."""
+    """Return patches (before normalisation) and grid, exactly as ERNIE's image processor."""
     height, width = smart_resize(
         image.height, image.width, PATCH * MERGE, min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS
     )
@@ -97,9 +97,10 @@ def preprocess(image: Image.Image) -> tuple[np.ndarray, tuple[int, int, int]]:
 
 
 def cell_targets(scene: Scene, grid: tuple[int, int, int], with_places: bool = True) -> np.ndarray:
-    """What each image token shows: int64 [tokens, 5].
+    """Return what each image token shows: int64 [tokens, 5].
 
-    Colour, kind and size (0 is background); row and place of the shape (IGNORE for background).
+    Columns: colour, kind and size (0 is background); row and column of the shape (IGNORE for
+    background).
     """
     rows, cols = grid[1] // MERGE, grid[2] // MERGE
     targets = np.zeros((rows, cols, len(CELL_CLASSES) + 2), np.int64)
@@ -119,7 +120,7 @@ def cell_targets(scene: Scene, grid: tuple[int, int, int], with_places: bool = T
 
 
 def clip_cells(clip: clips.Clip, shapes: list[Shape], grid: tuple[int, int, int]) -> np.ndarray:
-    """As cell_targets, for one pair of frames: the shape wherever it is in one of them."""
+    """Return cell_targets for a pair of frames: a cell shows the shape if either frame does."""
     parts = [
         cell_targets(Scene(width=clip.width, height=clip.height, shapes=(shape,)), grid, False)
         for shape in shapes
@@ -128,14 +129,14 @@ def clip_cells(clip: clips.Clip, shapes: list[Shape], grid: tuple[int, int, int]
 
 
 def place_of(scene: Scene, shape: Shape) -> tuple[int, int]:
-    """The row, and where from left (0) to right (PLACES - 1), of a shape."""
+    """Return the row of a shape, and its column from left (0) to right (PLACES - 1)."""
     return ROWS.index(shape.row), min(PLACES - 1, int(PLACES * shape.x / scene.width))
 
 
 def mention_targets(scene: Scene, words: tuple[str | None, ...]) -> tuple[int, ...]:
-    """What a text that names `words` (size, colour, kind) tells of the scene.
+    """Return what a text that names `words` (size, colour, kind) says about the scene.
 
-    How many shapes fit; of the only one colour, kind, size, row and place, else IGNORE.
+    How many shapes match; if only one does, its colour, kind, size, row and column, else IGNORE.
     """
     fits = [
         shape
@@ -154,9 +155,9 @@ def mention_targets(scene: Scene, words: tuple[str | None, ...]) -> tuple[int, .
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """How much of a row goes to short answers.
+    """The shares of tasks in the rows, and the weight of short answers.
 
-    They are few tokens among many: without a weight the captions and thoughts drown them.
+    Short answers have few tokens: without a weight, captions and thoughts dominate the loss.
     """
 
     questions: int = 5
@@ -170,14 +171,14 @@ DEFAULT_MIXTURE = Mixture()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A text as tokens, and the shapes it names: (last token, (size, colour, kind))."""
+    """Tokenize a text and find the shapes it names: (last token, (size, colour, kind))."""
 
     ids: list[int]
     mentions: list[tuple[int, tuple[str | None, ...]]]
 
 
 class RowMaker:
-    """Draws scenes, asks about them and writes rows; one generator of random numbers drives all."""
+    """Draws scenes, asks about them and writes rows, all from one random generator."""
 
     def __init__(self, tokenizer: Tokenizer, rng: np.random.Generator, mixture: Mixture) -> None:
         self.tokenizer, self.mixture = tokenizer, mixture
@@ -189,7 +190,7 @@ class RowMaker:
         self._cache: dict[str, Encoded] = {}
 
     def make(self) -> Row:
-        """One random row of one of the five forms."""
+        """Make a random row of one of the five forms."""
         if self.rng.random() < self.mixture.clips:
             return self.clip()
         draw = self.rng.random()
@@ -202,7 +203,7 @@ class RowMaker:
         return self.no_image()
 
     def one_image(self) -> Row:
-        """The usual form: an image, then a caption, plain questions, and answers with thinking."""
+        """Make a row of the usual form: image, caption, questions, and answers with thinking."""
         row, rng = Row(), self.rng
         image, scene = draw_scene(rng)
         start = self._text(row, self._opening() + "User: Picture 1:", 0)
@@ -218,7 +219,7 @@ class RowMaker:
         return row
 
     def text_first(self) -> Row:
-        """The question before the image: the image is read with the question in mind."""
+        """Make a row with the question before the image, so that image tokens attend to it."""
         row, rng = Row(), self.rng
         image, scene = draw_scene(rng)
         question = asking.ask_caption(rng, scene) if rng.random() < 0.3 else asking.ask(rng, scene)
@@ -228,7 +229,7 @@ class RowMaker:
         return row
 
     def two_images(self) -> Row:
-        """Two images and questions that say which one is meant."""
+        """Make a row of two images and questions that say which one they mean."""
         row, rng = Row(), self.rng
         start, scenes = self._text(row, self._opening() + "User: ", 0), []
         for number in (1, 2):
@@ -244,7 +245,7 @@ class RowMaker:
         return row
 
     def clip(self) -> Row:
-        """A clip, its caption, questions, and one of these with thinking."""
+        """Make a row of a clip, its caption and questions, one of them with thinking."""
         row, rng = Row(), self.rng
         clip = clips.plan_clip(rng)
         start = self._text(row, self._opening() + "User: Video 1:", 0)
@@ -257,7 +258,7 @@ class RowMaker:
         return row
 
     def no_image(self) -> Row:
-        """Prompts without a picture, the odd one out."""
+        """Make a row of prompts without a picture."""
         row = Row()
         start = self._text(row, self._opening() + "User: ", 0)
         for think in (False, True):
@@ -321,7 +322,7 @@ class RowMaker:
         return self._text(row, CLOSE, start + max(height, width))
 
     def _video(self, row: Row, clip: clips.Clip, start: int) -> int:
-        """Append the frames of a clip that the video processor would choose, stamped as it does."""
+        """Append the frames that the video processor would choose, with its time stamps."""
         timeline = constant_timeline(clip.width, clip.height, clip.num_frames, clips.RATE)
         chosen = ernie_frames(timeline, VIDEO, "0" * 16)
         chosen += chosen[-1:] * (len(chosen) % PAIR)
@@ -360,7 +361,7 @@ class RowMaker:
         later: asking.Question | None = None,
         prompt: str | None = None,
     ) -> None:
-        """Append a question with its answer, and perhaps a second turn, as a branch of its own."""
+        """Append a question with its answer, and sometimes a second turn, as a new branch."""
         number = len(row.kinds) + 1
         asked = question.prompt if prompt is None else prompt
         start = self._turn(row, start, number, asked, question, scene, think=think)
@@ -393,7 +394,7 @@ class RowMaker:
 
 
 def collate(rows: list[Row], pad_id: int) -> Batch:
-    """Rows padded on the right."""
+    """Pad rows on the right and stack them."""
     size, length = len(rows), max(len(row.ids) for row in rows)
     ids = np.full((size, length), pad_id, np.int64)
     positions = np.zeros((3, size, length), np.int64)
@@ -432,10 +433,10 @@ def batches(
     group: int = 8,
     mixture: Mixture = DEFAULT_MIXTURE,
 ) -> Iterator[Batch]:
-    """Endless batches; each `part` of a seed draws scenes of its own.
+    """Yield endless batches; each `part` of a seed draws different scenes.
 
-    `group` batches at a time are sorted by length, so that little is padding. The order in which
-    they come out is the same in all parts: processes that work in step get like lengths.
+    Rows are sorted by length within every `group` batches, which saves padding. The order of the
+    batches is the same in all parts, so that processes in lockstep get similar lengths.
     """
     tokenizer = Tokenizer.from_str(tokenizer_json)
     maker = RowMaker(tokenizer, np.random.default_rng((seed, part)), mixture)

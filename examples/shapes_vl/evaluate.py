@@ -2,11 +2,12 @@
 
     python evaluate.py                                     the bundled model, through LLM
     python evaluate.py --model my-shapes-vl --scenes 500   a folder
-    python evaluate.py --quantization int8                 with linear layers in 8 bits
+    python evaluate.py --quantization int8                 with 8-bit linear layers
     python evaluate.py --engine transformers               the same files, transformers' generate()
 
-Right means equal, character for character. Each scene is asked for a caption, for one answer to
-each kind of question it allows, and for two answers with thinking; each clip for its caption.
+An answer is right if it equals the truth character for character. For each scene the model writes
+a caption, one answer to each possible kind of question, and two answers with thinking; for each
+clip a caption.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import questions as asking
 from PIL import Image
 from scenes import Scene, draw_scene
 
-# Never used for training: train.py draws from seeds below a million and from 1_000_003.
+# Training never uses these seeds: train.py draws from seeds below a million and from 1_000_003.
 FIRST_SEED = 7_000_000
 SUFFIXES = ("png", "jpg", "webp")
 MAX_TOKENS = 128
@@ -32,7 +33,7 @@ MAX_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One prompt about one file, and what should come back."""
+    """A prompt about one file, and the expected answer."""
 
     path: Path
     question: asking.Question
@@ -42,7 +43,7 @@ class Case:
 
     @property
     def row(self) -> str:
-        """The row of the table in which this case counts."""
+        """The row of the result table to which this case belongs."""
         if self.media == "video":
             return self.question.kind
         if self.think:
@@ -50,7 +51,7 @@ class Case:
         return self.question.kind if self.question.kind == "caption" else f"q: {self.question.kind}"
 
     def messages(self) -> list[dict[str, object]]:
-        """The conversation that is sent."""
+        """Return the conversation to send."""
         parts: list[dict[str, str]] = [
             {"type": self.media, self.media: str(self.path)},
             {"type": "text", "text": self.question.prompt},
@@ -102,7 +103,7 @@ def _cases(rng: np.random.Generator, path: Path, scene: Scene) -> Iterator[Case]
 
 
 def with_llm(model: str, **options: object) -> Engine:
-    """The toolkit itself, through its public API. options: further ones of LLM."""
+    """Answer with this toolkit through its public API. options: further options of LLM."""
     from mmdeploy_llm import LLM, SamplingParams
 
     llm = LLM(model=model, reasoning_parser="ernie-45-vl", **options)
@@ -126,7 +127,7 @@ def with_llm(model: str, **options: object) -> Engine:
 
 
 def with_transformers(model: str) -> Engine:
-    """transformers' own generate(), one prompt at a time: the cross-check."""
+    """Answer with transformers' own generate(), one prompt at a time, as a cross-check."""
     import torch
     from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
@@ -165,7 +166,7 @@ def with_transformers(model: str) -> Engine:
 
 
 def table(cases: list[Case], replies: list[Reply]) -> str:
-    """Right, asked and percent for each kind of question, then the three figures that count."""
+    """Format the right and all answers of each kind of question, then the three main figures."""
     right: Counter[str] = Counter()
     asked: Counter[str] = Counter()
     for case, (answer, reasoning) in zip(cases, replies, strict=True):
@@ -187,7 +188,7 @@ def table(cases: list[Case], replies: list[Reply]) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the evaluation from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -195,11 +196,11 @@ def main() -> None:
     parser.add_argument("--engine", choices=("llm", "transformers"), default="llm")
     parser.add_argument("--scenes", type=int, default=500, help="held-out scenes to draw (500)")
     parser.add_argument("--clips", type=int, default=200, help="held-out clips to draw (200)")
-    parser.add_argument("--seed", type=int, default=0, help="which scenes (0)")
+    parser.add_argument("--seed", type=int, default=0, help="selects the scenes (0)")
     parser.add_argument("--errors", type=int, default=0, help="print this many wrong answers")
-    parser.add_argument("--dtype", default="auto", help="of LLM: auto, bfloat16, float32")
-    parser.add_argument("--quantization", choices=("int8",), help="of LLM")
-    parser.add_argument("--kv-cache-dtype", default="auto", help="of LLM: auto, int8, ...")
+    parser.add_argument("--dtype", default="auto", help="option of LLM: auto, bfloat16, float32")
+    parser.add_argument("--quantization", choices=("int8",), help="option of LLM")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="option of LLM: auto, int8, ...")
     options = parser.parse_args()
     if options.engine == "transformers":
         engine = with_transformers(options.model)

@@ -1,4 +1,4 @@
-"""Shortcuts for training on a CPU; they compute what transformers' own code computes.
+"""Faster code for training on a CPU, equal in its results to transformers' own code.
 
 `check_shortcuts` in this file compares the two, and train.py calls it before each run.
 """
@@ -25,13 +25,13 @@ def _attention(
     scaling: float,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Softmax attention by two batched products: the fused CPU kernel is slow at these sizes.
+    """Compute attention by two batched products: the fused CPU kernel is slow at these sizes.
 
     query [B, heads, S, head size], key and value [B, kv heads, S, head size], mask bool.
     """
     batch, heads, length, size = query.shape
     kv_heads = key.shape[1]
-    # The heads that share a key ride along the rows of one product.
+    # The query heads that share a key head are rows of one product.
     rows = (query * scaling).reshape(batch * kv_heads, heads // kv_heads * length, size)
     scores = torch.bmm(rows, key.reshape(batch * kv_heads, length, size).transpose(1, 2))
     if attention_mask is not None:
@@ -44,7 +44,7 @@ def _attention(
 def _moe_block(
     self: Ernie4_5_VLMoeMoeBlock, hidden: Tensor, types: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Both sets of experts, on rows picked by number instead of by a mask over all elements."""
+    """Run both sets of experts on rows selected by index instead of by a mask over all elements."""
     flat = hidden.reshape(-1, hidden.shape[-1])
     media = types.reshape(-1).bool()
     order = torch.cat([(~media).nonzero()[:, 0], media.nonzero()[:, 0]])
@@ -62,7 +62,7 @@ def _moe_block(
 
 
 def keep_memory() -> None:
-    """Stop giving freed memory back to the system between steps (glibc): 30 % more speed.
+    """Stop returning freed memory to the system between steps (glibc): 30 % faster.
 
     Call it before torch allocates anything.
     """

@@ -1,18 +1,18 @@
-"""Readings of the model's inside that guide its training; thrown away afterwards.
+"""Auxiliary losses on the model's hidden states that guide its training; discarded afterwards.
 
-An answer alone teaches slowly: one word, for which several steps inside must be right at once. The
-guide asks for these steps one by one:
+An answer alone teaches slowly: it is one word, for which several internal steps must be right at
+once. The guide trains these steps one by one:
 
     seeing    an image token shows a colour, a kind and a size: its product with the embedding of
-              "red" is larger than with that of "blue". So words and what they look like share a
-              direction from the start, and a word finds its shape by the plainest attention.
-    reading   halfway through the text model an image token knows where it lies, and the last word
-              of "the red circle" knows how many shapes fit and, of the only one, all there is to
-              know. (Rotary positions act on attention weights only: where a token lies is
+              "red" is larger than with that of "blue". So words and their appearance share a
+              direction from the start, and simple attention finds the shape of a word.
+    reading   halfway through the text model an image token knows its position, and the last word of
+              "the red circle" knows how many shapes match and, if only one does, its attributes.
+              (Rotary positions affect attention weights only, so that the position of a token is
               otherwise learnt late.)
 
-Without the first the text model learns to ignore the image, whose tokens are noise to it at first:
-the resampler ends up with one constant output, and does not recover within any time we have.
+Without the first the text model learns to ignore the image, whose tokens are noise at first: the
+resampler ends up with one constant output, and does not recover in any affordable time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WHERE_CLASSES = (len(ROWS), PLACES)
 
 
 class Guide(nn.Module):
-    """The readings, as losses. Legend: T image tokens, H hidden size."""
+    """The heads of the auxiliary losses. Shapes: T image tokens, H hidden size."""
 
     def __init__(
         self, model: Ernie4_5_VLMoeForConditionalGeneration, tokenizer: PreTrainedTokenizerFast
@@ -53,7 +53,7 @@ class Guide(nn.Module):
         self.named = nn.Linear(hidden, sum(MENTION_CLASSES))
 
     def seeing(self, image_tokens: Tensor, embeddings: Tensor, batch: Batch) -> Tensor:
-        """Colour, kind and size from image tokens [T, H] and word embeddings [vocabulary, H]."""
+        """Loss of colour, kind and size: image tokens [T, H] times word embeddings [words, H]."""
         targets = torch.from_numpy(batch.cells).unbind(-1)
         losses = []
         for number, words in enumerate(self.words):
@@ -66,7 +66,7 @@ class Guide(nn.Module):
         return torch.stack(losses).sum()
 
     def reading(self, said: Prediction, batch: Batch) -> Tensor:
-        """Places from image tokens, and what is named from the words that name it."""
+        """Loss of positions of image tokens, and of attributes of the shapes that words name."""
         seen = self.where(said.halfway[said.is_image])
         where = torch.from_numpy(batch.cells[:, -len(WHERE_CLASSES) :])
         row, position, *_ = torch.from_numpy(batch.mentions).unbind(-1)
@@ -80,7 +80,7 @@ class Guide(nn.Module):
 
 
 def _entropies(logits: Tensor, targets: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
-    """One mean cross-entropy for each group of classes."""
+    """Return the mean cross-entropy of each group of classes."""
     parts = logits.float().split(sizes, dim=-1)
     return [
         nn.functional.cross_entropy(part, target, ignore_index=IGNORE)

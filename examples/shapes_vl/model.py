@@ -3,7 +3,7 @@
 vision tower   4 layers, 128 wide, patches of 14 px           0.86 M parameters
 resampler      2 x 2 patches -> one token of the text model   1.41 M
 text model     4 layers, 192 wide, 6 heads (2 for keys and values); the first is dense, the
-               others have 4 text and 4 vision experts (2 of them at a time) and a shared one
+               others have 4 text and 4 vision experts (2 of them active) and a shared one
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_POSITIONS = 32768
 
 
 def make_config(tokenizer: PreTrainedTokenizerFast) -> Ernie4_5_VLMoeConfig:
-    """The configuration; token ids are read from the tokenizer."""
+    """Build the config with the token ids of the tokenizer."""
     special = {
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
     text = {
-        # Rounded up: matrix kernels like multiples of 32.
+        # Rounded up: matrix kernels are faster for multiples of 32.
         "vocab_size": -(-len(tokenizer) // 32) * 32,
         "hidden_size": 192,
         "intermediate_size": 384,
@@ -78,7 +78,7 @@ def make_config(tokenizer: PreTrainedTokenizerFast) -> Ernie4_5_VLMoeConfig:
 
 
 def make_model(config: Ernie4_5_VLMoeConfig) -> Ernie4_5_VLMoeForConditionalGeneration:
-    """Freshly initialised float32 weights (seed torch before)."""
+    """Build the model with new float32 weights, drawn from torch's global generator."""
     model = Ernie4_5_VLMoeForConditionalGeneration._from_config(config, attn_implementation="sdpa")
     return model.float()
 
@@ -93,7 +93,7 @@ def save_folder(
     config.dtype = torch.bfloat16
     model = Ernie4_5_VLMoeForConditionalGeneration(config)
     model.load_state_dict(weights)
-    # Past transformers' own .to(), which would keep the routers in float32.
+    # Not by transformers' own .to(), which would keep the routers in float32.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     model.generation_config = GenerationConfig(
@@ -108,7 +108,7 @@ def save_folder(
     tokenizer.save_pretrained(folder)
     size = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
     Ernie4_5_VLMoeImageProcessorPil(size=size).save_pretrained(folder)
-    # By hand: transformers' own class for videos cannot be made without torchvision.
+    # Written by hand because transformers' class for videos needs torchvision.
     video = {
         "video_processor_type": "Ernie4_5_VLMoeVideoProcessor",
         "size": size,

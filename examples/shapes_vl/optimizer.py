@@ -2,8 +2,8 @@
 
 Muon (K. Jordan, 2024) replaces the momentum of a matrix by the nearest orthogonal one. With the
 factor of "Muon is Scalable for LLM Training" (arXiv:2502.16982) its steps are as long as AdamW's,
-so that one learning rate fits both. torch.optim.Muon takes matrices one by one; here the experts of
-a layer and all matrices of one shape go together, and the processes of a run share the work.
+so that one learning rate fits both. torch.optim.Muon updates matrices one by one; here the experts
+of a layer and all matrices of one shape are batched, and the processes of a run share the work.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor, distributed, nn
 BETAS = (0.9, 0.98)
 DECAY = 0.05
 MOMENTUM = 0.95
-# Quintic iteration towards the orthogonal factor: five steps bring singular values near to 1.
+# Quintic iteration towards the orthogonal factor: five steps bring singular values close to 1.
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 
 
-# Embeddings and heads are not for Muon, by its definition.
+# By definition Muon does not update embeddings and heads.
 NOT_MUON = ("embed", "gate.weight", "background", "where", "named")
 
 
@@ -38,14 +38,14 @@ def make_optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, made orthogonal matrix by matrix (the last two dimensions)."""
+    """Orthogonalize the momentum of each matrix (the last two dimensions)."""
 
     def __init__(self, parameters: list[nn.Parameter], rate: float) -> None:
         super().__init__(parameters, {"lr": rate})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """One update; all processes end up with the same weights."""
+        """Update the weights once; all processes end with the same weights."""
         [group] = self.param_groups
         trained = [p for p in group["params"] if p.grad is not None]
         if not trained:
@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(trained, updates, alpha=-group["lr"])
 
     def _updates(self, trained: list[nn.Parameter]) -> list[Tensor]:
-        """The steps for a learning rate of 1, one for each parameter."""
+        """Return the step of each parameter for a learning rate of 1."""
         by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
         momenta = []
         for index, parameter in enumerate(trained):
@@ -89,7 +89,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Near-orthogonal factors of [N, rows, columns], in bf16 precision."""
+    """Return nearly orthogonal factors of [N, rows, columns], in bf16 precision."""
     if not len(matrices):
         return matrices
     tall = matrices.shape[-2] > matrices.shape[-1]

@@ -1,4 +1,4 @@
-"""What is asked about a scene, in varied words, and the one right answer to it."""
+"""Make questions about a scene in varied words, each with its one right answer."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Question:
 
 
 def ask_caption(rng: np.random.Generator, scene: Scene) -> Question:
-    """The caption task."""
+    """Make the caption task."""
     return _question("caption", pick(rng, CAPTION_PROMPTS), caption(scene), scene)
 
 
 def ask_no_picture(rng: np.random.Generator) -> Question:
-    """A prompt without a picture: the model asks for one."""
+    """Make a prompt without a picture, to which the model answers by asking for one."""
     return Question(
         kind="no_picture",
         prompt=pick(rng, NO_PICTURE_PROMPTS),
@@ -57,9 +57,9 @@ def ask_no_picture(rng: np.random.Generator) -> Question:
 
 
 def ask(rng: np.random.Generator, scene: Scene, kind: str | None = None) -> Question:
-    """A question of the given kind, or of a random one; never one without a clear answer.
+    """Make a question of the given kind or of a random one, always with a clear answer.
 
-    Raises ValueError if the scene has no question of the kind that was asked for.
+    Raises ValueError if the scene allows no question of the given kind.
     """
     kinds = [kind] if kind else rng.permutation(LOTS).tolist()
     for name in kinds:
@@ -70,7 +70,7 @@ def ask(rng: np.random.Generator, scene: Scene, kind: str | None = None) -> Ques
 
 
 def ask_about_picture(rng: np.random.Generator, scene: Scene, number: int) -> Question:
-    """A question about picture `number` of several."""
+    """Make a question about picture `number` of several."""
     place = f"picture {number}"
     draw = rng.random()
     if draw < 0.4:
@@ -84,12 +84,12 @@ def ask_about_picture(rng: np.random.Generator, scene: Scene, number: int) -> Qu
 
 
 def article(words: str) -> str:
-    """The indefinite article that fits."""
+    """Return the indefinite article of a word."""
     return "an" if words[0] in "aeiou" else "a"
 
 
 def yes_no(value: bool) -> str:
-    """The answer to a yes/no question."""
+    """Return the answer to a yes/no question."""
     return "yes" if value else "no"
 
 
@@ -98,7 +98,7 @@ def _question(kind: str, prompt: str, answer: str, scene: Scene) -> Question:
 
 
 def _only(shapes: tuple[Shape, ...], **wanted: str) -> bool:
-    """Whether exactly one shape has these attributes."""
+    """Return whether exactly one shape has these attributes."""
     matches = [
         shape
         for shape in shapes
@@ -108,7 +108,7 @@ def _only(shapes: tuple[Shape, ...], **wanted: str) -> bool:
 
 
 def _references(scene: Scene, shape: Shape) -> list[str]:
-    """Ways to point at `shape` that fit no other shape, without "the"."""
+    """Return the descriptions, without "the", that match `shape` and no other shape."""
     fits = []
     if _only(scene.shapes, colour=shape.colour, kind=shape.kind):
         fits += [f"{shape.colour} {shape.kind}"] * 2
@@ -218,7 +218,7 @@ def _end(rng: np.random.Generator, scene: Scene) -> Made:
 
 
 def holds(one: Shape, relation: str, other: Shape) -> bool | None:
-    """Whether `one` is left of / right of / above / below `other`; None when neither is clear."""
+    """Return whether `one` is left of / right of / above / below `other`; None if unclear."""
     if relation in ("left of", "right of"):
         return (one.x < other.x) == (relation == "left of")
     if one.row == other.row:
@@ -235,7 +235,7 @@ def _relation(rng: np.random.Generator, scene: Scene) -> Made:
     if not names or not others:
         return None
     relation = pick(rng, ("left of", "above") if one.row != other.row else ("left of",))
-    # Yes and no equally often: choose the word by the answer that is wanted.
+    # Choose the word by the wanted answer, so that yes and no are equally frequent.
     wanted = bool(rng.random() < 0.5)
     if holds(one, relation, other) is not wanted:
         relation = OPPOSITE[relation]
@@ -247,7 +247,7 @@ def _relation(rng: np.random.Generator, scene: Scene) -> Made:
 
 
 def _maybe_present(rng: np.random.Generator, scene: Scene) -> tuple[str, bool]:
-    """Words for a shape that is there or, equally often, for one that is nearly there."""
+    """Describe a shape of the scene or, equally often, a similar one that is missing."""
     shape = pick(rng, scene.shapes)
     if rng.random() < 0.5:
         return pick(rng, (f"{shape.colour} {shape.kind}", shape.kind, shape.name)), True
@@ -285,7 +285,7 @@ MAKERS: dict[str, Callable[[np.random.Generator, Scene], Made]] = {
     "exists": _exists,
 }
 
-# A random question is a draw from these lots. Questions that first have to find a shape by its
-# kind take longest to learn, so there is more than one lot for each.
+# A random question is drawn from this list. Questions that require finding a shape by its kind take
+# longest to learn, so each of them is listed more than once.
 EXTRA_LOTS = {"colour": 1, "count_kind": 1, "where": 1, "exists": 1, "relation": 2}
 LOTS = tuple(name for name in MAKERS for _ in range(1 + EXTRA_LOTS.get(name, 0)))

@@ -1,14 +1,14 @@
-"""Draw scenes of simple shapes and keep the ground truth: what is where, in which colour and size.
+"""Draw scenes of simple shapes with their ground truth: kind, position, colour and size of each.
 
-Everything is a function of the `numpy.random.Generator` handed in: the same seed gives the same
-scenes and the same pixels (with the same Pillow). No torch here.
+Everything depends only on the `numpy.random.Generator` that is passed in: the same seed gives the
+same scenes and the same pixels (with the same Pillow). Imports no torch.
 
 A scene is unambiguous by construction, so that each question about it has one right answer:
 
     x   centres differ by at least X_GAP of sqrt(area)   -> "left of" is never a close call
     y   centres lie in one of three bands, with gaps     -> "top", "middle", "bottom", "above"
     r   small or large, with nothing in between          -> size is never a close call
-    no two shapes touch, and colours lie far apart on a background of greys
+    no two shapes touch, and colours are easy to tell apart on a background of greys
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ X_GAP = 0.09
 ROW_BANDS = {"top": (0.0, 0.30), "middle": (0.44, 0.56), "bottom": (0.70, 1.0)}
 # Radius in units of sqrt(image area).
 RADIUS = {"small": (0.095, 0.115), "large": (0.165, 0.190)}
-# How far a shape may be turned, in degrees, and still be called what it is.
+# How far a shape may be rotated, in degrees, and still be recognised as its kind.
 TURN = {"square": 10, "triangle": 12, "star": 36, "diamond": 7, "cross": 10, "heart": 14}
 SUPERSAMPLE = 3
 NOISE_SIZE = 4 * MAX_SIDE * MAX_SIDE
@@ -49,7 +49,7 @@ NOISE_SIZE = 4 * MAX_SIDE * MAX_SIDE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """One shape: words for what it is; centre and radius in pixels for where it is."""
+    """A shape: its size, colour and kind as words, its centre and radius in pixels."""
 
     kind: str
     colour: str
@@ -61,7 +61,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """What a caption calls it: "small red circle"."""
+        """The words for it in a caption: "small red circle"."""
         return f"{self.size} {self.colour} {self.kind}"
 
 
@@ -75,12 +75,12 @@ class Scene:
 
 
 def pick(rng: np.random.Generator, options: tuple | list):  # type: ignore[type-arg]
-    """One of `options`, uniformly (cheaper than `rng.choice`)."""
+    """Choose one of `options` uniformly (cheaper than `rng.choice`)."""
     return options[int(rng.integers(len(options)))]
 
 
 def caption(scene: Scene) -> str:
-    """The one right caption of a scene."""
+    """Return the one right caption of a scene."""
     shapes = scene.shapes
     if len(shapes) == 1:
         return f"A {shapes[0].name}."
@@ -93,7 +93,7 @@ def caption(scene: Scene) -> str:
 
 
 def inventory(scene: Scene) -> str:
-    """What the model writes when it thinks: every shape with its place, from left to right."""
+    """Return the model's text when it thinks: each shape with its row, from left to right."""
     where = {"top": "at the top", "middle": "in the middle", "bottom": "at the bottom"}
     items = [f"a {shape.name} {where[shape.row]}" for shape in scene.shapes]
     return f"I see {', '.join(items)}."
@@ -102,7 +102,7 @@ def inventory(scene: Scene) -> str:
 def draw_scene(
     rng: np.random.Generator, num_shapes: int | None = None, size: tuple[int, int] | None = None
 ) -> tuple[Image.Image, Scene]:
-    """A new RGB image and its ground truth; `size` is (width, height), drawn at random if None."""
+    """Draw a new RGB image and its ground truth. size: (width, height), random if None."""
     width, height = size or random_size(rng)
     count = num_shapes or int(rng.integers(1, MAX_SHAPES + 1))
     shapes = None
@@ -113,9 +113,9 @@ def draw_scene(
 
 
 def random_size(rng: np.random.Generator) -> tuple[int, int]:
-    """(width, height) with both sides in MIN_SIDE..MAX_SIDE and an aspect of at most 2."""
+    """Draw (width, height), both in MIN_SIDE..MAX_SIDE, with an aspect of at most 2."""
     aspect = pick(rng, (1.0, 1.0, 4 / 3, 3 / 2, 16 / 9, 2.0))
-    # Log-uniform, so that small images, which are the hard ones, are seen often.
+    # Log-uniform, so that small images, which are the hard ones, are frequent.
     low, high = MIN_SIDE, MAX_SIDE / aspect
     short = math.exp(rng.uniform(math.log(low), math.log(high)))
     sides = (round(short), min(MAX_SIDE, round(short * aspect)))
@@ -128,7 +128,7 @@ def random_size(rng: np.random.Generator) -> tuple[int, int]:
 def _place(
     rng: np.random.Generator, count: int, width: int, height: int
 ) -> tuple[Shape, ...] | None:
-    """`count` shapes that meet the promises in the header, or None if the throw did not work."""
+    """Draw `count` shapes that keep the rules in the header, or None if this attempt fails."""
     scale = math.sqrt(width * height)
     shapes: list[Shape] = []
     for _ in range(count):
@@ -148,7 +148,7 @@ def _place(
 
 
 def _kind_and_colour(rng: np.random.Generator, shapes: list[Shape]) -> tuple[str, str]:
-    """Now and then the kind or the colour of an earlier shape: else counts would all be 0 or 1."""
+    """Sometimes repeat the kind or colour of an earlier shape: else all counts would be 0 or 1."""
     kind, colour = pick(rng, KINDS), pick(rng, tuple(COLOURS))
     if shapes:
         reuse = rng.random()
@@ -168,7 +168,7 @@ def _throw(
     width: int,
     height: int,
 ) -> Shape:
-    """The shape at a random place within one of the rows and within the image."""
+    """Draw a shape at a random position within one of the rows and within the image."""
     margin = radius * 1.04 + 1
     row = pick(rng, ROWS)
     low, high = ROW_BANDS[row]
@@ -265,7 +265,7 @@ OUTLINES: dict[str, np.ndarray] = {
     "square": np.array([(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)]),
     "triangle": np.array([(0, -0.95), (0.95, 0.75), (-0.95, 0.75)]),
     "star": np.array(_star()),
-    # Taller than wide, so that no turned square is a diamond.
+    # Taller than wide, so that no rotated square looks like a diamond.
     "diamond": np.array([(0, -1.0), (0.68, 0), (0, 1.0), (-0.68, 0)]),
     "cross": np.array(_cross()),
     "heart": np.array(_heart()),
@@ -273,7 +273,7 @@ OUTLINES: dict[str, np.ndarray] = {
 
 
 def background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
-    """Greys with a slight tint, plain or patterned: uint8 [height, width, 3]."""
+    """Draw slightly tinted greys, plain or patterned: uint8 [height, width, 3]."""
     first = rng.uniform(25, 245) + rng.uniform(-9, 9, 3)
     style = pick(rng, ("plain", "plain", "gradient", "stripes", "checks", "texture"))
     if style == "plain":
@@ -313,7 +313,7 @@ def _tiles(rng: np.random.Generator, width: int, height: int, *, both: bool) -> 
 
 
 def _degrade(rng: np.random.Generator, image: Image.Image) -> Image.Image:
-    """Sensor noise on most images, then a JPEG or WebP round trip on most."""
+    """Add sensor noise to most images, then recompress most as JPEG or WebP."""
     if rng.random() < 0.6:
         pixels = np.asarray(image).astype(np.float32)
         start = int(rng.integers(NOISE_SIZE - pixels.size))
@@ -330,7 +330,7 @@ def _degrade(rng: np.random.Generator, image: Image.Image) -> Image.Image:
 
 @functools.cache
 def _noise() -> np.ndarray:
-    """Noise is cut from one long strip: drawing it anew would take half of the time."""
+    """Take noise from one long precomputed strip: new noise would take half of the time."""
     return np.random.default_rng(0).standard_normal(NOISE_SIZE, dtype=np.float32)
 
 

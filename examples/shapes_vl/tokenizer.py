@@ -1,6 +1,6 @@
-"""The tokenizer of shapes-vl: byte-level BPE over the words of the task, any other text in bytes.
+"""The tokenizer of shapes-vl: byte-level BPE over the words of the task, any other text as bytes.
 
-Guaranteed: every text can be encoded and comes back unchanged, and the same seed gives the same
+Every text can be encoded and is decoded unchanged, and the same seed gives the same
 `tokenizer.json`. The special tokens carry ERNIE's names.
 """
 
@@ -35,7 +35,7 @@ CONTROL_TOKENS = (
     "<|image@placeholder|>",
     "<|video@placeholder|>",
 )
-# One token each, yet ordinary text to `skip_special_tokens`: a reasoning parser reads them.
+# One token each, but kept by `skip_special_tokens` because a reasoning parser reads them.
 TEXT_TOKENS = ("<think>", "</think>", "<response>", "</response>")
 # Attribute names under which transformers' ERNIE processor looks for tokens.
 NAMED_TOKENS = {
@@ -46,7 +46,7 @@ NAMED_TOKENS = {
     "video_start_token": "<|VIDEO_START|>",
     "video_end_token": "<|VIDEO_END|>",
 }
-# Words of tasks to come, so that the vocabulary need not change for them.
+# Words for future tasks, so that the vocabulary need not change for them.
 RESERVED_WORDS = (
     "moves moved moving move clip video left right up down to the away from stays still then and "
     "first last frame from left to right before after bigger smaller grows shrinks appears "
@@ -55,7 +55,7 @@ RESERVED_WORDS = (
 
 
 def train_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
-    """The tokenizer, trained on what the data generator writes."""
+    """Train the tokenizer on text of the data generator."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -75,7 +75,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The same tokenizer with names and a chat template, and TEXT_TOKENS that stay in the text."""
+    """Wrap the tokenizer for transformers, with token names, a chat template and TEXT_TOKENS."""
     spec = json.loads(tokenizer.to_str())
     for token in spec["added_tokens"]:
         token["special"] = token["content"] not in TEXT_TOKENS

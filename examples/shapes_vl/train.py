@@ -3,11 +3,11 @@
     python train.py --out my-shapes-vl                     90 minutes
     python train.py --out try --minutes 10                 a quick look: captions mostly right
     python train.py --out exact --steps 4000               the same weights on every run
-    python train.py --out more --resume my-shapes-vl.training.pt      go on with a finished run
+    python train.py --out more --resume my-shapes-vl.training.pt      continue a finished run
 
 The folder given by --out is complete (weights, tokenizer, chat template, processor) and is
-refreshed every --save-every minutes, so that the run may be stopped at any time. What a later run
-needs to go on (weights before averaging, optimizer) lies next to it, in OUT.training.pt.
+refreshed every --save-every minutes, so that the run may be stopped at any time. OUT.training.pt
+next to it holds what a later run needs to continue (weights before averaging, optimizer).
 
 Work is split by rows over --processes of one thread each: on two cores that is faster than one
 process with two threads, and much faster while other programs run.
@@ -44,7 +44,7 @@ BALANCE_WEIGHT = 0.005
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -56,7 +56,10 @@ def parse_arguments() -> argparse.Namespace:
         help="length in steps instead: the result then does not depend on the machine's speed",
     )
     parser.add_argument(
-        "--look-steps", type=int, default=400, help="first steps, without text (400)"
+        "--look-steps",
+        type=int,
+        default=400,
+        help="first steps, vision side only (400)",
     )
     parser.add_argument(
         "--questions",
@@ -85,9 +88,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="weights and scenes (0)")
     parser.add_argument("--batch-size", type=int, default=32, help="rows in a step (32)")
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate (3e-3)")
-    parser.add_argument("--processes", type=int, default=2, help="processes at work (2)")
+    parser.add_argument("--processes", type=int, default=2, help="training processes (2)")
     parser.add_argument("--save-every", type=float, default=8, help="minutes between saves (8)")
-    parser.add_argument("--resume", type=Path, help="a .training.pt file to go on from")
+    parser.add_argument("--resume", type=Path, help="a .training.pt file to continue from")
     parser.add_argument("--float32", action="store_true", help="no bfloat16 autocast")
     return parser.parse_args()
 
@@ -96,14 +99,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def normalise(patches: Tensor) -> Tensor:
-    """uint8 [P, 3 * 14 * 14] to what the image processor returns."""
+    """Normalize uint8 [P, 3 * 14 * 14] as the image processor does."""
     mean = torch.tensor(OPENAI_CLIP_MEAN).repeat_interleave(patches.shape[1] // 3)
     std = torch.tensor(OPENAI_CLIP_STD).repeat_interleave(patches.shape[1] // 3)
     return (patches.float() / 255 - mean) / std
 
 
 def attention_mask(branches: Tensor) -> Tensor:
-    """bool [B, 1, S, S]: causal, and a branch sees the shared first part (0) and itself only."""
+    """Return the causal mask, bool [B, 1, S, S]: a branch attends to the prefix (0) and itself."""
     length = branches.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     same = branches[:, :, None] == branches[:, None, :]
@@ -113,18 +116,18 @@ def attention_mask(branches: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the model says of a batch, with the right answers beside it."""
+    """The model's outputs for a batch, and the labels."""
 
     logits: Tensor  # [N, vocabulary], at the labelled positions
     labels: Tensor  # [N]
     image_tokens: Tensor  # [image tokens, H], as they enter the text model
     halfway: Tensor  # [B, S, H], hidden states after half of the text model's layers
     is_image: Tensor  # bool [B, S]
-    balance: Tensor  # how unevenly the experts are used
+    balance: Tensor  # loss that grows as the experts are used unevenly
 
 
 def see(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> list[Tensor]:
-    """The vision tower and the resampler: one [tokens, H] for each image or clip, in order."""
+    """Run vision tower and resampler; return one [tokens, H] per image or clip, in order."""
     patches = normalise(torch.from_numpy(batch.patches))
     grids = torch.from_numpy(batch.grids)
     features = model.model.vision_tower(patches, grids).last_hidden_state
@@ -133,7 +136,7 @@ def see(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> list[Ten
 
 
 def predict(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> Prediction:
-    """One forward pass through transformers' own class."""
+    """Run one forward pass through transformers' own class."""
     ids, branches = torch.from_numpy(batch.ids), torch.from_numpy(batch.branches)
     config = model.config
     media = [
@@ -181,7 +184,7 @@ def predict(model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch) -> Pred
 def loss_of(
     model: Ernie4_5_VLMoeForConditionalGeneration, batch: Batch, guide: Guide | None = None
 ) -> Tensor:
-    """Weighted cross-entropy of the answers, and a little for balanced experts and the guide."""
+    """Return the weighted cross-entropy of the answers plus small terms for balance and guide."""
     said = predict(model, batch)
     weights = torch.from_numpy(batch.weights[batch.labels != IGNORE])
     losses = nn.functional.cross_entropy(said.logits.float(), said.labels, reduction="none")
@@ -196,7 +199,7 @@ def loss_of(
 def accuracy(
     model: Ernie4_5_VLMoeForConditionalGeneration, held_out: list[Batch]
 ) -> dict[str, tuple[int, int]]:
-    """(right, asked) for each kind of question: all tokens right, given the right ones before."""
+    """Return (right, all) for each kind of question; right: all tokens, given the right prefix."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for batch in held_out:
         said = predict(model, batch)
@@ -213,26 +216,26 @@ def accuracy(
 
 
 def rate_factor(step: int, progress: float) -> float:
-    """A short warm-up by steps, then a cosine over the progress (0 to 1) of the run."""
+    """Return the rate: a warm-up over steps, then a cosine over the progress (0 to 1)."""
     return min(1.0, (step + 1) / 200) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class Average:
-    """A running average of the weights: better, and steadier, than the last ones."""
+    """A running average of the weights, more accurate and steadier than the last ones."""
 
     def __init__(self, model: nn.Module) -> None:
         self.source = model.state_dict()
         self.weights = {name: tensor.clone() for name, tensor in self.source.items()}
 
     def update(self, step: int) -> None:
-        """Take in the model's present weights."""
+        """Add the model's current weights to the average."""
         decay = min(EMA_DECAY, (1 + step) / (10 + step))
         mine, theirs = list(self.weights.values()), list(self.source.values())
         torch._foreach_lerp_(mine, theirs, 1 - decay)
 
 
 class Run:
-    """One process of a training run; process 0 also measures, saves and prints."""
+    """One process of a training run; process 0 also evaluates, saves and prints."""
 
     def __init__(self, options: argparse.Namespace, rank: int) -> None:
         keep_memory()
@@ -250,7 +253,7 @@ class Run:
         if options.resume:
             self._resume()
         tokenizer_json = self.tokenizer.backend_tokenizer.to_str()
-        # A resumed run draws scenes that the run before it has not seen.
+        # A resumed run draws other scenes than the run before it.
         seed = options.seed + 100_000 * self.earlier_steps
         size = options.batch_size // options.processes
         mixture = Mixture(
@@ -269,8 +272,8 @@ class Run:
         use_shortcuts(self.model)
 
     def _tokenizer(self) -> PreTrainedTokenizerFast:
-        """A resumed run keeps the tokenizer of its folder: a new one, trained on questions that
-        have changed since, would give the words other ids."""
+        """Load the folder's tokenizer for a resumed run: a new one, trained on questions that may
+        have changed since, could assign other ids to the words."""
         if self.options.resume is None:
             return train_tokenizer()
         folder = self.options.resume.with_name(
@@ -279,7 +282,7 @@ class Run:
         return PreTrainedTokenizerFast.from_pretrained(folder)
 
     def work(self) -> None:
-        """Steps until the time, or the number of steps, is used up."""
+        """Train until the time or the number of steps is used up."""
         begin = saved_at = time.monotonic()
         step, progress, total = 0, 0.0, 0.0
         while progress < 1:
@@ -304,7 +307,7 @@ class Run:
                 saved_at = time.monotonic()
 
     def _steps_at_work(self, step: int) -> int:
-        """Steps since the run, or the training of the text side, began: both need a warm-up."""
+        """Return the steps since the run or the text training began: both need a warm-up."""
         look = self.options.look_steps - self.earlier_steps
         return step - look if step >= look > 0 else step
 
@@ -338,7 +341,7 @@ class Run:
             gradient.copy_(part.view_as(gradient))
 
     def _agree(self, progress: float) -> float:
-        """The progress as process 0 sees it: all must stop at the same step."""
+        """Return the progress measured by process 0, so that all stop at the same step."""
         if self.options.processes == 1:
             return progress
         value = torch.tensor([progress], dtype=torch.float64)
@@ -372,13 +375,13 @@ class Run:
 
 
 def report(counts: dict[str, tuple[int, int]]) -> None:
-    """One line: the share of right answers for each kind of question."""
+    """Print one line with the share of right answers for each kind of question."""
     parts = [f"{kind} {100 * right / asked:.1f}" for kind, (right, asked) in counts.items()]
     print("held out, teacher-forced: " + ", ".join(parts), flush=True)
 
 
 def run_process(rank: int, options: argparse.Namespace, meeting: str) -> None:
-    """What each of the processes does; they meet through the file `meeting`."""
+    """Run one training process; the processes find each other through the file `meeting`."""
     if options.processes > 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         distributed.init_process_group(

@@ -7,7 +7,7 @@ from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """The families of transformers' ernie4_5, ernie4_5_moe, ernie4_5_vl_moe and paddleocr_vl."""
+    """Returns the specs of ernie4_5, ernie4_5_moe, ernie4_5_vl_moe and paddleocr_vl."""
     return (
         ModelSpec(
             name="ernie4_5",

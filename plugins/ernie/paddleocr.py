@@ -39,7 +39,7 @@ RENAMES = (
     (r"^(visual\.blocks\.\d+)\.self_attn\.out_proj\.", r"\1.attn.proj."),
     (r"^(visual\.blocks\.\d+)\.self_attn\.", r"\1.attn."),
 )
-# Parts of the tower's pre-training that the model does not use.
+# Weights from the tower's pre-training that the model does not use.
 UNUSED = (r"\.packing_position_embedding\.", r"\.vision_model\.head\.", r"\.position_ids$")
 SECTIONS = (16, 24, 24)  # transformers' default: channel pairs of time, height and width
 PROJECTOR_EPS = 1e-5  # not in the config
@@ -67,13 +67,13 @@ class VisionTower(VisionEncoder):
         self.post_layernorm = LayerNorm(size, config.layer_norm_eps)
 
     def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """In the order of the pixels."""
+        """Returns the features in the order of the pixels."""
         out: Tensor = self.post_layernorm(super().forward(pixels, grids))
         return out
 
 
 class Projector(nn.Module):
-    """merge x merge patches -> one token of the decoder."""
+    """Merges merge x merge patches into one token of the decoder."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

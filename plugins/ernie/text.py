@@ -13,7 +13,7 @@ from mmdeploy_llm.hooks import MediaSpan
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, MoEConfig, RotaryConfig
 from mmdeploy_llm.weights.map import Target, WeightMap
 
-# Multi-token prediction heads, which plain decoding does not use.
+# mtp_: multi-token prediction heads, which plain decoding does not use.
 IGNORED = (r"(^|\.)mtp_", r"rotary_emb\.inv_freq$")
 
 
@@ -36,13 +36,13 @@ class ErnieForCausalLM(CausalLM):
         return self._weights.targets(key)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """None: token i is at position i."""
+        """Returns None: token i is at position i."""
         return None
 
 
 def decoder_config(config: Any) -> DecoderConfig:
-    """The dense decoder of an ERNIE text config. Raises ModelNotSupportedError for options that
-    no published model uses."""
+    """Builds the dense decoder config of an ERNIE text config. Raises ModelNotSupportedError for
+    options that no published model uses."""
     rope = config.rope_parameters
     if rope.get("rope_type", "default") != "default":
         raise ModelNotSupportedError(
@@ -72,7 +72,7 @@ def decoder_config(config: Any) -> DecoderConfig:
 
 
 def with_experts(decoder: DecoderConfig, config: Any) -> DecoderConfig:
-    """`decoder` with the experts of an ernie4_5_moe config."""
+    """Adds the experts of an ernie4_5_moe config."""
     layers = range(config.moe_layer_start_index, config.moe_layer_end_index + 1)
     moe = MoEConfig(
         num_experts=config.moe_num_experts,

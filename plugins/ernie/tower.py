@@ -41,13 +41,13 @@ class VisionTower(VisionEncoder):
         self.ln = LayerNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """In the order of the pixels."""
+        """Returns the features in the order of the pixels."""
         out: Tensor = self.ln(super().forward(pixels, grids))
         return out
 
 
 class ResamplerMLP(nn.Module):
-    """MLP with GELU and a LayerNorm behind it."""
+    """MLP with GELU, followed by a LayerNorm."""
 
     def __init__(self, in_size: int, out_size: int, eps: float) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class ResamplerMLP(nn.Module):
 
 
 class Resampler(nn.Module):
-    """merge x merge patches, then two frames (an image counts twice) -> one token."""
+    """Merges merge x merge patches of two frames (an image is used twice) into one token."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Resampler(nn.Module):
         return out
 
     def _pair_frames(self, x: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """[cells, S] -> [M, 2 S]: each cell beside the same cell of the next frame."""
+        """[cells, S] -> [M, 2 S]: concatenates each cell with the same cell of the next frame."""
         if all(frames == 1 for frames, _, _ in grids):
             return torch.cat([x, x], -1)
         rows, start = [], 0
@@ -101,8 +101,8 @@ class Resampler(nn.Module):
 
 
 def _frame_pairs(cells: Tensor) -> Tensor:
-    """Cell numbers [frames, N] -> [N * pairs, 2]; a frame without a partner is left out, a single
-    one is its own."""
+    """Cell indices [frames, N] -> [N * pairs, 2]. An odd last frame is left out; a single frame is
+    paired with itself."""
     if cells.shape[0] == 1:
         cells = cells.repeat(2, 1)
     even = cells[: cells.shape[0] // 2 * 2]

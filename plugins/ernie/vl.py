@@ -54,8 +54,8 @@ class ErnieVLForConditionalGeneration(GridLM):
         self.vision_ids = torch.tensor(self._vision_ids, device="cpu").to(device)
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
-        """[T, hidden]. Placeholder, start and end tokens of the prompt's media go to the vision
-        experts; the same ids, when generated, to the text experts."""
+        """Returns hidden states [T, hidden]. Placeholder, start and end tokens of the prompt's
+        media go to the vision experts; the same ids, when generated, to the text experts."""
         is_vision = None
         if inputs.has_prompt:
             is_vision = torch.isin(inputs.token_ids, self.vision_ids) & inputs.in_prompt
@@ -68,15 +68,15 @@ class ErnieVLForConditionalGeneration(GridLM):
         return out
 
     def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
-        """See GridLM. Two frames of a video become one."""
+        """See GridLM. The resampler merges two frames of a video into one."""
         ((offset, (frames, height, width), interval),) = super().grids_of(span)
         if span.item.kind == "video":
             frames //= self.temporal_merge_size
         return ((offset, (frames, height, width), interval),)
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map. The published layout keeps the routers of both modalities side by side:
-        transposed weights, biases stacked."""
+        """See weights.map. The published layout holds the routers of both modalities: as two
+        transposed weights, and as biases stacked in one tensor."""
         match = re.fullmatch(r"(model\.(?:language_model\.)?layers\.\d+\.mlp)\.(.+)", key)
         if match is not None:
             mlp = match[1].replace("language_model.", "")
@@ -117,13 +117,13 @@ def _decoder_config(config: Any) -> DecoderConfig:
 
 
 def _renames(num_experts: int) -> tuple[tuple[str, Any], ...]:
-    """From the published names, and from those of transformers' modules, to ours."""
+    """Returns the renames from the published names, and from transformers' modules, to ours."""
 
     def split_experts(match: re.Match[str]) -> str:
-        """Experts are numbered through: text first, then vision."""
-        number = int(match[1])
-        kind = "text_moe" if number < num_experts else "vision_moe"
-        return f".mlp.{kind}.experts.{number % num_experts}."
+        """Renames an expert; published indices count text experts first, then vision experts."""
+        index = int(match[1])
+        kind = "text_moe" if index < num_experts else "vision_moe"
+        return f".mlp.{kind}.experts.{index % num_experts}."
 
     return (
         (r"^model\.language_model\.", "model."),

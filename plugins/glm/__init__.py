@@ -7,7 +7,7 @@ from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """The families of transformers' glm (GLM-4 of 2024) and glm4 (GLM-4 of 2025, GLM-Z1)."""
+    """Returns the specs of glm (GLM-4 of 2024) and glm4 (GLM-4 of 2025, GLM-Z1)."""
     return (
         ModelSpec(
             name="glm",

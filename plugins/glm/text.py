@@ -1,5 +1,5 @@
-"""GLM-4: the standard decoder with interleaved rotary pairs on the first channels of every head; in
-the newer models also with norms behind attention and MLP."""
+"""GLM-4: the standard decoder with interleaved rotary pairs on the first channels of every head;
+the newer models also normalize the outputs of attention and MLP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GlmForCausalLM(CausalLM):
 
 
 def decoder_config(config: Any) -> DecoderConfig:
-    """The decoder of a glm or glm4 config."""
+    """Builds the decoder config of a glm or glm4 config."""
     return replace(
         standard_decoder(config, rotary_config(config, is_interleaved=True)),
         qkv_bias=config.attention_bias,

@@ -7,7 +7,7 @@ from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """The families of transformers' llama and mistral."""
+    """Returns the specs of transformers' llama and mistral."""
     return (
         ModelSpec(
             name="llama",

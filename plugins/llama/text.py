@@ -1,4 +1,4 @@
-"""Llama and Mistral: the standard decoder as it is, for Mistral with sliding windows."""
+"""Llama and Mistral: the standard decoder, for Mistral with a sliding window."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LlamaForCausalLM(CausalLM):
 
     @staticmethod
     def decoder_config(config: Any) -> DecoderConfig:
-        """Biases as the config has them."""
+        """Builds the decoder config, with the biases that the checkpoint's config sets."""
         return replace(
             standard_decoder(config),
             qkv_bias=config.attention_bias,
@@ -37,11 +37,11 @@ class LlamaForCausalLM(CausalLM):
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """transformers' MistralForCausalLM: a sliding window is every layer's."""
+    """transformers' MistralForCausalLM: a sliding window, if set, applies to every layer."""
 
     @staticmethod
     def decoder_config(config: Any) -> DecoderConfig:
-        """No biases."""
+        """Builds the decoder config, without biases."""
         window = config.sliding_window
         windows = None if window is None else (window,) * config.num_hidden_layers
         return replace(standard_decoder(config), windows=windows)

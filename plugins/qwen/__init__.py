@@ -8,7 +8,7 @@ from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """The families of transformers, by their names there."""
+    """Returns the specs of the families, named as in transformers."""
     return (*_text_models(), *_vl_models())
 
 

@@ -1,5 +1,5 @@
-"""Qwen text models: the standard decoder, in version 2 with biases on query, key and value, in
-version 3 with norms on the heads of query and key; dense, or with experts."""
+"""Qwen text models, dense or with experts: the standard decoder. Version 2 adds biases to query,
+key and value; version 3 normalizes the heads of query and key."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mmdeploy_llm.layers import (
 from mmdeploy_llm.weights.map import Target, WeightMap
 
 IGNORED = (r"rotary_emb\.inv_freq$",)
-# From the published name, which is also that of transformers' modules, to ours.
+# From the published names, which transformers' modules share, to ours.
 RENAMES = ((r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),)
 
 
 class QwenForCausalLM(CausalLM):
-    """A Qwen decoder with the weights that its text checkpoints hold."""
+    """A Qwen decoder that maps the weights of Qwen's text checkpoints."""
 
     def __init__(self, decoder: DecoderConfig) -> None:
         super().__init__(decoder)
@@ -69,7 +69,7 @@ class Qwen3MoeForCausalLM(QwenForCausalLM):
 def decoder_config(
     config: Any, *, is_tied: bool, axes: tuple[int, ...] | None = None
 ) -> DecoderConfig:
-    """The decoder of a Qwen2 text config, dense. axes: see RotaryConfig."""
+    """Builds the dense decoder config of a Qwen2 text config. axes: see RotaryConfig."""
     decoder = standard_decoder(config, rotary_config(config, axes=axes))
     return replace(decoder, qkv_bias=True, windows=layer_windows(config), is_tied=is_tied)
 
@@ -77,7 +77,7 @@ def decoder_config(
 def qwen3_decoder_config(
     config: Any, *, is_tied: bool, axes: tuple[int, ...] | None = None
 ) -> DecoderConfig:
-    """The decoder of a Qwen3 text config, dense. axes: see RotaryConfig."""
+    """Builds the dense decoder config of a Qwen3 text config. axes: see RotaryConfig."""
     return replace(
         decoder_config(config, is_tied=is_tied, axes=axes),
         qkv_bias=config.attention_bias,
@@ -87,7 +87,7 @@ def qwen3_decoder_config(
 
 
 def with_experts(decoder: DecoderConfig, config: Any) -> DecoderConfig:
-    """`decoder` with the experts of a Qwen MoE config, in the layers that it makes sparse."""
+    """Adds the experts of a Qwen MoE config to the layers that the config makes sparse."""
     shared_size = getattr(config, "shared_expert_intermediate_size", None) or 0
     moe = MoEConfig(
         num_experts=config.num_experts,

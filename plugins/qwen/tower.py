@@ -39,10 +39,10 @@ NORM_EPS = 1e-6  # not in the config
 
 
 class PatchMerger(nn.Module):
-    """merge x merge patches [P, size] -> one token of the decoder."""
+    """Merges merge x merge patches into one token of the decoder."""
 
     def __init__(self, norm: nn.Module, size: int, out_size: int, merge_size: int) -> None:
-        """norm: of a patch."""
+        """norm: applied to each patch before the merge."""
         super().__init__()
         self.merged_size = size * merge_size**2
         self.ln_q = norm
@@ -75,7 +75,7 @@ class FrameTower(VisionEncoder):
         self.merger = PatchMerger(norm, size, config.hidden_size, self.merge_size)
 
     def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """In the order of the pixels."""
+        """Returns the tokens in the order of the pixels."""
         out: Tensor = self.merger(super().forward(pixels, grids))
         return out
 
@@ -110,7 +110,7 @@ class WindowTower(nn.Module):
         self.merger = PatchMerger(norm(), size, config.out_hidden_size, self.merge_size)
 
     def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """In the order of the pixels."""
+        """Returns the tokens in the order of the pixels."""
         device, unit = pixels.device, self.merge_size**2
         order, window_lengths = window_order(grids, self.merge_size, self.window_size)
         patch_order = (order[:, None] * unit + torch.arange(unit)).flatten()
@@ -129,9 +129,9 @@ class WindowTower(nn.Module):
 def window_order(
     grids: Sequence[Grid], merge_size: int, window_size: int
 ) -> tuple[Tensor, list[int]]:
-    """Token numbers window by window [M], and the windows' lengths in tokens.
+    """Returns the token indices window by window [M], and each window's length in tokens.
 
-    A window is window_size x window_size tokens of one frame, cut at its right and lower edge.
+    A window is window_size x window_size tokens of one frame, fewer at its right and lower edge.
     """
     window_ids, start = [], 0
     for frames, height, width in grids:

@@ -1,4 +1,4 @@
-"""Qwen3-VL's vision tower: learned positions, and features of inner layers beside the tokens."""
+"""Qwen3-VL's vision tower: learned positions, and features of inner layers next to the tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NORM_EPS = 1e-6  # not in the config
 
 
 class Merger(nn.Module):
-    """merge x merge patches [P, size] -> one row of the decoder's width. is_late: the norm is over
-    the merged patches, not over each."""
+    """Merges merge x merge patches into one row of the decoder's width. is_late: the norm applies
+    to the merged patches, not to each patch."""
 
     def __init__(self, config: Any, *, is_late: bool) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class Merger(nn.Module):
 
 
 class DeepstackTower(VisionEncoder):
-    """Pixels [P, patch_dim] of all grids -> [M, out_hidden_size * (1 + taps)]: the tokens, and
-    beside them what the tapped layers give for the first layers of the decoder."""
+    """Pixels [P, patch_dim] of all grids -> [M, out_hidden_size * (1 + taps)]: each row holds a
+    token, then the features of the tapped layers for the first layers of the decoder."""
 
     def __init__(self, config: Any) -> None:
         size, patch = config.hidden_size, config.patch_size
@@ -62,10 +62,10 @@ class DeepstackTower(VisionEncoder):
         self.deepstack_merger_list = nn.ModuleList(Merger(config, is_late=True) for _ in self.taps)
 
     def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """In the order of the pixels."""
-        parts = []
+        """Returns the rows in the order of the pixels."""
+        features = []
         for layer, state in enumerate(self.states(pixels, grids)):
             x = state
             if layer in self.taps:
-                parts.append(self.deepstack_merger_list[self.taps.index(layer)](x))
-        return torch.cat([self.merger(x), *parts], -1)
+                features.append(self.deepstack_merger_list[self.taps.index(layer)](x))
+        return torch.cat([self.merger(x), *features], -1)

@@ -25,7 +25,7 @@ SECTIONS = (16, 24, 24)  # transformers' default: channel pairs of time, height 
 
 
 class QwenVL(GridLM):
-    """What the families share. tower: pixels and grids -> tokens."""
+    """The model of both families. tower: encodes pixels and grids to tokens."""
 
     def __init__(self, config: Any, tower: FrameTower | WindowTower) -> None:
         decoder = _decoder_config(config)
@@ -59,8 +59,8 @@ class Qwen25VLForConditionalGeneration(QwenVL):
         self.tokens_per_second = float(config.vision_config.tokens_per_second)
 
     def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
-        """See GridLM. Frames follow each other in real time: a video's tensors may hold
-        "second_per_grid", the seconds between two."""
+        """See GridLM. Positions of frames follow real time: a video's tensors may hold
+        "second_per_grid", the seconds between two of them, else 1."""
         ((offset, grid, interval),) = super().grids_of(span)
         if span.item.kind == "video":
             seconds = span.item.tensors.get("second_per_grid")

@@ -1,5 +1,5 @@
 """Qwen3-VL, dense and with experts: the Qwen3 decoder with interleaved M-RoPE, a tower whose inner
-layers reach into the decoder's first ones, and videos whose frames stand apart in the prompt."""
+layers feed the first layers of the decoder, and videos with text between their frames."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Qwen3VLForConditionalGeneration(GridLM):
 
     @staticmethod
     def decoder_config(config: Any) -> DecoderConfig:
-        """The decoder of the text config."""
+        """Builds the decoder config of the text config."""
         text = config.text_config
         sections = text.rope_parameters.get("mrope_section", SECTIONS)
         rotary = rotary_config(text)
@@ -65,8 +65,8 @@ class Qwen3VLForConditionalGeneration(GridLM):
         return out
 
     def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
-        """See GridLM. Each frame of a video is a grid of its own, with text between; a video
-        without such text, as ids may spell it, is one grid."""
+        """See GridLM. Each frame of a video is its own grid, because text separates the frames; in
+        a prompt of token ids without such text the video is one grid."""
         ((_, (frames, height, width), interval),) = super().grids_of(span)
         num = frames // len(span.runs)
         return [(start, (num, height, width), interval) for start, _ in span.runs]
@@ -81,7 +81,7 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
 
     @staticmethod
     def decoder_config(config: Any) -> DecoderConfig:
-        """The decoder of the text config, with its experts."""
+        """Builds the decoder config of the text config, with its experts."""
         text = config.text_config
         decoder = Qwen3VLForConditionalGeneration.decoder_config(config)
         moe = MoEConfig(
@@ -95,8 +95,8 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
         return replace(decoder, moe=moe, moe_layers=frozenset(sparse) - dense)
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map. Published stacks of experts have their last two axes swapped, those that
-        transformers saves do not."""
+        """See weights.map. Published stacks of experts have their last two axes swapped, those
+        saved by transformers do not; the shape decides."""
         targets = super().weight_targets(key)
         if targets and key.endswith((".experts.gate_up_proj", ".experts.down_proj")):
             return [replace(target, transpose=None) for target in targets]
@@ -104,7 +104,7 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
 
 
 def interleaved_axes(sections: Sequence[int], num_pairs: int) -> tuple[int, ...]:
-    """Qwen3's M-RoPE: time, height and width take turns until height and width have had as many
-    channel pairs as `sections` gives them; the other pairs follow time."""
-    turns = (pair % 3 for pair in range(num_pairs))
-    return tuple(axis if pair // 3 < sections[axis] else 0 for pair, axis in enumerate(turns))
+    """Returns the axis of each channel pair in Qwen3's M-RoPE: time, height and width alternate
+    until height and width have as many pairs as `sections` says; the other pairs are time's."""
+    axes = (pair % 3 for pair in range(num_pairs))
+    return tuple(axis if pair // 3 < sections[axis] else 0 for pair, axis in enumerate(axes))

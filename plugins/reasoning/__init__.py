@@ -6,7 +6,7 @@ from mmdeploy_llm.hooks import ReasoningParserSpec, hookimpl
 
 from .formats import FORMATS
 
-# Those with rules of their own: name -> class and other names.
+# Parsers with rules of their own: name -> (class, aliases).
 PARSERS = {
     "ernie-45-vl": ("parsers:Ernie45VLParser", ()),
     "ernie-45-vl-thinking": ("parsers:Ernie45VLThinkingParser", ()),
@@ -19,7 +19,7 @@ PARSERS = {
 
 @hookimpl
 def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:
-    """The parsers, by the names that FastDeploy, vLLM and SGLang give them."""
+    """Returns the parsers under the names that FastDeploy, vLLM and SGLang use."""
     own = [
         ReasoningParserSpec(name=name, factory=f"{__name__}.{factory}", aliases=aliases)
         for name, (factory, aliases) in PARSERS.items()

@@ -1,10 +1,10 @@
-"""Reasoning formats that are only tags, as a table: what opens and closes the thinking, and what a
-text without tags is.
+"""A table of the reasoning formats that consist of tags only: which tags open and close the
+thinking, and how a text without tags is read.
 
-The rules are those of the model families, as their chat templates and the parsers of vLLM and
-SGLang have them (docs.vllm.ai, features/reasoning_outputs; docs.sglang.io, separate reasoning).
-Where a rule needs the end of the text (vLLM: no `</think>` at all means no reasoning), it cannot
-hold for text that was streamed as reasoning already; that text stays reasoning.
+The rules follow the chat templates of the model families and the parsers of vLLM and SGLang
+(docs.vllm.ai, features/reasoning_outputs; docs.sglang.io, separate reasoning). A rule that needs
+the end of the text (vLLM: no `</think>` at all means no reasoning) cannot change text that was
+already streamed as reasoning; that text stays reasoning.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ THINK, END_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagFormat:
-    """A format whose reasoning stands between `start` and `end`.
+    """A format whose reasoning is enclosed in `start` and `end`.
 
-    name, aliases: what users write. untagged: what a text is when neither it nor the prompt has a
-    tag: reasoning up to `end`, content, or undecided until a tag or the end decides (content then).
-    calls: tags of tool calls that end the reasoning too; they stay in the content. answer: tags
-    around the content, dropped. is_stripped: reasoning and content lose the white space at their
-    ends. is_repeated: reasoning may come again after content. is_quoted: the system prompt quotes
-    the tags, so that the last tag of a prompt does not say whether the reasoning is closed.
+    name, aliases: what users write.
+    untagged: how a text is read when neither it nor the prompt has a tag: as reasoning up to `end`,
+        as content, or undecided until a tag or the end decides (content at the end).
+    calls: tags of tool calls that also end the reasoning; they stay in the content.
+    answer: tags around the content; they are dropped.
+    is_stripped: white space at both ends of reasoning and content is dropped.
+    is_repeated: reasoning may start again after content.
+    is_quoted: the system prompt quotes the tags, so the last tag of a prompt does not say whether
+        the reasoning is closed.
     """
 
     name: str
@@ -45,14 +48,14 @@ class TagFormat:
 
     @property
     def key(self) -> str:
-        """The name as Python spells names."""
+        """The name as a Python identifier."""
         return re.sub(r"\W", "_", self.name)
 
     def grammar(self) -> Grammar:
-        """The modes: a beginning for each state that the prompt can leave, then the thinking.
+        """Builds the grammar: a first mode for each state that the prompt can leave, then the rest.
 
-        A `start` with which the text begins opens the thinking whatever the prompt says: the last
-        tag of the prompt may be of an earlier turn.
+        A `start` at the beginning of the text opens the thinking whatever the prompt says: the last
+        tag of the prompt may belong to an earlier turn.
         """
         return Grammar(
             modes=dict(self._modes()),
@@ -81,14 +84,14 @@ class TagFormat:
         return Mode(kind=kind, exits=exits, blanks=whitespace, otherwise=otherwise)
 
     def _decisions(self) -> dict[str, Exit]:
-        """Tags by which an undecided text becomes one thing or the other."""
+        """Returns the tags that decide whether undecided text is reasoning or content."""
         exits = {self.start: Exit(mode="reasoning", held="content"), self.end: Exit(mode="answer")}
         if self.answer is not None:
             exits[self.answer[0]] = Exit(mode="in answer", held="content")
         return exits
 
     def _answer_modes(self) -> Iterator[tuple[str, Mode]]:
-        """What comes behind the thinking: the content, or its tags and then the content."""
+        """Yields the modes after the thinking: the content, or its tags and then the content."""
         if self.answer is None:
             yield "answer", Mode(kind="content", blanks="", otherwise="content")
             return
@@ -108,14 +111,15 @@ FORMATS = (
         is_stripped=True,
         is_repeated=True,
     ),
-    # FastDeploy's deepseek parsers, which all have this rule.
+    # FastDeploy's deepseek parsers, which all follow this rule.
     TagFormat(
         name="deepseek-r1",
         aliases=("deepseek", "deepseek-v3", "deepseek-v3-0324", "deepseek-v3.1"),
         untagged="undecided",
     ),
     # The template of GLM-4.5 leaves <think> to the model and writes <think></think> where thinking
-    # is off; those of GLM-4.6 and later may open it. A call can come without </think> (vLLM 56635).
+    # is off; those of GLM-4.6 and later may open it. A tool call may come without </think> (vLLM
+    # 56635).
     TagFormat(
         name="glm-4.5",
         aliases=("glm45", "glm-4-5", "glm-45", "glm-4.6", "glm-4.7"),
@@ -130,14 +134,14 @@ FORMATS = (
         answer=("<answer>", "</answer>"),
         is_stripped=True,
     ),
-    # Step-3: reasoning until </think>, always (vLLM 45247). A call ends it too (SGLang 38892).
+    # Step-3: always reasoning until </think> (vLLM 45247). A tool call ends it too (SGLang 38892).
     TagFormat(
         name="step3",
         aliases=("step", "step-3"),
         untagged="reasoning",
         calls=("<tool_call>",),
     ),
-    # Step-3.5: the line breaks around </think> are no text (vLLM 51201).
+    # Step-3.5: the line breaks around </think> are not part of the text (vLLM 51201).
     TagFormat(
         name="step3p5",
         aliases=("step-3.5", "step-3p5", "step3.5"),
@@ -145,8 +149,8 @@ FORMATS = (
         calls=("<tool_call>",),
         is_stripped=True,
     ),
-    # Magistral: no reasoning without [THINK] (docstring of vLLM's parser). Both tags also stand in
-    # its system prompt, so that the last one of a prompt is a closed one.
+    # Magistral: no reasoning without [THINK] (docstring of vLLM's parser). Its system prompt
+    # contains both tags, so the last tag of a prompt is the closing one.
     TagFormat(
         name="mistral",
         aliases=("magistral",),
@@ -155,8 +159,8 @@ FORMATS = (
         untagged="content",
         is_quoted=True,
     ),
-    # Kimi K2 Thinking and later: thinks unless the prompt has closed it; a section of calls ends
-    # the thinking too (smg 1873, on vLLM's kimi_k2).
+    # Kimi K2 Thinking and later: thinks unless the prompt has closed the thinking; a section of
+    # tool calls ends it too (smg 1873, on vLLM's kimi_k2).
     TagFormat(
         name="kimi-k2",
         aliases=("kimi-k2-thinking", "kimi-k2.5", "kimi-k25"),
@@ -171,15 +175,15 @@ FORMATS = (
         end="◁/think▷",
         untagged="undecided",
     ),
-    # MiniMax-M2: its template opens the thinking, the text has </think> only; calls may come
-    # without one (ai-dynamo/frontend-crates 108).
+    # MiniMax-M2: its template opens the thinking, the text only closes it; tool calls may come
+    # without </think> (ai-dynamo/frontend-crates 108).
     TagFormat(
         name="minimax-m2",
         aliases=("minimax", "minimax-m2.1", "minimax-m2.5"),
         untagged="reasoning",
         calls=("<minimax:tool_call>",),
     ),
-    # Seed-OSS: as DeepSeek R1 with tags of its own, the first of which may be missing (docstring of
+    # Seed-OSS: like DeepSeek R1 with its own tags; the opening tag may be missing (docstring of
     # vLLM's parser).
     TagFormat(
         name="seed-oss",

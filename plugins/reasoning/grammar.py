@@ -1,10 +1,10 @@
 """A reasoning parser as data: the modes a text goes through, and the tags between them.
 
-A mode says what its text is. Two sorts of modes:
+A mode says how its text is read. There are two sorts of modes:
 
     scan     text belongs to the mode until one of its tags comes
-    look     (`blanks` is set) decides on the first character that is no blank: a tag here leads to
-             the tag's mode, anything else to `otherwise`, which then reads the blanks too
+    look     (`blanks` is set) decides at the first character that is not a blank: a tag there leads
+             to the tag's mode, anything else to `otherwise`, which then reads the blanks too
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# What templates put between turns: tokens such as <|im_end|>, <｜Assistant｜>, </s>, [/INST].
+# Tokens that templates put between turns, such as <|im_end|>, <｜Assistant｜>, </s>, [/INST].
 TURN = re.compile(
     r"<[|\uff5c][^\s<>]+[|\uff5c]>|</s>|\[/?INST\]|<(?:start|end)_of_turn>|<seed:[be]os>"
 )
@@ -26,9 +26,10 @@ Kind = Literal["reasoning", "content", "tool_calls", "held", "dropped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """Where a tag leads. held: what the undecided text before the tag turns out to be.
+    """The transition that a tag makes.
 
-    is_kept: the tag is text of the mode it leads to.
+    mode: the next mode. held: how undecided text before the tag is read. is_kept: the tag is part
+    of the next mode's text.
     """
 
     mode: str
@@ -38,9 +39,11 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """One mode. kind: what its text is (in a look mode: the blanks before a tag).
+    """One mode of a grammar.
 
-    is_stripped: white space at both ends is dropped. blanks: characters a look mode passes over.
+    kind: how its text is read (in a look mode: the blanks before a tag). exits: tag -> transition.
+    is_stripped: white space at both ends is dropped. blanks: characters that a look mode skips.
+    otherwise: the mode after a look mode that finds no tag.
     """
 
     kind: Kind
@@ -52,12 +55,14 @@ class Mode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """All modes of a parser. No tag of a mode stands inside another tag of it, so that the first
-    one in the text is the one to follow, wherever the text is cut.
+    """All modes of a parser. No tag of a mode contains another tag of the same mode, so the first
+    one in the text is the one to follow, however the text is split into pieces.
 
-    entries: tag -> the mode to begin in when that tag is the last one in the prompt; `default`
-    when there is none. openings: those of them that count in the turn that the prompt leaves open
-    only; in an earlier one they are what somebody wrote. Held text that no tag decides is content.
+    entries: tag -> the mode to begin in when that tag is the last one in the prompt.
+    default: the mode to begin in when the prompt has none of them.
+    openings: entries that count only in the last turn of the prompt; in an earlier turn they may be
+        text that somebody wrote.
+    Held text that no tag decides is content.
     """
 
     modes: Mapping[str, Mode]
@@ -67,12 +72,12 @@ class Grammar:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Every tag of any mode, and those looked for in the prompt; sorted."""
+        """All tags of all modes and of `entries`, sorted."""
         in_modes = {tag for mode in self.modes.values() for tag in mode.exits}
         return tuple(sorted(in_modes.union(self.entries)))
 
     def entry(self, prompt: str) -> str:
-        """The mode that `prompt` leaves the text in."""
-        place, tag = max(((prompt.rfind(tag), tag) for tag in self.entries), default=(-1, ""))
-        is_old = tag in self.openings and TURN.search(prompt, place + len(tag)) is not None
-        return self.default if place < 0 or is_old else self.entries[tag]
+        """Returns the name of the mode in which the text after `prompt` begins."""
+        position, tag = max(((prompt.rfind(tag), tag) for tag in self.entries), default=(-1, ""))
+        is_old = tag in self.openings and TURN.search(prompt, position + len(tag)) is not None
+        return self.default if position < 0 or is_old else self.entries[tag]

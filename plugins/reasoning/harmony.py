@@ -1,4 +1,4 @@
-"""The parser of gpt-oss: messages in channels, as OpenAI's harmony format has them.
+"""The parser of gpt-oss, which writes messages in channels (OpenAI's harmony format).
 
     <|start|>assistant<|channel|>analysis<|message|>why<|end|>       reasoning
     <|start|>assistant<|channel|>final<|message|>so<|return|>        content
@@ -6,7 +6,7 @@
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>
                                                                      a tool call
 
-The prompt ends with `<|start|>assistant`; a recipient may stand before the channel, too. Source:
+The prompt ends with `<|start|>assistant`; a recipient may also come before the channel. Source:
 OpenAI's cookbook, articles/openai-harmony.md.
 """
 
@@ -31,37 +31,37 @@ Kind = Literal["reasoning", "content", "tool_calls"]
 
 
 class HarmonyParser(ReasoningParser):
-    """gpt-oss: the analysis channel is reasoning, messages to tools are tool calls, with their
+    """gpt-oss: the analysis channel is reasoning; messages to tools are tool calls and keep their
     headers; all else is content.
 
-    A header is read from what the prompt ends with and what is generated. One that is not finished
-    is no text; where none was begun, the text is content. The prompt holds the final channels of
-    earlier turns, so a TO_FINAL in it does not close this turn's reasoning: no `start_marker`.
+    A header may begin in the prompt and continue in the generated text. An unfinished header is
+    dropped; text without any header is content. The prompt holds the final channels of earlier
+    turns, so a TO_FINAL in it does not close this turn's reasoning: there is no `start_marker`.
     """
 
     markers = (*TOKENS, TO_FINAL)
     end_marker = TO_FINAL
 
     def __init__(self) -> None:
-        self._buffer = ""  # not read yet: the beginning of a token
-        self._lead = ""  # of the header: its part in the prompt, or the token that began it
-        self._is_prompted = True  # whether `_lead` is of the prompt
-        self._header: list[str] = []  # of the header: what was generated behind `_lead`
-        self._kind: Kind | None = None  # of the message that is open; None: in a header
+        self._buffer = ""  # unread text that may become a token
+        self._lead = ""  # start of the header: its text in the prompt, or the token that began it
+        self._is_prompted = True  # whether `_lead` comes from the prompt
+        self._header: list[str] = []  # the header as generated after `_lead`
+        self._kind: Kind | None = None  # of the open message; None inside a header
         self._segments: list[Segment] = []
 
     def start(self, prompt: str) -> None:
-        """Takes the header, or the open message, that the prompt ends with."""
-        place = prompt.rfind(START)
-        if place >= 0:
-            self._text(self._scan(prompt[place:]))
+        """Reads the header or the open message at the end of the prompt."""
+        position = prompt.rfind(START)
+        if position >= 0:
+            self._text(self._scan(prompt[position:]))
         self._lead += "".join(self._header)
         self._is_prompted = True
         self._header.clear()
         self._segments.clear()
 
     def feed(self, text: str) -> list[Segment]:
-        """What the new text settles."""
+        """Returns the segments that the new text settles."""
         rest = self._scan(self._buffer + text)
         num_settled = len(rest) - _num_open(rest)
         self._text(rest[:num_settled])
@@ -69,20 +69,20 @@ class HarmonyParser(ReasoningParser):
         return self._take()
 
     def finish(self) -> list[Segment]:
-        """The rest."""
+        """Returns the segments that were held back."""
         self._text(self._buffer)
         self._buffer = ""
         self._leave_header()
         return self._take()
 
     def _scan(self, text: str) -> str:
-        """Reads up to the last whole token; gives what stands behind it."""
-        place = 0
+        """Reads up to the end of the last whole token; returns the text after it."""
+        position = 0
         for found in _TOKEN.finditer(text):
-            self._text(text[place : found.start()])
+            self._text(text[position : found.start()])
             self._token(found[0])
-            place = found.end()
-        return text[place:]
+            position = found.end()
+        return text[position:]
 
     def _text(self, text: str) -> None:
         if self._kind is None:
@@ -99,14 +99,14 @@ class HarmonyParser(ReasoningParser):
             self._leave_header()
             if self._kind == "tool_calls":
                 self._add("tool_calls", token)
-            self._kind = "content"  # nothing stands between messages but what is out of order
+            self._kind = "content"  # for text between messages, which the format does not allow
         elif token == MESSAGE and is_header:
             self._open("".join(self._header))
         else:
             self._text(token)
 
     def _open(self, generated: str) -> None:
-        """A message begins. generated: its header without `_lead`."""
+        """Opens a message. generated: its header without `_lead`."""
         header = self._lead + generated
         channel = _CHANNEL.search(header)
         self._kind = "content"
@@ -119,7 +119,7 @@ class HarmonyParser(ReasoningParser):
         self._header.clear()
 
     def _leave_header(self) -> None:
-        """A header that no message follows."""
+        """Drops a header that no message follows; generated text without a channel is content."""
         text = "".join(self._header)
         self._header.clear()
         if self._kind is None and self._is_prompted and CHANNEL not in self._lead + text:
@@ -136,7 +136,7 @@ class HarmonyParser(ReasoningParser):
 
 
 def _num_open(text: str) -> int:
-    """Length of the end of `text` with which a token begins."""
-    place = text.rfind("<")
-    end = text[place:] if place >= 0 else ""
+    """Returns the length of the end of `text` that may be the beginning of a token."""
+    position = text.rfind("<")
+    end = text[position:] if position >= 0 else ""
     return len(end) if end and any(token.startswith(end) for token in TOKENS) else 0

@@ -1,17 +1,17 @@
-"""The parsers with rules of their own; those of formats.py are made from their data at the end.
+"""The parsers with rules of their own; those of the formats.py table are built at the end.
 
-What they have in common, so that each class only states how it differs:
+All of them share these rules; each class states only how it differs:
 
-- The last tag in the prompt gives the state, unless it opens something in a turn that is over:
-  users may write about tags. Behind an open `<think>` the text begins as reasoning; if it never
+- The last tag in the prompt sets the first state, unless it is an opening tag in an earlier turn:
+  users may write about tags. After an open `<think>` the text begins as reasoning; if it never
   closes, it is reasoning to its end, since text that was streamed as reasoning cannot become
-  content later. Behind `</think>` (a template with thinking off) all of it is content.
-- A `<think>` with which the generated text begins (white space aside) opens the reasoning as one in
-  the prompt does. In a text that is reasoning from the start it is dropped as well.
-- Without either, some families think without saying so (their text is reasoning until `</think>`),
-  others may not think at all (their text waits for a `</think>` to decide).
+  content later. After `</think>` (a template with thinking off) all of it is content.
+- A `<think>` at the beginning of the generated text (white space aside) opens the reasoning as one
+  in the prompt does. In a text that is reasoning from the start it is dropped as well.
+- Without either, some families think without an opening tag (their text is reasoning until
+  `</think>`), others may not think at all (their text is held back until a `</think>` decides).
 
-The rules are those of FastDeploy's parsers of the same names, where it has one.
+The rules are those of FastDeploy's parser of the same name, where it has one.
 """
 
 from string import whitespace
@@ -27,7 +27,7 @@ TOOL_CALL = "<tool_call>"
 
 
 def _begin(otherwise: str) -> Mode:
-    """The beginning of the text, where an opening tag may stand."""
+    """Builds the mode for the beginning of the text, where an opening tag may come."""
     exits = {THINK: Exit(mode="reasoning")}
     return Mode(kind="reasoning", exits=exits, blanks=whitespace, otherwise=otherwise)
 
@@ -37,9 +37,9 @@ def _reasoning(then: str, *, is_stripped: bool = False) -> Mode:
 
 
 class Ernie45VLParser(TagParser):
-    """ERNIE 4.5 VL: reasoning before the first `</think>`, content behind it, nothing stripped.
+    """ERNIE 4.5 VL: reasoning before the first `</think>`, content after it, nothing stripped.
 
-    A text without any tag behind a prompt without any tag is content, whole, at its end.
+    When neither the prompt nor the text has a tag, the whole text is content, returned at its end.
     """
 
     start_marker = THINK
@@ -62,8 +62,8 @@ class Ernie45VLParser(TagParser):
 class Ernie45VLThinkingParser(TagParser):
     """ERNIE 4.5 VL Thinking: reasoning up to `</think>`, or to the end without one.
 
-    A tool call with only newlines before it leaves no content; it and what follows are for the
-    tool parser.
+    When only newlines come between `</think>` and a tool call, there is no content: the call and
+    all text after it go to the tool parser.
     """
 
     start_marker = THINK
@@ -91,9 +91,9 @@ class Ernie45VLThinkingParser(TagParser):
 class ErnieX1Parser(TagParser):
     """ERNIE X1: reasoning up to `</think>`, content in `<response>`, the rest dropped.
 
-    A tool call before the response means that there is no content. Calls before or behind the
-    response, and what follows them, are for the tool parser. A prompt that ends an earlier
-    turn (`</response>`) says nothing about this one.
+    A tool call before the response means that there is no content. Calls before or after the
+    response, and all text after them, go to the tool parser. A `</response>` in the prompt ends an
+    earlier turn and says nothing about this one.
     """
 
     start_marker = THINK
@@ -126,11 +126,11 @@ class ErnieX1Parser(TagParser):
 
 
 class Qwen3Parser(TagParser):
-    """Qwen3: reasoning between `<think>` and `</think>`, as it is; without tags all is content.
+    """Qwen3: reasoning between `<think>` and `</think>`, unchanged; without tags all is content.
 
-    When `<think>` is not part of the generated text, reasoning and content lose the white space at
-    their ends. Qwen3 opens its own block, so that a `<think>` at the beginning counts even where
-    the last tag of the prompt (of an earlier turn, maybe) is a closed one.
+    When the generated text has no `<think>`, white space at both ends of reasoning and content is
+    dropped. Qwen3 opens its own block, so a `<think>` at the beginning counts even when the last
+    tag of the prompt (perhaps from an earlier turn) is a closing one.
     """
 
     start_marker = THINK
@@ -161,11 +161,11 @@ class Qwen3Parser(TagParser):
 
 
 class GraniteParser(TagParser):
-    """Granite 3.2: reasoning behind "Here is my thought process:" at the beginning of the text, up
-    to "Here is my response:"; content without it.
+    """Granite 3.2: reasoning between "Here is my thought process:" at the beginning of the text and
+    "Here is my response:"; all content without the first.
 
     Both sentences may say "Here's" (vLLM's and Dynamo's parsers). The template's system prompt
-    quotes both, the end last, so a prompt neither opens nor closes the reasoning: no
+    quotes both, the end last, so a prompt neither opens nor closes the reasoning: there is no
     `start_marker`.
     """
 
@@ -197,7 +197,7 @@ class GraniteParser(TagParser):
 
 
 def _parser_of(form: TagFormat) -> type[TagParser]:
-    """The parser class of a row of the table."""
+    """Builds the parser class of one row of the table."""
     grammar = form.grammar()
     fields = {
         "grammar": grammar,

@@ -1,4 +1,4 @@
-"""The one engine behind all tag parsers: walks a Grammar, whatever pieces the text comes in."""
+"""The engine of all tag parsers: walks a Grammar, whatever pieces the text comes in."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from .grammar import Decided, Grammar, Mode
 class TagParser(ReasoningParser):
     """A reasoning parser that follows its `grammar`.
 
-    No character is lost but the tags and what the grammar drops or strips. Text that may become a
-    tag, blanks that decide nothing and undecided text are held back.
+    Only tags, and what the grammar drops or strips, are lost. Text that may become a tag, blanks
+    before a decision and undecided text are held back.
     """
 
     grammar: ClassVar[Grammar]
 
     def __init__(self) -> None:
-        self._buffer = ""  # not scanned yet: the beginning of a tag, or blanks
+        self._buffer = ""  # unread text: blanks, or what may become a tag
         self._held: list[str] = []  # text of a "held" mode
-        self._spaces = ""  # at the end of a stripped mode's text so far
+        self._spaces = ""  # white space at the end of a stripped mode's text so far
         self._has_text = False  # whether a stripped mode has text yet
         self._segments: list[Segment] = []
         self._mode = self.grammar.modes[self.grammar.default]
 
     def start(self, prompt: str) -> None:
-        """Takes the state from the last tag in the prompt."""
+        """Sets the first mode by the last tag in the prompt."""
         self._mode = self.grammar.modes[self.grammar.entry(prompt)]
 
     def feed(self, text: str) -> list[Segment]:
-        """What the new text settles."""
+        """Returns the segments that the new text settles."""
         self._buffer += text
         while self._step():
             pass
         return self._take()
 
     def finish(self) -> list[Segment]:
-        """The rest; undecided text is content."""
+        """Returns the segments that were held back; undecided text is content."""
         while self._mode.blanks is not None:
             self._mode = self.grammar.modes[self._mode.otherwise]
             while self._step():
@@ -49,7 +49,7 @@ class TagParser(ReasoningParser):
         return self._take()
 
     def _step(self) -> bool:
-        """Goes on by one mode; False when more text is needed."""
+        """Advances by one mode; returns False when more text is needed."""
         return self._scan() if self._mode.blanks is None else self._look()
 
     def _scan(self) -> bool:
@@ -60,9 +60,9 @@ class TagParser(ReasoningParser):
             self._emit(text[: len(text) - num_open])
             self._buffer = text[len(text) - num_open :]
             return False
-        place, tag = min(found)
-        self._emit(text[:place])
-        self._leave(mode, tag, text[place + len(tag) :])
+        position, tag = min(found)
+        self._emit(text[:position])
+        self._leave(mode, tag, text[position + len(tag) :])
         return True
 
     def _look(self) -> bool:
@@ -79,16 +79,16 @@ class TagParser(ReasoningParser):
         return True
 
     def _leave(self, mode: Mode, tag: str, rest: str) -> None:
-        way = mode.exits[tag]
-        self._settle(way.held)
+        leaving = mode.exits[tag]
+        self._settle(leaving.held)
         self._spaces, self._has_text = "", False
-        self._mode = self.grammar.modes[way.mode]
+        self._mode = self.grammar.modes[leaving.mode]
         self._buffer = rest
-        if way.is_kept:
+        if leaving.is_kept:
             self._emit(tag)
 
     def _emit(self, text: str) -> None:
-        """Text of the present mode."""
+        """Adds text of the current mode: to the held text, or to the segments; drops the rest."""
         mode = self._mode
         if mode.kind == "held":
             self._held.append(text)
@@ -96,14 +96,14 @@ class TagParser(ReasoningParser):
             self._add(mode.kind, self._strip(text) if mode.is_stripped else text)
 
     def _settle(self, kind: Decided) -> None:
-        """The held text is of this kind."""
+        """Releases the held text as this kind."""
         text = "".join(self._held)
         self._held.clear()
         is_stripped = self._mode.is_stripped and kind == "reasoning"
         self._add(kind, text.strip() if is_stripped else text)
 
     def _strip(self, text: str) -> str:
-        """`text` without white space at the mode's beginning; that at the end waits for more."""
+        """Drops white space at the mode's beginning and holds back white space at the end."""
         text = self._spaces + text
         if not self._has_text:
             text = text.lstrip()
@@ -122,7 +122,7 @@ class TagParser(ReasoningParser):
 
 
 def _num_open(text: str, mode: Mode) -> int:
-    """Length of the longest end of `text` with which a tag of the mode begins."""
+    """Returns the length of the longest end of `text` that may begin a tag of the mode."""
     longest = max(map(len, mode.exits), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(tag.startswith(text[-length:]) for tag in mode.exits):

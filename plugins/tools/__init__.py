@@ -1,4 +1,4 @@
-"""Plugin `tools`: parsers that take tool calls out of generated text."""
+"""Plugin `tools`: parsers that extract tool calls from generated text."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from .formats import FORMATS
 
 @hookimpl
 def provide_tool_parsers() -> Iterable[ToolParserSpec]:
-    """The parsers, by the names that FastDeploy, vLLM and SGLang give them."""
+    """Returns the parsers under the names that FastDeploy, vLLM and SGLang use."""
     return [
         ToolParserSpec(
             name=form.name, factory=f"{__name__}.parsers:formats.{form.key}", aliases=form.aliases

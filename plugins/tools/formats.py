@@ -1,4 +1,4 @@
-"""Formats of tool calls as a table: the tags around a call, and how what is between them is read.
+"""A table of the formats of tool calls: the tags around a call, and how its body is read.
 
     json    {"name": "f", "arguments": {"x": 1}}
     xml     <function=f> <parameter=x> 1 </parameter> </function>
@@ -19,7 +19,7 @@ Body = Literal["json", "xml", "channel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tags:
-    """What a call stands between. is_part: the tags are part of what is read, too."""
+    """The tags around a call. is_part: the reader gets the tags as part of the body."""
 
     start: str
     end: str
@@ -27,17 +27,18 @@ class Tags:
 
 
 HERMES = Tags(start="<tool_call>", end="</tool_call>")
-# Qwen3-Coder at times forgets the outer tags, or the first of them (vLLM's parser takes that too).
+# Qwen3-Coder sometimes omits the outer tags, or the first of them (vLLM's parser accepts it too).
 BARE_FUNCTION = Tags(start="<function=", end="</function>", is_part=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """A format of calls.
+    """A format of tool calls.
 
-    name, aliases: what users write. tags: where a call stands; any of them. bodies: how it can be
-    written, tried in order. is_first: calls count only where no other text than white space stands
-    before the first.
+    name, aliases: what users write.
+    tags: a call may be enclosed in any of these.
+    bodies: the ways to write a call, tried in order.
+    is_first: calls count only when nothing but white space comes before the first one.
     """
 
     name: str
@@ -48,27 +49,27 @@ class CallFormat:
 
     @property
     def key(self) -> str:
-        """The name as Python spells names."""
+        """The name as a Python identifier."""
         return re.sub(r"\W", "_", self.name)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The texts to look for."""
+        """The start and end tags to look for."""
         return tuple(tag for tags in self.tags for tag in (tags.start, tags.end))
 
 
-# The recipient of a message may stand before its channel. What ends the message ends the request
-# too, mostly, and is no text then.
+# The recipient of a message may come before its channel. <|call|> mostly ends the request too, and
+# is then not part of the text.
 MESSAGES = tuple(
     Tags(start=start, end="<|call|>", is_part=True)
     for start in ("<|start|>assistant", "<|channel|>", " to=functions.")
 )
 
 FORMATS = (
-    # ERNIE 4.5 VL Thinking: FastDeploy takes calls only at the beginning of the answer.
+    # ERNIE 4.5 VL Thinking: FastDeploy reads calls only at the beginning of the answer.
     CallFormat(name="ernie-45-vl-thinking", is_first=True),
     CallFormat(name="ernie-x1", aliases=("ernie", "ernie45")),
-    # Behind the reasoning parser gpt-oss, which leaves nothing of other messages but their text.
+    # Works after the reasoning parser gpt-oss, which reduces other messages to their text.
     CallFormat(
         name="gpt-oss",
         aliases=("gptoss", "harmony", "openai"),

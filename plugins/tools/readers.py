@@ -1,4 +1,4 @@
-"""What stands between the tags of a call, read: name and arguments, or why it is no call."""
+"""Readers of a call's body: each returns name and arguments, or raises why it is not a call."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ Schemas = Mapping[str, Mapping[str, Any]]  # tool -> JSON schema of its paramete
 
 
 class NoCallError(ValueError):
-    """The text is no call."""
+    """The text is not a call."""
 
 
 class OpenTextError(NoCallError):
-    """The text ends inside a value: what looked like the end of the call belongs to the value."""
+    """The text ends inside a value, so the apparent end of the call is part of the value."""
 
 
 def read_json(body: str, schemas: Schemas) -> ToolCall:
-    """The call of {"name": ..., "arguments": {...}}, the arguments as they are written.
+    """Reads {"name": ..., "arguments": {...}}; the arguments keep their spelling.
 
-    A missing last brace is forgiven. Raises NoCallError.
+    The last brace may be missing. Raises NoCallError.
     """
-    del schemas  # JSON says what is a number
+    del schemas  # JSON values carry their types
     members = _members(body.strip())
     name = _loads(members.get("name", "null"))
     given = next((members[key] for key in ARGUMENTS if key in members), "null")
     value = _loads(given)
-    if isinstance(value, str):  # the object once more as a text
+    if isinstance(value, str):  # the object encoded twice
         given, value = value, _loads(value)
     if value is None:
         given, value = "{}", {}
@@ -54,40 +54,40 @@ def read_json(body: str, schemas: Schemas) -> ToolCall:
 
 
 def read_xml(body: str, schemas: Schemas) -> ToolCall:
-    """The call of <function=name><parameter=x>value</parameter></function>.
+    """Reads <function=name><parameter=x>value</parameter></function>.
 
-    A value loses one line break at either end. It is a text where its schema says so or there is
-    none, else JSON if it can be read as such. Raises NoCallError.
+    One line break at each end of a value is dropped. A value is text if its schema says so or there
+    is no schema, otherwise JSON if it parses, else text. Raises NoCallError.
     """
     if "<function=" in body and "</function>" not in body:
         raise OpenTextError("the function is not closed")
     function = _FUNCTION.fullmatch(body.strip())
     if function is None:
-        raise NoCallError("no function")
+        raise NoCallError("no <function=...>")
     name, inner = function[1].strip(), function[2]
     known = schemas.get(name, {}).get("properties")
     properties = known if isinstance(known, Mapping) else {}
     arguments: dict[str, Any] = {}
-    place = 0
-    while parameter := _PARAMETER.match(inner, place):
+    position = 0
+    while parameter := _PARAMETER.match(inner, position):
         key = parameter[1].strip()
         arguments[key] = _typed(_unwrapped(parameter[2]), properties.get(key))
-        place = parameter.end()
-    rest = inner[place:].strip()
+        position = parameter.end()
+    rest = inner[position:].strip()
     if rest:
         error = OpenTextError if rest.startswith("<parameter=") else NoCallError
-        raise error("text that is no parameter")
+        raise error("text outside a parameter")
     return ToolCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
 
 
 def read_channel(body: str, schemas: Schemas) -> ToolCall:
-    """The call of a message of gpt-oss to a tool, whose arguments are JSON. Raises NoCallError."""
+    """Reads a message of gpt-oss to a tool; its arguments are JSON. Raises NoCallError."""
     del schemas
     message = _MESSAGE.fullmatch(body)
     recipient = (message[1] or message[2]) if message else None
     name = recipient.removeprefix("functions.") if recipient else ""
     if message is None or not name:
-        raise NoCallError("no message to a tool")
+        raise NoCallError("not a message to a tool")
     given = message[3].strip()
     if not isinstance(_loads(given), dict):
         raise NoCallError("the arguments must be an object")
@@ -95,42 +95,42 @@ def read_channel(body: str, schemas: Schemas) -> ToolCall:
 
 
 def _members(text: str) -> dict[str, str]:
-    """The members of a JSON object, each value as it is written."""
+    """Returns the members of a JSON object, each value with its original spelling."""
     members: dict[str, str] = {}
-    place = _behind(text, 0, "{")
-    while not text.startswith("}", place):
-        key, place = _decode(text, place)
-        start = _behind(text, place, ":")
-        _, place = _decode(text, start)
-        members[str(key)] = text[start:place]
-        place = _skip(text, place)
-        if place == len(text):  # the last brace is missing
+    position = _after(text, 0, "{")
+    while not text.startswith("}", position):
+        key, position = _decode(text, position)
+        start = _after(text, position, ":")
+        _, position = _decode(text, start)
+        members[str(key)] = text[start:position]
+        position = _skip(text, position)
+        if position == len(text):  # the last brace is missing
             return members
-        if not text.startswith("}", place):
-            place = _behind(text, place, ",")
-    if _skip(text, place + 1) != len(text):
-        raise NoCallError("text behind the object")
+        if not text.startswith("}", position):
+            position = _after(text, position, ",")
+    if _skip(text, position + 1) != len(text):
+        raise NoCallError("text after the object")
     return members
 
 
-def _behind(text: str, place: int, mark: str) -> int:
-    """Where the next word begins behind `mark`, which must come now."""
-    place = _skip(text, place)
-    if not text.startswith(mark, place):
+def _after(text: str, position: int, mark: str) -> int:
+    """Returns the start of the next token after `mark`. Raises NoCallError without the mark."""
+    position = _skip(text, position)
+    if not text.startswith(mark, position):
         raise NoCallError(f"no {mark!r}")
-    return _skip(text, place + 1)
+    return _skip(text, position + 1)
 
 
-def _skip(text: str, place: int) -> int:
-    found = _BLANKS.match(text, place)
+def _skip(text: str, position: int) -> int:
+    found = _BLANKS.match(text, position)
     assert found is not None
     return found.end()
 
 
-def _decode(text: str, place: int) -> tuple[Any, int]:
-    """A JSON value at `place` and where it ends."""
+def _decode(text: str, position: int) -> tuple[Any, int]:
+    """Decodes the JSON value at `position`; returns it and its end. Raises NoCallError."""
     try:
-        return json.JSONDecoder(parse_constant=_refuse).raw_decode(text, place)
+        return json.JSONDecoder(parse_constant=_refuse).raw_decode(text, position)
     except json.JSONDecodeError as error:
         is_open = error.msg.startswith("Unterminated string")
         raise (OpenTextError if is_open else NoCallError)(error.msg) from error
@@ -139,9 +139,9 @@ def _decode(text: str, place: int) -> tuple[Any, int]:
 
 
 def _loads(text: str) -> Any:
-    value, place = _decode(text, _skip(text, 0))
-    if _skip(text, place) != len(text):
-        raise NoCallError("text behind the value")
+    value, position = _decode(text, _skip(text, 0))
+    if _skip(text, position) != len(text):
+        raise NoCallError("text after the value")
     return value
 
 
@@ -154,7 +154,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _typed(text: str, schema: object) -> Any:
-    """The value that `text` stands for under a parameter's JSON schema."""
+    """Converts `text` to the type in a parameter's JSON schema; keeps the text if it cannot."""
     kinds = _kinds(schema)
     if text.strip().lower() in ("null", "none") and "null" in kinds:
         return None
@@ -169,7 +169,7 @@ def _typed(text: str, schema: object) -> Any:
 
 
 def _kinds(schema: object) -> set[str]:
-    """The JSON types that a schema allows, as far as it says."""
+    """Returns the JSON types that a schema names; empty when it names none."""
     if not isinstance(schema, Mapping):
         return set()
     given = schema.get("type")

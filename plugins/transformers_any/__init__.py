@@ -1,13 +1,13 @@
-"""Any causal or image-text-to-text model of transformers whose attention goes through transformers'
-attention interface, on the paged KV cache of this engine. Below every native plugin: it serves what
-no other one names."""
+"""Runs any causal or image-text-to-text model of transformers on this engine's paged KV cache, if
+its attention goes through transformers' attention interface. Its priority is below every native
+plugin: it serves architectures that no other plugin names."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, hookimpl
 
 PRIORITY = -1000
 MODEL = "mmdeploy_llm_plugins.transformers_any.model:AnyModel"
 
-# Images of these see themselves in both directions; all tokens of one must come in one step.
+# Tokens of an image attend to each other in both directions, so they must come in one step.
 ATOMIC = ("Gemma3ForConditionalGeneration",)
 
 ANY = ModelSpec(
@@ -36,11 +36,11 @@ IMAGES = MediaProcessorSpec(
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """One spec for all models, one for those whose images are atomic."""
+    """Returns one spec for all models and one for those whose images are atomic."""
     return (ANY, ANY_ATOMIC)
 
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
-    """Images, through the checkpoint's own processor."""
+    """Returns the spec for images, which the checkpoint's own processor prepares."""
     return (IMAGES,)

@@ -1,6 +1,6 @@
-"""Parameters and buffers of a transformers model in the forms that weights.load fills.
+"""Brings parameters and buffers of a transformers model into the form that weights.load fills.
 
-Every state that a checkpoint holds is a parameter with one name; every buffer can be computed.
+Every tensor that a checkpoint holds is a parameter with one name; every buffer can be computed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 
-MARK = torch.float16  # a buffer that has this type follows the type of the parameters
+MARK = torch.float16  # the model is built in this dtype; buffers that have it follow the weights'
 UNSET = -(2**30)
 
 
 def untie(model: nn.Module) -> Mapping[str, str]:
-    """Removes all but the first name of shared parameters. Gives removed -> kept."""
+    """Removes all but the first name of shared parameters. Returns removed name -> kept name."""
     first: dict[int, str] = {}
     ties: dict[str, str] = {}
     for name, param in list(model.named_parameters(remove_duplicate=False)):
@@ -32,14 +32,14 @@ def untie(model: nn.Module) -> Mapping[str, str]:
 
 
 def retie(model: nn.Module, ties: Mapping[str, str]) -> None:
-    """The removed names again, as what they were shared with."""
+    """Restores the names that `untie` removed, as the parameters that they were shared with."""
     for name, kept in ties.items():
         module, own = _owner(model, name)
         module._parameters[own] = model.get_parameter(kept)
 
 
 def prepare(model: Any) -> None:
-    """Buffers that checkpoints hold become parameters, and what must stay float32 says so."""
+    """Makes parameters of the buffers that checkpoints hold, and marks what must stay float32."""
     strict = tuple(model._keep_in_fp32_modules_strict or ())
     for path, module in model.named_modules():
         for own, buffer in list(module.named_buffers(recurse=False)):
@@ -54,7 +54,10 @@ def prepare(model: Any) -> None:
 
 
 def compute(model: Any, device: torch.device) -> None:
-    """Memory and values for all buffers, by transformers' own initialisation."""
+    """Allocates all buffers and fills them by transformers' own initialisation.
+
+    Raises ModelNotSupportedError when that leaves one unset.
+    """
     dtype = model.get_input_embeddings().weight.dtype
     for module in model.modules():
         for own, buffer in module.named_buffers(recurse=False):

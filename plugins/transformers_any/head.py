@@ -1,5 +1,5 @@
-"""Logits through transformers' own code behind the decoder: the head, and whatever a family does to
-its output (a scale, a soft cap)."""
+"""Computes logits by transformers' own code after the decoder: the head, and whatever a family does
+to its output (a scale, a soft cap)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .structure import child_with
 
 
 class _Found:
-    """A base model's output that holds hidden states and nothing else."""
+    """The output of a base model, with hidden states only."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
 
     def __getitem__(self, index: int) -> Tensor:
         if index != 0:
-            raise IndexError("only the hidden states are known here")
+            raise IndexError("this output holds hidden states only, at index 0")
         return self.last_hidden_state
 
     def __getattr__(self, name: str) -> None:
@@ -28,15 +28,15 @@ class _Found:
 
 
 class _Given(nn.Module):
-    """Stands where the base model stood, and where its decoder stood, and gives what it gets."""
+    """Replaces the base model and its decoder; returns the embeddings that it gets unchanged."""
 
     def __init__(self, base: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
-        # Not registered: their parameters have their place already.
+        # Not registered as submodules: `inner` holds their parameters already.
         self.__dict__.update(_base=base, _decoder=decoder)
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Found:
-        """[1, N, hidden] as a base model's output."""
+        """Wraps [1, N, hidden] as a base model's output."""
         return _Found(inputs_embeds)
 
     def __getattr__(self, name: str) -> Any:
@@ -45,9 +45,9 @@ class _Given(nn.Module):
 
 
 def head_of(model: Any, decoder: nn.Module) -> Any:
-    """A view of `model` whose base model does nothing; it shares all parameters.
+    """Returns a view of `model` that shares all parameters and whose base model does nothing.
 
-    Raises ModelNotSupportedError for a model that is nothing but a decoder.
+    Raises ModelNotSupportedError for a model that is only a decoder.
     """
     view = copy.copy(model)
     base = child_with(model, decoder)
@@ -59,6 +59,6 @@ def head_of(model: Any, decoder: nn.Module) -> Any:
 
 
 def logits(head: Any, hidden: Tensor) -> Tensor:
-    """[N, hidden] -> [N, vocab]."""
+    """Computes the logits: [N, hidden] -> [N, vocab]."""
     out: Tensor = head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
     return out.squeeze(0)

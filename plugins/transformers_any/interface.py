@@ -1,4 +1,4 @@
-"""Our attention under a name that transformers' models can be told to use.
+"""Registers our attention under a name that a transformers config can select.
 
     model.forward --> layer --> ALL_ATTENTION_FUNCTIONS["mmdeploy_llm"](module, q, k, v, ...)
                                     --> module's Step.attn.attend(module.layer_idx, q, k, v, ...)
@@ -22,7 +22,7 @@ from mmdeploy_llm.forward import AttentionContext
 NAME = "mmdeploy_llm"
 STEP = "mmdeploy_llm_step"  # attribute of an attention module
 
-# What transformers' models pass beside the tensors, without an effect on the result here.
+# Arguments that transformers' models pass besides the tensors and that cannot change the result.
 HARMLESS = frozenset(
     {
         "cache_position",
@@ -45,19 +45,19 @@ HARMLESS = frozenset(
 
 @dataclass(slots=True)
 class Step:
-    """What all attention modules of one model share: the attention of the step that runs now.
-    AnyModel.forward is the only writer."""
+    """The attention of the current step, shared by all attention modules of one model.
+    AnyModel._decode is the only writer."""
 
     attn: AttentionContext | None = None
 
 
 def register() -> None:
-    """Makes the name known to transformers; doing so again changes nothing."""
+    """Registers the name with transformers; a second call changes nothing."""
     AttentionInterface.register(NAME, attend)
 
 
 def connect(decoder: nn.Module, step: Step) -> None:
-    """Every module of the decoder that knows the number of its layer finds `step`."""
+    """Gives `step` to every module of the decoder that has a layer_idx."""
     for module in decoder.modules():
         if isinstance(getattr(module, "layer_idx", None), int):
             setattr(module, STEP, step)
@@ -74,10 +74,10 @@ def attend(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`query` [1, H, T, D], `key` and `value` [1, K, T, D] -> [1, T, H, D of value].
+    """Attends: `query` [1, H, T, D], `key` and `value` [1, K, T, D] -> [1, T, H, D of value].
 
-    The step's tokens of all sequences lie one behind the other. Masks are the engine's business:
-    what a model says of its own was checked when it was built (see probe.py).
+    The tokens of all sequences of the step are concatenated. The engine applies the masks: that the
+    model's own masks are the same was checked when it was built (see probe.py).
     """
     step: Step = getattr(module, STEP)
     assert step.attn is not None, "set by AnyModel.forward"
@@ -97,14 +97,14 @@ def attend(
 
 
 def unknown_arguments(kwargs: Mapping[str, Any]) -> list[str]:
-    """Names of arguments that would change the result if they were heeded."""
+    """Returns the names of arguments that could change the result."""
     return sorted(
         name for name, value in kwargs.items() if name not in HARMLESS and _matters(value)
     )
 
 
 def refused(model: str, layer: str, reason: str) -> ModelNotSupportedError:
-    """The one sentence on why a model cannot run."""
+    """Builds the error that says in one sentence why a model cannot run."""
     return ModelNotSupportedError(
         f"transformers_any cannot run {model}: {layer} {reason}; use a plugin made for this model"
     )

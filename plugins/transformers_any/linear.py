@@ -1,4 +1,4 @@
-"""transformers' linear layers as the engine's, which the kernels of a device make faster."""
+"""Replaces transformers' linear layers by the engine's, which run on the device's fast kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmdeploy_llm.layers import Linear
 
 
 class AnyLinear(Linear):
-    """Looks like the torch.nn.Linear that it replaces, and has its parameters."""
+    """Has the attributes and parameters of the torch.nn.Linear that it replaces."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__(plain.in_features, plain.out_features)
@@ -25,9 +25,8 @@ class AnyLinear(Linear):
 def use_engine_layers(model: nn.Module) -> None:
     """Replaces the linear layers of `model` in place.
 
-    Others stay: those that share their weight, since a packed one has it in a layout of its own,
-    and those whose weight the module around them reads itself, or may read: where its code cannot
-    be seen.
+    Two kinds stay: layers that share their weight, since packing changes its layout, and layers
+    whose weight the parent module reads itself, or may read because its source is unavailable.
     """
     shared = _shared(model)
     sources: dict[type[nn.Module], str | None] = {}  # finding one takes milliseconds
@@ -43,7 +42,7 @@ def use_engine_layers(model: nn.Module) -> None:
 
 
 def _shared(model: nn.Module) -> Collection[int]:
-    """Parameters that have more than one name."""
+    """Returns the ids of parameters that have more than one name."""
     seen: set[int] = set()
     shared: set[int] = set()
     for _, param in model.named_parameters(remove_duplicate=False):
@@ -52,7 +51,7 @@ def _shared(model: nn.Module) -> Collection[int]:
 
 
 def _source(module_class: type[nn.Module]) -> str | None:
-    """Its code; None where that cannot be read."""
+    """Returns the source code of a class, None where it cannot be read."""
     try:
         return inspect.getsource(module_class)
     except (OSError, TypeError):

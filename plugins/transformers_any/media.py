@@ -1,4 +1,4 @@
-"""Media of a transformers model: embeddings and M-RoPE positions by its own methods."""
+"""Computes embeddings and M-RoPE positions of media by a transformers model's own methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ IMAGE = 1  # in transformers' mm_token_type_ids
 
 
 def encode(name: str, model: Any, item: MediaInput) -> Tensor:
-    """[num_tokens, hidden] of one item, whose tensors are the method's arguments."""
+    """Returns [num_tokens, hidden] of one item by get_image_features, whose arguments are the
+    item's tensors of the same names."""
     method = getattr(model, "get_image_features", None)
     if method is None:
         raise MediaError(
@@ -24,16 +25,18 @@ def encode(name: str, model: Any, item: MediaInput) -> Tensor:
         )
     weight = model.get_input_embeddings().weight
     inputs = {
-        key: _placed(tensor, weight) for key, tensor in item.tensors.items() if _takes(method, key)
+        key: _to_device(tensor, weight)
+        for key, tensor in item.tensors.items()
+        if _accepts(method, key)
     }
     found = method(**inputs, return_dict=True)
     found = getattr(found, "pooler_output", found)
-    parts = [found] if isinstance(found, Tensor) else list(found)
-    return torch.cat([part.reshape(-1, weight.shape[1]) for part in parts])
+    features = [found] if isinstance(found, Tensor) else list(found)
+    return torch.cat([feature.reshape(-1, weight.shape[1]) for feature in features])
 
 
 def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
-    """[3, num_tokens] by the model's get_rope_index."""
+    """Returns the positions [3, num_tokens] that the model's get_rope_index computes."""
     if not spans:
         return torch.arange(num_tokens).expand(3, -1)
     kinds = torch.zeros(1, num_tokens, dtype=torch.int64)
@@ -41,9 +44,10 @@ def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
         for start, end in span.runs:
             kinds[0, start:end] = IMAGE
     grids = torch.tensor([span.item.grid_thw for span in spans])
-    if not _takes(base.get_rope_index, "mm_token_type_ids"):
+    if not _accepts(base.get_rope_index, "mm_token_type_ids"):
         raise MediaError(
-            f"get_rope_index of {type(base).__name__} reads token ids, not their kinds"
+            f"get_rope_index of {type(base).__name__} needs token ids, which are not known here; "
+            "use a plugin made for this model"
         )
     ids = torch.zeros_like(kinds)
     found, _ = base.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
@@ -51,10 +55,10 @@ def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
     return result
 
 
-def _placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """On the device of the weights; numbers that are no counts in their type."""
+def _to_device(tensor: Tensor, like: Tensor) -> Tensor:
+    """Copies a tensor to the device of `like`; floating-point values also get its dtype."""
     return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
 
 
-def _takes(method: Callable[..., Any], name: str) -> bool:
+def _accepts(method: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(method).parameters

@@ -1,7 +1,7 @@
-"""Whether tokens of a decoder meet anywhere but in the attention that we compute.
+"""Checks that tokens of a decoder interact only through the attention that we compute.
 
-Run with attention that gives zeros, no token may depend on another. It needs the weights, and finds
-what the trial before them (probe.py) cannot: a convolution or a state space beside the attention.
+With attention that returns zeros, no token may depend on another. The check needs the weights, and
+finds what probe.py cannot: a convolution or a state space next to the attention.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ from .interface import refused
 from .probe import NUM_TOKENS
 from .structure import decoder_layers, parts_of
 
-# Largest change, against the size of a layer's output, that rounding may make; experts see other
-# batches when another token changes.
+# Largest relative change of a layer's output that rounding may cause; experts see other batches
+# when another token changes.
 ROUNDING = {torch.float32: 1e-4}
 ROUNDING_OF_HALF = 2e-2
 
 
 class Silence:
-    """Attention that gives zeros."""
+    """Attention that returns zeros."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
-        """[T, H, D]."""
+        """Returns zeros [T, H, D]."""
         return torch.zeros_like(q)
 
 
 def check_mixing(
     model: str, decoder: nn.Module, hidden_size: int, forward: Callable[[Tensor], object]
 ) -> None:
-    """forward: a pass over [NUM_TOKENS, hidden] with silent attention. Raises
-    ModelNotSupportedError with the first layer in which tokens meet."""
+    """Raises ModelNotSupportedError that names the first layer in which tokens interact.
+
+    forward: a pass over [NUM_TOKENS, hidden] with attention that returns zeros.
+    """
     weight = next(decoder.parameters())
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(NUM_TOKENS, hidden_size, generator=generator).to(weight)
@@ -46,14 +48,14 @@ def check_mixing(
             raise refused(
                 model,
                 f"{path} ({parts_of(decoder.get_submodule(path))})",
-                "mixes tokens in another way than through transformers' attention interface",
+                "mixes tokens outside transformers' attention interface",
             )
 
 
 def _outputs(
     decoder: nn.Module, rows: Tensor, forward: Callable[[Tensor], object]
 ) -> dict[str, Tensor]:
-    """Layer -> its output for all tokens but the first."""
+    """Returns path of each layer -> its output for all tokens but the first."""
     found: dict[str, Tensor] = {}
     layers = decoder_layers(decoder)
     hooks = [layer.register_forward_hook(_keeper(found, path)) for path, layer in layers.items()]

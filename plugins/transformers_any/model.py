@@ -24,13 +24,14 @@ from .interface import Step, refused
 from .linear import use_engine_layers
 from .weights import WeightTable
 
-WITHOUT_VALUES = "batched_mm"  # transformers' way to run experts that needs no tokens to be counted
+WITHOUT_VALUES = "batched_mm"  # runs experts without counting their tokens, so it works on meta
 
 
 class AnyModel(nn.Module):
-    """config: transformers' config of an architecture with a head that gives logits.
+    """A transformers model with the methods of hooks.Model.
 
-    Raises ModelNotSupportedError with the layer and the reason when the engine cannot run it.
+    config: transformers' config of an architecture with a head that returns logits. Raises
+    ModelNotSupportedError with the layer and the reason when the engine cannot run it.
     """
 
     _decoder: Any
@@ -67,7 +68,7 @@ class AnyModel(nn.Module):
         self._set_sizes(sizes or probe.Sizes(num_layers=1, num_kv_heads=1, head_dim=1))
 
     def init_buffers(self, device: torch.device) -> None:
-        """Buffers, tied weights, and the checks that need weights."""
+        """Restores tied weights, computes buffers, and runs the checks that need weights."""
         buffers.retie(self.inner, self._ties)
         buffers.compute(self.inner, device)
         rope.fix(self._decoder)
@@ -79,25 +80,25 @@ class AnyModel(nn.Module):
             trial.check_equal(self.name, self.inner, self._decoder, self._trial_logits)
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
-        """Hidden states after the final norm, [T, hidden]."""
+        """Returns the hidden states after the final norm, [T, hidden]."""
         if self._max_position is not None:
             rope.check_positions(self.name, inputs.positions, self._max_position)
         ids = inputs.token_ids
-        if inputs.media_rows is not None:  # a placeholder's id may lie beyond the vocabulary
+        if inputs.media_rows is not None:  # a placeholder's id may be outside the vocabulary
             ids = ids.index_fill(0, inputs.media_rows, 0)
         embeds = inputs.merge_media(self.inner.get_input_embeddings()(ids))
         return self._decode(embeds, inputs.positions, inputs.attn)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> [N, vocab]."""
+        """Computes the logits: [N, hidden] -> [N, vocab]."""
         return head.logits(self._head, hidden)
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """One [num_tokens, hidden] per item."""
+        """Returns one [num_tokens, hidden] per item."""
         return [media.encode(self.name, self.inner, item) for item in items]
 
     def positions(self, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor | None:
-        """[3, num_tokens] by the model's own get_rope_index, None for a model without M-RoPE."""
+        """Returns [3, num_tokens] by the model's get_rope_index; None without M-RoPE."""
         return media.positions(self._base, num_tokens, spans) if self._has_mrope else None
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
@@ -113,7 +114,7 @@ class AnyModel(nn.Module):
         return out
 
     def _pass(self, embeds: Tensor, positions: Tensor, **kwargs: Any) -> Tensor:
-        """The decoder on [T, hidden] at positions [T] or [3, T]."""
+        """Runs the decoder on [T, hidden] at positions [T] or [3, T]."""
         out = self._decoder(
             inputs_embeds=embeds.unsqueeze(0),
             position_ids=positions.unsqueeze(-2),
@@ -125,32 +126,33 @@ class AnyModel(nn.Module):
         return hidden.squeeze(0)
 
     def _silent_pass(self, embeds: Tensor) -> Tensor:
-        return self._decode(embeds, self._places(embeds.device), mixing.Silence())
+        return self._decode(embeds, self._first_positions(embeds.device), mixing.Silence())
 
     def _trial_logits(self, ids: Tensor) -> Tensor:
         embeds = self.inner.get_input_embeddings()(ids)
-        return self.logits(self._decode(embeds, self._places(ids.device), trial.Whole()))
+        return self.logits(self._decode(embeds, self._first_positions(ids.device), trial.Whole()))
 
-    def _places(self, device: torch.device) -> Tensor:
-        places = torch.arange(probe.NUM_TOKENS, device=device)
-        return places.expand(3, -1) if self._has_mrope else places
+    def _first_positions(self, device: torch.device) -> Tensor:
+        """Returns the positions of NUM_TOKENS tokens, [T] or [3, T]."""
+        positions = torch.arange(probe.NUM_TOKENS, device=device)
+        return positions.expand(3, -1) if self._has_mrope else positions
 
     def _observed(self) -> probe.Sizes:
-        """What the decoder asks of attention; on the device of its weights."""
+        """Runs the decoder once on the device of its weights; returns the sizes of its cache."""
         weight = next(self._decoder.parameters())
         embeds = torch.zeros(
             probe.NUM_TOKENS, self.hidden_size, dtype=weight.dtype, device=weight.device
         )
-        seen = torch.ones(1, probe.NUM_TOKENS, dtype=torch.int64, device=weight.device)
-        places = self._places(weight.device)
-        with rope.still(self._decoder):
+        mask = torch.ones(1, probe.NUM_TOKENS, dtype=torch.int64, device=weight.device)
+        positions = self._first_positions(weight.device)
+        with rope.fixed(self._decoder):
             return probe.observe(
-                self.name, self._decoder, lambda: self._pass(embeds, places, attention_mask=seen)
+                self.name, self._decoder, lambda: self._pass(embeds, positions, attention_mask=mask)
             )
 
     def _observed_on_meta(self) -> probe.Sizes | None:
-        """None where the decoder looks at values, which tensors on meta do not have: then it is
-        observed once the weights are there."""
+        """Returns None when the decoder reads values, which meta tensors do not have: it is then
+        observed after its weights are loaded."""
         config = self._decoder.config
         before = config._experts_implementation
         try:
@@ -177,12 +179,13 @@ class AnyModel(nn.Module):
         self.head_dim = sizes.head_dim
 
     def _set(self, name: str, value: Any) -> None:
-        """An attribute that is no submodule: its parameters are those of `inner` already."""
+        """Sets an attribute that is not a submodule: `inner` holds its parameters already."""
         self.__dict__[name] = value
 
 
 def _architecture(config: Any) -> Any:
-    """transformers' class. Raises ModelNotSupportedError when it has none of that name."""
+    """Returns transformers' class of the config. Raises ModelNotSupportedError when there is none,
+    or when it has an encoder or no language-model head."""
     name = next(iter(config.architectures or ()), "")
     found: Any = getattr(transformers, name, None)
     if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
@@ -194,16 +197,19 @@ def _architecture(config: Any) -> Any:
         raise refused(name, "its decoder", "attends to an encoder (cross attention)")
     architecture: Any = found
     if not architecture.can_generate():
-        raise refused(name, "the model", "has no head that gives logits of the next token")
+        raise refused(name, "the model", "has no head that gives logits for the next token")
     return architecture
 
 
 def _build(architecture: Any, config: Any) -> Any:
-    """The module, on the device of the context. Attention of vision towers is transformers' own."""
+    """Builds the module on the device of the context. Vision towers keep transformers' attention.
+
+    Raises ModelNotSupportedError for a config that transformers cannot use.
+    """
     try:
         return architecture._from_config(config, dtype=buffers.MARK).eval()
     except Exception as error:  # transformers' code: anything may come
         raise ModelNotSupportedError(
-            f"transformers cannot make {architecture.__name__} of this config.json: "
+            f"transformers cannot make {architecture.__name__} from this config.json: "
             f"{type(error).__name__}: {error}"
         ) from error

@@ -1,5 +1,5 @@
-"""What a decoder asks of its attention, found out by running it once on a few tokens, before
-weights are read: which layers come to us, with what masks, windows, sizes and further arguments.
+"""Finds out what a decoder requires of its attention by running it once on a few tokens, before
+weights are read: which layers call it, with which masks, windows, sizes and further arguments.
 
 What the engine cannot do is an error that names the layer, never a wrong token. See mixing.py for
 what only weights can show.
@@ -24,13 +24,13 @@ from .structure import NOT_OURS, decoder_layers, parts_of
 PROBE = "mmdeploy_llm_probe"
 NUM_TOKENS = 6
 ATTENTION_TYPES = ("full_attention", "sliding_attention")
-FAR = 100_000  # a place behind any window that is in use
-CHECKED_PLACES = (0, 1, 7, 100, 4095, 4096, FAR)
+FAR = 100_000  # a position past any window in use
+CHECKED_POSITIONS = (0, 1, 7, 100, 4095, 4096, FAR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the KV cache needs to know."""
+    """The sizes of the KV cache."""
 
     num_layers: int
     num_kv_heads: int
@@ -38,15 +38,18 @@ class Sizes:
 
 
 class TrialFailed(Exception):
-    """The trial run ended in an error of the model's code."""
+    """The trial run raised an error in the model's code."""
 
 
 class _MaskUsed(Exception):
-    """Somebody computes with the mask: an attention of the model's own."""
+    """The model computes with the mask, so it has an attention of its own."""
 
 
 class _Mask:
-    """In place of a mask tensor: the function (batch, head, query, key) -> is it seen."""
+    """Replaces a mask tensor by its function (batch, head, query, key) -> whether it is visible.
+
+    Any computation with it raises _MaskUsed.
+    """
 
     def __init__(self, sees: Callable[..., Any]) -> None:
         self.sees = sees
@@ -60,10 +63,14 @@ class _Mask:
 
 @dataclass(slots=True)
 class Probe:
-    """Collects what arrives in one forward pass. sizes: layer -> (K, D)."""
+    """Collects the attention calls of one forward pass.
+
+    names: id of a module -> its name in messages. sizes: layer -> (K, D). modules: ids of the
+    modules that called. `see` is the only writer.
+    """
 
     model: str
-    names: dict[int, str]  # id of a module -> how to call it
+    names: dict[int, str]
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
     modules: set[int] = field(default_factory=set)
 
@@ -80,15 +87,15 @@ class Probe:
 
 
 def register() -> None:
-    """Makes the probe known to transformers; doing so again changes nothing."""
+    """Registers the probe with transformers; a second call changes nothing."""
     AttentionInterface.register(PROBE, _attend)
     AttentionMaskInterface.register(PROBE, _mask)
 
 
 def observe(model: str, decoder: nn.Module, forward: Callable[[], object]) -> Sizes:
-    """Runs `forward`, a pass of `decoder` over NUM_TOKENS tokens, and checks all that it asked for.
+    """Runs `forward`, a pass of `decoder` over NUM_TOKENS tokens, and checks its attention calls.
 
-    Raises ModelNotSupportedError; whatever else comes is the pass's own.
+    Raises ModelNotSupportedError for what the engine cannot do, TrialFailed when the pass fails.
     """
     register()
     probe = Probe(model, {id(m): f"{path} ({type(m).__name__})" for path, m in _named(decoder)})
@@ -104,7 +111,7 @@ def observe(model: str, decoder: nn.Module, forward: Callable[[], object]) -> Si
         for path, layer in layers.items()
     ]
     try:
-        with told(config, PROBE):
+        with attention_of(config, PROBE):
             forward()
     except _MaskUsed:
         raise refused(model, _last(entered, layers, decoder), NOT_OURS) from None
@@ -127,8 +134,8 @@ def observe(model: str, decoder: nn.Module, forward: Callable[[], object]) -> Si
 
 
 @contextmanager
-def told(config: Any, name: str) -> Iterator[None]:
-    """The decoder's config names this attention while the block runs."""
+def attention_of(config: Any, name: str) -> Iterator[None]:
+    """Selects the attention `name` in the decoder's config while the block runs."""
     before = config._attn_implementation
     config._attn_implementation = name
     try:
@@ -138,7 +145,7 @@ def told(config: Any, name: str) -> Iterator[None]:
 
 
 def _last(entered: list[str], layers: dict[str, nn.Module], decoder: nn.Module) -> str:
-    """The layer that ran last, the decoder where none did."""
+    """Describes the layer that was entered last, or the decoder when none was."""
     if not entered:
         return f"its decoder ({type(decoder).__name__})"
     return f"{entered[-1]} ({parts_of(layers[entered[-1]])})"
@@ -155,7 +162,7 @@ def _attend(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """As interface.attend; gives zeros."""
+    """Records the call of interface.attend's shape; returns zeros."""
     probe: Probe = getattr(module, STEP)
     probe.see(module, query, key, attention_mask, value=value, window=sliding_window, **kwargs)
     shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
@@ -176,13 +183,13 @@ def _reason(
     window: int | None,
     **kwargs: Any,
 ) -> str | None:
-    """Why this attention cannot be computed by the engine; None when it can."""
+    """Returns why the engine cannot compute this attention, None when it can."""
     if k.shape[2] != q.shape[2]:
-        return f"attends to {k.shape[2]} other places than its own {q.shape[2]} (cross attention)"
+        return f"attends from {q.shape[2]} tokens to {k.shape[2]} others (cross attention)"
     if getattr(module, "is_causal", True) is False or kwargs.get("is_causal") is False:
         return "is not causal"
     if value.shape[-1] > q.shape[-1]:
-        return "has values that are larger than its keys"
+        return "has values with more channels than its keys"
     unknown = unknown_arguments(kwargs)
     if unknown:
         return f"passes {', '.join(unknown)}, which paged attention here does not compute"
@@ -192,15 +199,16 @@ def _reason(
 
 
 def _is_causal(mask: _Mask, window: int | None) -> bool:
-    """Whether the mask is what the engine's attention does."""
-    places = set(CHECKED_PLACES) | {FAR - (window or 1), FAR + 1 - (window or 1), FAR - 1, FAR + 1}
+    """Returns whether the mask equals that of the engine's attention, at some positions."""
+    edges = {FAR - (window or 1), FAR + 1 - (window or 1), FAR - 1, FAR + 1}
+    positions = edges.union(CHECKED_POSITIONS)
     for query in (0, 7, FAR):
-        for key in sorted(place for place in places if place >= 0):
+        for key in sorted(position for position in positions if position >= 0):
             wanted = key <= query and (window is None or key > query - window)
             try:
                 indices = [torch.tensor(at, device="cpu") for at in (0, 0, query, key)]
                 found = bool(mask.sees(*indices))
-            except Exception:  # a mask that looks into tensors of the step
+            except Exception:  # a mask that reads tensors of the step
                 return False
             if found != wanted:
                 return False
@@ -209,11 +217,11 @@ def _is_causal(mask: _Mask, window: int | None) -> bool:
 
 def _other_mask(window: int | None) -> str:
     kind = "causal" if window is None else f"causal with a window of {window} tokens"
-    return f"sees other tokens than attention that is {kind}"
+    return f"attends to other tokens than attention that is {kind}"
 
 
 def _check_types(model: str, config: Any, layers: dict[str, nn.Module]) -> None:
-    """Layers that config.json calls something else than attention."""
+    """Raises ModelNotSupportedError for a layer that config.json says is not attention."""
     types = getattr(config, "layer_types", None) or ()
     for path, kind in zip(layers, types, strict=False):
         if kind not in ATTENTION_TYPES:

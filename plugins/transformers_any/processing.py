@@ -1,4 +1,4 @@
-"""transformers' processor of a checkpoint, without the parts that need torchvision."""
+"""Loads transformers' processor of a checkpoint without the components that need torchvision."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_
 
 
 def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
-    """The processor with its image processor (Pillow) and tokenizer, no other part.
+    """Loads the processor with its image processor (Pillow) and tokenizer, nothing else.
 
     Raises UnsupportedMediaError when the model has none for images, ConfigError for unknown
-    options, CheckpointError for files that cannot be used.
+    options, CheckpointError for files that transformers cannot use.
     """
     base = _processor_class(checkpoint)
     try:
@@ -38,15 +38,15 @@ def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )
         image_processor = _with_options(image_processor, options)
-        parts = {"image_processor": image_processor, "tokenizer": tokenizer}
-        processor = _without_other_parts(base, parts).from_pretrained(
+        components = {"image_processor": image_processor, "tokenizer": tokenizer}
+        processor = _with_components(base, components).from_pretrained(
             checkpoint.folder, local_files_only=True
         )
     except ConfigError:
         raise
     except Exception as error:  # transformers raises whatever its classes raise
         raise CheckpointError(
-            f"transformers' {base.__name__} cannot be made of the checkpoint's files: "
+            f"transformers' {base.__name__} cannot be made from the checkpoint's files: "
             f"{type(error).__name__}: {error}"
         ) from error
     if not getattr(processor, "image_token", None):
@@ -55,7 +55,7 @@ def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
 
 
 def placeholder_token(config: Any, processor: Any) -> str:
-    """The text of the token whose places take embeddings."""
+    """Returns the text of the placeholder token, whose rows take image embeddings."""
     token_id = getattr(config, "image_token_id", None)
     if token_id is None:
         token_id = getattr(config, "image_token_index", None)
@@ -65,7 +65,10 @@ def placeholder_token(config: Any, processor: Any) -> str:
 
 
 def _processor_class(checkpoint: Checkpoint) -> Any:
-    """By the name that the checkpoint gives, else by the type of its model."""
+    """Returns the class that the checkpoint names, else the one for its model type.
+
+    Raises UnsupportedMediaError when there is none for images.
+    """
     config = checkpoint.config
     name = _named(checkpoint.folder) or PROCESSOR_MAPPING_NAMES.get(config.model_type)
     found = getattr(transformers, name, None) if isinstance(name, str) else None
@@ -79,7 +82,7 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
 
 
 def _named(folder: Path) -> str | None:
-    """The class that the checkpoint's files name, as transformers looks for it."""
+    """Returns the class name in the checkpoint's files, in transformers' order, or None."""
     for name in NAMING_FILES:
         path = folder / name
         if path.is_file():
@@ -89,14 +92,14 @@ def _named(folder: Path) -> str | None:
     return None
 
 
-def _without_other_parts(base: Any, parts: Mapping[str, Any]) -> Any:
-    """A child of transformers' class whose parts are these, the others None."""
+def _with_components(base: Any, components: Mapping[str, Any]) -> Any:
+    """Builds a subclass of transformers' class with these components; the others are None."""
 
     def take(cls: Any, *_: Any, **__: Any) -> list[Any]:
-        return [parts.get(name) for name in cls.get_attributes()]
+        return [components.get(name) for name in cls.get_attributes()]
 
     def accept(*_: Any) -> None:
-        """A part may be None."""
+        """Accepts None for a component."""
 
     methods = {
         "_get_arguments_from_pretrained": classmethod(take),
@@ -106,7 +109,7 @@ def _without_other_parts(base: Any, parts: Mapping[str, Any]) -> Any:
 
 
 def _with_options(image_processor: Any, options: Mapping[str, Any]) -> Any:
-    """A new one with the user's options. Raises ConfigError for what it does not know."""
+    """Returns an image processor with the user's options. Raises ConfigError for unknown ones."""
     given = {name: value for name, value in options.items() if not name.startswith(VIDEO_PREFIX)}
     if not given:
         return image_processor

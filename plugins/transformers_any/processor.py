@@ -1,5 +1,5 @@
-"""Images through the checkpoint's own processor of transformers, with Pillow (torchvision is not
-needed). What stands for an image in the prompt is what that processor writes there."""
+"""Processes images by the checkpoint's own transformers processor, with Pillow (torchvision is not
+needed). The prompt text of an image is what that processor writes for it."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcess
 
 from .processing import load_processor, placeholder_token
 
-# Of a processor's result, what belongs to the text that was given with the image.
+# Keys of a processor's result that belong to the text given with the image.
 OF_TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
     | {"text_replacement_offsets"}
 )
-MAX_SIZES = 4096  # image sizes whose text is kept
+MAX_SIZES = 4096  # image sizes whose prompt text is cached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """One image, processed: tensors for the model, and the text that stands for it."""
+    """A processed image: tensors for the model, and its text in the prompt."""
 
     tensors: Mapping[str, torch.Tensor]
     text: str
 
 
 class AnyImageProcessor(MediaProcessor):
-    """checkpoint: its processor files and tokenizer are read. options: the engine's
-    mm_processor_kwargs, fields of the image processor, which win over the checkpoint's.
+    """A media processor for images of any transformers model.
 
-    Raises UnsupportedMediaError for a model that takes no images, ConfigError for an unknown
-    option and CheckpointError for files that transformers cannot use.
+    checkpoint: its processor files and tokenizer are read. options: the engine's
+    mm_processor_kwargs, fields of the image processor that override the checkpoint's. Raises
+    UnsupportedMediaError for a model without images, ConfigError for an unknown option and
+    CheckpointError for files that transformers cannot use.
     """
 
     kind = "image"
@@ -53,33 +54,33 @@ class AnyImageProcessor(MediaProcessor):
         self._marker: str = self._processor.image_token
         self.markers = (self._marker,)
         self._decoder = ImageDecoder()
-        self._texts: dict[tuple[int, int], str] = {}  # size -> what stands for such an image
+        self._texts: dict[tuple[int, int], str] = {}  # size -> prompt text of such an image
         settings = json.dumps(
             self._processor.image_processor.to_dict(), sort_keys=True, default=str
         )
         self._settings = f"{type(self._processor).__name__}\0{settings}"
-        # A fast tokenizer changes its own state when it is called: no two threads may use one.
-        # These are copies of `_processor`, which nobody calls.
+        # A fast tokenizer changes its own state when it is called, so no two threads may share one:
+        # each call borrows a copy of `_processor`, which is itself never called.
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def close(self) -> None:
-        """Ends the processes that decode."""
+        """Ends the decoder processes."""
         self._decoder.close()
 
     def max_seconds(self, limits: MediaLimits) -> float:
-        """What one call may take before it counts as hanging."""
+        """Returns the seconds after which a call counts as hanging."""
         return float(self._decoder.max_seconds(limits))
 
     def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
-        """The upright RGB image behind bytes, a PIL image, a numpy array or a torch tensor."""
+        """Decodes bytes, a PIL image, a numpy array or a torch tensor to an upright RGB image."""
         return self._decoder.decode(source, limits)
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
-        """The size of the image, without decoding pixels."""
+        """Reads the size of the image without decoding pixels."""
         return self._decoder.peek(source, limits)
 
     def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
-        """What get_image_features takes, under its argument names."""
+        """Returns the arguments of get_image_features, by name, and the image's prompt text."""
         _refuse(options)
         made = self._make(item.image)
         grid = made.tensors.get("image_grid_thw")
@@ -93,17 +94,17 @@ class AnyImageProcessor(MediaProcessor):
         )
 
     def count_tokens(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> int:
-        """Placeholder tokens of an image of this size: those of a black one, made once a size."""
+        """Returns the number of placeholder tokens of an image of this size."""
         _refuse(options)
-        return self._stand_in(item).count(self.token)
+        return self._text_of(item).count(self.token)
 
     def prompt_text(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> str:
-        """`process(item, options).prompt_text`, from the size alone."""
+        """Returns `process(item, options).prompt_text`, from the size alone."""
         _refuse(options)
-        return self._stand_in(item)
+        return self._text_of(item)
 
-    def _stand_in(self, item: DecodedImage | ImageHeader) -> str:
-        """What stands for an image of this size."""
+    def _text_of(self, item: DecodedImage | ImageHeader) -> str:
+        """Returns the prompt text of an image of this size: that of a black one, cached by size."""
         text = self._texts.get(item.size)
         if text is None:
             width, height = item.size
@@ -114,7 +115,7 @@ class AnyImageProcessor(MediaProcessor):
 
     @contextmanager
     def _borrowed(self) -> Iterator[Any]:
-        """A processor that nobody else uses meanwhile; a new one when all are in use."""
+        """Lends a processor to one thread; makes a new one when all are in use."""
         try:
             processor = self._free.get_nowait()
         except queue.Empty:
@@ -126,7 +127,7 @@ class AnyImageProcessor(MediaProcessor):
             self._free.put(processor)
 
     def _make(self, image: Any) -> _Made:
-        """image: an RGB image of Pillow, or [height, width, 3] bytes."""
+        """Processes one image. image: an RGB image of Pillow, or [height, width, 3] uint8."""
         with self._borrowed() as processor:
             made = processor(
                 images=[image],

@@ -1,6 +1,6 @@
-"""Rotary embeddings whose frequencies depend on the length of the sequence.
+"""Handles rotary embeddings whose frequencies depend on the length of the sequence.
 
-A step holds tokens of many sequences, which must not decide about each other's frequencies.
+A step holds tokens of many sequences, and the length of one must not set another's frequencies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONG = "longrope"
 
 
 def check(name: str, decoder: nn.Module) -> int | None:
-    """The first position that has other frequencies than those before it, None without one.
+    """Returns the first position of a sequence that switches frequencies, None without one.
 
     Raises ModelNotSupportedError for frequencies that change with every length.
     """
@@ -35,26 +35,26 @@ def check(name: str, decoder: nn.Module) -> int | None:
 
 
 def check_positions(name: str, positions: Tensor, first_long: int) -> None:
-    """Raises RequestError when one of the step's positions needs the other frequencies."""
+    """Raises RequestError when a position of the step needs the frequencies of long sequences."""
     last = int(positions.max())
     if last >= first_long:
         raise RequestError(
-            f"{name} turns all tokens of a sequence of more than {first_long} tokens by other "
-            f"frequencies, which transformers_any cannot do; found a token at {last}; set "
+            f"{name} uses other rotary frequencies for sequences of more than {first_long} tokens, "
+            f"which transformers_any cannot do; found a token at position {last}; set "
             f"max_model_len={first_long} or use a plugin made for this model"
         )
 
 
 def fix(decoder: nn.Module) -> None:
-    """From now on the frequencies are those of short sequences, without a look at positions."""
+    """Fixes the frequencies of short sequences for good: positions no longer change them."""
     for module in decoder.modules():
         if LONG in _kinds(module):
             module.rope_type = "fixed"  # type: ignore[assignment]
 
 
 @contextmanager
-def still(decoder: nn.Module) -> Iterator[None]:
-    """While the block runs, as after `fix`."""
+def fixed(decoder: nn.Module) -> Iterator[None]:
+    """Fixes the frequencies as `fix` does, while the block runs."""
     changed = [module for module in decoder.modules() if LONG in _kinds(module)]
     for module in changed:
         module.rope_type = "fixed"  # type: ignore[assignment]

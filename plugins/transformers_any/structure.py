@@ -1,4 +1,5 @@
-"""How a transformers model is put together: its decoder, the layers of that, what lies around."""
+"""Examines the structure of a transformers model: its decoder, the decoder's layers, and the
+modules around it."""
 
 from __future__ import annotations
 
@@ -12,25 +13,25 @@ from .interface import refused
 
 NOT_OURS = "has no attention that goes through transformers' attention interface"
 
-# Arguments of a decoder that leave the result as it is when nothing is given for them.
+# Arguments of a decoder that do not change the result when they are left out.
 OPTIONAL = frozenset(
     {"input_ids", "inputs_embeds", "position_ids", "attention_mask", "past_key_values"}
     | {"use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict"}
     | {"encoder_hidden_states", "encoder_attention_mask", "token_type_ids", "head_mask"}
     | {"logits_to_keep", "labels", "kwargs", "output_router_logits"}
 )
-# In the code of a model that lets media tokens see each other in its own way.
+# Words in the source code of models that let media tokens attend to each other.
 MASK_WORDS = ("block_sequence_ids", "or_mask_function", "and_mask_function")
 
 
 def decoder_of(model: Any) -> Any:
-    """What holds the layers."""
+    """Returns the module that holds the layers."""
     found = model.get_decoder()
     return getattr(model, "model", model) if found is model else found
 
 
 def child_with(model: nn.Module, part: nn.Module) -> str | None:
-    """The name of the child of `model` that is or holds `part`; None when there is none."""
+    """Returns the name of the child of `model` that is or contains `part`, or None."""
     for name, child in model.named_children():
         if any(module is part for module in child.modules()):
             return name
@@ -38,7 +39,7 @@ def child_with(model: nn.Module, part: nn.Module) -> str | None:
 
 
 def decoder_layers(decoder: nn.Module) -> dict[str, nn.Module]:
-    """Path -> layer, of the decoder's longest list of modules. {} where there is none."""
+    """Returns path -> layer of the decoder's longest list of modules; {} when it has none."""
     lists = [
         (path, module)
         for path, module in decoder.named_modules()
@@ -47,25 +48,25 @@ def decoder_layers(decoder: nn.Module) -> dict[str, nn.Module]:
     if not lists:
         return {}
     path, layers = max(lists, key=lambda item: len(item[1]))
-    return {f"{path}.{number}": layer for number, layer in enumerate(layers)}
+    return {f"{path}.{index}": layer for index, layer in enumerate(layers)}
 
 
 def describe_layers(decoder: nn.Module) -> list[str]:
-    """The classes of its first layer and of what that consists of; [] without layers."""
+    """Returns the description of the first layer, by `parts_of`; [] without layers."""
     layers = decoder_layers(decoder)
     return [parts_of(next(iter(layers.values())))] if layers else []
 
 
 def parts_of(layer: nn.Module) -> str:
-    """The class of a layer and of what it consists of, norms and the like left out."""
+    """Returns the class names of a layer and of its first children, norms and MLPs left out."""
     children = [type(child).__name__ for child in layer.children()]
     kept = [name for name in children if "Norm" not in name and "MLP" not in name]
     return ", ".join([type(layer).__name__, *kept[:3]])
 
 
 def check_decoder(name: str, decoder: Any) -> None:
-    """Raises ModelNotSupportedError for a decoder that cannot be given a batch of tokens, or that
-    is given more than embeddings by the model around it."""
+    """Raises ModelNotSupportedError for a decoder that does not accept embeddings and positions, or
+    that needs more than these from the model around it."""
     parameters = inspect.signature(decoder.forward).parameters
     what = f"its decoder ({', '.join([type(decoder).__name__, *describe_layers(decoder)])})"
     missing = [word for word in ("inputs_embeds", "position_ids") if word not in parameters]
@@ -73,12 +74,12 @@ def check_decoder(name: str, decoder: Any) -> None:
         raise refused(name, what, f"takes no {' and no '.join(missing)}")
     more = [word for word in parameters if word not in OPTIONAL]
     if more:
-        raise refused(name, what, f"takes {', '.join(more)} beside the embeddings")
+        raise refused(name, what, f"takes {', '.join(more)} besides the embeddings")
 
 
 def check_masks(name: str, model: Any, decoder: nn.Module) -> None:
-    """Raises ModelNotSupportedError for a model whose media tokens see each other: only specs with
-    atomic media serve these, each looked at by hand."""
+    """Raises ModelNotSupportedError for a model whose media tokens attend to each other: only specs
+    with atomic media serve these, and each such model was checked by hand."""
     around: Any = model
     while around is not decoder:
         code = inspect.getsource(sys.modules[type(around).__module__])
@@ -87,5 +88,5 @@ def check_masks(name: str, model: Any, decoder: nn.Module) -> None:
             what = f"{type(around).__name__}, around the layers,"
             raise refused(name, what, f"makes masks of its own for media ({found})")
         child = child_with(around, decoder)
-        assert child is not None, "the decoder is a part of the model"
+        assert child is not None, "the model contains the decoder"
         around = getattr(around, child)

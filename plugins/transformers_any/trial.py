@@ -1,7 +1,7 @@
-"""Whether the model as we run it gives what transformers' own forward gives, on a few tokens.
+"""Checks on a few tokens that the model as we run it equals transformers' own forward.
 
-It finds what no look at the attention can: embeddings that the model around the decoder scales,
-positions that it counts in another way.
+The check finds what the attention cannot show: a model that scales the embeddings before its
+decoder, or that counts positions differently.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 
-from .probe import NUM_TOKENS, told
+from .probe import NUM_TOKENS, attention_of
 
 logger = logging.getLogger(__name__)
 
-# Largest difference of the logits, against their size, that rounding may make.
+# Largest relative difference of the logits that rounding may cause.
 ROUNDING = {torch.float32: 1e-3}
-ROUNDING_OF_HALF = 0.25  # a token may come to another expert
+ROUNDING_OF_HALF = 0.25  # rounding may route a token to another expert
 
 
 class Whole:
-    """Causal attention over the tokens of one step, which are one sequence."""
+    """Causal attention over a step that holds one whole sequence."""
 
     def attend(
         self,
@@ -56,17 +56,19 @@ class Whole:
 def check_equal(
     name: str, model: Any, decoder: nn.Module, forward: Callable[[Tensor], Tensor]
 ) -> None:
-    """forward: our logits [NUM_TOKENS, vocab] of token ids. Raises ModelNotSupportedError when
-    transformers' are others; where its forward wants more than ids, a warning says that they were
-    not compared."""
+    """Raises ModelNotSupportedError when our logits differ from transformers'. When transformers'
+    forward needs more than token ids, nothing is compared and a warning says so.
+
+    forward: computes our logits [NUM_TOKENS, vocab] of token ids.
+    """
     ids = _text_ids(model.config, model.get_input_embeddings().weight)
     try:
-        with told(decoder.config, "eager"):
+        with attention_of(decoder.config, "eager"):
             wanted: Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
     except Exception as error:  # transformers' code: anything may come
         logger.warning(
-            "%s was not compared with transformers' own forward, which failed on a text alone: "
-            "%s: %s",
+            "%s was not compared with transformers' own forward, which failed on text alone: %s: "
+            "%s",
             name,
             type(error).__name__,
             error,
@@ -78,18 +80,18 @@ def check_equal(
     if not difference <= allowed:
         raise ModelNotSupportedError(
             f"transformers_any cannot run {name}: its logits differ from those of transformers' "
-            f"own forward by {difference:.0%} on a trial of {NUM_TOKENS} tokens, so that something "
-            "around the layers matters that is not known here; use a plugin made for this model"
+            f"own forward by {difference:.0%} on a trial of {NUM_TOKENS} tokens, so it computes "
+            "something around its layers that is not known here; use a plugin made for this model"
         )
 
 
 def _text_ids(config: Any, embeddings: Tensor) -> Tensor:
-    """NUM_TOKENS different ids that stand for no media."""
+    """Returns NUM_TOKENS different token ids, none of them special."""
     special = {
         value
         for key, value in config.to_dict().items()
         if isinstance(value, int) and key.endswith(("_token_id", "_token_index"))
     }
     step = max(1, embeddings.shape[0] // (2 * NUM_TOKENS))
-    ids = [number for number in range(step, embeddings.shape[0], step) if number not in special]
+    ids = [token for token in range(step, embeddings.shape[0], step) if token not in special]
     return torch.tensor(ids[:NUM_TOKENS], device=embeddings.device)

@@ -1,9 +1,9 @@
-"""Where the tensors of a checkpoint go, by transformers' own tables of names and conversions.
+"""Maps the tensors of a checkpoint to parameters by transformers' tables of names and conversions.
 
     key --renamings, at most one converter--> name in transformers' modules --> Target
 
-A converter is a list of operations on whole tensors; those that only say which rows go where become
-Targets. One that computes something is an error that names it.
+A converter is a list of operations on whole tensors. Those that only move rows become Targets; one
+that computes values is an error that names it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ COMPUTED = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$")
 
 
 class WeightTable:
-    """prefix: of every name in Targets. ties: names that are the same as another one."""
+    """Finds the Targets of a checkpoint's tensors.
+
+    prefix: comes before every name in a Target. ties: name -> the name of the same parameter.
+    """
 
     def __init__(self, model: Any, prefix: str, ties: Mapping[str, str]) -> None:
         self._shapes = {name: tuple(param.shape) for name, param in model.named_parameters()}
@@ -39,7 +42,7 @@ class WeightTable:
         self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))
 
     def targets(self, key: str) -> Sequence[Target] | None:
-        """See weights.map. Raises CheckpointError for a conversion that copying cannot do."""
+        """See weights.map. Raises CheckpointError for a conversion that is not a copy."""
         name, pattern = self._renamed(key)
         if pattern is not None:
             converter = next(c for c in self._converters if pattern in c.source_patterns)
@@ -51,7 +54,7 @@ class WeightTable:
         return None
 
     def _renamed(self, key: str) -> tuple[str, str | None]:
-        """The name in the model, and the pattern of the converter that takes it there."""
+        """Returns the name in the model and the source pattern of the converter, if one applies."""
         name, pattern = rename_source_key(
             key, self._renamings, self._converters, self._base, self._known
         )
@@ -65,36 +68,36 @@ class WeightTable:
         if name not in self._shapes:
             return () if self._ignored.search(key) else None
         kinds = tuple((type(op).__name__, getattr(op, "dim", None)) for op in converter.operations)
-        place = converter.source_patterns.index(pattern)
+        position = converter.source_patterns.index(pattern)
         rule = _RULES.get(kinds)
         if rule is None:
             raise CheckpointError(
-                f"{key} needs {converter.operations} of transformers on its way to {name}, which "
-                "transformers_any cannot do; save the checkpoint anew with transformers' "
+                f"{key} needs transformers' {converter.operations} to become {name}, which "
+                "transformers_any cannot do; save the checkpoint again with transformers' "
                 "save_pretrained(save_original_format=False)"
             )
         renamed, _ = rename_source_key(key, self._renamings, [])
-        return rule(self, renamed, name, pattern, place, converter)
+        return rule(self, renamed, name, pattern, position, converter)
 
     def _stacked(
-        self, key: str, name: str, pattern: str, place: int, converter: Any
+        self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
-        """One tensor for each expert, several of them side by side."""
+        """Maps one tensor of one expert to its index, and to its rows when several are joined."""
         count = len(converter.source_patterns)
         size = self._shapes[name][1]
-        rows = None if count == 1 else _part(size, place, count)
+        rows = None if count == 1 else _chunk(size, position, count)
         return (Target(name=self._prefix + name, index=_index(key, pattern), rows=rows),)
 
     def _joined(
-        self, key: str, name: str, pattern: str, place: int, converter: Any
+        self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
-        rows = _part(self._shapes[name][0], place, len(converter.source_patterns))
+        rows = _chunk(self._shapes[name][0], position, len(converter.source_patterns))
         return (Target(name=self._prefix + name, rows=rows),)
 
     def _split(
-        self, key: str, name: str, pattern: str, place: int, converter: Any
+        self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
-        """One tensor that holds several parameters, one below the other."""
+        """Maps one tensor that holds several parameters, concatenated along the first axis."""
         first, *_ = patterns = converter.target_patterns
         names = [name.replace(first, other) for other in patterns]
         start, found = 0, []
@@ -121,6 +124,6 @@ def _index(key: str, pattern: str) -> int:
     return int(found[1])
 
 
-def _part(size: int, place: int, count: int) -> slice:
+def _chunk(size: int, position: int, count: int) -> slice:
     step = size // count
-    return slice(place * step, (place + 1) * step)
+    return slice(position * step, (position + 1) * step)

@@ -1,5 +1,5 @@
-"""Images as model inputs, for ERNIE 4.5 VL, Qwen-VL and PaddleOCR-VL. Imports neither Pillow nor
-torch by itself."""
+"""Turns images into model inputs, for ERNIE 4.5 VL, Qwen-VL and PaddleOCR-VL. Importing this
+package imports neither Pillow nor torch."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
 
@@ -33,5 +33,5 @@ PADDLEOCR = MediaProcessorSpec(
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
-    """One spec for each family."""
+    """Returns one spec for each family."""
     return (ERNIE, QWEN, QWEN3, PADDLEOCR)

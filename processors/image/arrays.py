@@ -1,4 +1,4 @@
-"""numpy arrays and torch tensors to RGB images, and back."""
+"""Converts numpy arrays and torch tensors to RGB images, and back."""
 
 from __future__ import annotations
 
@@ -15,51 +15,50 @@ from .modes import on_white, scale_16_bit
 CHANNELS = (1, 3, 4)
 ACCEPTED = (
     "a PIL image, bytes, a file object, a path, a data: URL, a numpy array or a torch tensor of "
-    "shape [H, W], "
-    "[H, W, 1|3|4] or [1|3|4, H, W] with uint8, uint16, bool or floats in 0..1"
+    "shape [H, W], [H, W, 1|3|4] or [1|3|4, H, W] with uint8, uint16, bool or floats in 0..1"
 )
 ROUNDING = 1e-3  # how far floats may leave 0..1: resampled images overshoot a little
 
 
 class _Target:
-    """A file to write to, in memory of numpy's, which comes in large pages."""
+    """A writable file in memory from numpy, which allocates it in large pages."""
 
     def __init__(self, num_bytes: int) -> None:
         self.values = np.empty(num_bytes, dtype=np.uint8)
-        self.place = 0
+        self.position = 0
         self._view = memoryview(self.values.data)
 
     def write(self, data: bytes) -> int:
-        """Appends the bytes; raises ValueError when there is no room."""
-        self._view[self.place : self.place + len(data)] = data
-        self.place += len(data)
+        """Appends the bytes; raises ValueError when they do not fit."""
+        self._view[self.position : self.position + len(data)] = data
+        self.position += len(data)
         return len(data)
 
 
 def to_array(image: Image.Image) -> np.ndarray:
-    """The RGB image as a new uint8 [H, W, 3].
+    """Copies the RGB image to a new uint8 [H, W, 3].
 
-    Written piece by piece as a PPM file, which is a head and then the pixels: Pillow's own way to
-    numpy holds all pixels three times, and mapping so much fresh memory costs more than copying.
+    The image is written as a PPM file, a header followed by the pixels: Pillow's own conversion to
+    numpy holds all pixels three times, and mapping that much fresh memory costs more than copying.
     """
     head = len(f"P6\n{image.width} {image.height}\n255\n")
     target = _Target(head + 3 * image.width * image.height)
-    image.save(cast("IO[bytes]", target), "PPM")  # which only writes
-    assert target.place == target.values.size, "Pillow writes another head"
+    image.save(cast("IO[bytes]", target), "PPM")  # calls only `write`
+    assert target.position == target.values.size, "Pillow wrote another header"
     return target.values[head:].reshape(image.height, image.width, 3)
 
 
 def array_size(source: Any) -> tuple[int, int]:
-    """(width, height) of an array or tensor. Raises UnsupportedMediaError for anything else."""
+    """Returns (width, height) of an array or tensor. Raises UnsupportedMediaError for all else."""
     shape = _shape(source)
     height, width = shape if len(shape) == 2 else _spatial(shape, _is_channels_first(source))
     return width, height
 
 
 def array_to_rgb(source: Any) -> Image.Image:
-    """The RGB image that the values of an array or tensor are; the source is not changed.
+    """Converts an array or tensor to an RGB image; the source is not changed.
 
-    Three dimensions are read as [H, W, C] in numpy and as [C, H, W] in torch where both would fit.
+    Where both would fit, numpy arrays are read as [H, W, C] and torch tensors as [C, H, W].
     Raises MediaError for floats outside 0..1, UnsupportedMediaError for other types and shapes.
     """
     is_channels_first = len(_shape(source)) == 3 and _is_channels_first(source)
@@ -81,13 +80,13 @@ def _shape(source: Any) -> tuple[int, ...]:
     fits = len(shape) == 2 or (len(shape) == 3 and (shape[0] in CHANNELS or shape[2] in CHANNELS))
     if not fits:
         raise UnsupportedMediaError(
-            f"an image of shape {list(shape)} is not accepted; give {ACCEPTED}, one image at a time"
+            f"an image of shape {list(shape)} is not accepted; give {ACCEPTED}, one image per item"
         )
     return shape
 
 
 def _is_channels_first(source: Any) -> bool:
-    """Whether [a, b, c] is [C, H, W]: torch's order wins for tensors, numpy's for arrays."""
+    """Returns whether three dimensions are [C, H, W]; where both orders fit, only for tensors."""
     first, last = source.shape[0] in CHANNELS, source.shape[-1] in CHANNELS
     return first and (isinstance(source, torch.Tensor) or not last)
 
@@ -101,7 +100,7 @@ def _numpy(source: Any) -> np.ndarray:
         return source
     if source.layout is not torch.strided or source.is_meta or source.is_quantized:
         raise UnsupportedMediaError(
-            "a sparse, quantized or meta tensor is no image; give a plain one"
+            "a sparse, quantized or meta tensor is not an image; give a plain one"
         )
     tensor: torch.Tensor = source.detach().cpu()
     return tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()

@@ -1,6 +1,6 @@
-"""From whatever a caller gives as an image to an upright RGB image, within the limits.
+"""Decodes every accepted form of an image to an upright RGB image, within the limits.
 
-Of an opened Pillow image the frame counts that it stands at. Files: see files.py.
+An opened Pillow image is read at its current frame. Files are decoded in files.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .files import (
     check_pixels,
     decode_file,
     digest_of,
+    oriented,
     peek_file,
     reading,
-    turned,
 )
 from .isolated import decode_apart, peek_apart
 from .modes import to_rgb
@@ -36,25 +36,25 @@ NUM_LOCKS = 64
 
 
 class ImageDecoder:
-    """Opens and decodes images, from several threads at once; files in processes of their own
-    where `limits.isolation` is "process".
+    """Opens and decodes images; safe for use from several threads. Files are decoded in worker
+    processes when `limits.isolation` is "process".
 
-    workers: these processes, None: of its own.
+    workers: the pool of these processes; None: a pool of its own.
     """
 
     def __init__(self, workers: Workers | None = None) -> None:
         self._workers = workers or Workers()
-        # An opened Pillow image loads its pixels on first use; two threads must not do so at once.
+        # A Pillow image loads its pixels on first use, which two threads must not do at once.
         self._locks = tuple(threading.Lock() for _ in range(NUM_LOCKS))
 
     def decode(
         self, source: Any, limits: MediaLimits, wanted: Wanted | None = None
     ) -> DecodedImage:
-        """The image behind bytes, a PIL image, a numpy array or a torch tensor; none is changed.
+        """Decodes bytes, a PIL image, a numpy array or a torch tensor; changes none of them.
 
-        wanted: has the bytes of a JPEG decoded at draft quality, no smaller than it says; None:
-        exactly. Raises MediaError for what cannot be read, MediaLimitError for what is over a
-        limit, before it is decoded, and UnsupportedMediaError for another form or format.
+        wanted: lower bound of the size for decoding a JPEG file at draft quality; None: decode
+        exactly. Raises MediaError for an unreadable image, MediaLimitError, before decoding, for
+        one over a limit, and UnsupportedMediaError for another form or format.
         """
         if isinstance(source, (bytes, bytearray, memoryview)):
             if limits.isolation == "process":
@@ -64,21 +64,20 @@ class ImageDecoder:
         return DecodedImage(image=image, digest=_pixel_digest(image))
 
     def image(self, source: Any, limits: MediaLimits) -> Image.Image:
-        """As `decode`, the image alone; what is loaded already is not looked through for a
-        digest."""
+        """Decodes as `decode`, but returns the image only and spares loaded images the digest."""
         if isinstance(source, (bytes, bytearray, memoryview)):
             return self.decode(source, limits).image
         return self._loaded(source, limits)
 
     def digest(self, source: Any, limits: MediaLimits) -> str:
-        """The digest that `decode` gives; of bytes, which are not decoded for it, whatever they
-        are."""
+        """Returns the digest that `decode` would; bytes are hashed without decoding or checks."""
         if isinstance(source, (bytes, bytearray, memoryview)):
             return digest_of(b"encoded", source)
         return _pixel_digest(self._loaded(source, limits))
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
-        """The size of the image, from its header. Raises as `decode`, as far as a header tells."""
+        """Reads the size of the image from its header. Raises as `decode` for what a header
+        shows."""
         if isinstance(source, (bytes, bytearray, memoryview)):
             if limits.isolation == "process":
                 return peek_apart(bytes(source), limits, self._workers)
@@ -90,19 +89,19 @@ class ImageDecoder:
         check_pixels(source.size, limits)
         with self._lock(source), reading(source):
             orientation = live_orientation(source)
-        return ImageHeader(size=turned(source.size, orientation))
+        return ImageHeader(size=oriented(source.size, orientation))
 
     def max_seconds(self, limits: MediaLimits) -> float:
-        """What one call may take before it counts as hanging."""
+        """Returns the seconds after which a call counts as hanging."""
         is_apart = limits.isolation == "process"
         return self._workers.max_seconds(limits) if is_apart else limits.decode_timeout
 
     def close(self) -> None:
-        """Ends the processes."""
+        """Ends the worker processes."""
         self._workers.close()
 
     def _loaded(self, source: Any, limits: MediaLimits) -> Image.Image:
-        """The RGB image that the caller has loaded already."""
+        """Converts an image that the caller has loaded already."""
         if isinstance(source, Image.Image):
             check_pixels(source.size, limits)
             return self._caller_image(source)
@@ -110,7 +109,7 @@ class ImageDecoder:
         return array_to_rgb(source)
 
     def _caller_image(self, image: Image.Image) -> Image.Image:
-        """The caller's image upright and in RGB; loading is all that happens to it."""
+        """Returns the caller's image upright and in RGB; the caller's object is only loaded."""
         with reading(image):
             with self._lock(image):
                 image.load()

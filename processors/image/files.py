@@ -1,9 +1,9 @@
-"""Image files: from encoded bytes to an upright RGB image, within the limits. Imports no torch, so
-that a worker process is small.
+"""Decodes image files to upright RGB images, within the limits. Imports no torch, so that a worker
+process is small.
 
-Only the formats of FORMATS are ever opened, by their own Pillow class: formats that run
-interpreters or hide bombs (EPS, PDF, PSD, FITS ...) are out of reach, and so are Pillow's warnings
-about large images. Of an animation the first frame counts.
+Only the formats of FORMATS are opened, by their own Pillow class: formats that run interpreters or
+hide decompression bombs (EPS, PDF, PSD, FITS ...) are never tried, and Pillow's warnings about
+large images do not occur. An animation is read at its first frame.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ from .png import SIGNATURE, metadata_first
 
 
 class QuietJpeg(JpegImagePlugin.JpegImageFile):
-    """Leaves EXIF data unread, which Pillow looks through for a resolution, with warnings.
+    """A JPEG file whose EXIF data stay unread: Pillow parses them for a resolution and warns.
 
-    The file is decoded in one call, without Python's lock, where Pillow makes one for each 64 KiB.
+    The whole file is decoded in one call without Python's lock, where Pillow makes one call for
+    each 64 KiB.
     """
 
     decodermaxblock = 2**31 - 1
 
     def getexif(self) -> Image.Exif:
-        """Nothing."""
+        """Returns empty EXIF data."""
         return Image.Exif()
 
 
 Opener = Callable[[io.BytesIO], ImageFile.ImageFile]
-# (height, width) of an upright image -> the least (height, width) that is enough.
+# (height, width) of an upright image -> the smallest (height, width) that is large enough.
 Wanted = Callable[[int, int], tuple[int, int]]
 
 
 def _openers() -> Mapping[str, Opener]:
-    """Format -> what reads it; AVIF only where this Pillow was built with it."""
+    """Returns format -> Pillow class; AVIF only if this Pillow was built with it."""
     openers: dict[str, Opener] = {
         "PNG": PngImagePlugin.PngImageFile,
         "JPEG": QuietJpeg,
@@ -75,7 +76,7 @@ FORMATS = tuple(OPENERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageHeader:
-    """What is known of an image before its pixels are decoded. size: (width, height), upright."""
+    """The header of an image whose pixels are not decoded. size: (width, height), upright."""
 
     size: tuple[int, int]
 
@@ -84,10 +85,10 @@ class ImageHeader:
 class DecodedImage:
     """An upright image in mode RGB.
 
-    digest: of the encoded bytes where there are such, else of the RGB pixels and their shape, so
-    that equal content has an equal digest within one of these two forms.
-    draft_of: (width, height) in full of an image decoded at draft quality, which `image` may be
-    below; None for one decoded exactly.
+    digest: hash of the encoded bytes if there are any, else of the RGB pixels and their shape, so
+        that equal content has an equal digest within one of these two forms.
+    draft_of: full (width, height) of an image decoded at draft quality, whose `image` may be
+        smaller; None for one decoded exactly.
     """
 
     image: Image.Image
@@ -96,12 +97,12 @@ class DecodedImage:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height) of the image in full."""
+        """Full (width, height) of the image."""
         return self.draft_of or self.image.size
 
 
 def sniff(head: bytes) -> str | None:
-    """The format that the first 16 bytes announce, None for one that is not accepted here."""
+    """Returns the format that the first 16 bytes announce, None for one that is not accepted."""
     signatures = {
         "PNG": head.startswith(SIGNATURE),
         "JPEG": head.startswith(b"\xff\xd8\xff"),
@@ -115,20 +116,20 @@ def sniff(head: bytes) -> str | None:
 
 
 def peek_file(blob: bytes, limits: MediaLimits) -> ImageHeader:
-    """The size of the image, from its header."""
+    """Reads the size of the image from its header."""
     check_bytes(blob, "image", limits)
     opened = open_file(metadata_first(blob), limits)
-    return ImageHeader(size=turned(opened.size, file_orientation(opened)))
+    return ImageHeader(size=oriented(opened.size, file_orientation(opened)))
 
 
 def decode_file(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> DecodedImage:
-    """The image; a JPEG at draft quality, no smaller than `wanted` says, unless that is None."""
+    """Decodes the image; a JPEG at draft quality, no smaller than `wanted` says, unless None."""
     opened, draft_of = open_file(blob, limits), None
     if wanted is not None and isinstance(opened, QuietJpeg):
         orientation = file_orientation(opened)
-        draft_of = width, height = turned(opened.size, orientation)
+        draft_of = width, height = oriented(opened.size, orientation)
         least = wanted(height, width)[::-1]
-        shrink_on_load(opened, turned(least, orientation))
+        shrink_on_load(opened, oriented(least, orientation))
     with reading(opened):
         opened.load()
         image = upright(to_rgb(opened), file_orientation(opened))
@@ -136,15 +137,14 @@ def decode_file(blob: bytes, limits: MediaLimits, wanted: Wanted | None) -> Deco
 
 
 def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
-    """The image with its header read and its size within the limits; no pixel is decoded."""
+    """Opens an image and checks its size against the limits; decodes no pixels."""
     check_bytes(blob, "image", limits)
     name = sniff(blob[:16])
     if name is None or name not in OPENERS:
-        found = f"{name} is" if name else "its first bytes are"
-        raise UnsupportedMediaError(
-            f"{found} of no image format that is read here; convert it to one of "
-            f"{', '.join(FORMATS)}"
+        found = (
+            f"this Pillow cannot read {name}" if name else "its first bytes match no image format"
         )
+        raise UnsupportedMediaError(f"{found}; convert it to one of {', '.join(FORMATS)}")
     try:
         image = OPENERS[name](io.BytesIO(blob))
     except Exception as error:  # codecs raise anything for broken data
@@ -154,39 +154,38 @@ def open_file(blob: bytes, limits: MediaLimits) -> ImageFile.ImageFile:
 
 
 def check_bytes(blob: bytes, kind: str, limits: MediaLimits) -> None:
-    """Refuses nothing at all, and too much."""
+    """Raises MediaError for an empty file and MediaLimitError for one over `max_bytes`."""
     if not blob:
         raise MediaError(f"the {kind} is empty (0 bytes)")
     limits.check_bytes(len(blob), f"the {kind}")
 
 
 def file_orientation(opened: ImageFile.ImageFile) -> int:
-    """What is left to turn; Pillow turns TIFF images itself and gives their upright size."""
+    """Returns the orientation still to apply; Pillow rotates TIFF images itself."""
     is_turned = isinstance(opened, TiffImagePlugin.TiffImageFile)
     return 1 if is_turned else stored_orientation(opened.info)
 
 
-def turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
-    """(width, height) as it is after turning, or was before."""
+def oriented(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Converts (width, height) from stored to upright, or back."""
     return size[::-1] if orientation in SIDEWAYS else size
 
 
 def check_pixels(size: tuple[int, int], limits: MediaLimits) -> None:
-    """Refuses an image without pixels, or with too many."""
+    """Raises MediaError for an image without pixels, MediaLimitError for one with too many."""
     width, height = size
     if width < 1 or height < 1:
         raise MediaError(f"the image has no pixels ({width} x {height})")
     if width * height > limits.max_pixels:
         raise MediaLimitError(
             f"the image has {width} x {height} = {width * height} pixels, {limits.max_pixels} are "
-            "allowed; "
-            "shrink it or raise max_image_pixels"
+            "allowed; shrink it or raise max_image_pixels"
         )
 
 
 @contextmanager
 def reading(image: Image.Image) -> Iterator[None]:
-    """Codecs raise anything for broken data; all of it is that image's MediaError."""
+    """Converts all errors in the block to MediaError: codecs raise anything for broken data."""
     try:
         yield
     except RequestError:
@@ -196,18 +195,17 @@ def reading(image: Image.Image) -> Iterator[None]:
 
 
 def _unreadable(name: str, error: Exception) -> MediaError:
-    """The error for the caller. Pillow's own words are left out: they can hold addresses and
-    paths."""
+    """Builds the caller's error without Pillow's message, which can hold addresses and paths."""
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return MediaLimitError(f"the {name} image would be larger than Pillow allows; shrink it")
     if isinstance(error, MemoryError):
-        return MediaLimitError(f"there is no memory to decode the {name} image; shrink it")
+        return MediaLimitError(f"there is not enough memory to decode the {name} image; shrink it")
     fault = "truncated" if "truncated" in str(error).lower() else "corrupt"
     return MediaError(f"the {name} image is {fault} ({type(error).__name__} while reading it)")
 
 
 def digest_of(form: bytes, data: bytes | bytearray | memoryview) -> str:
-    """Identity of `data` within one form."""
+    """Hashes `data`. form: keeps the digests of encoded bytes and of pixels apart."""
     digest = blake2b(form, digest_size=20)
     digest.update(b"\0")
     digest.update(data)
@@ -215,6 +213,6 @@ def digest_of(form: bytes, data: bytes | bytearray | memoryview) -> str:
 
 
 def shrink_on_load(opened: ImageFile.ImageFile, size: tuple[int, int]) -> None:
-    """Makes a JPEG that is not loaded yet load at the smallest of 1/1, 1/2, 1/4 and 1/8 that is not
-    below `size`, (width, height) before turning, in either direction."""
+    """Makes a JPEG that is not loaded yet load at the smallest of 1/1, 1/2, 1/4 and 1/8 of its size
+    that is not below `size` in either direction. size: (width, height) as stored."""
     opened.draft(None, size)

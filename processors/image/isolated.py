@@ -1,4 +1,4 @@
-"""Image files decoded in a worker process: what the worker does, and what asks it to."""
+"""Decodes image files in a worker process: the worker's functions, and those that call it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mmdeploy_llm.hooks import MediaLimits
 
 from .files import DecodedImage, ImageHeader, Wanted, decode_file, digest_of, peek_file
 
-# In the worker. Answers are (JSON, uint8 array or None).
+# These run in the worker and yield (JSON, uint8 array or None).
 
 
 def peek(blob: bytes, limits: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], None]]:
-    """The size, (width, height)."""
+    """Yields the size, (width, height)."""
     yield {"size": peek_file(blob, MediaLimits(**limits)).size}, None
 
 
 def decode(
     blob: bytes, limits: Mapping[str, Any], least: Sequence[int] | None
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """The pixels [height, width, 3]. least: (height, width) that is enough, for a draft."""
+    """Yields the pixels [height, width, 3]. least: lower bound of (height, width) for a draft."""
     wanted = None if least is None else lambda height, width: (least[0], least[1])
     made = decode_file(blob, MediaLimits(**limits), wanted)
     yield {"draft_of": made.draft_of}, np.asarray(made.image)
 
 
-# In the intake's threads.
+# These run in the intake's threads.
 
 
 def peek_apart(blob: bytes, limits: MediaLimits, workers: Workers) -> ImageHeader:
-    """As files.peek_file, in a worker."""
+    """Runs files.peek_file in a worker."""
     [(facts, _)] = workers.decode(f"{__name__}:peek", blob, limits)
     width, height = facts["size"]
     return ImageHeader(size=(width, height))
@@ -43,13 +43,13 @@ def peek_apart(blob: bytes, limits: MediaLimits, workers: Workers) -> ImageHeade
 def decode_apart(
     blob: bytes, limits: MediaLimits, wanted: Wanted | None, workers: Workers
 ) -> DecodedImage:
-    """As files.decode_file, in a worker."""
+    """Runs files.decode_file in a worker."""
     least = None
     if wanted is not None:
         width, height = peek_apart(blob, limits, workers).size
         least = wanted(height, width)
     [(facts, pixels)] = workers.decode(f"{__name__}:decode", blob, limits, least=least)
-    assert pixels is not None, "decode gives pixels"
+    assert pixels is not None, "decode yields pixels"
     draft_of = facts["draft_of"]
     return DecodedImage(
         image=Image.fromarray(pixels),

@@ -1,5 +1,5 @@
-"""The largest item of a processor, with blank pixels: what memory it takes to encode it is measured
-when an engine starts on a GPU."""
+"""Builds the largest item of a processor, with blank pixels. An engine that starts on a GPU encodes
+it to measure the memory that this takes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def blank(
     num_steps: int = 1,
     grid_per_step: int = 1,
 ) -> MediaInput:
-    """An item of frames of this size, of max_tokens at most. num_steps: tokens in time;
-    grid_per_step: patches in time that become one of them."""
+    """Builds an item of frames of this size with at most max_tokens tokens.
+
+    num_steps: tokens along time. grid_per_step: patches along time that become one token.
+    """
     factor, merge = options.factor, options.merge_size
     columns = min(width // factor, max_tokens)
     rows = min(height // factor, max_tokens // columns)

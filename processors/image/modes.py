@@ -1,4 +1,4 @@
-"""Any Pillow mode to RGB: transparency on white, 16-bit and float values scaled."""
+"""Converts any Pillow mode to RGB: transparency on white, 16-bit and float values scaled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ PREMULTIPLIED = {"RGBa": "RGBA", "La": "LA"}
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """A loaded image in RGB; `image` itself when it is so already. Raises UnsupportedMediaError."""
+    """Converts a loaded image to RGB; returns `image` itself if it is RGB already.
+
+    Raises UnsupportedMediaError for LAB where Pillow lacks littleCMS.
+    """
     if image.mode in PREMULTIPLIED:
         image = image.convert(PREMULTIPLIED[image.mode])
     if image.mode.startswith("I;16"):
@@ -28,17 +31,17 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def on_white(image: Image.Image) -> Image.Image:
-    """An RGBA image composed onto white."""
+    """Composes an RGBA image onto white."""
     return Image.alpha_composite(Image.new("RGBA", image.size, WHITE), image).convert("RGB")
 
 
 def gray_to_rgb(values: np.ndarray) -> Image.Image:
-    """uint8 [H, W] as a gray RGB image."""
+    """Converts uint8 [H, W] to a gray RGB image."""
     return Image.fromarray(values).convert("RGB")
 
 
 def scale_16_bit(values: np.ndarray) -> np.ndarray:
-    """0..65535 to 0..255, rounded: 257 sixteen-bit steps are one eight-bit step."""
+    """Scales 0..65535 to 0..255, rounded: 257 sixteen-bit steps are one eight-bit step."""
     return ((values.astype(np.uint32) + 128) // 257).astype(np.uint8)
 
 
@@ -52,10 +55,10 @@ def _from_16_bit(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bit(values: np.ndarray) -> np.ndarray:
-    """32-bit integers or floats of unstated range to uint8.
+    """Converts 32-bit integers or floats of unknown range to uint8.
 
-    Floats within 0..1 are shares of white, integers above 255 are 16-bit values; all else is taken
-    as 0..255. What lies outside is clipped, NaN is black.
+    Floats up to 1 are fractions of white; integers with a value above 255 are 16-bit values; all
+    else is read as 0..255. Values outside the range are clipped, NaN is black.
     """
     if np.issubdtype(values.dtype, np.floating):
         values = np.nan_to_num(values, nan=0.0)
@@ -69,7 +72,7 @@ def _to_8_bit(values: np.ndarray) -> np.ndarray:
 
 
 def _from_lab(image: Image.Image) -> Image.Image:
-    """CIE L*a*b* through littleCMS, since Pillow cannot convert it by itself."""
+    """Converts CIE L*a*b* through littleCMS, since Pillow cannot convert it by itself."""
     try:
         profiles = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         made = ImageCms.profileToProfile(image, *profiles, outputMode="RGB")
@@ -77,5 +80,5 @@ def _from_lab(image: Image.Image) -> Image.Image:
         raise UnsupportedMediaError(
             "an image in mode LAB needs Pillow with littleCMS; convert it to RGB"
         ) from error
-    assert made is not None, "an image in place gives none"
+    assert made is not None, "only an in-place conversion returns None"
     return made

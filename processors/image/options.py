@@ -1,6 +1,5 @@
-"""ImageOptions: how images become patches, from the checkpoint's preprocessor_config.json and the
-engine's
-mm_processor_kwargs, which win."""
+"""ImageOptions: how images become patches. Read from the checkpoint's preprocessor_config.json and
+overridden by the engine's mm_processor_kwargs."""
 
 from __future__ import annotations
 
@@ -23,20 +22,22 @@ ALIASES = {
     "image_fast_decode": "fast_decode",
     "spatial_conv_size": "merge_size",
 }
-# Known, without an effect here: every image is decoded to RGB; the temporal size is about videos.
+# Accepted without an effect: every image is decoded to RGB; the temporal size concerns videos.
 WITHOUT_EFFECT = frozenset({"do_convert_rgb", "temporal_conv_size"})
-USERS_ONLY = frozenset({"fast_decode"})  # a checkpoint's file does not decide about these
+USERS_ONLY = frozenset({"fast_decode"})  # not read from a checkpoint's file
 VIDEO_PREFIX = "video_"  # options of a video processor, which checks them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """Resolved options. Areas in pixels after resizing; sizes of patches in pixels, of merging in
-    patches.
+    """Resolved options.
 
-    resample: Pillow's number of the filter. A patch row holds channel x temporal_patch_size x patch
-    x patch. fast_decode: JPEG files (bytes, paths, URLs) are decoded at draft quality; sizes and
-    token counts stay, pixel values differ a little from the exact ones.
+    min_pixels, max_pixels: bounds of the area after resizing.
+    patch_size: pixels of a patch's side. merge_size: patches of a token's side.
+    temporal_patch_size: frames in a patch row, which holds channel x frame x patch x patch values.
+    resample: Pillow's number of the filter.
+    fast_decode: JPEG files (bytes, paths, URLs) are decoded at draft quality; sizes and token
+        counts stay the same, pixel values differ slightly from the exact ones.
     """
 
     min_pixels: int
@@ -67,11 +68,11 @@ def resolve_options(
     *,
     reads_pixel_bounds: bool,
 ) -> ImageOptions:
-    """`default`, overridden by the checkpoint's file, overridden by the user's options.
+    """Resolves the options: `default`, overridden by the checkpoint's file, then by the user's.
 
-    reads_pixel_bounds: whether `min_pixels` and `max_pixels` of the file count, or only its `size`.
-    Raises CheckpointError for a wrong value in the file and ConfigError for the user's: an unknown
-    name, a wrong value, or patches of another shape than the vision tower reads.
+    reads_pixel_bounds: whether to read the file's `min_pixels` and `max_pixels`, or only its
+    `size`. Raises CheckpointError for a wrong value in the file, and ConfigError for an unknown
+    name or wrong value of the user's, or for patches that do not fit the vision tower.
     """
     names = [name for name in _NAMES if name not in USERS_ONLY]
     found = {name: preprocessor[name] for name in names if preprocessor.get(name) is not None}
@@ -82,42 +83,43 @@ def resolve_options(
     options = replace(default, **{**from_file, **given})
     if options.min_pixels > options.max_pixels:
         raise ConfigError(
-            f"min_pixels = {options.min_pixels} is over max_pixels = {options.max_pixels}; "
+            f"min_pixels = {options.min_pixels} is above max_pixels = {options.max_pixels}; "
             "change one of them in mm_processor_kwargs"
         )
     if options.fast_decode and not options.do_resize:
         raise ConfigError(
-            "fast_decode decodes towards the size after resizing, but do_resize is off; remove one "
-            "of the two"
+            "fast_decode needs a size to resize to, but do_resize is off; remove one of the two"
         )
     _check_shape(options, vision_config)
     return options
 
 
 def normalisation(preprocessor: Mapping[str, Any]) -> dict[str, Any]:
-    """image_mean and image_std of a processor's file, as fields of ImageOptions. Raises
-    CheckpointError for wrong values."""
+    """Reads image_mean and image_std of a processor's file, as fields of ImageOptions.
+
+    Raises CheckpointError for wrong values.
+    """
     names = ("image_mean", "image_std")
     found = {name: preprocessor[name] for name in names if preprocessor.get(name) is not None}
     return _checked(found, CheckpointError, "file")
 
 
 def _given(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's options under our names. Raises ConfigError for unknown ones and for one given
-    twice."""
+    """Returns the user's options under our names. Raises ConfigError for an unknown name, and for
+    an option that is set twice."""
     values: dict[str, Any] = {}
     for name, value in kwargs.items():
         if name in WITHOUT_EFFECT or name.startswith(VIDEO_PREFIX):
             continue
-        parts = _area(value) if name == "size" else {ALIASES.get(name, name): value}
-        for own, part in parts.items():
+        settings = _area(value) if name == "size" else {ALIASES.get(name, name): value}
+        for own, setting in settings.items():
             if own not in (*_NAMES, "size"):
                 raise ConfigError(_unknown(name))
             if own in values:
                 raise ConfigError(
                     f"mm_processor_kwargs sets {own} twice, the second time by {name}"
                 )
-            values[own] = part
+            values[own] = setting
     return values
 
 
@@ -129,7 +131,7 @@ def _unknown(name: str) -> str:
 
 
 def _area(size: Any) -> dict[str, Any]:
-    """transformers' `size` names areas as edges: {"shortest_edge": min_pixels, ...}."""
+    """Reads transformers' `size`, whose edges are areas: {"shortest_edge": min_pixels, ...}."""
     if size is None:
         return {}
     names = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
@@ -138,14 +140,17 @@ def _area(size: Any) -> dict[str, Any]:
         names.get(name, name): value for name, value in named.items() if value is not None
     }
     is_area = found and set(found) <= set(names.values())
-    return found if is_area else {"size": size}  # which no rule allows
+    return found if is_area else {"size": size}  # has no rule, so `_checked` refuses it
 
 
 def _checked(
     values: Mapping[str, Any], error: type[ConfigError] | type[CheckpointError], where: str
 ) -> dict[str, Any]:
-    """`values` with three-channel means; raises `error` for a value of the wrong type or range."""
-    place = "preprocessor_config.json" if where == "file" else where
+    """Checks `values` and expands means and deviations to three channels.
+
+    Raises `error` for a value of the wrong type or range.
+    """
+    source = "preprocessor_config.json" if where == "file" else where
     checked = {}
     for name, value in values.items():
         rule = _RULES.get(name)
@@ -153,13 +158,13 @@ def _checked(
             wanted = (
                 "{'shortest_edge': pixels, 'longest_edge': pixels}" if rule is None else rule.text
             )
-            raise error(f"{place}: {name} must be {wanted}, got {value!r}")
+            raise error(f"{source}: {name} must be {wanted}, got {value!r}")
         checked[name] = _three(value) if name in ("image_mean", "image_std") else value
     return checked
 
 
 def _check_shape(options: ImageOptions, vision_config: Any) -> None:
-    """Refuses patches that the vision tower cannot read."""
+    """Raises ConfigError for patches that the vision tower cannot read."""
     theirs = {
         "patch_size": getattr(vision_config, "patch_size", None),
         "merge_size": getattr(vision_config, "spatial_merge_size", None),
@@ -197,7 +202,7 @@ def _is_deviation(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """What a value must be, as a test and in words."""
+    """A requirement of a value: a test, and a text for messages."""
 
     holds: Callable[[Any], bool]
     text: str

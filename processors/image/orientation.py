@@ -1,6 +1,5 @@
-"""The EXIF orientation of an image, read without Pillow's EXIF parser where the data are from
-outside:
-it warns about broken data, and warnings cannot be silenced for one thread alone.
+"""Reads the EXIF orientation of an image. For files this avoids Pillow's EXIF parser, which warns
+about broken data: warnings cannot be silenced for one thread alone.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from PIL import Image
 ORIENTATION = 0x0112  # the tag
 SIDEWAYS = (5, 6, 7, 8)  # these swap width and height
 
-# Orientation -> what makes the image upright (EXIF 2.3, section 4.6.4).
-TURNS = {
+# Orientation -> the operation that makes the image upright (EXIF 2.3, section 4.6.4).
+TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -30,29 +29,29 @@ RAW_PROFILE = "Raw profile type exif"  # ImageMagick's form: name and length, th
 
 
 def stored_orientation(info: Mapping[Any, Any]) -> int:
-    """The orientation in the metadata of an opened file, 1 (upright) for none or broken ones.
+    """Returns the orientation in the metadata of an opened file, 1 (upright) if there is none.
 
-    EXIF counts before XMP, as in Pillow; broken data count as none, as in browsers.
+    EXIF is read before XMP, as in Pillow; broken metadata are ignored, as in browsers.
     """
     found = _in_exif(_exif(info))
     if found is None:
         match = XMP.search(_xmp(info))
         found = int(match[1]) if match else 1
-    return found if found in TURNS else 1
+    return found if found in TRANSPOSES else 1
 
 
 def live_orientation(image: Image.Image) -> int:
-    """The orientation of the caller's image object, changes that were made to its EXIF included."""
+    """Returns the orientation of the caller's image object, with changes made to its EXIF."""
     try:
         value = image.getexif().get(ORIENTATION, 1)
     except (OSError, SyntaxError, ValueError, LookupError, TypeError, struct.error, Warning):
         return 1
-    return value if value in TURNS else 1
+    return value if value in TRANSPOSES else 1
 
 
 def upright(image: Image.Image, orientation: int) -> Image.Image:
-    """The image turned by its orientation."""
-    return image.transpose(TURNS[orientation]) if orientation in TURNS else image
+    """Returns the image rotated or mirrored by its orientation."""
+    return image.transpose(TRANSPOSES[orientation]) if orientation in TRANSPOSES else image
 
 
 def _exif(info: Mapping[Any, Any]) -> bytes:
@@ -71,10 +70,10 @@ def _xmp(info: Mapping[Any, Any]) -> bytes:
 
 
 def _in_exif(data: bytes) -> int | None:
-    """The orientation in the first directory of a TIFF structure.
+    """Returns the orientation in the first directory of a TIFF structure, None without one.
 
-    Byte order mark, 42, offset of the directory; there a count and entries of 12 bytes: tag, type
-    (3: 16 bits), number of values, value.
+    The structure: byte order mark, 42, offset of the directory; at the offset a count and entries
+    of 12 bytes: tag, type (3: 16 bits), number of values, value.
     """
     order = {b"II": "<", b"MM": ">"}.get(data[:2])
     if order is None:
@@ -82,8 +81,8 @@ def _in_exif(data: bytes) -> int | None:
     try:
         (offset,) = struct.unpack_from(order + "I", data, 4)
         (count,) = struct.unpack_from(order + "H", data, offset)
-        for place in range(offset + 2, offset + 2 + 12 * count, 12):
-            tag, kind, _, value = struct.unpack_from(order + "HHIH", data, place)
+        for position in range(offset + 2, offset + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(order + "HHIH", data, position)
             if tag == ORIENTATION and kind == 3:
                 return int(value)
     except struct.error:

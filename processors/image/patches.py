@@ -1,4 +1,4 @@
-"""From RGB pixels to patch rows: target size, resizing and normalisation, bit for bit as
+"""Turns RGB pixels into patch rows: target size, resizing and normalisation, bit for bit as
 transformers' PIL image processors of ERNIE 4.5 VL and Qwen2-VL.
 
 H, W: image size; P: patch_size; M: merge_size; T: temporal_patch_size; N = H/P * W/P patches.
@@ -24,11 +24,11 @@ MAX_ASPECT = 200
 
 
 def fit_size(height: int, width: int, options: ImageOptions) -> tuple[int, int]:
-    """(height, width) after resizing: multiples of `factor`, area within the bounds, aspect nearly
-    kept.
+    """Returns (height, width) after resizing: multiples of `factor`, with the area within the
+    bounds and nearly the same aspect.
 
-    Raises MediaError for an image more than 200 times as long as wide. The areas are bounds, not
-    promises: very small bounds give at least one factor on each side.
+    Each side is at least one `factor`, even if that exceeds a very small `max_pixels`. Raises
+    MediaError for an image more than 200 times as long as wide.
     """
     factor = options.factor
     if not options.do_resize:
@@ -48,7 +48,7 @@ def fit_size(height: int, width: int, options: ImageOptions) -> tuple[int, int]:
 
 
 def check_aspect(height: int, width: int) -> None:
-    """Refuses an image or a frame more than 200 times as long as wide."""
+    """Raises MediaError for an image or a frame more than 200 times as long as wide."""
     if max(height, width) > MAX_ASPECT * min(height, width):
         raise MediaError(
             f"an image of {width} x {height} pixels is more than {MAX_ASPECT} times as long as "
@@ -57,7 +57,7 @@ def check_aspect(height: int, width: int) -> None:
 
 
 def grow_sides(height: int, width: int, factor: int) -> tuple[int, int]:
-    """PaddleOCR-VL's rule: a side below `factor` becomes it, and the other one grows with it."""
+    """Applies PaddleOCR-VL's rule: scales the image up until no side is below `factor`."""
     if height < factor:
         height, width = factor, round(width * factor / height)
     if width < factor:
@@ -66,9 +66,9 @@ def grow_sides(height: int, width: int, factor: int) -> tuple[int, int]:
 
 
 def clamp_aspect(height: int, width: int, factor: int) -> tuple[int, int]:
-    """FastDeploy's rule for ERNIE: an aspect over 200 becomes 200, by whole factors; others stay.
+    """Applies FastDeploy's rule for ERNIE: reduces an aspect over 200 to 200, in whole factors.
 
-    Source: FastDeploy's adaptive image preprocessor, where transformers refuses the image.
+    Source: FastDeploy's adaptive image preprocessor; transformers refuses such an image.
     """
     short, long = sorted((height, width))
     if long <= MAX_ASPECT * short:
@@ -81,18 +81,17 @@ def clamp_aspect(height: int, width: int, factor: int) -> tuple[int, int]:
 def _unresized(height: int, width: int, factor: int) -> tuple[int, int]:
     if height % factor or width % factor:
         raise MediaError(
-            f"do_resize is off and the image of {width} x {height} pixels is no multiple of "
-            f"{factor} in both "
-            "directions; resize it or turn do_resize on"
+            f"do_resize is off and the image of {width} x {height} pixels is not a multiple of "
+            f"{factor} in both directions; resize it or turn do_resize on"
         )
     return height, width
 
 
 def normalise_table(options: ImageOptions) -> np.ndarray:
-    """What 8-bit values become, by channel: float32 [3, 256].
+    """Builds the table of normalised values of each channel, float32 [3, 256].
 
-    With 256 possible inputs a table is exact: rescaled in float64, rounded to float32, normalised
-    in float32, in transformers' order.
+    It holds the exact result for every 8-bit value: rescaled in float64, rounded to float32,
+    normalised in float32, in transformers' order.
     """
     values = np.arange(256, dtype=np.float64)
     if options.do_rescale:
@@ -106,8 +105,8 @@ def normalise_table(options: ImageOptions) -> np.ndarray:
 
 
 def grouped_table(table: np.ndarray, patch_size: int) -> np.ndarray:
-    """`normalise_table` as `patchify_group` reads it: [3 * 65536, 2] for every two values in a row,
-    which take half as many look-ups; [3 * 256, 1] where patches have no even number of pixels."""
+    """Arranges `normalise_table` for `patchify_group`: [3 * 65536, 2] for pairs of values, which
+    halve the look-ups, or [3 * 256, 1] where the number of pixels in a patch is odd."""
     if patch_size % 2:
         return table.reshape(-1, 1)
     pairs = np.arange(256**2, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
@@ -115,14 +114,14 @@ def grouped_table(table: np.ndarray, patch_size: int) -> np.ndarray:
 
 
 def resize(image: Image.Image, height: int, width: int, options: ImageOptions) -> np.ndarray:
-    """The RGB image at its target size, uint8 [H, W, 3]."""
+    """Resizes the RGB image to its target size, uint8 [H, W, 3]."""
     if options.do_resize:
         image = image.resize((width, height), resample=Image.Resampling(options.resample))
     return to_array(image)
 
 
 class Patchifier:
-    """Makes patch rows, with kernels where there are some; the values are the same."""
+    """Makes patch rows, with kernels if they are available; the values are the same."""
 
     def __init__(self, options: ImageOptions) -> None:
         self._options = options
@@ -138,7 +137,7 @@ class Patchifier:
         self._kernels = kernels
 
     def rows(self, pixels: np.ndarray) -> np.ndarray:
-        """Of uint8 [H, W, 3]: float32 [N, 3 * T * P * P]. A still image is its own T frames."""
+        """Turns uint8 [H, W, 3] into float32 [N, 3 * T * P * P]; the image is used as T frames."""
         options = self._options
         num_patches = pixels.shape[0] * pixels.shape[1] // options.patch_size**2
         row_size = 3 * options.temporal_patch_size * options.patch_size**2
@@ -147,59 +146,59 @@ class Patchifier:
         return out
 
     def fill(self, frames: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """Of T frames of uint8 [H, W, 3], or of one that counts T times, into `out`, float32
-        [N, 3 * T * P * P], contiguous."""
+        """Writes the patch rows of T frames of uint8 [H, W, 3], or of one that is used T times,
+        to `out`, contiguous float32 [N, 3 * T * P * P]."""
         if self._kernels is None:
             patchify_group(frames, self._grouped_table, self._options, out=out)
             return
         size, num_frames = self._options.patch_size, self._options.temporal_patch_size
         rows = torch.from_numpy(out).view(-1, 3, num_frames, size, size)
         is_still = len(frames) == 1
-        for number, frame in enumerate(frames):
+        for index, frame in enumerate(frames):
             self._kernels.patchify(
                 torch.from_numpy(np.ascontiguousarray(frame)),
                 torch.from_numpy(self._table),
                 rows,
                 patch_size=size,
                 merge_size=self._options.merge_size,
-                frames=range(num_frames) if is_still else range(number, number + 1),
+                frames=range(num_frames) if is_still else range(index, index + 1),
             )
 
 
 def patchify_group(
     frames: Sequence[np.ndarray], table: np.ndarray, options: ImageOptions, *, out: np.ndarray
 ) -> None:
-    """Patch rows of T frames of uint8 [H, W, 3], or of one that counts T times, written into `out`,
-    float32 [N, 3 * T * P * P].
+    """Writes the patch rows of T frames of uint8 [H, W, 3], or of one that is used T times, to
+    `out`, float32 [N, 3 * T * P * P].
 
-    Rows go by merged cell, then by patch in it: (H/PM, W/PM, M, M).
+    Rows are ordered by merged cell, then by patch in the cell: (H/PM, W/PM, M, M).
     """
-    num_values = table.shape[1]  # of an entry, which is moved as one element
+    num_values = table.shape[1]  # in one table entry, which is copied as one element
     index, element = (np.uint8, np.float32) if num_values == 1 else (np.uint16, np.complex64)
     entries = table.view(element).reshape(3, -1)
     area = options.patch_size**2 // num_values
     split = out.view(element).reshape(-1, 3, options.temporal_patch_size, area)
-    for number, frame in enumerate(frames):
-        place = slice(None) if len(frames) == 1 else slice(number, number + 1)
+    for frame_index, frame in enumerate(frames):
+        times = slice(None) if len(frames) == 1 else slice(frame_index, frame_index + 1)
         start = 0
         for rows in _patch_rows(frame, options):
             group = split[start : start + rows.shape[1]]
             for channel in range(3):
-                # "clip" has nothing to clip; it spares numpy the second buffer that "raise" needs.
+                # No index is out of range; "clip" avoids the second buffer that "raise" needs.
                 values = entries[channel].take(rows[channel].view(index), mode="clip")
-                group[:, channel, place] = values[:, None]
+                group[:, channel, times] = values[:, None]
             start += len(group)
 
 
 def _patch_rows(pixels: np.ndarray, options: ImageOptions) -> Iterator[np.ndarray]:
-    """uint8 [H, W, 3] as uint8 [3, n, P * P] in patch order, one row of merged cells after the
-    other: what is held of one stays in the cache. Each is written over the one before."""
+    """Yields uint8 [H, W, 3] as uint8 [3, n, P * P] in patch order, one row of merged cells at a
+    time, which fits into the CPU cache. All are the same buffer: use each before the next."""
     patch, merge = options.patch_size, options.merge_size
     rows, columns = pixels.shape[0] // options.factor, pixels.shape[1] // options.factor
     cells = pixels.reshape(rows, merge, patch, columns, merge, patch, 3)
     ordered = np.empty((3, columns, merge, merge, patch, patch), dtype=np.uint8)
     for row in cells:  # [M, P, W/PM, M, P, 3]
-        # One plane of one line of patches at a time: numpy is slow where it moves many axes.
+        # One channel of one line of patches at a time: numpy is slow when it permutes many axes.
         for channel in range(3):
             for line in range(merge):
                 ordered[channel, :, line] = row[line, ..., channel].transpose(1, 2, 0, 3)

@@ -1,4 +1,4 @@
-"""PNG files whose metadata come after their pixels, which Pillow reads with the pixels only."""
+"""Finds PNG metadata that come after the pixels, which Pillow reads only with the pixels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Iterator
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Chunks that can say how an image is turned, by what their data begin with.
-TURNS = {
+# Chunks that can hold an orientation -> the first bytes of their data.
+CHUNKS = {
     b"eXIf": b"",
     b"iTXt": b"XML:com.adobe.xmp\0",
     b"tEXt": b"Raw profile type exif\0",
@@ -17,8 +17,8 @@ TURNS = {
 
 
 def metadata_first(blob: bytes) -> bytes:
-    """A PNG of the same header with what it says about its orientation before its pixels, which it
-    has none of; `blob` itself where nothing comes after them. Only the chunks' heads are read."""
+    """Returns a PNG with the same header and orientation but without pixels, if orientation data
+    come after the pixels; else `blob` itself. Reads only the chunks' headers."""
     if not blob.startswith(SIGNATURE):
         return blob
     first_pixels, late = len(blob), b""
@@ -27,21 +27,23 @@ def metadata_first(blob: bytes) -> bytes:
             break  # fcTL: the second frame, before which Pillow stops as well
         if kind == b"IDAT":
             first_pixels = min(first_pixels, start)
-        elif start > first_pixels and kind in TURNS and data[:32].tobytes().startswith(TURNS[kind]):
+        elif (
+            start > first_pixels and kind in CHUNKS and data[:32].tobytes().startswith(CHUNKS[kind])
+        ):
             late += _chunk(kind, data.tobytes())
     return blob[:first_pixels] + late + _chunk(b"IDAT", b"") if late else blob
 
 
 def _chunks(blob: bytes) -> Iterator[tuple[bytes, int, memoryview]]:
-    """(kind, place, data) of the chunks that are there in full."""
-    view, place = memoryview(blob), len(SIGNATURE)
-    while place + 12 <= len(blob):  # length, kind, data, checksum
-        length, kind = struct.unpack_from(">I4s", blob, place)
-        end = place + 8 + length
+    """Yields (kind, position, data) of all complete chunks."""
+    view, position = memoryview(blob), len(SIGNATURE)
+    while position + 12 <= len(blob):  # length, kind, data, checksum
+        length, kind = struct.unpack_from(">I4s", blob, position)
+        end = position + 8 + length
         if end > len(blob):
             return
-        yield kind, place, view[place + 8 : end]
-        place = end + 4
+        yield kind, position, view[position + 8 : end]
+        position = end + 4
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

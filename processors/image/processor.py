@@ -1,5 +1,5 @@
-"""The image processors of the ERNIE 4.5 VL, PaddleOCR-VL and Qwen-VL families: RGB image in, patch
-rows and grid out."""
+"""The image processors of the ERNIE 4.5 VL, PaddleOCR-VL and Qwen-VL families: they turn an RGB
+image into patch rows and a grid."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ from .patches import Patchifier, clamp_aspect, fit_size, grow_sides, resize
 
 
 class ImageProcessor(MediaProcessor):
-    """What all families share; a family sets the class attributes. Safe for use from several
-    threads.
+    """The image processor of all families; a family sets the class attributes. Safe for use from
+    several threads.
 
-    checkpoint: gives the image options of preprocessor_config.json and the vision tower's patch
-    sizes.
-    options: the engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong
-    ones.
+    checkpoint: provides preprocessor_config.json and the vision tower's patch sizes. options: the
+    engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong options.
     """
 
     kind = "image"
     default: ClassVar[ImageOptions]
-    reads_pixel_bounds: ClassVar[bool]  # whether the file's min_pixels and max_pixels count
+    reads_pixel_bounds: ClassVar[bool]  # whether to read the file's min_pixels and max_pixels
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self.options = resolve_options(
@@ -51,31 +49,29 @@ class ImageProcessor(MediaProcessor):
         self._patches.use_kernels(kernels)
 
     def close(self) -> None:
-        """Ends the processes that decode."""
+        """Ends the decoder processes."""
         self._decoder.close()
 
     def max_seconds(self, limits: MediaLimits) -> float:
-        """What one call may take before it counts as hanging."""
+        """Returns the seconds after which a call counts as hanging."""
         return self._decoder.max_seconds(limits)
 
     def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
-        """The upright RGB image behind bytes, a PIL image, a numpy array or a torch tensor.
+        """Decodes bytes, a PIL image, a numpy array or a torch tensor to an upright RGB image.
 
-        With fast_decode, the bytes of a JPEG are decoded at draft quality, no smaller than the
-        target size. Raises as ImageDecoder.decode, and MediaError for too long an image then.
+        With fast_decode, JPEG bytes are decoded at draft quality, no smaller than the target size.
+        Raises as ImageDecoder.decode; with fast_decode also MediaError as `target_size`.
         """
         wanted = self.target_size if self.options.fast_decode else None
         return self._decoder.decode(source, limits, wanted)
 
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
-        """As much of `decode` as `count_tokens` needs: the size, without decoding pixels."""
+        """Reads the size, which `count_tokens` needs, without decoding pixels."""
         return self._decoder.peek(source, limits)
 
     def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
-        """`pixels` float32 [num_patches, patch_dim] and the grid (1, rows, columns) of patches.
-
-        key: over the item's digest and all resolved options.
-        """
+        """Returns `pixels` float32 [num_patches, patch_dim] and the grid of patches (1, rows,
+        columns). key: hash of the item's digest and all resolved options."""
         height, width = self._target(item, options)
         if item.draft_of is None:
             pixels = resize(item.image, height, width, self.options)
@@ -92,17 +88,17 @@ class ImageProcessor(MediaProcessor):
         )
 
     def count_tokens(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> int:
-        """Placeholder tokens of an image of this size."""
+        """Returns the number of placeholder tokens of an image of this size."""
         return self._num_tokens(*self._target(item, options))
 
     def largest(self, max_tokens: int) -> MediaInput:
-        """A square of the largest area, cut to max_tokens."""
+        """Builds a square of the largest area, reduced to max_tokens."""
         factor = self.options.factor
         side = (math.isqrt(self.options.max_pixels) // factor + 1) * factor
         return blank(self.kind, *self.target_size(side, side), self.options, max_tokens)
 
     def target_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) after resizing."""
+        """Returns (height, width) after resizing."""
         return fit_size(height, width, self.options)
 
     def _target(
@@ -125,9 +121,9 @@ class ImageProcessor(MediaProcessor):
 
 
 class ErnieImageProcessor(ImageProcessor):
-    """ERNIE 4.5 VL. The area bounds are those of its `size`, 56 x 56 to 6177 x 28 x 28 by default.
+    """ERNIE 4.5 VL. The file's `size` bounds the area, by default 56 x 56 to 6177 x 28 x 28.
 
-    Its older preprocessor files carry min_pixels and max_pixels, which no implementation heeds.
+    Older preprocessor files also have min_pixels and max_pixels, which no implementation reads.
     """
 
     token = "<|IMAGE_PLACEHOLDER|>"
@@ -136,14 +132,14 @@ class ErnieImageProcessor(ImageProcessor):
     reads_pixel_bounds = False
 
     def target_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) after resizing; an aspect over 200 is reduced to 200."""
+        """Returns (height, width) after resizing; an aspect over 200 is reduced to 200."""
         if self.options.do_resize:
             height, width = clamp_aspect(height, width, self.options.factor)
         return fit_size(height, width, self.options)
 
 
 class QwenImageProcessor(ImageProcessor):
-    """Qwen2-VL and Qwen2.5-VL: two frames a patch, 56 x 56 to 1280 x 28 x 28 pixels by default."""
+    """Qwen2-VL, Qwen2.5-VL: two frames per patch, 56 x 56 to 1280 x 28 x 28 pixels by default."""
 
     token = "<|image_pad|>"
     markers = ("<|image_pad|>",)
@@ -165,8 +161,8 @@ class Qwen3ImageProcessor(QwenImageProcessor):
 
 
 class PaddleOCRImageProcessor(ImageProcessor):
-    """PaddleOCR-VL: 384 x 384 to 1536 x 1536 pixels by default. Its patches come in blocks of those
-    that are merged, not row by row as in transformers."""
+    """PaddleOCR-VL: 384 x 384 to 1536 x 1536 pixels by default. Patches that are merged are
+    adjacent, where transformers orders patches row by row."""
 
     token = "<|IMAGE_PLACEHOLDER|>"
     markers = ("<|IMAGE_PLACEHOLDER|>",)
@@ -174,7 +170,7 @@ class PaddleOCRImageProcessor(ImageProcessor):
     reads_pixel_bounds = True
 
     def target_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) after resizing; sides below one factor are first brought to it."""
+        """Returns (height, width) after resizing; sides below one factor are enlarged first."""
         if self.options.do_resize:
             height, width = grow_sides(height, width, self.options.factor)
         return fit_size(height, width, self.options)

@@ -1,4 +1,4 @@
-"""Small previews of image files, for reports: of exactly what the model is given."""
+"""Makes small previews of image files for reports, by the decoder that the model's input uses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mmdeploy_llm.hooks import MediaLimits
 from .decode import ImageDecoder
 
 JPEG_QUALITY = 80
-GAP = 2.0  # decoded this many times as large as the preview, which is as good as in full
+GAP = 2.0  # decoding at this multiple of the preview's size looks as good as at full size
 
 
 def thumbnail(blob: bytes, size: int = 320) -> bytes | None:
-    """A JPEG of the image, upright, on white, with no side above `size` pixels; never enlarged.
+    """Makes a JPEG of the image, upright, on white, with no side above `size` pixels, not enlarged.
 
-    None for what the decoder refuses: a file that is no whole image, or over the default limits.
+    Returns None for a file that the decoder refuses: not a whole image, or over default limits.
     """
 
     def enough(height: int, width: int) -> tuple[int, int]:
@@ -34,7 +34,7 @@ def thumbnail(blob: bytes, size: int = 320) -> bytes | None:
 
 
 def small_jpeg(image: Image.Image, size: int) -> bytes:
-    """A JPEG of an RGB image with no side above `size` pixels; never enlarged."""
+    """Makes a JPEG of an RGB image with no side above `size` pixels; never enlarges it."""
     small = image.copy()
     small.thumbnail((size, size), Image.Resampling.LANCZOS, reducing_gap=GAP)
     buffer = io.BytesIO()

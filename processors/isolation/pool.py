@@ -1,4 +1,4 @@
-"""Workers: calls functions in worker processes."""
+"""The pool of worker processes: calls a function in one and streams its results back."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from mmdeploy_llm.hooks import MediaLimits
 
 from .wire import PeerGoneError, receive, send
 
-START_TIMEOUT = 60.0  # seconds for a first answer, the start of the process included
+START_TIMEOUT = 60.0  # extra seconds for the first answer, which includes the process start
 MAX_REPLY = 2**31  # bytes of one array
-BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # what a codec must keep to
+BOUNDS = ("max_bytes", "max_pixels", "max_frames", "max_duration")  # limits that a codec checks
 
 Answer = tuple[Mapping[str, Any], "np.ndarray | None"]
 
 
-class _ToldError(Exception):
-    """A function raised `error` in its worker, which is none the worse for it."""
+class _ReportedError(Exception):
+    """The function raised `error` in its worker; the worker can be reused."""
 
     def __init__(self, error: RequestError) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _ToldError(Exception):
 
 
 class _Worker:
-    """One process and the socket to it. Used by one thread at a time."""
+    """A worker process and the socket to it. Used by one thread at a time."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -54,13 +54,13 @@ class _Worker:
         self.is_fresh = True
 
     def kill(self) -> int:
-        """Ends it at once; its exit status."""
+        """Kills the process; returns its exit status."""
         self.peer.close()
         self._process.kill()
         return self._process.wait()
 
     def ended_by(self) -> str:
-        """In words, once it is gone."""
+        """Describes how the process ended; kills it if it has not."""
         try:
             status = self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -72,16 +72,16 @@ class _Worker:
 
 
 class Workers:
-    """Idle worker processes, started when they are needed. Safe for use from several threads.
+    """A pool of worker processes, started on demand. Safe for use from several threads.
 
-    As many run at once as there are threads that call `stream`.
+    At most one process runs for each thread that calls `stream`.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._is_closed = False
-        # Also without `close` no process outlives the object.
+        # No process outlives the object, even without `close`.
         self._finalizer = weakref.finalize(self, _kill_all, self._idle)
 
     def stream(
@@ -93,12 +93,12 @@ class Workers:
         timeout: float,
         max_memory: int,
     ) -> Iterator[Answer]:
-        """What the generator "module:function"(blob, **args) yields, in a worker.
+        """Runs the generator "module:function"(blob, **args) in a worker and yields its pairs.
 
-        args, and the first of each pair it yields, are JSON; the second is a uint8 array or None.
-        timeout: seconds of waiting for the worker, in all. max_memory: bytes. Raises the
-        RequestError that the function raised, MediaTimeoutError when time is up, MediaError when
-        the process dies.
+        args and the first of each pair are JSON values; the second is a uint8 array or None.
+        timeout: total seconds of waiting for the worker. max_memory: bytes. Raises the RequestError
+        that the function raised, MediaTimeoutError when time is up, MediaError when the process
+        dies.
         """
         worker = self._take()
         is_sound = False
@@ -110,17 +110,17 @@ class Workers:
                 timeout,
             )
             is_sound = True
-        except _ToldError as told:
+        except _ReportedError as reported:
             is_sound = True
-            raise told.error from None
+            raise reported.error from None
         finally:
             self._give_back(worker, is_sound)
 
     def decode(
         self, function: str, blob: bytes, limits: MediaLimits, **args: Any
     ) -> Iterator[Answer]:
-        """As `stream`, within the limits of one item, whose bounds the function gets as `limits`:
-        a dict for MediaLimits(**limits)."""
+        """Calls `stream` with the timeout and memory limit of one item. The function also gets the
+        item's other limits as `limits`, a dict for MediaLimits(**limits)."""
         bounds = {name: getattr(limits, name) for name in BOUNDS}
         return self.stream(
             function,
@@ -131,12 +131,12 @@ class Workers:
         )
 
     def max_seconds(self, limits: MediaLimits) -> float:
-        """What a processor's call that calls `decode` once or twice may take: the start of a
-        process, and as much time for what it does itself as for the process."""
+        """Returns the seconds for a processor's call that uses `decode` once or twice: the start of
+        a process, then its timeout once for the process and once for the processor's own work."""
         return START_TIMEOUT + 2 * limits.decode_timeout
 
     def close(self) -> None:
-        """Ends all idle workers; those at work end with their call."""
+        """Ends all idle workers; busy ones end with their call."""
         with self._lock:
             self._is_closed = True
         self._finalizer()
@@ -158,21 +158,21 @@ class Workers:
                 if left <= 0:
                     raise TimeoutError
                 if "error" in facts:
-                    raise _told(facts)
+                    raise _reported(facts)
                 if "done" in facts:
                     return
                 yield facts["facts"], _array(facts["shape"], payload)
         except TimeoutError:
             raise MediaTimeoutError(
                 f"decoding took longer than the {timeout:g} seconds that are allowed; raise "
-                "media_timeout or give something simpler"
+                "media_timeout or give a simpler file"
             ) from None
         except PeerGoneError:
             raise MediaError(
                 f"the process that decoded it died ({worker.ended_by()}); it is probably corrupt"
             ) from None
         except ValueError:
-            raise MediaError("the process that decoded it answered nonsense") from None
+            raise MediaError("the process that decoded it sent an invalid answer") from None
 
     def _take(self) -> _Worker:
         with self._lock:
@@ -193,16 +193,16 @@ def _kill_all(workers: list[_Worker]) -> None:
         workers.pop().kill()
 
 
-def _told(facts: Mapping[str, Any]) -> _ToldError:
-    """The error a function raised, as the same class of errors.py."""
+def _reported(facts: Mapping[str, Any]) -> _ReportedError:
+    """Rebuilds the error that a function raised, as the same class of errors.py."""
     found = getattr(errors, str(facts["error"]), MediaError)
     kind = found if isinstance(found, type) and issubclass(found, RequestError) else MediaError
-    return _ToldError(kind(str(facts["message"])))
+    return _ReportedError(kind(str(facts["message"])))
 
 
 def _array(shape: Any, payload: bytearray) -> np.ndarray | None:
     if shape is None:
         return None
     if math.prod(shape) != len(payload):
-        raise ValueError("an array's shape and bytes do not fit")
+        raise ValueError("an array's shape does not match its bytes")
     return np.frombuffer(payload, np.uint8).reshape(shape)

@@ -1,4 +1,4 @@
-"""Messages between a process and its workers: a JSON object and raw bytes behind it."""
+"""Messages between a process and its workers: a JSON object followed by raw bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-HEADER = struct.Struct("!IQ")  # bytes of JSON, bytes behind it
-MAX_JSON = 64 * 2**20  # times of a video's frames are the longest
+HEADER = struct.Struct("!IQ")  # bytes of JSON, bytes after it
+MAX_JSON = 64 * 2**20  # bytes; the frame times of a video are the largest JSON
 
 
 class PeerGoneError(Exception):
-    """The other side has closed the connection."""
+    """The other process has closed the connection."""
 
 
 def send(peer: socket.socket, facts: Mapping[str, Any], payload: Any = b"") -> None:
@@ -29,14 +29,14 @@ def send(peer: socket.socket, facts: Mapping[str, Any], payload: Any = b"") -> N
 
 
 def receive(peer: socket.socket, max_payload: int) -> tuple[dict[str, Any], bytearray]:
-    """The next message. Raises PeerGoneError, TimeoutError, and ValueError for one that is too
-    large or malformed."""
+    """Returns the next message. Raises PeerGoneError, TimeoutError, and ValueError for a message
+    that is too large or malformed."""
     num_json, num_payload = HEADER.unpack(_exactly(peer, HEADER.size))
     if num_json > MAX_JSON or num_payload > max_payload:
         raise ValueError("a message is larger than allowed")
     facts = json.loads(bytes(_exactly(peer, num_json)))
     if not isinstance(facts, dict):
-        raise ValueError("a message is no JSON object")
+        raise ValueError("a message is not a JSON object")
     return facts, _exactly(peer, num_payload)
 
 

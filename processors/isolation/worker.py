@@ -1,6 +1,6 @@
 """The worker process: python -m mmdeploy_llm_processors.isolation.worker FD
 
-Reads calls from the socket FD, answers them one by one, ends when the other side is gone.
+Reads calls from the socket FD, answers them one by one, and exits when the parent is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .wire import PeerGoneError, receive, send
 
 
 def main() -> None:
-    """Serves until the parent is gone."""
+    """Serves calls until the parent is gone."""
     peer = socket.socket(fileno=int(sys.argv[1]))
     with contextlib.suppress(PeerGoneError, KeyboardInterrupt):
         while True:
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
-    """Runs one call; whatever goes wrong is told, not raised."""
+    """Runs one call; sends any error to the parent instead of raising it."""
     try:
         _limit_memory(call["max_memory"])
         module, _, name = call["function"].partition(":")
@@ -42,18 +42,18 @@ def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:
         send(peer, {"error": type(error).__name__, "message": str(error)})
     except MemoryError:
         limit = call["max_memory"] // 2**20
-        message = f"decoding it takes more than the {limit} MiB that a worker may use; shrink it"
+        message = f"decoding it needs more than the {limit} MiB that a worker may use; shrink it"
         send(peer, {"error": MediaLimitError.__name__, "message": message})
-    except Exception as error:  # codecs raise anything; their words can hold paths and addresses
+    except Exception as error:  # codecs raise anything; their messages can hold paths and addresses
         message = f"it cannot be decoded ({type(error).__name__} while reading it)"
         send(peer, {"error": "MediaError", "message": message})
 
 
 def _limit_memory(max_memory: int) -> None:
-    """Address space of this process; a codec that wants more gets none."""
+    """Limits the address space of this process; allocations beyond it fail."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = max_memory if hard == resource.RLIM_INFINITY else min(max_memory, hard)
-    # Some systems do not have this limit; then the deadline is what is left.
+    # Some systems do not have this limit; only the deadline protects them.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

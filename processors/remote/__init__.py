@@ -1,22 +1,22 @@
-"""Media from other machines: http(s) URLs, and object stores through fsspec. Both are off until the
-engine's options allow them."""
+"""Fetches media from other machines: http(s) URLs, and object stores through fsspec. Both are off
+until the engine's options allow them."""
 
 from __future__ import annotations
 
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef, hookimpl
 
-# Schemes that get a hint how to allow them; others may belong to another plugin.
+# Schemes whose error says how to allow them; others may belong to another plugin.
 KNOWN_STORES = frozenset({"abfs", "az", "gcs", "gs", "hf", "memory", "oci", "oss", "s3", "s3a"})
 
 
 @hookimpl(trylast=True)
 def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
-    """The bytes behind an http(s) URL or a URL of an allowed scheme; None for everything else.
+    """Returns the bytes of an http(s) URL or a URL of an allowed scheme; None for all others.
 
     Raises UnsupportedMediaError while URLs of the scheme are off, MediaTimeoutError after
     `limits.fetch_timeout`, MediaLimitError for more than `limits.max_bytes`, MediaError for a
-    refused address and whatever else goes wrong.
+    refused address and any other failure.
     """
     scheme = ref.scheme
     if scheme in ("http", "https"):

@@ -1,4 +1,4 @@
-"""Which IP addresses may be connected to."""
+"""Decides which IP addresses may be connected to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from mmdeploy_llm.errors import MediaError
 
 PRIVATE_HINT = (
-    "; for a host of your own network, list it in allowed_media_domains and set "
+    "; for a host in your own network, list it in allowed_media_domains and set "
     "allow_private_media_addresses=True"
 )
 
@@ -49,15 +49,15 @@ NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, in the system's order. Raises OSError."""
+    """Returns the addresses of a host, in the system's order. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def check_addresses(host: str, addresses: list[str], *, allow_private: bool) -> None:
-    """Refuses the host when any of its addresses is refused: another lookup may give that one.
+    """Raises MediaError when any address of a host is refused: a later lookup may return that one.
 
-    Raises MediaError, which does not say the address: it would tell what the network looks like.
+    The message does not contain the address, which would reveal the network's structure.
     """
     for text in addresses:
         try:
@@ -80,7 +80,7 @@ def _is_allowed(address: Address, allow_private: bool) -> bool:
 
 
 def _reached(address: Address) -> list[Address]:
-    """Where traffic to an address may end: IPv6 addresses may stand for, or hold, IPv4 ones."""
+    """Returns the addresses that traffic to `address` may reach: IPv6 ones can embed IPv4 ones."""
     if isinstance(address, IPv4Address):
         return [address]
     if address.ipv4_mapped is not None:

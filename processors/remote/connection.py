@@ -1,8 +1,8 @@
-"""Connections to checked addresses only, that end at a deadline.
+"""Opens connections to checked addresses only, with one deadline for all their operations.
 
-httpcore asks for a connection by host name; here the name is resolved once, every address is
-checked, and the connection goes to one of those very addresses. What a second lookup would say does
-not matter (DNS rebinding). TLS still verifies the certificate for the name.
+httpcore requests a connection by host name; here the name is resolved once, every address is
+checked, and the connection goes to one of these addresses. There is no second lookup that could
+return another one (DNS rebinding). TLS still verifies the certificate for the name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class CheckedBackend(httpcore2.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.NetworkStream:
-        """A connection to the first checked address that answers, within its share of the time."""
+        """Connects to the first checked address that answers; each gets a share of the time left.
+
+        Raises MediaError for a refused address.
+        """
         addresses = self._addresses(host, port)
         check_addresses(host, addresses, allow_private=self._allow_private)
         error: Exception = httpcore2.ConnectError("the name has no address")
@@ -56,7 +59,7 @@ class CheckedBackend(httpcore2.NetworkBackend):
 
 
 class _TimedStream(httpcore2.NetworkStream):
-    """A connection on which every operation has the time that is left until the deadline."""
+    """A connection whose operations time out at the deadline."""
 
     def __init__(self, stream: httpcore2.NetworkStream, deadline: Deadline) -> None:
         self._stream = stream

@@ -1,5 +1,5 @@
-"""One deadline for everything that fetching an item takes. What has no time limit of its own, such
-as looking up a name, ends with the limit that the caller of every fetcher keeps."""
+"""One deadline for all operations of fetching an item. Operations without a timeout argument, such
+as looking up a name, are bounded by the deadline that the caller of every fetcher keeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmdeploy_llm.errors import MediaTimeoutError
 
 
 class Deadline:
-    """A point in time, `seconds` from now. name: of what must be done by then, for messages."""
+    """A point in time, `seconds` from now. name: names the item in messages."""
 
     def __init__(self, seconds: float, name: str) -> None:
         self._seconds = seconds
@@ -17,18 +17,18 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until the deadline, above 0. Raises MediaTimeoutError once it has passed."""
+        """Returns the seconds until the deadline, above 0. Raises MediaTimeoutError after it."""
         left = self._end - time.monotonic()
         if left <= 0:
             raise self.error()
         return left
 
     def has(self, seconds: float) -> bool:
-        """Whether more than so many seconds are left."""
+        """Returns whether more than `seconds` are left."""
         return self._end - time.monotonic() > seconds
 
     def error(self) -> MediaTimeoutError:
-        """What is raised when time is up."""
+        """Builds the error for a missed deadline."""
         return MediaTimeoutError(
             f"{self._name} was not fetched within {self._seconds:g} s; raise media_fetch_timeout"
         )

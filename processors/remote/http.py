@@ -1,4 +1,4 @@
-"""http(s) URLs to bytes: every hop checked, bounded in bytes and time, repeated if that helps."""
+"""Fetches http(s) URLs: checks every redirect, limits bytes and time, retries where it may help."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .deadline import Deadline
 from .url import Target, is_listed, parse
 
 MAX_REDIRECTS = 5
-PAUSES = (1.0, 2.0)  # seconds before the second and the third try
+PAUSES = (1.0, 2.0)  # seconds before the second and the third attempt
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 REPEATED = frozenset({429, 500, 502, 503, 504})
 HEADERS = (
     (b"User-Agent", b"mmdeploy-llm"),
     (b"Accept", b"image/*, video/*, */*;q=0.1"),
-    (b"Accept-Encoding", b"identity"),  # what is counted is what arrives
+    (b"Accept-Encoding", b"identity"),  # so that the counted bytes are those of the file
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A server's response. reason: of a failed try that may be repeated, else None."""
+    """A server's response. reason: why an attempt failed that may be retried, else None."""
 
     body: bytes = b""
     location: str | None = None
@@ -39,10 +39,10 @@ class Answer:
 
 
 def fetch_http(ref: MediaRef, limits: MediaLimits) -> bytes:
-    """What the URL gives, after at most 5 redirects and 3 tries.
+    """Returns the body of the URL after at most 5 redirects and 3 attempts.
 
     Raises MediaError for a refused URL or host, a status other than 200 and a broken connection,
-    MediaLimitError for more than `max_bytes`, MediaTimeoutError after `fetch_timeout` in all.
+    MediaLimitError for more than `max_bytes`, MediaTimeoutError after `fetch_timeout` in total.
     """
     target = parse(ref.uri)
     name = f"{ref.kind} {target}"
@@ -62,7 +62,7 @@ def fetch_http(ref: MediaRef, limits: MediaLimits) -> bytes:
 
 
 def _follow(target: Target, name: str, limits: MediaLimits, deadline: Deadline) -> Answer:
-    """One try, redirects followed; each is a URL of its own, checked like the first."""
+    """Makes one attempt and follows its redirects; each target is checked like the first URL."""
     for _ in range(MAX_REDIRECTS + 1):
         _check_host(target, name, limits)
         answer = _get(target, name, limits, deadline)
@@ -81,7 +81,7 @@ def _check_host(target: Target, name: str, limits: MediaLimits) -> None:
 
 
 def _get(target: Target, name: str, limits: MediaLimits, deadline: Deadline) -> Answer:
-    """One request on a connection of its own. Raises MediaError and its children."""
+    """Makes one request on a new connection. Raises MediaError and its subclasses."""
     is_own = limits.allow_private_addresses and is_listed(target.host, limits.allowed_domains)
     backend = CheckedBackend(resolve, deadline, allow_private=is_own)
     context = tls_context() if target.scheme == "https" else None
@@ -99,7 +99,7 @@ def _get(target: Target, name: str, limits: MediaLimits, deadline: Deadline) -> 
         ):
             return _read(response, name, limits)
     except httpcore2.TimeoutException:
-        if deadline.has(0):  # one address of several did not answer
+        if deadline.has(0):  # time is left: only one address of several did not answer
             return Answer(reason="the server cannot be reached in time")
         raise deadline.error() from None
     except httpcore2.ConnectError as error:
@@ -131,14 +131,14 @@ def _read(response: httpcore2.Response, name: str, limits: MediaLimits) -> Answe
         raise MediaError(f"{name}: the server answered {_described(status)}")
     encoding = headers.get(b"content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise MediaError(f"{name}: the server compresses it though asked not to")
+        raise MediaError(f"{name}: the server compresses it although the request says identity")
     return Answer(body=_body(response, headers.get(b"content-length"), name, limits))
 
 
 def _body(
     response: httpcore2.Response, declared: str | None, name: str, limits: MediaLimits
 ) -> bytes:
-    """The bytes, refused by their declared number first and by the real one as they come."""
+    """Reads the bytes; checks their declared number first and the real one while they arrive."""
     if declared is not None and declared.isdecimal():
         limits.check_bytes(int(declared), name)
     body = bytearray()
@@ -149,12 +149,13 @@ def _body(
 
 
 def _described(status: int) -> str:
-    """Such as "404 Not Found". The phrase is ours: the server's is text from a stranger."""
+    """Returns text such as "404 Not Found". The server's own phrase is untrusted and not used."""
     known = {each.value: each.phrase for each in HTTPStatus}
     return f"{status} {known[status]}" if status in known else str(status)
 
 
 @functools.cache
 def tls_context() -> ssl.SSLContext:
-    """Verifies certificates and names by the system's authorities; read once, as it takes long."""
+    """Returns a context that verifies certificates and names by the system's authorities. Cached,
+    because reading these is slow."""
     return httpcore2.default_ssl_context()

@@ -1,4 +1,4 @@
-"""Object stores and the like through fsspec, with the credentials that its file systems find."""
+"""Reads object stores and similar through fsspec, with the credentials that fsspec finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .deadline import Deadline
 CHUNK_BYTES = 2**20
 MAX_SHOWN_NAME = 40  # characters of an object's name in a message
 
-# File systems of fsspec that lead elsewhere: to local files, to any URL, into other file systems.
+# fsspec's file systems that give access to local files, to any URL or to other file systems.
 LEAD_ELSEWHERE = frozenset(
     (
         "asynclocal",
@@ -35,16 +35,16 @@ LEAD_ELSEWHERE = frozenset(
 
 
 def fetch_from_store(ref: MediaRef, scheme: str, limits: MediaLimits) -> bytes:
-    """The bytes of an object such as s3://bucket/photo.jpg.
+    """Returns the bytes of an object such as s3://bucket/photo.jpg.
 
     Raises UnsupportedMediaError for a scheme that fsspec does not know or whose package is missing,
-    MediaLimitError for more than `max_bytes`, checked before reading and while it lasts,
-    MediaTimeoutError after `fetch_timeout` once there are bytes, MediaError for whatever else goes
-    wrong. A store that does not answer at all is left to the caller's deadline.
+    MediaLimitError for more than `max_bytes`, checked before and while reading, MediaTimeoutError
+    after `fetch_timeout` between two chunks, MediaError for any other failure. A store that does
+    not answer at all is bounded by the caller's deadline.
     """
     if scheme in LEAD_ELSEWHERE:
         raise UnsupportedMediaError(
-            f"{scheme}:// leads to files of any other kind and cannot be allowed by "
+            f"{scheme}:// gives access to files of other schemes and cannot be allowed by "
             "allowed_media_schemes"
         )
     uri = f"{scheme}://{ref.uri.strip().partition('://')[2]}"
@@ -55,7 +55,7 @@ def fetch_from_store(ref: MediaRef, scheme: str, limits: MediaLimits) -> bytes:
 def _read(uri: str, scheme: str, name: str, limits: MediaLimits, deadline: Deadline) -> bytes:
     files = _file_system(scheme)
     try:
-        # No chained URL (s3://...::file://...) is followed: the path is taken as it is.
+        # The path is used literally, so that no chained URL (s3://...::file://...) is followed.
         path = files._strip_protocol(uri)
         _check_info(files.info(path), name, limits)
         with files.open(path, "rb") as file:
@@ -66,12 +66,12 @@ def _read(uri: str, scheme: str, name: str, limits: MediaLimits, deadline: Deadl
         raise MediaError(f"{name} does not exist") from None
     except PermissionError:
         raise MediaError(f"{name} cannot be read: access denied; check the credentials") from None
-    except Exception as error:  # each store has its own: the text may name folders and accounts
+    except Exception as error:  # stores raise anything; the text may name folders and accounts
         raise MediaError(f"{name} cannot be read: {type(error).__name__}") from error
 
 
 def _file_system(scheme: str) -> Any:
-    """The file system of a scheme. Raises UnsupportedMediaError that says what to install."""
+    """Opens the file system of a scheme. Raises UnsupportedMediaError that says what to install."""
     try:
         import fsspec
     except ImportError:
@@ -95,19 +95,19 @@ def _check_info(info: dict[str, Any], name: str, limits: MediaLimits) -> None:
 
 
 def _read_all(file: Any, name: str, limits: MediaLimits, deadline: Deadline) -> bytes:
-    """Everything, in pieces: the size that was told may be wrong or missing, and time may be up."""
+    """Reads the file in chunks: its reported size may be wrong or missing, and time may run out."""
     blob = bytearray()
     while deadline.left():
-        piece = file.read(min(CHUNK_BYTES, limits.max_bytes + 1 - len(blob)))
-        if not piece:
+        chunk = file.read(min(CHUNK_BYTES, limits.max_bytes + 1 - len(blob)))
+        if not chunk:
             break
-        blob += piece
+        blob += chunk
         limits.check_bytes(len(blob), name, is_all=False)
     return bytes(blob)
 
 
 def _shown(uri: str, scheme: str) -> str:
-    """Scheme and last part of the path, shortened."""
+    """Returns the scheme and the last component of the path, shortened."""
     last = uri.partition("://")[2].partition("?")[0].rstrip("/").rpartition("/")[2]
     last = last.rpartition("@")[2]
     return f"{scheme}://.../{last if len(last) <= MAX_SHOWN_NAME else last[:37] + '...'}"

@@ -1,5 +1,5 @@
-"""The one reading of an http(s) URL. Checks, name resolution, connection and headers all use its
-result, so that no two of them can disagree about what the URL says."""
+"""The one parser of http(s) URLs. Checks, name resolution, connection and headers all use its
+result, so that no two of them can disagree about the URL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mmdeploy_llm.errors import MediaError
 
 PORTS = {"http": 80, "https": 443}
 MAX_URL = 8192  # characters
-MAX_SHOWN_NAME = 40  # characters of a path's last part in a message
+MAX_SHOWN_NAME = 40  # characters of a path's last component in a message
 
 HOST = r"[a-z0-9](?:[a-z0-9_-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9_-]*[a-z0-9])?)*\.?"
 AUTHORITY = re.compile(rf"(?:(?P<host>{HOST})|\[(?P<ipv6>[0-9a-f:.]+)\])(?::(?P<port>\d{{1,5}})?)?")
-FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")  # parsers drop them or take them for something else
+FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")  # parsers drop or reinterpret these
 IN_PATH = "/%:@!$&'()*+,;=~-._"
 IN_QUERY = IN_PATH + "?[]|"
 
@@ -32,19 +32,20 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """Host and, where it is not the scheme's own, port, as in a Host header."""
+        """The host, and the port unless it is the scheme's default, as in a Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
     def __str__(self) -> str:
-        """For messages: no folders, no query."""
+        """Returns the URL for messages, without folders and query."""
         folder, slash, name = self.path.partition("?")[0].rpartition("/")
         if len(name) > MAX_SHOWN_NAME:
             name = name[: MAX_SHOWN_NAME - 3] + "..."
         return f"{self.scheme}://{self.authority}/{'.../' if folder and slash else ''}{name}"
 
     def redirected(self, location: str) -> Target:
-        """Where a redirect leads. Raises MediaError as `parse`, and from https to http."""
+        """Returns the target of a redirect. Raises MediaError as `parse`, and for one from https
+        to http."""
         target = parse(urljoin(f"{self.scheme}://{self.authority}{self.path}", location.strip()))
         if self.scheme == "https" and target.scheme == "http":
             raise MediaError(f"{self.authority} redirects from https to http, which is refused")
@@ -52,8 +53,8 @@ class Target:
 
 
 def parse(url: str) -> Target:
-    """The URL, read strictly. Raises MediaError for another scheme, user information, a host that
-    is not plain ASCII, and whatever else URL parsers are known to disagree about."""
+    """Parses a URL strictly. Raises MediaError for another scheme, user information, a host that is
+    not plain ASCII, and all else that URL parsers are known to disagree about."""
     url = url.strip(" ")
     if len(url) > MAX_URL:
         raise MediaError(f"the URL has {len(url)} characters, {MAX_URL} are allowed")
@@ -84,8 +85,8 @@ def parse(url: str) -> Target:
 
 
 def is_listed(host: str, domains: tuple[str, ...]) -> bool:
-    """Whether `domains` names the host, or all hosts below one of its parents: "*.example.com"
-    covers a.example.com and b.a.example.com, not example.com."""
+    """Returns whether `domains` contains the host or a pattern for it: "*.example.com" covers
+    a.example.com and b.a.example.com, not example.com."""
     return any(
         host.endswith(domain[1:]) and len(host) >= len(domain)
         if domain.startswith("*.")

@@ -1,4 +1,4 @@
-"""Media by name, from this machine: paths, file:// URLs and data: URLs. Nothing here uses the
+"""Fetches media by name from this machine: paths, file:// URLs and data: URLs. Never uses the
 network."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .local import path_of_url, read_local
 
 @hookimpl(trylast=True)
 def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
-    """The bytes of a local file or a data: URL; None for URLs of other schemes.
+    """Returns the bytes of a local file or a data: URL; None for URLs of other schemes.
 
     Raises MediaLimitError for more than `limits.max_bytes`, MediaError for a file that cannot or
     must not be read.

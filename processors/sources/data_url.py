@@ -9,16 +9,12 @@ from urllib.parse import unquote_to_bytes
 from mmdeploy_llm.errors import MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 
-MEDIA_TYPES = (
-    "image",
-    "video",
-    "audio",
-    "text",
-)  # "application/..." says nothing about the content
+# Types that must match the kind of media; "application/..." says nothing about the content.
+MEDIA_TYPES = ("image", "video", "audio", "text")
 
 
 def read_data_url(ref: MediaRef, limits: MediaLimits) -> bytes:
-    """The payload.
+    """Returns the decoded payload.
 
     Raises MediaError for a malformed URL, MediaLimitError for a payload over `max_bytes` (estimated
     before it is decoded), UnsupportedMediaError for media of another kind.
@@ -31,7 +27,8 @@ def read_data_url(ref: MediaRef, limits: MediaLimits) -> bytes:
     parameters = header[len("data:") :].lower().split(";")
     _check_type(parameters[0].strip(), ref.kind)
     is_base64 = parameters[-1].strip() == "base64"
-    # Three payload characters can make one byte (%xx) at worst, four make three in base64.
+    # Lower bound of the decoded size: three characters make one byte at worst (%xx); in base64 four
+    # make three.
     least = len(payload) // 4 * 3 - 3 if is_base64 and "%" not in payload else len(payload) // 3
     name = f"the {ref.kind}'s data: URL"
     limits.check_bytes(least, name, is_all=False)
@@ -44,8 +41,7 @@ def _check_type(media_type: str, kind: str) -> None:
     main = media_type.partition("/")[0]
     if main in MEDIA_TYPES and main != kind:
         raise UnsupportedMediaError(
-            f"a data: URL of type {main} stands where {kind} is wanted; give "
-            f"data:{kind}/<format>;base64,..."
+            f"a data: URL of type {main} was given as {kind}; give data:{kind}/<format>;base64,..."
         )
 
 

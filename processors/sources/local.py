@@ -1,4 +1,4 @@
-"""Local files: regular ones only, below the allowed folder if there is one, of limited size."""
+"""Reads local files: only regular ones of limited size, below the allowed folder if one is set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mmdeploy_llm.hooks import MediaLimits, MediaRef
 
 MAX_SHOWN_NAME = 60  # characters of a file name in a message
 
-# O_NONBLOCK: opening a FIFO without a writer must not wait. O_NOFOLLOW: links are resolved before.
+# O_NONBLOCK: opening a FIFO without a writer must not wait. O_NOFOLLOW: links were resolved before.
 OPEN_FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_BINARY", 0)
@@ -24,7 +24,7 @@ OPEN_FLAGS = (
 
 
 def path_of_url(ref: MediaRef) -> str:
-    """The path in a file:// URL. Raises MediaError for a URL of another host."""
+    """Returns the path in a file:// URL. Raises MediaError for a URL that names another host."""
     try:
         parts = urlsplit(ref.uri.strip())
     except ValueError:
@@ -42,9 +42,9 @@ def path_of_url(ref: MediaRef) -> str:
 
 
 def read_local(path: str, kind: str, limits: MediaLimits) -> bytes:
-    """The bytes of a regular file. Messages name the file, not its folder.
+    """Returns the bytes of a regular file. Messages name the file, not its folder.
 
-    Raises MediaError when it cannot be read, is no regular file or lies outside `allowed_root`
+    Raises MediaError when it cannot be read, is not a regular file or lies outside `allowed_root`
     (links resolved), MediaLimitError when it is larger than `max_bytes`, which is checked before
     reading.
     """
@@ -52,7 +52,7 @@ def read_local(path: str, kind: str, limits: MediaLimits) -> bytes:
     try:
         resolved = Path(path).resolve(strict=True)
         _check_root(resolved, limits.allowed_root, name)
-        _check_file(resolved.stat(), name, limits)  # opening a device can have effects of its own
+        _check_file(resolved.stat(), name, limits)  # before opening: a device may react to it
         with open(os.open(resolved, OPEN_FLAGS), "rb") as file:
             return _read(file, name, limits)
     except MediaError:
@@ -63,7 +63,7 @@ def read_local(path: str, kind: str, limits: MediaLimits) -> bytes:
         raise MediaError(f"{name} cannot be read: permission denied") from None
     except OSError as error:
         raise MediaError(f"{name} cannot be read: {os.strerror(error.errno or 0)}") from None
-    except (RuntimeError, ValueError):  # a loop of links; characters that no file name has
+    except (RuntimeError, ValueError):  # a loop of links; characters not allowed in a file name
         raise MediaError(f"{name} cannot be read: not a usable path") from None
 
 
@@ -76,7 +76,7 @@ def _check_root(resolved: Path, root: Path | None, name: str) -> None:
 
 def _read(file: BinaryIO, name: str, limits: MediaLimits) -> bytes:
     _check_file(os.fstat(file.fileno()), name, limits)
-    blob = file.read(limits.max_bytes + 1)  # the file may have grown since
+    blob = file.read(limits.max_bytes + 1)  # the file may have grown since the check
     limits.check_bytes(len(blob), name)
     return blob
 
@@ -88,6 +88,6 @@ def _check_file(status: os.stat_result, name: str, limits: MediaLimits) -> None:
 
 
 def _shown(path: str) -> str:
-    """The last part of the path, shortened."""
+    """Returns the last component of the path, shortened."""
     name = os.path.basename(path.rstrip("/\\")) or path[-1:]
     return repr(name if len(name) <= MAX_SHOWN_NAME else name[: MAX_SHOWN_NAME - 3] + "...")

@@ -1,5 +1,5 @@
-"""Videos as model inputs, for ERNIE 4.5 VL and Qwen-VL. Imports neither PyAV, Pillow nor torch
-by itself."""
+"""Turns videos into model inputs, for ERNIE 4.5 VL and Qwen-VL. Importing this package imports
+neither PyAV, Pillow nor torch."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
 
@@ -27,5 +27,5 @@ QWEN3 = MediaProcessorSpec(
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
-    """One spec for each family."""
+    """Returns one spec for each family."""
     return (ERNIE, QWEN, QWEN3)

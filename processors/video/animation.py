@@ -1,4 +1,4 @@
-"""Animated GIF, WebP and PNG as videos, through Pillow."""
+"""Reads animated GIF, WebP and PNG as videos, through Pillow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mmdeploy_llm.hooks import MediaLimits
 
 from .timeline import Timeline, check_duration, check_size
 
-DEFAULT_LENGTH = 0.1  # seconds; browsers show frames of no or next to no length so long
-SHORTEST_LENGTH = 0.011
+DEFAULT_LENGTH = 0.1  # seconds of a frame whose length is below SHORTEST_LENGTH, as in browsers
+SHORTEST_LENGTH = 0.011  # seconds
 MAX_ANIMATION_FRAMES = 20_000
 FORMATS = ("GIF", "WEBP", "PNG")
 
 
 class Animation:
-    """An animated image. Raises MediaError and its children when it cannot be used."""
+    """An animated image. Raises MediaError and its subclasses when it cannot be used."""
 
     has_chosen_frames = False
 
@@ -51,7 +51,8 @@ class Animation:
         self.digest = blake2b(blob, digest_size=20).hexdigest()
 
     def read(self, indices: Sequence[int]) -> Iterator[Image.Image]:
-        """See OpenVideo. Frames build on each other, so what follows a damaged one is as it was."""
+        """See OpenVideo. Frames build on each other, so the last good frame replaces those after
+        it that cannot be decoded."""
         opened = OPENERS[self._name](io.BytesIO(self._blob))
         latest: Image.Image | None = None
         for index in indices:
@@ -70,18 +71,18 @@ class Animation:
 
 
 def _lengths(opened: ImageFile.ImageFile, name: str) -> list[float]:
-    """Seconds of each frame."""
+    """Reads the length of each frame, in seconds."""
     count = int(getattr(opened, "n_frames", 1))
     if count < 2 and name == "PNG":
-        raise UnsupportedMediaError("a PNG without animation is no video; give it as an image")
+        raise UnsupportedMediaError("a PNG without animation is not a video; give it as an image")
     if count > MAX_ANIMATION_FRAMES:
         raise MediaLimitError(
-            f"the animation has {count} frames, {MAX_ANIMATION_FRAMES} are allowed; cut it"
+            f"the animation has {count} frames, {MAX_ANIMATION_FRAMES} are allowed; shorten it"
         )
     lengths = []
     for index in range(count):
         opened.seek(index)
-        if name == "WEBP":  # which tells a frame's length only with its pixels
+        if name == "WEBP":  # Pillow reads a frame's length only with its pixels
             opened.load()
         seconds = float(opened.info.get("duration") or 0) / 1000
         lengths.append(seconds if seconds >= SHORTEST_LENGTH else DEFAULT_LENGTH)

@@ -1,11 +1,11 @@
-"""Videos in container files, through PyAV (FFmpeg).
+"""Reads videos in container files, through PyAV (FFmpeg).
 
-A first pass over the packets, which decodes nothing, gives the time of every frame and the key
-frames. Reading then goes forward, and jumps to a key frame wherever one lies between here and the
-next wanted frame: so no more is decoded than must be.
+A first pass over the packets, without decoding, finds the time of every frame and the key frames.
+Reading then goes forward and seeks to a key frame whenever one lies between the current position
+and the next wanted frame, so that no frame is decoded needlessly.
 
-The container's format is decided here, by its first bytes, and only formats that hold media
-themselves are opened: playlists, which name other files or URLs, are out of reach.
+The container's format is determined here, by its first bytes, and only formats that hold media
+themselves are opened: never playlists, which name other files or URLs.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ from mmdeploy_llm.hooks import MediaLimits
 
 from .timeline import UNKNOWN_RATE, Timeline, check_duration, check_size
 
-MAX_RATE = 240  # frames per second; more in a video of the longest allowed duration is refused
-# How far away a neighbour may be that stands for a frame that cannot be decoded: FastDeploy's rule.
+MAX_RATE = 240  # frames per second; times the longest allowed duration it bounds the frames
+# Largest distance of a neighbour that replaces a frame that cannot be decoded (FastDeploy's rule).
 NEIGHBOURS, NEIGHBOURS_AT_ENDS = 10, 20
-# Frame lengths may differ by this share of their median and still count as equal: time stamps of
-# some containers have milliseconds only.
+# Frame lengths that differ by at most this fraction of their median count as equal: some containers
+# round times to milliseconds.
 RATE_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """What the first pass found. pts: of the frames in order of time, in units of time_base.
-    keys: those of the key frames, for jumps. is_numbered: the container does not give every frame
-    a time, so that frames are told apart by their number and pts are 0, 1, 2, ..."""
+    """The result of the first pass.
+
+    pts: times of the frames, ascending, in units of time_base. keys: times of the key frames.
+    is_numbered: the container lacks the time of some frame, so frames are identified by their index
+    and pts are 0, 1, 2, ...
+    """
 
     timeline: Timeline
     pts: Sequence[int]
@@ -56,11 +59,11 @@ class Track:
 
 
 class _SeekError(Exception):
-    """A jump did not lead to where it should."""
+    """Seeking did not reach the requested key frame."""
 
 
 def sniff(head: bytes) -> str | None:
-    """FFmpeg's name for the container that the first bytes announce; None for another."""
+    """Returns FFmpeg's name of the container that the first bytes announce; None if unknown."""
     signatures = {
         "mp4": head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"),
         "matroska": head.startswith(b"\x1a\x45\xdf\xa3"),
@@ -75,7 +78,7 @@ def sniff(head: bytes) -> str | None:
 
 
 class ContainerVideo:
-    """A video in encoded form. Raises MediaError and its children when it cannot be used."""
+    """A video in encoded form. Raises MediaError and its subclasses when it cannot be used."""
 
     has_chosen_frames = False
 
@@ -94,7 +97,7 @@ class ContainerVideo:
             for frame in self._read(indices, self._track.keys):
                 yield frame
                 num_done += 1
-        except _SeekError:  # slowly then: from the beginning
+        except _SeekError:  # decode from the beginning, which is slower
             yield from self._read(indices[num_done:], keys=())
 
     def _read(self, indices: Sequence[int], keys: Sequence[int]) -> Iterator[Image.Image]:
@@ -105,7 +108,7 @@ class ContainerVideo:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[InputContainer, VideoStream]]:
-        """FFmpeg's own words are left out of errors: they can hold anything."""
+        """Opens the file; raises FFmpeg's errors as MediaError without their untrusted messages."""
         try:
             with av.open(
                 io.BytesIO(self._blob),
@@ -122,20 +125,22 @@ class ContainerVideo:
                 f"({type(error).__name__} while reading it)"
             ) from None
         except MemoryError:
-            raise MediaLimitError("there is no memory to decode the video; shrink it") from None
+            raise MediaLimitError(
+                "there is not enough memory to decode the video; shrink it"
+            ) from None
 
 
 def _video_stream(container: InputContainer) -> VideoStream:
-    """The first stream with moving pictures: cover art is none."""
+    """Returns the first video stream that is not cover art."""
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
             if stream.codec_context is None:
                 raise UnsupportedMediaError("the video's codec is not known to this FFmpeg")
-            stream.thread_count = 1  # the intake has threads enough
+            stream.thread_count = 1  # the intake already decodes in several threads
             return stream
     kinds: list[str] = sorted({stream.type for stream in container.streams}) or ["nothing"]
     raise UnsupportedMediaError(
-        f"the file has no video in it, only {', '.join(kinds)}; give a video, or take the item out"
+        f"the file has no video in it, only {', '.join(kinds)}; give a video, or remove the item"
     )
 
 
@@ -172,17 +177,17 @@ def _survey(container: InputContainer, stream: VideoStream, limits: MediaLimits)
 
 
 def _packets(
-    container: InputContainer, stream: VideoStream, most: int
+    container: InputContainer, stream: VideoStream, max_frames: int
 ) -> list[tuple[int | None, bool]]:
-    """(time, whether a key frame) of all packets, one a frame. A file that ends too early gives
-    those before its end."""
+    """Returns (time, whether it is a key frame) of all packets, one for each frame; for a truncated
+    file, of those before its end. Raises MediaLimitError for more than max_frames."""
     found: list[tuple[int | None, bool]] = []
     try:
         for packet in container.demux(stream):
             if packet.size and not packet.is_discard:
                 found.append((packet.pts, packet.is_keyframe))
-            if len(found) > most:
-                raise MediaLimitError(f"the video has more than {most} frames; cut it")
+            if len(found) > max_frames:
+                raise MediaLimitError(f"the video has more than {max_frames} frames; shorten it")
     except av.error.FFmpegError:
         if not found:
             raise
@@ -190,7 +195,7 @@ def _packets(
 
 
 def _rate(stream: VideoStream) -> float:
-    """Frames per second that the container announces, if that can be."""
+    """Returns the frames per second that the container announces, if plausible, else a default."""
     rate = float(stream.average_rate or stream.guessed_rate or 0)
     return rate if 0 < rate <= MAX_RATE else UNKNOWN_RATE
 
@@ -200,13 +205,13 @@ def _is_constant(times: Sequence[float]) -> bool:
         return True
     usual = statistics.median(after - before for before, after in pairwise(times))
     slack = max(RATE_TOLERANCE * usual, 0.002)
-    # Frames may be a little early or late, but must not drift away from an even beat.
+    # Frames may be slightly early or late, but must not drift away from an even spacing.
     mean = times[-1] / (len(times) - 1)
     return all(abs(time - index * mean) <= slack for index, time in enumerate(times))
 
 
 def _is_sideways(container: InputContainer, stream: VideoStream) -> bool:
-    """Whether frames are turned by a quarter; only a decoded frame tells."""
+    """Returns whether frames are rotated by 90 degrees, which only a decoded frame shows."""
     container.seek(0)
     for packet in container.demux(stream):
         for frame in _decoded(packet):
@@ -215,7 +220,7 @@ def _is_sideways(container: InputContainer, stream: VideoStream) -> bool:
 
 
 def _decoded(packet: av.Packet) -> list[av.VideoFrame]:
-    """The sound frames that a packet completes."""
+    """Returns the undamaged frames that a packet completes."""
     try:
         return [frame for frame in packet.decode() if not frame.is_corrupt]
     except (av.error.FFmpegError, ValueError):
@@ -224,14 +229,14 @@ def _decoded(packet: av.Packet) -> list[av.VideoFrame]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """A decoded frame and its place on the track."""
+    """A decoded frame and its time on the track."""
 
     pts: int
     frame: av.VideoFrame
 
 
 class _Reader:
-    """Gives frames in ascending order; jumps to key frames where one lies ahead."""
+    """Reads frames in ascending order; seeks to the last key frame before the wanted one."""
 
     def __init__(
         self, container: InputContainer, stream: VideoStream, track: Track, keys: Sequence[int]
@@ -240,10 +245,11 @@ class _Reader:
         self._track, self._keys = track, keys
         self._frames = self._decode()
         self._earlier: _Frame | None = None  # the last frame before the wanted one
-        self._here: _Frame | None = None  # the frame at or behind it
+        self._here: _Frame | None = None  # the frame at or after the wanted one
 
     def at(self, index: int) -> Image.Image:
-        """Frame `index`, or the nearest that can be decoded. Raises MediaError, _SeekError."""
+        """Returns frame `index`, or the nearest that can be decoded. Raises MediaError when none
+        is near, and _SeekError."""
         wanted = self._track.pts[index]
         has_jumped = self._jump(wanted)
         while self._here is None or self._here.pts < wanted:
@@ -258,7 +264,10 @@ class _Reader:
         return _upright(self._nearest(index, wanted).frame)
 
     def _jump(self, wanted: int) -> bool:
-        """Goes to the last key frame before `wanted`, if it lies ahead."""
+        """Seeks to the last key frame at or before `wanted` if it is after the current frame.
+
+        Returns whether it did. Raises _SeekError when FFmpeg cannot.
+        """
         before = bisect.bisect_right(self._keys, wanted) - 1
         here = self._here.pts if self._here is not None else self._track.pts[0]
         if before < 0 or self._keys[before] <= here:
@@ -272,12 +281,12 @@ class _Reader:
         return True
 
     def _decode(self) -> Iterator[_Frame]:
-        number = 0
+        index = 0
         try:
             for packet in self._container.demux(self._stream):
                 for frame in _decoded(packet):
-                    pts = number if self._track.is_numbered else frame.pts
-                    number += 1
+                    pts = index if self._track.is_numbered else frame.pts
+                    index += 1
                     if pts is not None:
                         yield _Frame(pts=pts, frame=frame)
         except av.error.FFmpegError:  # the rest of the file cannot be read
@@ -299,12 +308,12 @@ class _Reader:
 
 
 def _upright(frame: av.VideoFrame) -> Image.Image:
-    """The frame as it is to be seen, in RGB."""
+    """Returns the frame as it is displayed, in RGB."""
     image = Image.fromarray(frame.to_ndarray(format="rgb24"))
-    turns = {
+    rotations = {
         90: Image.Transpose.ROTATE_90,
         180: Image.Transpose.ROTATE_180,
         270: Image.Transpose.ROTATE_270,
     }
-    turn = turns.get(frame.rotation % 360)
-    return image.transpose(turn) if turn is not None else image
+    rotation = rotations.get(frame.rotation % 360)
+    return image.transpose(rotation) if rotation is not None else image

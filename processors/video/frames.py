@@ -1,4 +1,4 @@
-"""Videos that are loaded already: lists of frames, and arrays or tensors of them."""
+"""Reads videos that the caller has loaded: lists of frames, and arrays or tensors of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .timeline import UNKNOWN_RATE, check_size, constant_timeline
 
 
 class FrameList:
-    """Frames that the caller holds: PIL images, arrays [H, W, 3], tensors, or encoded images, all
-    of one size. Raises MediaError and its children."""
+    """A video of the caller's frames: PIL images, arrays [H, W, 3], tensors, or encoded images, all
+    of one size. Raises MediaError and its subclasses."""
 
     has_chosen_frames = True
 
@@ -30,8 +30,7 @@ class FrameList:
             raise MediaError("the video is an empty list of frames")
         if len(frames) > limits.max_frames:
             raise MediaLimitError(
-                f"the video has {len(frames)} frames, {limits.max_frames} are allowed; leave some "
-                "out"
+                f"the video has {len(frames)} frames, {limits.max_frames} are allowed; remove some"
             )
         self._frames, self._limits, self._decoder = frames, limits, ImageDecoder(workers)
         width, height = self._decoder.peek(frames[0], limits).size
@@ -50,19 +49,19 @@ class FrameList:
             if image.size != size:
                 raise MediaError(
                     f"frame {index} of the video has {image.width} x {image.height} pixels, the "
-                    f"first {size[0]} x {size[1]}; give frames of one size"
+                    f"first has {size[0]} x {size[1]}; give frames of one size"
                 )
             yield image
 
 
 def as_frames(source: Any) -> Sequence[Any]:
-    """The frames in a list, or in an array or tensor of four dimensions. Raises
+    """Returns the frames of a list, or of an array or tensor of four dimensions. Raises
     UnsupportedMediaError for another form."""
     if isinstance(source, (list, tuple)):
         return source
     if isinstance(source, Image.Image):
         raise UnsupportedMediaError(
-            "a single image stands where a video is wanted; a list of frames is a video: "
+            "a single image was given as a video; give a list of frames: "
             "{'video': [[frame, frame, ...]]}"
         )
     shape = getattr(source, "shape", None)

@@ -1,4 +1,4 @@
-"""From whatever a caller gives as a video to an OpenVideo."""
+"""Opens every accepted form of a video as an OpenVideo."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .timeline import OpenVideo, Timeline
 
 
 def open_video(source: Any, limits: MediaLimits, workers: Workers | None = None) -> OpenVideo:
-    """The video behind bytes, a list of frames or an array; no frame of a file is decoded yet.
+    """Opens bytes, a list of frames or an array; decodes no frame of a file yet.
 
-    workers: where files are opened and decoded; None: here. Raises MediaError for what cannot be
-    read, MediaLimitError for what is over a limit, UnsupportedMediaError for another form or
-    format.
+    workers: the pool in which files are opened and decoded; None: in this process. Raises
+    MediaError for an unreadable video, MediaLimitError for one over a limit, UnsupportedMediaError
+    for another form or format.
     """
     if not isinstance(source, (bytes, bytearray, memoryview)):
         return FrameList(as_frames(source), limits, workers)

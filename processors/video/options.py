@@ -1,7 +1,7 @@
 """VideoOptions: which frames of a video are used, and at what size.
 
-The family's defaults, overridden by the checkpoint's video_preprocessor_config.json, by the
-engine's mm_processor_kwargs (`video_*`) and by the item itself, in this order.
+Resolved from the family's defaults, overridden by the checkpoint's video_preprocessor_config.json,
+then by the engine's mm_processor_kwargs (`video_*`), then by the item's own options.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, MMDeployLLMError
 
-PREFIX = "video_"  # of a video's options among all in mm_processor_kwargs
+PREFIX = "video_"  # marks video options in mm_processor_kwargs
 SAMPLE_MODES = ("leading", "middle", "rand")
-# Of transformers' files, under our names.
+# Names in transformers' files -> ours.
 ALIASES = {"num_frames": "target_frames", "target_fps": "fps"}
-# Only a family or an engine has these, not one item.
+# One item cannot set these, only a family or an engine.
 ENGINE_ONLY = ("min_pixels", "max_pixels", "font")
 
 
@@ -25,10 +25,13 @@ ENGINE_ONLY = ("min_pixels", "max_pixels", "font")
 class VideoOptions:
     """Resolved options.
 
-    fps: frames to take of each second; negative where target_frames says how many in all (-1: fps
-    decides). min_frames, max_frames: bounds of that. frames_sample: which frame of an interval.
-    min_pixels, max_pixels: area of a frame after resizing, or of all together (Qwen3-VL).
-    draw_on_frames: write the time on each frame. font: name of a font file in the checkpoint.
+    fps: frames to use of each second; negative if target_frames sets their number.
+    min_frames, max_frames: bounds of the number of frames.
+    target_frames: number of frames to use; -1: fps decides.
+    frames_sample: which frame of an interval to use.
+    min_pixels, max_pixels: area of a frame after resizing, or of all frames together (Qwen3-VL).
+    draw_on_frames: whether to write the time on each frame.
+    font: name of a font file in the checkpoint.
     source_fps: frames per second of a list of frames or an array.
     """
 
@@ -47,10 +50,10 @@ class VideoOptions:
 def engine_options(
     default: VideoOptions, checkpoint: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> VideoOptions:
-    """The options of all videos of an engine.
+    """Resolves the options of all videos of an engine.
 
-    checkpoint: the video processor's file; names it does not share with us are left alone. Raises
-    CheckpointError and ConfigError for wrong values, ConfigError for an unknown `video_*` name.
+    checkpoint: the video processor's file; unknown names in it are ignored. Raises CheckpointError
+    and ConfigError for wrong values, ConfigError for an unknown `video_*` name.
     """
     size = checkpoint.get("size") or {}
     found = {
@@ -69,14 +72,14 @@ def engine_options(
     options = replace(options, **_checked(given, ConfigError, "mm_processor_kwargs", PREFIX))
     if options.min_pixels > options.max_pixels:
         raise ConfigError(
-            f"video_min_pixels = {options.min_pixels} is over video_max_pixels = "
+            f"video_min_pixels = {options.min_pixels} is above video_max_pixels = "
             f"{options.max_pixels}; change one of them in mm_processor_kwargs"
         )
     return options
 
 
 def item_options(options: VideoOptions, given: Mapping[str, Any]) -> VideoOptions:
-    """The options of one video. Raises MediaError for unknown names and wrong values."""
+    """Resolves the options of one video. Raises MediaError for unknown names and wrong values."""
     named = {ALIASES.get(name, name): value for name, value in given.items()}
     allowed = tuple(name for name in NAMES if name not in ENGINE_ONLY)
     _check_names(named, allowed, MediaError, "the video", "")
@@ -118,7 +121,7 @@ def _is_count(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """What a value must be, as a test and in words."""
+    """A requirement of a value: a test, and a text for messages."""
 
     holds: Callable[[Any], bool]
     text: str

@@ -1,8 +1,8 @@
-"""The video processors of ERNIE 4.5 VL and Qwen2.5-VL: frames in, patch rows and grid out.
+"""The video processors of ERNIE 4.5 VL and Qwen2.5-VL: they turn frames into patch rows and a grid.
 
-open --> choose frames --> read, stamp, resize, patchify one after the other
+open --> choose frames --> for each frame: read, stamp, resize, patchify
 
-Only the chosen frames are decoded, and only one group of them is held at a time.
+Only the chosen frames are decoded, and only one group of them is held in memory.
 """
 
 from __future__ import annotations
@@ -34,27 +34,30 @@ from .select import chosen_frames, ernie_frames, qwen_frames
 from .stamp import Stamp
 from .timeline import OpenVideo, Timeline, constant_timeline
 
-GROUP = 2  # frames that end up in one token
+GROUP = 2  # frames that are merged into one token
 MAX_PREVIEWS = 8
 PREVIEW_SIZE = 200  # pixels of the longer side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VideoItem:
-    """A video that was opened, and the limits it was opened with."""
+    """An opened video, and the limits it was opened with."""
 
     video: OpenVideo
     limits: MediaLimits
 
     @property
     def digest(self) -> str:
-        """Of its content."""
+        """Hash of the video's content."""
         return self.video.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoPlan:
-    """What will be made of a video. height, width: of a frame after resizing."""
+    """The plan for a video: its options, its timeline, the frames to use and their size.
+
+    indices: the chosen frames, ascending. height, width: pixels of a frame after resizing.
+    """
 
     options: VideoOptions
     timeline: Timeline
@@ -64,17 +67,17 @@ class VideoPlan:
 
     @property
     def num_frames(self) -> int:
-        """With the last one doubled where their number is odd."""
+        """Number of frames to process; the last one is used twice if the number is odd."""
         return len(self.indices) + len(self.indices) % GROUP
 
 
 class VideoProcessor(MediaProcessor):
-    """What all families share. Safe for use from several threads.
+    """The video processor of all families. Safe for use from several threads.
 
-    normalisation: image_mean and image_std, where they are not CLIP's and the file has none.
-    checkpoint: gives the options of its video processor's file and the vision tower's patch sizes.
+    normalisation: the family's default image_mean and image_std if they are not CLIP's.
+    checkpoint: provides its video processor's file and the vision tower's patch sizes.
     options: the engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong
-    ones.
+    options.
     """
 
     kind = "video"
@@ -101,26 +104,24 @@ class VideoProcessor(MediaProcessor):
         self._patches.use_kernels(kernels)
 
     def close(self) -> None:
-        """Ends the processes that decode."""
+        """Ends the decoder processes."""
         self._workers.close()
 
     def max_seconds(self, limits: MediaLimits) -> float:
-        """What one call may take before it counts as hanging."""
+        """Returns the seconds after which a call counts as hanging."""
         is_apart = limits.isolation != "thread"
         return self._workers.max_seconds(limits) if is_apart else limits.decode_timeout
 
     def decode(self, source: Any, limits: MediaLimits) -> VideoItem:
-        """The opened video behind bytes, a list of frames, an array or a tensor. What is read of
-        a file is its header and the times of its frames. Files are opened in processes of their
-        own unless `limits.isolation` is "thread"."""
+        """Opens bytes, a list of frames, an array or a tensor. Of a file it reads the header and
+        the times of the frames, in a worker process unless `limits.isolation` is "thread"."""
         workers = None if limits.isolation == "thread" else self._workers
         return VideoItem(video=open_video(source, limits, workers), limits=limits)
 
     def process(self, item: VideoItem, options: Mapping[str, Any]) -> MediaInput:
-        """`pixels` float32 [num_patches, patch_dim] and the grid of patches (time, rows, columns).
-
-        key: over the item's digest, the chosen frames and all resolved options. Qwen's also has
-        `second_per_grid`, the seconds between two steps in time, float32 [].
+        """Returns `pixels` float32 [num_patches, patch_dim] and the grid of patches (time, rows,
+        columns). Qwen's tensors also hold `second_per_grid`, the seconds between two grid steps,
+        float32 []. key: hash of the item's digest, the chosen frames and all resolved options.
         """
         plan, patch = self._plan(item, options), self._image_options.patch_size
         steps = plan.num_frames // self.frames_per_patch
@@ -131,7 +132,7 @@ class VideoProcessor(MediaProcessor):
         for step in range(steps):
             group = list(islice(frames, self.frames_per_patch))
             self._patches.fill(group, out[step])
-        # To its end: the process that decodes is then free for the next video.
+        # Exhausts the iterator, which frees the decoder process for the next video.
         assert next(frames, None) is None
         pixels = torch.from_numpy(out).view(-1, patch_dim)
         return MediaInput(
@@ -144,21 +145,22 @@ class VideoProcessor(MediaProcessor):
         )
 
     def count_tokens(self, item: VideoItem, options: Mapping[str, Any]) -> int:
-        """Placeholder tokens of the video, without decoding a frame."""
+        """Returns the number of placeholder tokens of the video, without decoding a frame."""
         return self._num_tokens(self._plan(item, options))
 
     def prompt_text(self, item: VideoItem, options: Mapping[str, Any]) -> str | None:
-        """What stands for the video in the prompt, without decoding a frame."""
+        """Returns the video's text in the prompt, without decoding a frame."""
         return self.written(self._plan(item, options))
 
     def largest(self, max_tokens: int) -> MediaInput:
-        """Square frames of the largest area, cut to max_tokens, of the number of frames that gives
-        most tokens: fewer than allowed, where what bounds a video is all frames together."""
+        """Builds square frames of the largest area, reduced to max_tokens, with the number of
+        frames that makes most tokens: fewer than allowed where the area of all frames is bounded.
+        """
         options = self._image_options
-        most = max(GROUP, self.options.max_frames, self.options.target_frames)
+        max_frames = max(GROUP, self.options.max_frames, self.options.target_frames)
         side = (math.isqrt(options.max_pixels) // options.factor + 1) * options.factor
 
-        def of(num_frames: int) -> MediaInput:
+        def blank_video(num_frames: int) -> MediaInput:
             return blank(
                 self.kind,
                 *self.target_size(side, side, num_frames),
@@ -168,15 +170,18 @@ class VideoProcessor(MediaProcessor):
                 grid_per_step=GROUP // self.frames_per_patch,
             )
 
-        found = [of(most >> halvings) for halvings in range(most.bit_length() - 1)]
-        return max(found, key=lambda item: item.num_tokens)
+        halvings = range(max_frames.bit_length() - 1)
+        return max(
+            (blank_video(max_frames >> count) for count in halvings),
+            key=lambda item: item.num_tokens,
+        )
 
     def previews(self, item: VideoItem, options: Mapping[str, Any]) -> list[bytes]:
-        """JPEGs of the chosen frames as the model gets them: MAX_PREVIEWS at most, spread out."""
+        """Makes JPEGs of at most MAX_PREVIEWS evenly spread frames, as the model gets them."""
         plan = self._plan(item, options)
         count = min(MAX_PREVIEWS, len(plan.indices))
-        places = np.linspace(0, len(plan.indices) - 1, count).round().astype(int).tolist()
-        indices = [plan.indices[place] for place in places]
+        shown = np.linspace(0, len(plan.indices) - 1, count).round().astype(int).tolist()
+        indices = [plan.indices[position] for position in shown]
         return [
             small_jpeg(self.prepared(frame, index, plan), PREVIEW_SIZE)
             for frame, index in zip(item.video.read(indices), indices, strict=True)
@@ -184,14 +189,14 @@ class VideoProcessor(MediaProcessor):
 
     @abstractmethod
     def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
-        """The family's frames, ascending."""
+        """Returns the indices of the frames to use by the family's rule, ascending."""
 
     def prepared(self, frame: Image.Image, index: int, plan: VideoPlan) -> Image.Image:
-        """The frame as it is resized."""
+        """Changes a frame before it is resized; by default returns it as it is."""
         return frame
 
     def extras(self, plan: VideoPlan) -> dict[str, torch.Tensor]:
-        """Tensors beside the pixels."""
+        """Returns tensors to add to the pixels."""
         return {}
 
     def written(self, plan: VideoPlan) -> str | None:
@@ -199,7 +204,7 @@ class VideoProcessor(MediaProcessor):
         return None
 
     def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
-        """(height, width) of a frame after resizing. num_frames: chosen ones."""
+        """Returns (height, width) of a frame after resizing. num_frames: of the chosen frames."""
         return fit_size(height, width, self._image_options)
 
     def _plan(self, item: VideoItem, given: Mapping[str, Any]) -> VideoPlan:
@@ -224,7 +229,8 @@ class VideoProcessor(MediaProcessor):
         )
 
     def _pixels(self, video: OpenVideo, plan: VideoPlan) -> Iterator[np.ndarray]:
-        """The frames at their final size, uint8 [H, W, 3]; the last twice where they are odd."""
+        """Yields frames at their final size, uint8 [H, W, 3]; the last twice if their number is
+        odd."""
         for frame, index in zip(video.read(plan.indices), plan.indices, strict=True):
             ready = self.prepared(frame, index, plan)
             pixels = resize(ready, plan.height, plan.width, self._image_options)
@@ -261,19 +267,19 @@ class ErnieVideoProcessor(VideoProcessor):
         return ernie_frames(timeline, options, digest)
 
     def prepared(self, frame: Image.Image, index: int, plan: VideoPlan) -> Image.Image:
-        """With its time, unless draw_on_frames is off."""
+        """Writes its time on the frame unless draw_on_frames is off."""
         if not plan.options.draw_on_frames:
             return frame
         return self._stamp.draw(frame, plan.timeline.time_of(index))
 
     def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
-        """(height, width) after resizing; an aspect over 200 is reduced to 200."""
+        """Returns (height, width) after resizing; an aspect over 200 is reduced to 200."""
         height, width = clamp_aspect(height, width, self._image_options.factor)
         return fit_size(height, width, self._image_options)
 
 
 class QwenVideoProcessor(VideoProcessor):
-    """Qwen2-VL and Qwen2.5-VL: two frames a second, 4 to 768 in all, two frames a patch."""
+    """Qwen2-VL and Qwen2.5-VL: two frames a second, 4 to 768 in all, two frames per patch."""
 
     token = "<|video_pad|>"
     markers: tuple[str, ...] = ("<|video_pad|>",)
@@ -292,6 +298,6 @@ class QwenVideoProcessor(VideoProcessor):
         return qwen_frames(timeline, options, GROUP)
 
     def extras(self, plan: VideoPlan) -> dict[str, torch.Tensor]:
-        """`second_per_grid`: transformers' second_per_grid_ts."""
+        """Returns `second_per_grid`, transformers' second_per_grid_ts."""
         rate = len(plan.indices) / plan.timeline.num_frames * plan.timeline.fps
         return {"second_per_grid": torch.tensor(GROUP / rate)}

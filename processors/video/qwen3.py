@@ -1,4 +1,4 @@
-"""Qwen3-VL's video processor: one bound for the pixels of a whole video, and the time of every two
+"""Qwen3-VL's video processor: bounds the pixels of a whole video, and writes the time of every two
 frames as text between them."""
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .select import qwen3_frames
 from .timeline import Timeline
 
 HALF = (0.5, 0.5, 0.5)
-# transformers' rule of what a frame may have where the checkpoint caps it.
+# transformers' rule for the pixels of a frame, if the checkpoint caps them.
 MAX_FRAME_TOKENS = 768
 FLOOR = 1.05
 
 
 class Qwen3VideoProcessor(QwenVideoProcessor):
-    """Qwen3-VL: two frames a second, 4 to 768 in all, two frames a patch."""
+    """Qwen3-VL: two frames a second, 4 to 768 in all, two frames per patch."""
 
-    # As in the processor that the model was published with, the text between the frames brings its
-    # own start and end tokens; those around the placeholder go.
+    # As in the processor that the model was published with, the text between the frames has its own
+    # start and end tokens, so the first marker removes those around the placeholder.
     markers = ("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")
     default = replace(
         QwenVideoProcessor.default, min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32
@@ -48,7 +48,7 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
         return qwen3_frames(timeline, options)
 
     def extras(self, plan: VideoPlan) -> dict[str, Any]:
-        """None: the times are in the prompt."""
+        """Returns nothing: the times are in the prompt."""
         return {}
 
     def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
@@ -56,8 +56,8 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
         return fit_video(height, width, num_frames, self._image_options, self._frame_tokens)
 
     def written(self, plan: VideoPlan) -> str:
-        """ "<0.2 seconds><|vision_start|><|video_pad|>...<|vision_end|>" for every two frames: the
-        mean of their times, at the video's mean rate."""
+        """Returns "<0.2 seconds><|vision_start|><|video_pad|>...<|vision_end|>" for every two
+        frames, with the mean of their times at the video's mean rate."""
         times = [index / plan.timeline.fps for index in plan.indices]
         times += times[-1:] * (plan.num_frames - len(times))
         factor = self._image_options.factor
@@ -75,26 +75,26 @@ def fit_video(
     options: ImageOptions,
     frame_tokens: int | None = None,
 ) -> tuple[int, int]:
-    """(height, width) of all frames after resizing: multiples of `factor`, the area of all frames
-    together within the bounds, aspect nearly kept.
+    """Returns (height, width) of a frame after resizing: multiples of `factor`, with the area of
+    all frames together within the bounds and nearly the same aspect.
 
-    frame_tokens: most tokens of a frame, where frames are capped. Source: transformers'
-    Qwen3VLVideoProcessor.resize; a single frame counts as two. Raises MediaError for frames more
-    than 200 times as long as wide.
+    frame_tokens: upper bound of a frame's tokens, or None. A single frame counts as two. Source:
+    transformers' Qwen3VLVideoProcessor.resize. Raises MediaError for frames more than 200 times as
+    long as wide.
     """
     factor, num_frames = options.factor, max(num_frames, GROUP)
-    most = options.max_pixels
+    max_area = options.max_pixels
     if frame_tokens is not None:
         share = min(frame_tokens * factor**2, options.max_pixels // num_frames)
-        most = max(share, int(options.min_pixels * FLOOR)) * num_frames
+        max_area = max(share, int(options.min_pixels * FLOOR)) * num_frames
     if min(height, width) < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
     check_aspect(height, width)
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     area = round(num_frames / GROUP) * GROUP * new_height * new_width
-    if area > most:
-        shrink = math.sqrt((num_frames * height * width) / most)
+    if area > max_area:
+        shrink = math.sqrt((num_frames * height * width) / max_area)
         new_height = max(factor, math.floor(height / shrink / factor) * factor)
         new_width = max(factor, math.floor(width / shrink / factor) * factor)
     elif area < options.min_pixels:

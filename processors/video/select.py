@@ -1,10 +1,10 @@
-"""Which frames of a video a model sees.
+"""Selects the frames of a video that a model gets.
 
 ERNIE   the rules and errors of FastDeploy: `target_frames` frames, or `fps` frames a second within
         min_frames .. max_frames
 Qwen    the rules of transformers' Qwen2-VL video processor: an even number of frames, evenly
         spread
-Qwen3   those of its Qwen3-VL video processor: from the first frame to the last
+Qwen3   the rules of its Qwen3-VL video processor: from the first frame to the last
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .timeline import Timeline
 
 
 def ernie_frames(timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
-    """Frame numbers, ascending. "rand" draws from the content's digest: the same video gives the
-    same frames. Raises MediaError for options that contradict each other."""
+    """Returns frame indices, ascending. "rand" is seeded by the content's digest, so the same video
+    always has the same frames. Raises MediaError for options that contradict each other."""
     if options.min_frames > options.max_frames:
         raise MediaError(
             f"min_frames = {options.min_frames} must not be larger than max_frames = "
@@ -51,7 +51,7 @@ def _check_target(options: VideoOptions) -> None:
     if options.fps >= 0:
         raise MediaError(
             "fps must be negative if target_frames is given: fps is "
-            f"{options.fps:g}; give fps=-1 beside target_frames={options.target_frames}"
+            f"{options.fps:g}; give fps=-1 with target_frames={options.target_frames}"
         )
     if options.target_frames < options.min_frames:
         raise MediaError(
@@ -66,7 +66,7 @@ def _check_target(options: VideoOptions) -> None:
 
 
 def _spread(total: int, count: int, mode: str, rng: np.random.Generator) -> list[int]:
-    """One frame of each of `count` equal intervals; all frames where there are fewer."""
+    """Returns one frame of each of `count` equal intervals; all frames if there are fewer."""
     cuts = np.linspace(0, total, min(count, total) + 1).astype(int).tolist()
     intervals = [(first, last - 1) for first, last in pairwise(cuts)]
     if mode == "leading":
@@ -77,7 +77,8 @@ def _spread(total: int, count: int, mode: str, rng: np.random.Generator) -> list
 
 
 def _by_rate(timeline: Timeline, options: VideoOptions, rng: np.random.Generator) -> list[int]:
-    """The frames at every 1/fps seconds; "middle" and "rand" look half a step later."""
+    """Returns the frames at every 1/fps seconds; "middle" looks half a step later, "rand" at a
+    random time within the step."""
     step = 1 / options.fps
     seconds = np.arange(0, timeline.duration, step)
     if options.frames_sample != "leading":
@@ -89,7 +90,7 @@ def _by_rate(timeline: Timeline, options: VideoOptions, rng: np.random.Generator
 
 
 def _nearest(timeline: Timeline, seconds: Sequence[float]) -> list[int]:
-    """The frame nearest in time to each second; halves go to the even number."""
+    """Returns the frame nearest to each time in seconds; halves are rounded to the even index."""
     if timeline.is_constant:
         rounded: list[int] = np.rint(np.array(seconds) * timeline.fps).astype(int).tolist()
         return rounded
@@ -104,10 +105,10 @@ def _nearest_of(times: Sequence[float], second: float) -> int:
 
 
 def qwen_frames(timeline: Timeline, options: VideoOptions, group: int) -> list[int]:
-    """Frame numbers, ascending; a multiple of `group` wherever there are so many frames.
+    """Returns frame indices, ascending; their number is a multiple of `group` if there are enough.
 
-    Source: transformers' Qwen2VLVideoProcessor.sample_frames. A video shorter than one group, on
-    which that rule divides by zero, gives all of its frames. Raises MediaError.
+    Source: transformers' Qwen2VLVideoProcessor.sample_frames, which divides by zero for a video
+    shorter than one group; here all of its frames are used. Raises MediaError.
     """
     total = timeline.num_frames
     if total < group:
@@ -117,19 +118,19 @@ def qwen_frames(timeline: Timeline, options: VideoOptions, group: int) -> list[i
         if count > total:
             raise MediaError(_too_few(options.target_frames, total))
     elif options.fps > 0:
-        most = math.floor(min(options.max_frames, total) / group) * group
-        wanted = min(max(timeline.duration * options.fps, options.min_frames), most, total)
+        upper = math.floor(min(options.max_frames, total) / group) * group
+        wanted = min(max(timeline.duration * options.fps, options.min_frames), upper, total)
         count = math.floor(wanted / group) * group
     else:
         raise MediaError(_no_rate(options))
     count = max(group, count)
-    # As written there: float steps of torch decide which frame is taken.
+    # As in the source: the float steps of torch.arange decide which frames are used.
     indices: list[int] = torch.arange(0, total, total / count).int().tolist()
     return indices
 
 
 def qwen3_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
-    """Frame numbers, ascending, the first and the last among them where there are two.
+    """Returns frame indices, ascending; if there are two or more, the first and last are included.
 
     Source: transformers' Qwen3VLVideoProcessor.sample_frames. Raises MediaError.
     """
@@ -161,6 +162,6 @@ def _no_rate(options: VideoOptions) -> str:
 
 
 def chosen_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
-    """All frames of a list that the caller made, evenly thinned out where it is over max_frames."""
+    """Returns all frames of the caller's list, or max_frames of them, evenly spread."""
     rng = np.random.default_rng(0)
     return _spread(timeline.num_frames, options.max_frames, "leading", rng)

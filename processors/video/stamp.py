@@ -1,4 +1,4 @@
-"""ERNIE's time stamps: each frame says in its corner when it appears."""
+"""Writes ERNIE's time stamps: the time of each frame in its corner."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from PIL import Image, ImageDraw, ImageFont
 from mmdeploy_llm.errors import CheckpointError
 
 SHIPPED_FONT = Path(__file__).with_name("Roboto-Regular.ttf")  # Apache License 2.0, Google Inc.
-SIZE_FACTOR = 0.1  # of the shorter side of a frame; and of that the width of the outline
+SIZE_FACTOR = 0.1  # font size per shorter side of a frame, and width of the outline per font size
 BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 
 
 def time_text(seconds: float) -> str:
-    """Such as "time: 00:01:02.50"."""
+    """Returns text such as "time: 00:01:02.50"."""
     hours, rest = divmod(seconds, 3600)
     minutes, rest = divmod(rest, 60)
     return f"time: {int(hours):02d}:{int(minutes):02d}:{rest:05.2f}"
@@ -23,8 +23,8 @@ def time_text(seconds: float) -> str:
 class Stamp:
     """Writes times onto frames. Source: FastDeploy and transformers' ERNIE 4.5 VL video processor.
 
-    folder: of the checkpoint, whose font is used if it has one of that name. Raises CheckpointError
-    for a font file that cannot be read.
+    folder: the checkpoint's folder; its font is used if it has one of that name. Raises
+    CheckpointError for a font file that cannot be read.
     """
 
     def __init__(self, folder: Path, font: str) -> None:
@@ -38,7 +38,7 @@ class Stamp:
             ) from None
 
     def draw(self, frame: Image.Image, seconds: float) -> Image.Image:
-        """A copy of the frame with the time in its upper left corner, black with a white
+        """Returns a copy of the frame with the time in its upper left corner, black with a white
         outline."""
         size = int(min(frame.size) * SIZE_FACTOR)
         stamped = frame.copy()

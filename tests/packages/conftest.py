@@ -1,4 +1,4 @@
-"""A fresh environment for packages: what is installed there is gone with it."""
+"""A fresh environment for packages, discarded with all that is installed in it."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MAX_SECONDS = 300
-# What the environment sees of ours: everything installed, without the network.
+# Makes this interpreter's packages visible in the environment, so that it needs no network.
 PATHS = """import site; site.addsitedir({folder!r})
 """
 SCRIPTS = {
@@ -24,7 +24,7 @@ OFFLINE = "--no-index --no-deps --no-build-isolation --quiet --disable-pip-versi
 
 
 class Environment:
-    """A virtual environment that finds, behind its own packages, those of this interpreter."""
+    """A virtual environment that finds this interpreter's packages after its own."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -38,7 +38,7 @@ class Environment:
             self._script(name, words)
 
     def _script(self, name, words):
-        """A command of the environment, such as pip has written elsewhere."""
+        """Writes a command of the environment, as pip would."""
         last = f'case "$1" in install) shift; set -- install {OFFLINE} "$@";; esac\n'
         text = f'#!/bin/sh\n{last if name == "pip" else ""}exec {self.python} {words} "$@"\n'
         path = self.folder / "bin" / name
@@ -46,7 +46,7 @@ class Environment:
         path.chmod(0o755)
 
     def run(self, command, cwd=None, ok=True):
-        """Runs a shell command as somebody does who has activated the environment."""
+        """Runs a shell command as in the activated environment."""
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
             ["sh", "-ec", command],
@@ -62,7 +62,7 @@ class Environment:
         return done
 
     def program(self, text, ok=True):
-        """Runs a Python program; what it prints last is JSON."""
+        """Runs a Python program; returns its last printed line, which is JSON."""
         file = self.folder / "program.py"
         file.write_text(text)
         done = self.run(f"{self.python} {file}", ok=ok)
@@ -79,7 +79,7 @@ class Environment:
 
 @pytest.fixture(scope="session")
 def new_environment(tmp_path_factory):
-    """new_environment() -> an Environment."""
+    """Returns a function that makes an Environment."""
     if os.name != "posix":
         pytest.skip("the scripts of the environment are for sh")
     return lambda: Environment(tmp_path_factory.mktemp("environment"))

@@ -1,4 +1,4 @@
-"""What authors are shown imports of this project only what plugins/README.md lets them."""
+"""Code shown to plugin authors imports only those modules of ours that plugins/README.md allows."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ EXAMPLE = ROOT / "examples" / "plugin_minimal"
 
 
 def allowed():
-    """The modules that the guide names, and the package itself for those who use it."""
+    """Returns the modules that the guide allows, and the package itself for its users."""
     start = README.index("## What a plugin may import")
     names = re.findall(
         r"`(?:mmdeploy_llm)?(\.[\w.]+)`", README[start : README.index("##", start + 5)]
@@ -25,7 +25,7 @@ def allowed():
 
 
 def imported(code):
-    """Modules of this project that the code imports."""
+    """Returns the modules of this project that the code imports."""
     found = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom):

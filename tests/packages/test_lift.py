@@ -1,6 +1,6 @@
-"""Every plugin folder of this repository works when it is copied into a package of its own.
+"""Every plugin folder of this repository works when it is copied into its own package.
 
-Each folder, with the folders that it builds on, becomes a package `lifted_NAME` with a short
+Each folder, with the folders that it imports, becomes a package `lifted_NAME` with a short
 pyproject.toml and is installed into a fresh environment, in which the originals cannot be imported.
 """
 
@@ -64,7 +64,7 @@ print(json.dumps(found))
 
 
 def folder_of(name):
-    """plugins/qwen for qwen."""
+    """Returns the folder of a plugin, such as plugins/qwen for qwen."""
     (path,) = [
         ROOT / folder / name for folder in FOLDERS.values() if (ROOT / folder / name).is_dir()
     ]
@@ -72,7 +72,7 @@ def folder_of(name):
 
 
 def needed(name, seen=()):
-    """The plugin's folder and those that it builds on, by name."""
+    """Returns the plugin's folder and those that it imports, by name."""
     text = "".join(file.read_text() for file in sorted(folder_of(name).rglob("*.py")))
     others = set(OURS.findall(text)) - {name, *seen}
     names = {name}
@@ -108,7 +108,7 @@ def environment(new_environment, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """(model, prompt, options) for every plugin that computes or reads something."""
+    """Returns (model, prompt, options) for every plugin that computes or reads something."""
     import transformers
 
     folder = tmp_path_factory.mktemp("models")

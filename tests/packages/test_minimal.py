@@ -1,4 +1,4 @@
-"""examples/plugin_minimal: installed into a fresh environment, used through LLM, removed, gone."""
+"""examples/plugin_minimal can be installed into a fresh environment, used and removed."""
 
 import importlib.util
 import json
@@ -53,7 +53,7 @@ def environment(new_environment):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The package's own tiny checkpoint."""
+    """Writes the package's own tiny checkpoint."""
     spec = importlib.util.spec_from_file_location("tiny_llava", FOLDER / "tests" / "tiny.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -88,7 +88,7 @@ def test_its_own_tests_pass(environment):
 
 
 def test_tokens_with_charts_are_those_of_transformers(outputs, folder):
-    """The same ids and pixels in transformers' LLaVA, by itself."""
+    """transformers' LLaVA generates the same tokens for the same ids and pixels."""
     import numpy as np
     import torch
     import transformers

@@ -26,12 +26,12 @@ def section(readme, title):
 
 
 def steps(text):
-    """(what the text says before, language, code) of each block."""
+    """Returns (text before the block, language, code) of each block."""
     return [match.groups() for match in BLOCK.finditer(text)]
 
 
 class Reader:
-    """Does what a tutorial says: runs shell blocks, writes files, runs programs."""
+    """Follows a tutorial: runs its shell blocks, writes its files, runs its programs."""
 
     def __init__(self, environment, replaced=()):
         self._environment = environment
@@ -119,7 +119,7 @@ def test_the_processor(new_reader, tmp_path):
     assert " passed" in reader.printed[0]
     assert " passed" in reader.printed[2]
     assert " 0 failed" in reader.printed[2]
-    assert len(reader.printed) == 4  # an answer, whatever random weights say
+    assert len(reader.printed) == 4  # the last one is an answer, of random weights
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def one_thread():
 
 
 class TestEveryPlugin(PluginConformance):
-    """The class as an author uses it, once for each name."""
+    """The checks as a plugin author runs them, once for each plugin."""
 
     @pytest.fixture(scope="class", params=NAMES)
     @classmethod

@@ -1,4 +1,4 @@
-"""Shared by the processor tests: processors over a bare checkpoint, and images of random noise."""
+"""Shared by the processor tests: processors of a bare checkpoint, and images of random noise."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The in-tree processors with the conformance kit, as a third party uses it."""
+"""The in-tree processors pass the conformance kit, used as by a third party."""
 
 from types import SimpleNamespace
 
@@ -18,14 +18,14 @@ SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_m
 
 
 def checkpoint_of(spec, folder):
-    """With a vision tower's config, as a real checkpoint has it."""
+    """Returns a checkpoint with a vision tower's config, as a real one has."""
     patch_size = 16 if spec.name.startswith("qwen3") else 14
     vision = SimpleNamespace(patch_size=patch_size, spatial_merge_size=2)
     return Checkpoint(folder=folder, config=SimpleNamespace(vision_config=vision))
 
 
 class TestImages(MediaProcessorConformance):
-    """Every image processor, on generated files, Pillow images and arrays."""
+    """Checks every image processor on generated files, Pillow images and arrays."""
 
     @pytest.fixture(scope="class", params=IMAGE, ids=lambda spec: spec.name)
     @classmethod
@@ -40,7 +40,7 @@ class TestImages(MediaProcessorConformance):
 
 
 class TestVideos(MediaProcessorConformance):
-    """Every video processor; files are read in processes of their own."""
+    """Checks every video processor; files are read in worker processes."""
 
     @pytest.fixture(scope="class", params=VIDEO, ids=lambda spec: spec.name)
     @classmethod
@@ -57,7 +57,7 @@ class TestVideos(MediaProcessorConformance):
 
 
 class TestIsolatedImages(TestImages):
-    """Images that are decoded in processes of their own."""
+    """Checks images that are decoded in worker processes."""
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -1,4 +1,4 @@
-"""Forms, modes, orientation, transparency, limits and faults of images."""
+"""Input forms, modes, orientation, transparency, limits and faults of images."""
 
 import io
 import random
@@ -241,7 +241,7 @@ def test_an_image_as_an_array(size):
     values = to_array(Image.fromarray(pixels))
     assert values.dtype == np.uint8
     assert np.array_equal(values, pixels)
-    values[:] = 0  # it is the caller's own
+    values[:] = 0  # the caller's array is writable
 
 
 def test_arrays_of_every_form_are_the_same_image():
@@ -289,7 +289,7 @@ def test_a_tensor_is_channels_first_and_an_array_channels_last_in_doubt():
         (np.full((4, 4, 3), np.nan), MediaError, r"0\.\.1"),
         (np.zeros((4, 4, 3), np.int64), UnsupportedMediaError, "int64"),
         (np.zeros((4, 4, 3), complex), UnsupportedMediaError, "complex"),
-        (np.zeros((2, 4, 4, 3), np.uint8), UnsupportedMediaError, "one image at a time"),
+        (np.zeros((2, 4, 4, 3), np.uint8), UnsupportedMediaError, "one image per item"),
         (np.zeros((5, 5, 2), np.uint8), UnsupportedMediaError, r"shape \[5, 5, 2\]"),
         (np.zeros((0, 4, 3), np.uint8), MediaError, "no pixels"),
         (np.zeros(4, np.uint8), UnsupportedMediaError, "shape"),
@@ -336,7 +336,7 @@ def test_one_lazily_opened_image_in_many_threads(encode, noise):
 
 
 def png_header(width, height):
-    """A PNG that announces a size and has no pixels."""
+    """Makes a PNG that announces a size and has no pixels."""
 
     def chunk(name, data):
         return (
@@ -442,7 +442,7 @@ def test_mutated_files_give_an_image_or_a_request_error(format, seed):
 
 
 def use_or_message(use, blob, limits):
-    """What came out: a size above zero, or a message without an address."""
+    """Returns the result: a size above zero, or a message without an address."""
     try:
         return min(use(blob, limits).size) > 0
     except RequestError as error:
@@ -465,7 +465,7 @@ def test_orientation_forms_other_than_plain_exif(encode):
 
 
 class TestIsolation:
-    """A file decoded in a process of its own gives the same pixels and the same errors."""
+    """A file decoded in a worker process has the same pixels and errors."""
 
     @pytest.fixture
     def decoder(self):

@@ -18,7 +18,7 @@ SMALL = {"max_pixels": 28 * 28 * 64}
 
 @pytest.fixture
 def photo():
-    """Smooth shapes and some grain: what JPEG is made for."""
+    """Draws smooth shapes with some grain, which JPEG compresses well."""
 
     def make(width, height, seed=0):
         rng = np.random.default_rng(seed)
@@ -36,7 +36,7 @@ def photo():
 
 @pytest.fixture
 def both(make_processor, limits):
-    """What exact and fast decoding make of a source."""
+    """Decodes a source exactly and fast."""
 
     def make(source, family="qwen", **options):
         exact = make_processor(family, options=options)
@@ -47,7 +47,7 @@ def both(make_processor, limits):
 
 
 def levels(one, other):
-    """Mean difference of patches, in levels of 255 before normalisation (all deviations < 0.28)."""
+    """Returns the mean difference of patches in levels of 255 (all deviations are below 0.28)."""
     return (one.tensors["pixels"] - other.tensors["pixels"]).abs().mean().item() * 255 * 0.27
 
 
@@ -129,7 +129,7 @@ def test_other_colour_spaces(mode, both, photo, encode):
 def test_every_filter(resample, both, photo, encode):
     exact, fast = both(encode(photo(520, 400), "JPEG"), resample=resample, **SMALL)
     assert fast.grid_thw == exact.grid_thw
-    assert levels(fast, exact) < 3  # nearest and box keep more of the grain than a reduction does
+    assert levels(fast, exact) < 3  # nearest and box keep more grain than a reduction does
 
 
 def test_progressive_files(both, photo, encode):

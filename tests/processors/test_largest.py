@@ -1,4 +1,4 @@
-"""The largest item of a processor is one that it could give, and no real one is larger."""
+"""The largest item of a processor is one that it could make, and no real item is larger."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_images(make, tmp_path):
 @pytest.mark.parametrize("make", VIDEOS)
 def test_videos(make, tmp_path):
     options = {"video_max_pixels": 64 * 64, "video_min_pixels": 32 * 32}
-    if make is Qwen3VideoProcessor:  # bounds a video as a whole
+    if make is Qwen3VideoProcessor:  # bounds the pixels of a whole video
         options = {"video_max_pixels": 20 * 64 * 64, "video_min_pixels": 32 * 32}
     options |= {"video_max_frames": 20, "video_min_frames": 4}
     processor = make(checkpoint(tmp_path), options)
@@ -43,7 +43,7 @@ def test_videos(make, tmp_path):
     video = np.zeros((90, 128, 128, 3), np.uint8)
     item = processor.decode(video, LIMITS)
     large = processor.process(item, {"source_fps": 4.0, "fps": 2.0})
-    if make is Qwen3VideoProcessor:  # fewer frames may be larger
+    if make is Qwen3VideoProcessor:  # fewer frames may be larger frames
         assert found.num_tokens >= large.num_tokens
         assert found.tensors["pixels"].shape[1] == large.tensors["pixels"].shape[1]
         return

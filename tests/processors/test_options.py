@@ -1,4 +1,4 @@
-"""mm_processor_kwargs and preprocessor_config.json: names, types, ranges, the model's patches."""
+"""mm_processor_kwargs and preprocessor_config.json: names, types, ranges, patch sizes."""
 
 from types import SimpleNamespace
 
@@ -37,7 +37,7 @@ def test_video_options_are_left_to_the_video_processor(make_processor):
         ({"resample": 9}, "filter"),
         ({"image_std": [0.1, 0, 0.1]}, "none of them 0"),
         ({"image_mean": [0.1, 0.2]}, "three"),
-        ({"min_pixels": 3136, "max_pixels": 784}, "is over max_pixels"),
+        ({"min_pixels": 3136, "max_pixels": 784}, "is above max_pixels"),
         ({"min_pixels": 3136, "image_min_pixels": 3136}, "twice"),
     ],
     ids=str,

@@ -19,7 +19,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 
 from mmdeploy_llm.errors import MediaError
 
-# Of the published Qwen3-VL checkpoints, whose image processor is Qwen2-VL's.
+# The file of the published Qwen3-VL checkpoints, whose image processor is Qwen2-VL's.
 QWEN3 = {
     "size": {"shortest_edge": 65536, "longest_edge": 16777216},
     "patch_size": 16,
@@ -41,8 +41,8 @@ REFERENCE = {
 
 
 def in_blocks(theirs, options):
-    """transformers' patch rows in blocks of those that are merged; only PaddleOCR-VL's, which are
-    images of their own, come row by row."""
+    """Orders transformers' patch rows in merged blocks; only PaddleOCR-VL's patches, which are
+    separate images, come row by row."""
     pixels = theirs["pixel_values"]
     if pixels.ndim == 2:
         return pixels

@@ -1,4 +1,4 @@
-"""Patch rows by the kernels of the CPU against those without, bit for bit."""
+"""Patch rows made by the CPU kernels equal those made without them, bit for bit."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_equal(kernels, patch_size, merge_size, num_frames, given):
     rng = np.random.RandomState(5)
     height, width = 2 * options.factor, 3 * options.factor
     frames = list(rng.randint(0, 256, (given, height, width, 3), dtype=np.uint8))
-    frames[0] = np.asfortranarray(frames[0])  # of any layout
+    frames[0] = np.asfortranarray(frames[0])  # kernels accept any layout
     plain, fast = Patchifier(options), Patchifier(options)
     fast.use_kernels(kernels)
     shape = (height * width // patch_size**2, 3 * num_frames * patch_size**2)

@@ -130,7 +130,7 @@ def test_data_urls(uri):
         ("data:image/png;base64,Y29!", MediaError, "base64"),
         ("data:image/png;base64,Y29uü", MediaError, "base64"),
         ("data:image/png;base64,Y", MediaError, "base64"),
-        ("data:video/mp4;base64,Y29u", UnsupportedMediaError, "type video stands where image"),
+        ("data:video/mp4;base64,Y29u", UnsupportedMediaError, "type video was given as image"),
         ("data:text/plain,hello", UnsupportedMediaError, "text"),
     ],
 )

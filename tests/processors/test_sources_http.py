@@ -1,4 +1,4 @@
-"""http(s) URLs as sources of media, from servers on this machine. No test leaves it."""
+"""http(s) URLs as sources of media, from servers on this machine; no test uses the network."""
 
 import contextlib
 import http.server
@@ -44,7 +44,8 @@ def respond(handler, status=200, body=b"content", **headers):
 
 @pytest.fixture
 def serve():
-    """routes (path -> function of the handler) to a server: .url, .port, .requests."""
+    """Returns a function from routes (path -> function of the handler) to a server with .url, .port
+    and .requests."""
     servers = []
 
     def start(routes, context=None):
@@ -54,7 +55,7 @@ def serve():
             def do_GET(self):
                 requests.append((self.path, dict(self.headers)))
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    routes[self.path.partition("?")[0]](self)  # the client may leave early
+                    routes[self.path.partition("?")[0]](self)  # the client may disconnect early
 
             def log_message(self, *args):
                 pass
@@ -78,7 +79,7 @@ def serve():
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """The back-off pauses that were asked for; nothing waits."""
+    """Records the requested back-off pauses without waiting."""
     slept = []
     monkeypatch.setattr(remote_http.time, "sleep", slept.append)
     return slept
@@ -86,7 +87,8 @@ def pauses(monkeypatch):
 
 @pytest.fixture
 def names(monkeypatch):
-    """host name -> the answers of successive lookups; IP addresses are themselves."""
+    """Returns a dict of host name -> answers of successive lookups; IP addresses resolve to
+    themselves."""
     answers, real = {}, socket.getaddrinfo
 
     def lookup(host, port, *args, **kwargs):
@@ -242,20 +244,20 @@ def test_one_refused_address_refuses_the_host(serve, names):
 
 
 def test_the_connection_goes_to_the_checked_address(serve, names, monkeypatch):
-    """DNS rebinding: the second lookup would give this machine, and nobody asks a second time."""
+    """DNS rebinding: a second lookup would return this machine, but there is none."""
     server = serve({"/x.png": respond})
     names["rebind.org"] = [[PUBLIC], ["127.0.0.1"]]
     connected, real = [], socket.create_connection
 
     def connect(address, *args, **kwargs):
         connected.append(address)
-        return real(("127.0.0.1", address[1]), *args, **kwargs)  # stands for the public machine
+        return real(("127.0.0.1", address[1]), *args, **kwargs)  # in place of the public machine
 
     monkeypatch.setattr(socket, "create_connection", connect)
     assert fetch(f"http://rebind.org:{server.port}/x.png", allow_urls=True) == b"content"
     assert connected == [(PUBLIC, server.port)]
     assert server.requests[0][1]["Host"] == f"rebind.org:{server.port}"
-    with pytest.raises(MediaError, match="not a public one"):  # a new fetch checks anew
+    with pytest.raises(MediaError, match="not a public one"):  # a new fetch checks again
         fetch(f"http://rebind.org:{server.port}/x.png", allow_urls=True)
 
 
@@ -374,7 +376,7 @@ def test_other_statuses_are_errors_that_name_them(serve, status, pauses):
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
-def test_busy_servers_are_asked_three_times(serve, status, pauses):
+def test_requests_to_busy_servers_are_made_three_times(serve, status, pauses):
     server = serve({"/x": lambda handler: respond(handler, status)})
     with pytest.raises(MediaError, match=rf"answered {status} .* \(3 tries\)"):
         fetch(server.url + "/x", **HERE)
@@ -506,7 +508,7 @@ def test_proxies_of_the_environment_are_not_used(serve, monkeypatch):
 
 @pytest.fixture
 def secure(serve, monkeypatch, tmp_path):
-    """certified names -> an https server whose authority is trusted."""
+    """Returns a function from certified names to an https server whose authority is trusted."""
     trustme = pytest.importorskip("trustme")
 
     def start(*identities, is_trusted=True):
@@ -524,7 +526,7 @@ def secure(serve, monkeypatch, tmp_path):
 
 
 def test_certificates_are_verified_for_the_name(secure, names):
-    """The connection goes to an address, but it is the name that the certificate must have."""
+    """The connection goes to an address, but the certificate is checked against the name."""
     server = secure("images.example.com")
     names["images.example.com"] = names["other.example.com"] = [["127.0.0.1"]]
     limits = HERE | {"allowed_domains": ("*.example.com",)}

@@ -1,4 +1,4 @@
-"""Object stores through fsspec, on its file system in memory and on made-up ones."""
+"""Object stores through fsspec, tested on its file system in memory and on made-up ones."""
 
 import sys
 import threading
@@ -34,7 +34,7 @@ def store():
 
 
 class OddFileSystem(MemoryFileSystem):
-    """Subclasses misbehave; each keeps its own instance."""
+    """A file system whose subclasses misbehave; each has its own instance."""
 
     protocol = "odd"
     cachable = False
@@ -78,7 +78,7 @@ def test_the_size_is_checked_before_reading(odd):
 
 
 @pytest.mark.parametrize("told", [1, None])
-def test_reading_is_bounded_whatever_the_store_told(odd, told):
+def test_reading_is_bounded_whatever_the_store_reports(odd, told):
     class Endless:
         num_read = 0
 

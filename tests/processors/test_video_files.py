@@ -1,4 +1,4 @@
-"""Opening and reading videos of all sorts: the right frames, or a clear error."""
+"""Videos of all formats are opened and read: the right frames, or a clear error."""
 
 import io
 import re
@@ -52,7 +52,7 @@ def test_containers(files, name, codec):
 
 
 def test_mpeg_program_stream(files):
-    """Its packets do not all have a time."""
+    """Not all packets of the file have a time."""
     opened = open_video(files.video(40, 25, name="mpeg", codec="mpeg2video"), LIMITS)
     wanted = [0, 5, 20, 39]
     found = [files.index_of(frame, 40) for frame in opened.read(wanted)]
@@ -60,7 +60,7 @@ def test_mpeg_program_stream(files):
 
 
 def test_every_frame_is_the_one_of_reading_on(files):
-    """Jumping to key frames, with frames that refer to later ones, finds the same pictures."""
+    """Seeking to key frames, with frames that refer to later ones, returns the same pictures."""
     blob = files.video(60, 10, gop=9, bf=3)
     opened = open_video(blob, LIMITS)
     whole = list(opened.read(range(60)))
@@ -126,7 +126,7 @@ def test_animations(files, name):
 def test_animation_of_uneven_length(files):
     line = open_video(files.animation("GIF", 3, [100, 500, 0]), LIMITS).timeline
     assert [round(time, 2) for time in line.times] == [0, 0.1, 0.6]
-    assert line.duration == pytest.approx(0.7)  # a length of 0 is shown for a tenth of a second
+    assert line.duration == pytest.approx(0.7)  # a frame of length 0 lasts a tenth of a second
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_frames_of_different_sizes(files):
 
 
 def test_damage_in_the_middle(files):
-    """Frames within the damage are replaced by a neighbour; those outside are right."""
+    """Damaged frames are replaced by a neighbour; the others are right."""
     blob = bytearray(files.video(60, 10, gop=6, bf=0, sc_threshold=0, qp=4))
     start = blob.index(b"mdat")
     middle = (start + blob.index(b"moov")) // 2
@@ -181,7 +181,7 @@ def test_damage_in_the_middle(files):
 
 
 def test_damage_without_end(files):
-    """Too far from any sound frame there is nothing to stand for a frame."""
+    """A damaged frame too far from any good one is an error."""
     blob = bytearray(files.video(90, 10, gop=300, bf=0, sc_threshold=0))
     start, end = blob.index(b"mdat") + 1500, blob.index(b"moov") - 4
     blob[start:end] = b"\xff" * (end - start)
@@ -255,7 +255,7 @@ def test_errors_have_no_addresses_and_paths(files):
 
 
 def test_file_objects_are_left_as_they_are(files):
-    """Reading twice, and from a copy, gives the same: nothing is consumed."""
+    """Reading twice, and from a copy, returns the same frames: nothing is consumed."""
     blob = files.video(8)
     first, second = (open_video(io.BytesIO(blob).getvalue(), LIMITS) for _ in range(2))
     assert first.digest == second.digest

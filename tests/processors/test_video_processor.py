@@ -1,4 +1,4 @@
-"""From videos to pixels, grids and token counts."""
+"""Video processors turn videos into pixels, grids and token counts."""
 
 import io
 from dataclasses import replace
@@ -77,7 +77,7 @@ def test_default_sizes():
 
 
 def test_seconds_between_two_steps(make, files):
-    """Qwen's time axis goes by real seconds: 2 frames a token over the rate that was sampled."""
+    """Qwen's time axis is in seconds: 2 frames per token divided by the sampled rate."""
     processor = make("qwen", video_fps=4)
     made = processor.process(processor.decode(files.video(40, 10), LIMITS), {})
     assert made.grid_thw[0] == 8
@@ -129,7 +129,7 @@ def test_wrong_item_option(make, files):
 
 
 def test_a_strip_for_people(make, files):
-    """At most eight of the chosen frames, the first and the last among them."""
+    """Previews are at most eight of the chosen frames, including the first and the last."""
     processor = make(video_fps=10, video_draw_on_frames=False)
     item = processor.decode(files.video(40, 10), LIMITS)
     strip = [Image.open(io.BytesIO(blob)) for blob in processor.previews(item, {})]
@@ -152,7 +152,7 @@ class TestStamps:
         assert time_text(seconds) == text
 
     def test_pixels(self):
-        """A tenth of the shorter side high, in the upper left corner, black on a white outline."""
+        """The stamp is as high as a tenth of the shorter side, black on white, at the top left."""
         frame = Image.new("RGB", (400, 300), (90, 120, 30))
         want = frame.copy()
         ImageDraw.Draw(want).text(
@@ -167,7 +167,7 @@ class TestStamps:
         assert got.tobytes() == want.tobytes() != frame.tobytes()
 
     def test_frames_carry_their_own_time(self, make, files):
-        """Equal frames differ by their stamps only; without them not at all."""
+        """Equal frames differ only by their stamps, and are equal without them."""
         still = [np.full((112, 112, 3), 90, np.uint8)] * 2
         for is_drawn in (True, False):
             processor = make(video_draw_on_frames=is_drawn)
@@ -186,7 +186,7 @@ class TestStamps:
 
 
 class TestIsolation:
-    """The same pixels from a process of its own, and the same errors."""
+    """A worker process returns the same pixels and the same errors."""
 
     def test_same_pixels(self, make, files):
         processor, blob = make(video_fps=10), files.video(12, 10)
@@ -229,7 +229,7 @@ class TestIsolation:
 
     def test_a_deadline(self, make, files):
         processor = make(video_fps=10)
-        processor.decode(files.video(4, 10), LIMITS)  # the process runs
+        processor.decode(files.video(4, 10), LIMITS)  # starts the process
         with pytest.raises(MediaTimeoutError, match="media_timeout"):
             processor.decode(files.video(200, 10), replace(LIMITS, decode_timeout=1e-4))
         assert processor.decode(files.video(4, 10), LIMITS).video.timeline.num_frames == 4

@@ -27,7 +27,7 @@ OPTIONS = Qwen3VideoProcessor.default
 
 @pytest.fixture(scope="module")
 def rules():
-    """transformers' own functions, taken out of their module, which cannot be imported without
+    """Extracts transformers' own functions from their module, which cannot be imported without
     torchvision."""
     root = Path(transformers.__file__).parent
     source = (root / "models/qwen3_vl/video_processing_qwen3_vl.py").read_text("utf-8")
@@ -111,14 +111,14 @@ class TestSizes:
         few, many = (
             processor.process(processor.decode(clip(num, 320, 320), LIMITS), {}) for num in (2, 8)
         )
-        assert few.grid_thw == (1, 10, 10)  # 5 x 5 tokens: two frames of them are 50 of 64
+        assert few.grid_thw == (1, 10, 10)  # 5 x 5 tokens: two steps have 50 of the allowed 64
         assert many.grid_thw == (4, 4, 4)
 
     def test_a_checkpoint_that_caps_the_frames(self):
         options = ImageOptions(min_pixels=32 * 32, max_pixels=32 * 32 * 768, patch_size=16)
         assert fit_video(1280, 1280, 2, options) == (608, 608)
         assert fit_video(1280, 1280, 2, options, 16) == (128, 128)
-        # where many frames share the bound, it is the bound that counts
+        # where many frames share the bound, the bound decides
         assert fit_video(1280, 1280, 200, options, 16) == fit_video(1280, 1280, 200, options)
 
     def test_the_cap_is_read_from_the_file(self, make):
@@ -162,7 +162,7 @@ class TestPrompt:
 
 class TestPixels:
     def test_normalisation(self, make):
-        """Half and half, unless the file says otherwise."""
+        """Mean and deviation are 0.5 unless the file says otherwise."""
         white = np.full((2, 64, 64, 3), 255, np.uint8)
         for file, want in (({}, 1.0), ({"image_mean": [0.0] * 3, "image_std": [0.25] * 3}, 4.0)):
             processor = make(file)
@@ -170,7 +170,7 @@ class TestPixels:
             assert pixels.unique().tolist() == [want]
 
     def test_the_same_as_qwen2_but_for_size_and_normalisation(self, make):
-        """Two frames a patch, in blocks of merged patches."""
+        """Two frames per patch, ordered in blocks of merged patches."""
         options = {"video_min_pixels": 64 * 96 * 4, "video_max_pixels": 64 * 96 * 4}
         clip_norm = {
             "image_mean": [0.48145466, 0.4578275, 0.40821073],

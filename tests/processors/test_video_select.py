@@ -1,4 +1,4 @@
-"""Which frames are taken: FastDeploy's rules for ERNIE, transformers' for Qwen."""
+"""Frames are selected by FastDeploy's rules for ERNIE and by transformers' for Qwen."""
 
 import ast
 import math
@@ -31,8 +31,8 @@ def qwen(num, rate, **options):
 
 @pytest.fixture(scope="session")
 def transformers_frames():
-    """transformers' own rule, taken out of its module, which cannot be imported without
-    torchvision: (frames, rate, options) -> frame numbers."""
+    """Extracts transformers' own rule from its module, which cannot be imported without
+    torchvision: (frames, rate, options) -> frame indices."""
     root = Path(transformers.__file__).parent
     source = (root / "models/qwen2_vl/video_processing_qwen2_vl.py").read_text("utf-8")
     [rule] = [
@@ -70,7 +70,7 @@ class TestErnie:
         assert ernie(0.5, 10) == list(range(5))
 
     def test_fps_rounds_half_to_even(self):
-        """Frame numbers are second x rate, rounded as numpy does; those past the end go."""
+        """Frame indices are second x rate, rounded as by numpy; those past the end are dropped."""
         assert ernie(5, 5, fps=2, min_frames=1) == [0, 2, 5, 8, 10, 12, 15, 18, 20, 22]
 
     def test_middle(self):
@@ -117,7 +117,7 @@ class TestErnie:
             ernie(10, 10, **options)
 
     def test_variable_rate_goes_by_time(self):
-        """A long still frame fills its seconds; it is taken once."""
+        """A long still frame covers several seconds; it is used once."""
         times = [0.0, 0.1, 0.2, 0.3, 5.0, 5.1]
         timeline = Timeline(width=9, height=9, times=times, duration=5.2, is_constant=False)
         options = item_options(ERNIE, {"fps": 1, "min_frames": 1})
@@ -187,7 +187,7 @@ class TestOptions:
             engine_options(ERNIE, {name: value}, {})
 
     def test_bounds_that_cross(self):
-        with pytest.raises(ConfigError, match="video_min_pixels = 999999999 is over"):
+        with pytest.raises(ConfigError, match="video_min_pixels = 999999999 is above"):
             engine_options(ERNIE, {}, {"video_min_pixels": 999_999_999})
 
     def test_defaults(self):

@@ -1,4 +1,4 @@
-"""Encoded videos for the tests: a bar that grows from left to right, one step a frame."""
+"""Encodes videos for the tests: a bar that grows from left to right, one step per frame."""
 
 import io
 import struct
@@ -14,14 +14,14 @@ SILENCE = 1024  # samples in a frame of sound
 
 
 def frame_of(index, total, width=WIDTH, height=HEIGHT):
-    """RGB uint8 [height, width, 3]: red up to index / total of the width, blue behind it."""
+    """Draws RGB uint8 [height, width, 3]: red up to index / total of the width, blue after it."""
     pixels = np.full((height, width, 3), BLUE, np.uint8)
     pixels[:, : index * width // total] = RED
     return pixels
 
 
 def index_of(image, total):
-    """Which frame this is: where the bar ends."""
+    """Returns the index of a frame, read from the end of the bar."""
     line = np.asarray(image)[image.height // 2, :, 0]
     return round((line > 115).sum() * total / image.width)
 
@@ -37,7 +37,7 @@ def video(
     size=(WIDTH, HEIGHT),
     **options,
 ):
-    """The bytes of a container file. times: milliseconds of each frame, else even steps."""
+    """Encodes a container file. times: milliseconds of each frame, else even steps."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=name) as container:
         stream = container.add_stream(codec, rate=fps)
@@ -56,7 +56,7 @@ def video(
 
 
 def sound():
-    """A file with sound only."""
+    """Encodes a file with sound only."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="mp4") as container:
         stream = container.add_stream("aac", rate=16000)
@@ -70,7 +70,7 @@ def sound():
 
 
 def turned(blob, quarter):
-    """An MP4 whose track header asks players to turn it by a quarter; 1: clockwise."""
+    """Rewrites an MP4's track header to rotate it by 90 degrees; 1: clockwise."""
     place = blob.index(b"tkhd")
     version = blob[place + 4]
     matrix = place + 4 + (52 if version else 40)
@@ -80,7 +80,7 @@ def turned(blob, quarter):
 
 
 def animation(name, num=6, length=200, **options):
-    """An animated GIF, WebP or PNG. length: milliseconds of a frame, or a list of them."""
+    """Encodes an animated GIF, WebP or PNG. length: milliseconds of a frame, or of each frame."""
     frames = [Image.fromarray(frame_of(index, num)) for index in range(num)]
     buffer = io.BytesIO()
     frames[0].save(

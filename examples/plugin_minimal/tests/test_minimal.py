@@ -54,7 +54,7 @@ class TestProcessor(MediaProcessorConformance):
 
 
 class Reference:
-    """transformers' LLaVA, with the charts as its pictures."""
+    """Runs transformers' LLaVA with the charts as its pictures."""
 
     def __init__(self, folder):
         self.model = LlavaForConditionalGeneration.from_pretrained(folder).eval()
@@ -85,7 +85,7 @@ class TestModel(ModelConformance):
 
     @staticmethod
     def make_prompt(config, grids, *, seed=0):
-        """Charts with as many bars as a case says, random text around them."""
+        """Makes charts with as many bars as a case says, and random text around them."""
         processor = ChartProcessor(Checkpoint(folder=Path(), config=config), {})
         generator = torch.Generator().manual_seed(seed)
 

@@ -1,4 +1,4 @@
-"""A tiny LLaVA with random weights, whose tokenizer and chat template know charts."""
+"""Writes a tiny LLaVA with random weights, whose tokenizer and chat template support charts."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-// Attention of many sequences over keys and values that lie in pages or in one piece.
+// Attention of many sequences over keys and values in pages or in contiguous memory.
 //
-// A task is one tile of queries: some tokens of one sequence, and of each all query heads that
-// share a key head, as rows side by side; where these are few, of several key heads. It walks over
-// the keys that its tokens see:
+// A task is one tile of queries: some tokens of one sequence, with all query heads that share a key
+// head as its rows; where these are few, with several key heads. It iterates over the keys that are
+// visible to its tokens:
 //
 //     for tiles of keys
 //       for key heads                              packed once for all rows
@@ -11,14 +11,14 @@
 //           weights = exp(scores - running maximum)
 //           out [rows][head_dim] = out * correction + weights v
 //
-// Each token sees keys `first` .. `behind`; causal attention, sliding windows and images whose
-// tokens see each other are all such ranges.
+// A token attends to the keys `first` .. `behind` (exclusive); causal attention, sliding windows
+// and images whose tokens attend to each other are all such ranges.
 //
-// Where a sequence has few rows and many keys, as in decode over a long context, each part of the
-// keys is a task of its own, and the last one to end merges them all. Parts and tiles of keys end
-// at fixed places, so that no result depends on the other sequences or on the number of threads.
+// Where a sequence has few rows and many keys, as in decode over a long context, each chunk of the
+// keys is a task of its own, and the last task to finish merges them all. Chunks and tiles of keys
+// end at fixed positions, so no result depends on other sequences or on the number of threads.
 //
-// Keys and values in int8 are multiplied as they are: their scales go into scores and weights.
+// Keys and values in int8 are multiplied unscaled: their scales are applied to scores and weights.
 #pragma once
 
 #include <algorithm>
@@ -36,9 +36,9 @@
 
 namespace mm {
 
-constexpr int64_t TILE_ROWS = 256;  // at most
+constexpr int64_t TILE_ROWS = 256;  // upper bound
 constexpr int64_t TILE_KEYS = 128;
-constexpr int64_t PART_KEYS = 1024;  // of a task where the keys of few rows are split
+constexpr int64_t PART_KEYS = 1024;  // keys of a task where the keys of few rows are split
 constexpr int64_t FEW_ROWS = 64;
 constexpr int64_t MAX_HEAD_DIM = 512;
 
@@ -52,18 +52,18 @@ struct AttentionArgs {
     const float* key_scales;    // of keys and values in int8, [blocks][block_size][num_kv_heads]
     const float* value_scales;
     void* out;               // [tokens][num_heads][head_dim]
-    const int32_t* block_tables;  // [sequences][table_stride]; null: keys lie in one piece
+    const int32_t* block_tables;  // [sequences][table_stride]; null: keys are contiguous
     int64_t table_stride;
     int64_t block_size;
     const int64_t* query_starts;  // [sequences + 1], the first token of each sequence
-    const int64_t* first_seen;    // [tokens], of the sequence's keys
-    const int64_t* behind_seen;   // [tokens]
+    const int64_t* first_seen;    // [tokens], index of the sequence's first visible key
+    const int64_t* behind_seen;   // [tokens], one past the last visible key
     int64_t num_sequences;
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t head_dim;
     float scale;
-    float softcap;  // 0: none
+    float softcap;  // 0 is none
     int32_t num_threads;
 };
 
@@ -87,8 +87,8 @@ inline Scratch<T>& scratch() {
     return *own;
 }
 
-// What the parts of one tile found, each [rows][columns + 2]: the sums of weighted values, the sum
-// of weights and the maximum.
+// The results of the chunks of one tile's keys, each [rows][columns + 2]: the sums of weighted
+// values, the sum of weights and the maximum.
 struct Parts {
     int64_t num;
     int64_t stride;  // from part to part
@@ -99,7 +99,7 @@ struct Parts {
         : num(parts), stride(part_size), found(new float[parts * part_size]), missing(parts) {}
 };
 
-// Some tokens of one sequence with some key heads, and keys first .. behind.
+// Some tokens of one sequence with some key heads, and the keys first .. behind (exclusive).
 struct Task {
     int64_t sequence;
     int64_t kv_head;
@@ -108,7 +108,7 @@ struct Task {
     int64_t num_tokens;
     int64_t first;
     int64_t behind;
-    Parts* parts = nullptr;  // null: these are all keys that the tokens see
+    Parts* parts = nullptr;  // null: these are all keys that are visible to the tokens
     int64_t part = 0;
 };
 
@@ -147,7 +147,7 @@ class AttentionTask {
             finish();
         } else {
             keep();
-            // The last part to come here sees what all others have kept.
+            // The last task to arrive sees the results that all others have stored.
             if (task_.parts->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) merge();
         }
     }
@@ -172,7 +172,7 @@ class AttentionTask {
         std::memset(own_.out, 0, rows_ * columns_ * sizeof(float));
     }
 
-    // Where the page of key `key` begins, in tokens of the cache, less the key's own number there.
+    // Returns what to add to the index of key `key` to get its slot in the cache.
     int64_t shift_of(int64_t key) const {
         if (args_.block_tables == nullptr) return args_.query_starts[task_.sequence];
         const int64_t page = key / args_.block_size;
@@ -180,7 +180,7 @@ class AttentionTask {
         return (block - page) * args_.block_size;
     }
 
-    // place(key) for every key first .. end, with its place in the cache.
+    // Calls place(key, slot in the cache) for every key first .. end.
     template <typename Place>
     void for_places(int64_t first, int64_t end, const Place& place) const {
         while (first < end) {
@@ -225,7 +225,8 @@ class AttentionTask {
         }
     }
 
-    // Few bytes of each token belong to one head: the processor does not see what comes next.
+    // Only a few bytes of each token belong to one head, which the processor's own prefetcher does
+    // not recognise.
     void prefetch(int64_t kv_head, int64_t first, int64_t end) const {
         const int64_t size = args_.head_dim * int64_t(sizeof(C));
         for_places(first, end, [&](int64_t, int64_t place) {
@@ -238,7 +239,7 @@ class AttentionTask {
         });
     }
 
-    // Keys first .. end, in the tile, to the rows of one key head.
+    // Adds the tile's keys first .. end to the rows of one key head.
     void add_tile(int64_t row, int64_t first, int64_t end) {
         const int64_t strips = (head_rows_ + STRIP_ROWS - 1) / STRIP_ROWS;
         for (int64_t strip = 0; strip < strips; ++strip) {
@@ -284,7 +285,7 @@ class AttentionTask {
     void write(int64_t row, const float* sums, float total) {
         T* result = static_cast<T*>(args_.out) +
                     (token_of(row) * args_.num_heads + head_of(row)) * args_.head_dim;
-        const float factor = total != 0.0f ? 1.0f / total : 0.0f;  // a row that sees nothing is 0
+        const float factor = total != 0.0f ? 1.0f / total : 0.0f;  // 0 for a row without keys
 #pragma omp simd
         for (int64_t c = 0; c < args_.head_dim; ++c) result[c] = store<T>(sums[c] * factor);
     }
@@ -316,7 +317,7 @@ class AttentionTask {
             std::memset(sums, 0, columns_ * sizeof(float));
             float total = 0.0f;
             for (int64_t part = 0; part < parts.num; ++part, found += parts.stride) {
-                if (found[columns_] == 0.0f) continue;  // nothing seen there
+                if (found[columns_] == 0.0f) continue;  // no visible key in this chunk
                 const float factor = fast_exp(found[columns_ + 1] - maximum);
                 total += found[columns_] * factor;
 #pragma omp simd
@@ -329,15 +330,15 @@ class AttentionTask {
     const AttentionArgs& args_;
     const Task& task_;
     const int64_t group_;
-    const int64_t head_rows_;  // of one key head
+    const int64_t head_rows_;  // rows of one key head
     const int64_t rows_;
     const int64_t columns_;
     Scratch<T>& own_;
     const Scaling scaling_;
 };
 
-// The tasks of a call: heads one after the other, so that a head's keys stay in the cache for all
-// its tiles; of these the last ones first, which see most where attention is causal.
+// The tasks of a call, head by head, so that a head's keys stay in the cache for all its tiles. The
+// last tiles come first, because in causal attention they have the most keys.
 class Tasks {
    public:
     explicit Tasks(const AttentionArgs& args)
@@ -361,7 +362,7 @@ class Tasks {
         return num * args_.num_kv_heads;
     }
 
-    // Of the keys of all sequences with few rows.
+    // Counts the chunks of keys of all sequences with few rows.
     int64_t num_parts() const {
         int64_t num = 0;
         for (int64_t sequence = 0; sequence < args_.num_sequences; ++sequence) {
@@ -380,8 +381,8 @@ class Tasks {
         if (count == 0) return;
         const int64_t tokens = tile_tokens();
         const bool is_split = count * group_ <= FEW_ROWS;
-        // Keys of all heads lie side by side in memory: rows that are few take all of them at once,
-        // if enough tasks are left for the threads.
+        // Keys of all heads are adjacent in memory, so a task of few rows reads several heads at
+        // once if that leaves enough tasks for the threads.
         int64_t heads = 1;
         if (is_split && merges_heads_) {
             heads = std::max<int64_t>(1, TILE_ROWS / (count * group_));
@@ -441,7 +442,7 @@ void attend(const AttentionArgs& args) {
                  [&](int64_t task) { AttentionTask<T, C>(args, tasks.all()[task]).run(); });
 }
 
-// Keys or values [tokens][num_kv_heads][head_dim] of a step to their slots in the cache.
+// Writes keys or values [tokens][num_kv_heads][head_dim] of a step to their slots in the cache.
 template <typename T, typename C>
 void write_cache(const T* rows, int64_t row_stride, C* cache, float* scales, const int64_t* slots,
                  int64_t tokens, int64_t num_kv_heads, int64_t head_dim, int num_threads) {

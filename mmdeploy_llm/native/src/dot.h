@@ -1,7 +1,7 @@
-// Products of small tiles, the inner loops of attention: 16 results side by side in a register
-// where the processor has AVX-512 with bf16, else loops that the compiler vectorises.
+// Products of small tiles, the inner loops of attention: 16 results in one register where the
+// processor has AVX-512 with bf16, else loops that the compiler vectorises.
 //
-// Both operands lie in pairs of channels, as vdpbf16ps takes them:
+// Both operands are stored in pairs of channels, as vdpbf16ps reads them:
 //     left  [rows][depth / 2][2]           row by row
 //     right [depth / 2][columns][2]        columns a multiple of 16
 #pragma once
@@ -18,17 +18,17 @@
 namespace mm {
 
 constexpr int64_t LANES = 16;
-constexpr int64_t STRIP_ROWS = 6;  // rows of left that `dot` takes at most
+constexpr int64_t STRIP_ROWS = 6;  // largest number of rows of `left` in a call of `dot`
 
-// Items of one of `parts` nearly equal parts: the first ones are larger by one.
+// Returns the size of one of `parts` nearly equal parts; the first ones are larger by one.
 inline int64_t even_part(int64_t items, int64_t parts, int64_t part) {
     return items / parts + (part < items % parts ? 1 : 0);
 }
 
 #ifdef MM_HAS_BF16_DOT
 
-// ROWS x (16 * BLOCKS) results: out = left * right, or out += left * right.
-// Never inlined, so that the sums stay in registers whatever is around it.
+// Computes ROWS x (16 * BLOCKS) results: out = left * right, or out += left * right.
+// Never inlined, so that the sums stay in registers whatever code calls it.
 template <int ROWS, int BLOCKS>
 __attribute__((noinline)) void dot_tile(const bf16* left, int64_t left_stride, const bf16* right,
                                         int64_t columns, int64_t depth, float* out,
@@ -84,8 +84,8 @@ inline void dot_blocks(int64_t blocks, const bf16* left, int64_t left_stride, co
     }
 }
 
-// 1 to STRIP_ROWS rows. Columns are taken in even groups of at most 64: 80 are 48 + 32, each of
-// which has enough sums to hide the time that one product takes.
+// Computes 1 to STRIP_ROWS rows. Columns are split into even groups of at most 64, such as 80 into
+// 48 + 32: each then has enough independent sums to hide the latency of a product.
 inline void dot(const bf16* left, int64_t left_stride, const bf16* right, int64_t columns,
                 int64_t depth, float* out, int64_t out_stride, int64_t rows, bool adds) {
     const int64_t blocks = columns / LANES, groups = (blocks + 3) / 4;
@@ -114,7 +114,7 @@ inline void dot(const bf16* left, int64_t left_stride, const bf16* right, int64_
 
 #endif
 
-// For any T; the loop over columns is vectorised.
+// The version for any T; the compiler vectorises the loop over columns.
 template <typename T>
 inline void dot(const T* left, int64_t left_stride, const T* right, int64_t columns, int64_t depth,
                 float* out, int64_t out_stride, int64_t rows, bool adds) {

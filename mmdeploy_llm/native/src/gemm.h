@@ -1,18 +1,18 @@
-// out = x w^T + bias, over weights that were laid out once: [n / 64][k / unit][64][unit], a unit
-// being four bytes, 2 bf16 or 4 int8. Short or long, any number of rows runs the same code.
+// Computes out = x w^T + bias with weights that are packed once: [n / 64][k / unit][64][unit],
+// where a unit is four bytes, 2 bf16 or 4 int8. Any number of rows runs the same code.
 //
-//     for blocks of rows (their x stays in the cache)        in parallel, with
-//       for panels of 64 columns                             the panels
-//         for parts of k (their weights stay in the cache)
+//     for blocks of rows (their x stays in the cache)        both loops
+//       for panels of 64 columns                             in parallel
+//         for chunks of k (their weights stay in the cache)
 //           for strips of 6 rows:  6 x 64 sums in registers
 //
-// While the strips of a part are computed, the next part is fetched from memory: with few rows a
-// product takes the longer of the two times, not their sum.
+// While the strips of a chunk are computed, the next chunk is prefetched from memory: with few rows
+// a product takes the longer of the two times, not their sum.
 //
-// int8: weights have a scale for each column and are kept as w + 128, the unsigned operand of
-// vpdpbusd; x has a scale for every 128 values of a row, so that one large value costs its
-// neighbours little precision, and is the signed one:
-//     sum a (w + 128) = sum a w + 128 sum a            the last term is taken off
+// int8: weights have a scale for each column and are stored as w + 128, the unsigned operand of
+// vpdpbusd. x is the signed operand and has a scale for every 128 values of a row, so that one
+// large value costs its neighbours little precision:
+//     sum a (w + 128) = sum a w + 128 sum a            the last term is subtracted
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ constexpr int64_t UNIT_BYTES = PANEL * 4;
 constexpr int64_t AHEAD_UNITS = 8;
 static_assert(PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
 
-// What a strip asks memory for: `num` cache lines for every 8 units that it computes.
+// What a strip prefetches: `num` cache lines for every 8 units that it computes.
 struct Ahead {
     const char* lines;
     int64_t num;
@@ -59,7 +59,8 @@ inline __m512i add_products(__m512i sums, const int8_t*, __m512i row, __m512i we
     return _mm512_dpbusd_epi32(sums, weights, row);
 }
 
-// sums += `units` units of ROWS rows of a, times as much of a panel. Inlined where the sums live.
+// sums += `units` units of ROWS rows of a, times as many units of a panel. Always inlined, so that
+// the sums stay in the caller's registers.
 template <int ROWS, typename A>
 __attribute__((always_inline)) inline void add_units(const A* a, int64_t a_stride,
                                                      const void* panel, int64_t units,
@@ -92,8 +93,8 @@ __attribute__((always_inline)) inline void add_units(const A* a, int64_t a_strid
 
 #endif
 
-// out [ROWS][64] += rows of a times a part of a panel. Never inlined, so that the sums stay in
-// registers whatever is around it.
+// out [ROWS][64] += rows of a times a chunk of a panel. Never inlined, so that the sums stay in
+// registers whatever code calls it.
 template <int ROWS>
 __attribute__((noinline)) void strip_bf16(const bf16* a, int64_t a_stride, const bf16* panel,
                                           int64_t units, Ahead ahead, float* out) {
@@ -126,7 +127,7 @@ __attribute__((noinline)) void strip_bf16(const bf16* a, int64_t a_stride, const
 #endif
 }
 
-// Rows of x in int8: values [rows][width], scales and sums [rows][groups].
+// Rows of x quantized to int8: values [rows][width], scales and sums [rows][groups].
 struct QuantizedRows {
     int64_t width;
     int64_t groups;
@@ -142,9 +143,9 @@ struct QuantizedRows {
           sums(rows * groups) {}
 };
 
-// out [ROWS][64] += `units` units, at most a group, of rows of a times a panel, each row times its
-// scale. row_sums, scales: of the first row's group, `groups` to the next row's. Never inlined, as
-// strip_bf16.
+// out [ROWS][64] += `units` units, at most one group, of rows of a times a panel, each row times
+// its scale. row_sums, scales: point to the first row's group; the next row's is `groups` further.
+// Never inlined, as strip_bf16.
 template <int ROWS>
 __attribute__((noinline)) void group_s8(const int8_t* a, int64_t a_stride, const uint8_t* panel,
                                         int64_t units, const int32_t* row_sums, const float* scales,
@@ -190,8 +191,8 @@ __attribute__((noinline)) void group_s8(const int8_t* a, int64_t a_stride, const
 #endif
 }
 
-// out [ROWS][64] += rows from `row` on, units `unit` .. `unit + units` of them, whole groups but at
-// the end.
+// out [ROWS][64] += rows from `row` on, over units `unit` .. `unit + units`, in whole groups except
+// at the end.
 template <int ROWS>
 void strip_s8(const QuantizedRows& x, int64_t row, int64_t unit, const uint8_t* panel,
               int64_t units, Ahead ahead, float* out) {
@@ -204,7 +205,7 @@ void strip_s8(const QuantizedRows& x, int64_t row, int64_t unit, const uint8_t* 
     }
 }
 
-// strip(ROWS as a constant) for the rows that are left, 6 at most.
+// Calls strip with the number of rows, 6 at most, as a compile-time constant.
 template <typename Strip>
 inline void with_rows(int64_t rows, const Strip& strip) {
     switch (rows) {
@@ -217,13 +218,13 @@ inline void with_rows(int64_t rows, const Strip& strip) {
     }
 }
 
-// The weights of the product that comes next, null when nobody knows.
+// The weights of the product that comes next; null when it is not known.
 struct Next {
     const char* weights = nullptr;
     int64_t panel_bytes = 0;
 };
 
-// What is to be fetched while one of `num_strips` strips computes `units` units.
+// Returns what to prefetch while one of `num_strips` strips computes `units` units.
 inline Ahead ahead_of(const char* next, int64_t strip, int64_t num_strips, int64_t units) {
     if (next == nullptr) return {nullptr, 0};
     constexpr int64_t LINES = AHEAD_UNITS * UNIT_BYTES / 64;
@@ -232,8 +233,9 @@ inline Ahead ahead_of(const char* next, int64_t strip, int64_t num_strips, int64
     return {next + done * 64, done * 64 < units * UNIT_BYTES ? num : 0};
 }
 
-// For every row and panel of `packed`: strips fill [rows][64] sums, write(row, first column, sums
-// of the row, how many) takes them. strip(ROWS, row, unit, weights of the part, units, ahead, sums).
+// Multiplies all rows by all panels of `packed`.
+// strip(ROWS, row, unit, weights of the chunk, units, ahead, sums): adds to the sums [rows][64].
+// write(row, first column, sums of the row, number of columns): stores them.
 template <typename Strip, typename Write>
 void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int num_threads,
               const Next& next_product, const Strip& strip, const Write& write) {
@@ -257,7 +259,7 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
             const int64_t count = std::min(PART_UNITS, units - unit);
             const char* part = own + unit * UNIT_BYTES;
             const char* next = unit + count < units ? part + count * UNIT_BYTES : behind;
-            for (int64_t i = 0; i < num_strips; ++i) {  // of 6 rows, or a little fewer each
+            for (int64_t i = 0; i < num_strips; ++i) {  // nearly equal strips of at most 6 rows
                 const int64_t row = num_rows * i / num_strips;
                 with_rows(num_rows * (i + 1) / num_strips - row, [&](auto num) {
                     strip(num, first_row + row, unit, part, count,
@@ -272,8 +274,8 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
     });
 }
 
-// Four bytes at a time: w [n][units] -> [ceil(n / 64)][units][64], each xor `flip`; rows that are
-// not there are 0 xor flip. `packed` may be `w` itself.
+// Packs units of four bytes: w [n][units] -> [ceil(n / 64)][units][64], each xor `flip`; padding
+// rows are 0 xor flip. `packed` may be `w` itself.
 inline void pack_units(const uint32_t* w, int64_t n, int64_t units, uint32_t flip,
                        uint32_t* packed, int num_threads) {
     parallel_for((n + PANEL - 1) / PANEL, num_threads, [&](int64_t panel) {
@@ -301,13 +303,13 @@ inline void pack_units(const uint32_t* w, int64_t n, int64_t units, uint32_t fli
     });
 }
 
-// w [n][k], k even.
+// Packs w [n][k], k even.
 inline void pack_bf16(const bf16* w, int64_t n, int64_t k, bf16* packed, int num_threads) {
     pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 2, 0,
                reinterpret_cast<uint32_t*>(packed), num_threads);
 }
 
-// w [n][k], k a multiple of 4. Adding 128 flips the highest bit.
+// Packs w [n][k], k a multiple of 4. Flipping the highest bit adds 128.
 inline void pack_s8(const int8_t* w, int64_t n, int64_t k, uint8_t* packed, int num_threads) {
     pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 4, 0x80808080u,
                reinterpret_cast<uint32_t*>(packed), num_threads);
@@ -338,7 +340,7 @@ inline void linear_bf16(const bf16* x, int64_t x_stride, const bf16* packed, con
     multiply(packed, rows, n, units, num_threads, next, strip, write);
 }
 
-// Symmetric: the largest of the values becomes 127. Returns the scale.
+// Quantizes symmetrically: the largest magnitude becomes 127. Returns the scale.
 template <typename T>
 inline float quantize(const T* x, int64_t count, int8_t* out) {
     float largest = 0.0f;
@@ -355,7 +357,7 @@ inline float quantize(const T* x, int64_t count, int8_t* out) {
     return largest / 127.0f;
 }
 
-// w [n][k] -> int8 [n][k] and the scales of its rows.
+// Quantizes w [n][k] to int8 [n][k] with one scale per row.
 template <typename T>
 void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* scales, int num_threads) {
     parallel_parts(n, num_threads, [&](int64_t begin, int64_t end) {

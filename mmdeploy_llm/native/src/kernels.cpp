@@ -1,5 +1,5 @@
 // The functions that Python calls, by name. dtype: 0 is float, 1 is bf16. All pointers are to host
-// memory, all strides count values; nothing is checked here, the caller does.
+// memory, all strides count values. The caller checks the arguments; nothing is checked here.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int32_t FLOAT = 0;
 
-// cache_dtype: as dtype, or 2 for int8.
+// cache_dtype: 2 is int8; else the cache has the dtype of the call.
 template <typename T>
 void attend_over(const mm::AttentionArgs& args, int32_t cache_dtype) {
     if (cache_dtype == 2) {
@@ -48,7 +48,7 @@ mm::Next next_of(const void* packed, int64_t row_bytes) {
     return {static_cast<const char*>(packed), row_bytes * mm::PANEL};
 }
 
-// A recorded call: the function's number in RECORDABLE and its arguments, eight bytes each.
+// A recorded call: the function's index in RECORDABLE and its arguments, eight bytes each.
 struct Call {
     int64_t function;
     int64_t arguments[14];
@@ -232,7 +232,7 @@ void mm_invert(const float* probs, int64_t rows, int64_t size, const double* uni
     mm::invert(probs, rows, size, uniforms, tokens, num_threads);
 }
 
-// pixels: bytes; see pixels.h. On the calling thread alone: many images are prepared at once.
+// pixels: bytes; see pixels.h. Runs on the calling thread only: many images are prepared at once.
 void mm_patchify(const uint8_t* pixels, int64_t height, int64_t width, int64_t patch,
                  int64_t merge, const float* table, int64_t frames, int64_t first, int64_t count,
                  float* out) {
@@ -244,7 +244,7 @@ int32_t mm_place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* p
     return mm::place_threads(cpus, num_cpus, pinned, num_pinned, node, num_threads);
 }
 
-// As in kernels.py.
+// In the order of RECORDABLE in recording.py.
 void (*const RECORDABLE[])(const int64_t*) = {
     recorded<mm_rms_norm>,    recorded<mm_norm_heads>,  recorded<mm_silu_mul>,
     recorded<mm_rotate>,      recorded<mm_attend>,      recorded<mm_write_cache>,

@@ -1,5 +1,5 @@
-// Number formats: values are read as float, computed in float, and rounded to nearest even when
-// they are stored, as torch does. Loops over these functions are vectorised by the compiler.
+// Number formats: values are loaded as float, computed in float, and rounded to nearest even when
+// they are stored, as torch does. The compiler vectorises loops over these functions.
 #pragma once
 
 #include <cmath>
@@ -43,7 +43,7 @@ inline bf16 store<bf16>(float value) {
     return bf16{uint16_t(is_nan ? 0x7fc0 : rounded)};
 }
 
-// A small integer, which both formats hold exactly.
+// Converts a small integer, which both formats hold exactly.
 template <typename T>
 inline T exact(int8_t value);
 
@@ -57,14 +57,14 @@ inline bf16 exact<bf16>(int8_t value) {
     return bf16{uint16_t(float_to_bits(float(value)) >> 16)};
 }
 
-// The value that a T holds after `value` was stored in it.
+// Returns `value` rounded to the precision of T.
 template <typename T>
 inline float rounded(float value) {
     return load(store<T>(value));
 }
 
-// exp(x) to 2 units in the last place; 0 and infinity where the result is no normal number.
-// Cephes' polynomial of degree 5 on [-ln 2 / 2, ln 2 / 2].
+// Returns exp(x) to 2 units in the last place; 0 or infinity where the result is not a normal
+// number. Uses Cephes' polynomial of degree 5 on [-ln 2 / 2, ln 2 / 2].
 inline float fast_exp(float x) {
     const float limited = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
     const float n = std::floor(limited * 1.44269504088896341f + 0.5f);

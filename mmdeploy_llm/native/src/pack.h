@@ -1,4 +1,4 @@
-// Keys and values of a tile, laid out for the products of dot.h.
+// Packs keys and values of a tile into the layout of dot.h.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,13 @@ inline int64_t round_up(int64_t value, int64_t multiple) {
 
 #ifdef MM_HAS_BF16_DOT
 
-// 16 rows of `num` dwords each (1 to 16) -> `num` columns. in, out: strides in dwords.
+// Transposes 16 rows of `num` dwords each (1 to 16), from `first` on, to `num` columns. out_stride:
+// in dwords.
 inline void transpose_16(const uint32_t* const* rows, int64_t first, uint32_t* out,
                          int64_t out_stride, int64_t num = 16) {
     __m512i a[16], b[16];
     const __mmask16 there = __mmask16((1u << num) - 1);
-    if (num == 16) {  // far from the cache, masked loads are slow
+    if (num == 16) {  // masked loads are slow when the data are not in the cache
         for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i] + first);
     } else {
         for (int i = 0; i < 16; ++i) a[i] = _mm512_maskz_loadu_epi32(there, rows[i] + first);
@@ -51,7 +52,7 @@ inline void transpose_16(const uint32_t* const* rows, int64_t first, uint32_t* o
     }
 }
 
-// The first, then the second of 32 values each, in turn.
+// The order of values that alternates between two registers of 32 values each.
 struct PairOrder {
     uint16_t at[64];
     constexpr PairOrder() : at{} {
@@ -59,7 +60,7 @@ struct PairOrder {
     }
 };
 
-// Two rows -> [columns][2]. columns: depth rounded up to 16; what has no value is 0.
+// Interleaves two rows to [columns][2]. columns: depth rounded up to 16; the padding is 0.
 inline void interleave(const bf16* first, const bf16* second, int64_t depth, bf16* out,
                        int64_t columns) {
     int64_t c = 0;
@@ -82,9 +83,8 @@ inline void interleave(const bf16* first, const bf16* second, int64_t depth, bf1
 
 #endif
 
-// rows[0 .. count] of `depth` channels -> [depth / 2][columns][2], columns a multiple of 16 that is
-// not less than count. Columns without a row hold those of some other row: their results are not
-// used.
+// Packs rows[0 .. count] of `depth` channels to [depth / 2][columns][2], columns a multiple of 16
+// that is not less than count. Columns past `count` repeat the last row; their results are unused.
 template <typename T>
 inline void pack_keys(const T* const* rows, int64_t count, int64_t depth, T* packed,
                       int64_t columns) {
@@ -115,8 +115,8 @@ inline void pack_keys(const T* const* rows, int64_t count, int64_t depth, T* pac
     }
 }
 
-// rows[0 .. count] of `depth` channels -> [ceil(count / 2)][columns][2], columns = depth rounded up
-// to 16; what has no value is 0.
+// Packs rows[0 .. count] of `depth` channels to [ceil(count / 2)][columns][2], columns = depth
+// rounded up to 16; the padding is 0.
 template <typename T>
 inline void pack_values(const T* const* rows, int64_t count, int64_t depth, T* packed,
                         int64_t columns) {

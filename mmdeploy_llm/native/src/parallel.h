@@ -1,7 +1,7 @@
-// One way to run a loop on several threads: OpenMP's pool, which is torch's own (the library is
-// linked without a runtime of its own and finds the one that torch has loaded). A second pool would
-// spin beside it on the same cores. With MM_STD_THREADS, for checkers that do not know OpenMP, each
-// loop has threads of its own.
+// Runs loops on several threads of OpenMP's pool, which is torch's own: the library is linked
+// without an OpenMP runtime and uses the one that torch has loaded. A second pool would spin on the
+// same cores. With MM_STD_THREADS, for checkers that do not know OpenMP, each loop starts its own
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace mm {
 
-// body(i) for every i in 0 .. num; `num_threads` at most at once, in any order.
+// Runs body(i) for every i in 0 .. num, in any order, at most `num_threads` at once.
 template <typename Body>
 void parallel_for(int64_t num, int num_threads, const Body& body) {
     if (num <= 1 || num_threads <= 1) {
@@ -37,8 +37,8 @@ void parallel_for(int64_t num, int num_threads, const Body& body) {
 #endif
 }
 
-// body(i, next) for every i in 0 .. num; next: what the same thread does then, not less than num
-// when it is done.
+// Runs body(i, next) for every i in 0 .. num. next: the item that the same thread does afterwards;
+// num or more when it has no other.
 template <typename Body>
 void parallel_ahead(int64_t num, int num_threads, const Body& body) {
     std::atomic<int64_t> claimed{0};
@@ -61,7 +61,7 @@ void parallel_ahead(int64_t num, int num_threads, const Body& body) {
 #endif
 }
 
-// body(begin, end) for parts of 0 .. num, a few per thread.
+// Runs body(begin, end) for chunks of 0 .. num, four per thread.
 template <typename Body>
 void parallel_parts(int64_t num, int num_threads, const Body& body) {
     const int64_t parts = num_threads <= 1 ? 1 : int64_t(num_threads) * 4;

@@ -1,4 +1,4 @@
-// Pixels of images and frames as the rows that vision towers read.
+// Turns pixels of images and frames into the patch rows that vision towers read.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 
 namespace mm {
 
-// pixels [height][width][3], table [3][256] -> rows of out, [patches][3][frames][patch][patch].
-// Patches come in merge x merge blocks, row by row of blocks. Written are the frames `first` ..
-// `first + count`, all the same.
+// Looks pixels [height][width][3] up in table [3][256] and writes patch rows,
+// out [patches][3][frames][patch][patch]. Patches are ordered in merge x merge blocks, row by row
+// of blocks. Writes the same values to the frames `first` .. `first + count`.
 inline void patchify(const uint8_t* pixels, int64_t height, int64_t width, int64_t patch,
                      int64_t merge, const float* table, int64_t frames, int64_t first,
                      int64_t count, float* out) {

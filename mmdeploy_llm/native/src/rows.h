@@ -1,4 +1,4 @@
-// Work on the rows of a step: norm with residual, gated activation, rotary embedding.
+// Kernels over the rows of a step: norm with residual, gated activation, rotary embedding.
 #pragma once
 
 #include <cmath>
@@ -9,8 +9,8 @@
 
 namespace mm {
 
-// out = norm(in) * weight; they may be the same. The normed value is rounded to T before it is
-// weighted, as transformers' modules do.
+// out = norm(in) * weight; `out` may be `in`. The normed value is rounded to T before the weight is
+// applied, as in transformers' modules.
 template <typename T>
 inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float eps) {
     float squares = 0.0f;
@@ -74,7 +74,7 @@ void silu_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride
     });
 }
 
-// Turns the first 2 * pairs channels of every head of x [rows, heads, head_dim] in place.
+// Rotates the first 2 * pairs channels of every head of x [rows, heads, head_dim] in place.
 // cosines, sines: [rows, pairs]. Pairs of channels are (c, c + pairs), or (2 c, 2 c + 1).
 template <typename T>
 void rotate(T* x, int64_t row_stride, int64_t heads, int64_t head_stride, const float* cosines,

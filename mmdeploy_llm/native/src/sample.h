@@ -1,4 +1,4 @@
-// What the sampler does over a whole vocabulary, value for value as plain torch does it.
+// The sampler's operations over a whole vocabulary, with exactly the values of the torch code.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace mm {
 
-// Integers in the order of the floats; NaN is beyond infinity.
+// Maps floats to integers in the same order; a positive NaN is above infinity.
 inline int32_t order_of(float value) {
     const int32_t bits = int32_t(float_to_bits(value));
     return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -22,7 +22,7 @@ inline float of_order(int32_t order) {
     return bits_to_float(uint32_t(order ^ ((order >> 31) & 0x7fffffff)));
 }
 
-// The `num` largest values of each row, falling, and where they are; num <= size.
+// Finds the `num` largest values of each row, descending, and their indices; num <= size.
 template <typename T>
 void largest(const T* logits, int64_t stride, int64_t rows, int64_t size, int64_t num,
              float* values, int64_t* ids, int num_threads) {
@@ -46,7 +46,7 @@ void largest(const T* logits, int64_t stride, int64_t rows, int64_t size, int64_
             }
             maxima[block] = most;
         }
-        // As many values as there are blocks with a maximum of `least` or more are that large.
+        // `num` blocks have a maximum of `least` or more, so `num` values are at least as large.
         int32_t least = INT32_MIN;
         if (num <= blocks) {
             sorted = maxima;
@@ -70,7 +70,7 @@ void largest(const T* logits, int64_t stride, int64_t rows, int64_t size, int64_
     });
 }
 
-// out = (logits - largest logit) / temperature, row by row.
+// out = (logits - largest logit of the row) / temperature.
 template <typename T>
 void temper(const T* logits, int64_t stride, int64_t rows, int64_t size, const float* temperatures,
             float* out, int num_threads) {
@@ -93,11 +93,11 @@ constexpr float UNITS = 1125899906842624.0f;  // 2^50
 
 inline double mass_of(float prob) { return double(std::floor(prob * UNITS)); }
 
-// Rising as z falls from 0.
+// Returns an integer that grows as z falls from 0.
 inline uint32_t depth_of(float z) { return float_to_bits(z) & 0x7fffffff; }
 
-// Finds the greatest depth of `size` items at which the sum of the amounts of all less deep ones is
-// still below a threshold; 0 where there is none. Sums are exact in any order.
+// Finds the greatest depth of `size` items at which the sum of the amounts of all items of smaller
+// depth is still below a threshold; 0 if there is none. Sums are exact in any order.
 class DepthSearch {
    public:
     template <typename Depth, typename Amount>
@@ -144,7 +144,8 @@ class DepthSearch {
     };
     static constexpr uint32_t COARSE = 4096, COARSE_SHIFT = 19, FINE = 1024, FINE_SHIFT = 9;
 
-    // The last bin with items before which the sum is below the threshold, which becomes *before.
+    // Returns the last bin with items for which the sum of all bins before it is below the
+    // threshold, and stores that sum in *before.
     uint32_t last_below(double threshold, double* before) const {
         uint32_t last = 0;
         double sum = *before;
@@ -162,8 +163,8 @@ class DepthSearch {
     std::vector<Item> items_;
 };
 
-// Of each row: the smallest z that min_p (as the logarithm `least`), top_k and top_p keep, in this
-// order. probs: of the whole vocabulary. top_k 0 and top_p 1 are off.
+// Computes for each row the smallest z that min_p (as the logarithm `least`), top_k and top_p keep,
+// in this order. probs: of the whole vocabulary. top_k 0 and top_p 1 are off.
 inline void cut(const float* z, const float* probs, int64_t rows, int64_t size, const float* least,
                 const int64_t* top_k, const double* top_p, float* cuts, int num_threads) {
     parallel_for(rows, num_threads, [&](int64_t row) {
@@ -192,8 +193,8 @@ inline void cut(const float* z, const float* probs, int64_t rows, int64_t size, 
     });
 }
 
-// For each row of probabilities in whole units of 2^-50: the first token at which their running sum
-// passes uniform * their sum. Sums are exact in any order, they stay below 2^53.
+// Finds for each row the first token at which the running sum of probabilities, in whole units of
+// 2^-50, exceeds uniform * their total. Sums are exact in any order because they stay below 2^53.
 inline void invert(const float* probs, int64_t rows, int64_t size, const double* uniforms,
                    int64_t* tokens, int num_threads) {
     constexpr int64_t BLOCK = 1024;

@@ -1,5 +1,5 @@
-// Softmax computed on the way over the keys (Milakov and Gimelshein, 2018): the maximum and the sum
-// so far of each row, and the correction of what was added before when the maximum grows.
+// Online softmax over tiles of keys (Milakov and Gimelshein, 2018): keeps the maximum and the sum
+// of each row so far, and returns the factor that corrects earlier sums when the maximum grows.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace mm {
 
-// Of one row. sums: partial ones, which only `total` adds up.
+// The state of one row. sums: one partial sum per lane; `total` adds them up.
 struct RunningSoftmax {
     alignas(64) float sums[LANES];
     float maximum;
@@ -27,8 +27,8 @@ struct RunningSoftmax {
     }
 };
 
-// From products to scores. softcap: 0 is none. key_scales, value_scales: of the keys of a tile
-// where they are int8, else null.
+// How products become scores. softcap: 0 is none. key_scales, value_scales: of a tile's int8 keys
+// and values, else null.
 struct Scaling {
     float scale;
     float softcap;
@@ -50,8 +50,8 @@ inline void scale_keys(float* scores, int64_t from, int64_t to, const Scaling& s
 
 #ifdef MM_HAS_BF16_DOT
 
-// 2^x to 3e-6, for x <= 0; 0 below -150, NaN stays. A polynomial of degree 4 on [-1/2, 1/2], with
-// the smallest relative error.
+// Returns 2^x for x <= 0 with a relative error of 3e-6; 0 below -150, NaN for NaN. Uses the minimax
+// polynomial of degree 4 on [-1/2, 1/2].
 inline __m512 exp2_of_negative(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
     const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -64,14 +64,14 @@ inline __m512 exp2_of_negative(__m512 x) {
     return _mm512_scalef_ps(y, n);
 }
 
-// Which of the lanes `first` .. `first` + 15 lie in from .. to.
+// Returns the mask of the lanes `first` .. `first` + 15 that are in from .. to.
 inline __mmask16 lanes_within(int64_t first, int64_t from, int64_t to) {
     const int64_t low = std::min<int64_t>(std::max<int64_t>(from - first, 0), LANES);
     const int64_t high = std::min<int64_t>(std::max<int64_t>(to - first, low), LANES);
     return __mmask16((1u << high) - (1u << low));
 }
 
-// IS_WHOLE: all columns are seen.
+// IS_WHOLE: all columns are visible.
 template <bool IS_WHOLE, bool IS_INT8>
 inline float weigh_lanes(const float* scores, int64_t from, int64_t to, int64_t columns,
                          float scale, const float* value_scales, RunningSoftmax& row,
@@ -116,7 +116,7 @@ inline float weigh_lanes(const float* scores, int64_t from, int64_t to, int64_t 
     return before == row.maximum ? 1.0f : _mm512_cvtss_f32(correction);
 }
 
-// As the one for any T below, for scale >= 0.
+// Computes the same as the version for any T below; scale >= 0.
 inline float weigh_row(float* scores, int64_t from, int64_t to, int64_t columns,
                        const Scaling& scaling, RunningSoftmax& row, bf16* weights) {
     scale_keys(scores, from, to, scaling);
@@ -134,9 +134,9 @@ inline float weigh_row(float* scores, int64_t from, int64_t to, int64_t columns,
 
 #endif
 
-// The row's scores of `columns` keys (a multiple of 32), of which it sees from .. to, at least one:
-// weights = exp(scaled scores - maximum), 0 for keys that it does not see. The answer is by what
-// everything that was added for this row before is multiplied.
+// Computes weights = exp(scaled scores - maximum) of one row over `columns` keys (a multiple of
+// 32), 0 for keys outside from .. to, which holds at least one. Returns the factor by which the
+// row's earlier sums of weighted values must be multiplied.
 template <typename T>
 inline float weigh_row(float* scores, int64_t from, int64_t to, int64_t columns,
                        const Scaling& scaling, RunningSoftmax& row, T* weights) {

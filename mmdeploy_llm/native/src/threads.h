@@ -1,4 +1,4 @@
-// Where the threads of the pool run, and where their memory comes from. Linux only.
+// Sets on which CPUs the pool's threads run and from which node they allocate memory. Linux only.
 #pragma once
 
 #include <cerrno>
@@ -17,7 +17,7 @@ constexpr int32_t MAX_CPUS = 8192;
 constexpr int32_t MAX_NODES = 1024;
 constexpr int32_t WORD = 8 * sizeof(unsigned long);
 
-// The calling thread runs on these CPUs only. 0, or why not.
+// Restricts the calling thread to these CPUs. Returns 0 or an error number.
 inline int32_t run_on(const int32_t* cpus, int32_t num_cpus) {
     unsigned long mask[MAX_CPUS / WORD] = {};
     for (int32_t i = 0; i < num_cpus; ++i) {
@@ -27,7 +27,8 @@ inline int32_t run_on(const int32_t* cpus, int32_t num_cpus) {
     return syscall(SYS_sched_setaffinity, 0, sizeof mask, mask) < 0 ? errno : 0;
 }
 
-// The calling thread takes memory of this node while there is some. 0, or why not.
+// Makes the calling thread allocate memory of this node while it has any. Returns 0 or an error
+// number.
 inline int32_t prefer_node(int32_t node) {
     constexpr int PREFERRED = 1;  // MPOL_PREFERRED of <numaif.h>, which few machines have
     if (node < 0 || node >= MAX_NODES) return EINVAL;
@@ -38,9 +39,9 @@ inline int32_t prefer_node(int32_t node) {
 
 #endif
 
-// For the calling thread and its pool: worker i stays on pinned[i % num_pinned], or without these on
-// any of `cpus`. The calling thread may run on all of `cpus`, for what it starts later inherits
-// that. node: -1 is any. The answer is 0, or the error number of a thread that cannot be placed.
+// Pins worker i of the calling thread's pool to pinned[i % num_pinned], or to all of `cpus` if
+// num_pinned is 0. The calling thread may run on all of `cpus`, because threads that it starts
+// later inherit its mask. node: -1 is any. Returns 0, or the error number of a thread that failed.
 inline int32_t place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* pinned,
                              int32_t num_pinned, int32_t node, int32_t num_threads) {
 #ifdef __linux__

@@ -73,7 +73,7 @@ class TestErnieMoeEverySecondLayer(ModelConformance):
 
 
 class TestErnieVL(ModelConformance):
-    """Experts by modality, M-RoPE, tower and resampler."""
+    """Experts per modality, M-RoPE, vision tower and resampler."""
 
     spec = SPECS["ernie4_5_vl_moe"]
     cases = MEDIA
@@ -105,7 +105,7 @@ class TestErnieVL(ModelConformance):
         generated.token_ids.append(marker)
         first, second = runner.run(in_prompt)[-1], runner.run(generated)[-1]
         assert (first - second).abs().max() > 0.01
-        # transformers is told no modalities for text: every token goes to the text experts
+        # transformers gets no modalities for text: every token goes to the text experts
         expected = reference.logits([*ids, marker])[-1]
         assert max_difference(second, expected) < self.tolerance
 

@@ -11,7 +11,7 @@ SPECS = {spec.name: spec for spec in provide_models()}
 
 
 class TestPaddleOCRVL(ModelConformance):
-    """Images smaller and larger than the table of learned positions."""
+    """Has images smaller and larger than the table of learned positions."""
 
     spec = SPECS["paddleocr_vl"]
     cases = {  # noqa: RUF012 - never written to

@@ -1,4 +1,4 @@
-"""One thread: on tiny models, handing work to others takes longer than the work."""
+"""Uses one thread: on tiny models, dispatching work takes longer than the work."""
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ TEXT_ONLY = {"text": (), "other text": ()}
 
 
 class TestGlm(ModelConformance):
-    """Half of every head turns, in interleaved pairs; gate and up are one matrix."""
+    """Half of every head is rotated, in interleaved pairs; gate and up are one matrix."""
 
     spec = SPECS["glm"]
     cases = TEXT_ONLY
@@ -21,7 +21,7 @@ class TestGlm(ModelConformance):
 
 
 class TestGlmWholeHeads(ModelConformance):
-    """All channels turn; no biases; a tied head."""
+    """All channels are rotated; no biases; a tied head."""
 
     spec = SPECS["glm"]
     cases = TEXT_ONLY
@@ -34,7 +34,7 @@ class TestGlmWholeHeads(ModelConformance):
 
 
 class TestGlm4(ModelConformance):
-    """Norms behind attention and MLP."""
+    """Norms after attention and MLP."""
 
     spec = SPECS["glm4"]
     cases = TEXT_ONLY
@@ -45,7 +45,7 @@ class TestGlm4(ModelConformance):
 
 
 class TestGlm4ScaledRope(ModelConformance):
-    """YaRN on a part of every head, as GLM-Z1 asks for with long prompts."""
+    """YaRN on some channels of every head, as GLM-Z1 recommends for long prompts."""
 
     spec = SPECS["glm4"]
     cases = TEXT_ONLY

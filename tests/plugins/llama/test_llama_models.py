@@ -25,7 +25,7 @@ class TestLlama(ModelConformance):
 
 
 class TestLlamaScaledRope(ModelConformance):
-    """The frequencies of Llama 3.1 and later, with some kept, some divided, some between; all
+    """The frequencies of Llama 3.1 and later: some kept, some divided, some interpolated; all
     biases; a tied head."""
 
     spec = SPECS["llama"]
@@ -46,7 +46,7 @@ class TestLlamaScaledRope(ModelConformance):
 
 
 class TestLlamaLinearRope(ModelConformance):
-    """Positions divided by a factor; every head has keys of its own."""
+    """Positions divided by a factor; every query head has its own key head."""
 
     spec = SPECS["llama"]
     cases = TEXT_ONLY
@@ -69,7 +69,7 @@ class TestMistral(ModelConformance):
 
 
 class TestMistralWithoutWindow(ModelConformance):
-    """YaRN, as the long-context models have it."""
+    """YaRN, as in the long-context models."""
 
     spec = SPECS["mistral"]
     cases = TEXT_ONLY

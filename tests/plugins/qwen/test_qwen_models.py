@@ -44,7 +44,7 @@ class TestQwenScaledRope(ModelConformance):
 
 
 class TestQwenVL(ModelConformance):
-    """Windows that are cut at the edges, images larger than a window, videos."""
+    """Windows smaller at the edges, images larger than a window, videos."""
 
     spec = SPECS["qwen2_5_vl"]
     cases = {  # noqa: RUF012 - never written to
@@ -82,15 +82,15 @@ class TestQwenVL(ModelConformance):
             grid_thw=(3, 2, 2),
         )
         positions = runner.model.positions(6, [MediaSpan(offset=1, item=item)])
-        # 4 positions per second, 0.5 s between frames; the text goes on at the frame's extent
+        # 4 positions per second, 0.5 s between frames; the text continues at the frame's extent
         assert positions[0].tolist() == [0, 1, 3, 5, 2, 3]
         assert positions[1].tolist() == [0, 1, 1, 1, 2, 3]
 
 
-def test_windows_lie_one_behind_the_other_in_their_frames():
+def test_windows_are_contiguous_in_their_frames():
     order, lengths = window_order([(1, 10, 12), (2, 4, 4)], merge_size=2, window_size=4)
     assert sorted(order.tolist()) == list(range(30 + 8))
-    # 5 x 6 tokens: windows of 4 x 4 and 4 x 2, then what is left below; two frames of 2 x 2
+    # 5 x 6 tokens: windows of 4 x 4 and 4 x 2, then one row below; two frames of 2 x 2
     assert lengths == [16, 8, 4, 2, 4, 4]
     assert order[16:20].tolist() == [4, 5, 10, 11]
     assert order[28:30].tolist() == [28, 29]

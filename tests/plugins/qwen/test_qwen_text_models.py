@@ -26,7 +26,7 @@ class TestQwenWindows(ModelConformance):
 
 
 class TestQwen2Moe(ModelConformance):
-    """A dense layer, then experts whose weights are not normalised, beside a gated shared one."""
+    """A dense layer, then experts whose weights are not normalised, and a gated shared expert."""
 
     spec = SPECS["qwen2_moe"]
     cases = TEXT_ONLY
@@ -58,7 +58,7 @@ class TestQwen2MoeVariant(ModelConformance):
 
 
 class TestQwen3(ModelConformance):
-    """Norms on the heads of query and key; heads of a size of their own."""
+    """Norms on the heads of query and key; a head size that is not hidden / heads."""
 
     spec = SPECS["qwen3"]
     cases = TEXT_ONLY
@@ -98,7 +98,7 @@ class TestQwen3Moe(ModelConformance):
 
 
 class TestQwen3MoeVariant(ModelConformance):
-    """Weights as they are, a dense layer by its number, biases, windows in all layers."""
+    """Weights not normalised, a dense layer by its index, biases, windows in all layers."""
 
     spec = SPECS["qwen3_moe"]
     cases = TEXT_ONLY
@@ -116,7 +116,7 @@ class TestQwen3MoeVariant(ModelConformance):
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
 def test_experts_of_the_tiny_checkpoints_are_stored_as_published(family, tmp_path):
-    """One matrix each; tests/weights/test_layouts.py loads them stacked."""
+    """Saves one matrix per expert; tests/weights/test_layouts.py loads them stacked."""
     write_tiny(family, tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         keys = {*file.keys()}

@@ -14,7 +14,7 @@ SPECS = {spec.name: spec for spec in provide_models()}
 
 
 class VisionConformance(ModelConformance):
-    """What the kit does not ask of every model."""
+    """Checks that the kit does not make for every model."""
 
     def test_positions_equal_the_reference(self, runner, reference, prompts):
         for name, (ids, media) in zip(self.cases, prompts, strict=True):
@@ -67,18 +67,18 @@ class TestQwen3VL(VisionConformance):
 
 
 class TestQwen3VLMoe(VisionConformance):
-    """Experts, and a layer without."""
+    """Layers with experts, and one without."""
 
     spec = SPECS["qwen3_vl_moe"]
     cases = TestQwen3VL.cases
 
     @staticmethod
     def write(folder):
-        # A seed with few close calls among the experts, which bf16 turns over.
+        # A seed with few near ties among the experts, which bf16 rounding would flip.
         write_tiny("qwen3_vl_moe", folder, seed=2)
 
     def test_published_stacks_of_experts(self, folder, reference, runner, tmp_path):
-        """Hub checkpoints hold them with the last two axes swapped."""
+        """Hub checkpoints hold the stacks with the last two axes swapped."""
         tensors = load_file(folder / "model.safetensors")
         stacks = [key for key in tensors if ".experts." in key]
         assert len(stacks) == 4  # two in each of two layers
@@ -91,7 +91,7 @@ class TestQwen3VLMoe(VisionConformance):
 
 
 def test_frames_without_text_between_are_one_grid(tmp_path):
-    """As a caller's own ids may spell a video."""
+    """A caller's own token ids may contain a video without time stamps."""
     config = Reference(write_tiny("qwen3_vl", tmp_path)).config
     model = build(SPECS["qwen3_vl"], tmp_path, config, torch.float32)
     item = MediaInput(kind="video", tensors={}, num_tokens=3, key="video", grid_thw=(3, 2, 2))
@@ -101,6 +101,6 @@ def test_frames_without_text_between_are_one_grid(tmp_path):
     assert apart.tolist() == [list(range(9))] * 3
 
 
-def test_axes_take_turns():
+def test_axes_alternate():
     assert interleaved_axes((6, 5, 5), 16) == (0, 1, 2) * 5 + (0,)
     assert interleaved_axes((4, 2, 2), 8) == (0, 1, 2, 0, 1, 2, 0, 0)

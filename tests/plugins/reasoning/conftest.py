@@ -1,4 +1,4 @@
-"""The parsers by name, through the plugin's own hook."""
+"""Builds the parsers by name, through the plugin's own hook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parse = Callable[..., tuple[str, str]]
 
 
 def make_parser(name: str) -> ReasoningParser:
-    """A new parser of that name."""
+    """Builds a parser by its name."""
     spec = {spec.name: spec for spec in reasoning.provide_reasoning_parsers()}[name]
     module, _, attributes = spec.factory.partition(":")
     parser: ReasoningParser = attrgetter(attributes)(importlib.import_module(module))()
@@ -23,7 +23,7 @@ def make_parser(name: str) -> ReasoningParser:
 
 
 def run(name: str, *pieces: str, prompt: str = "") -> tuple[str, str]:
-    """(reasoning, content) of a text that comes in pieces."""
+    """Returns (reasoning, content) of a text that arrives in pieces."""
     parser = make_parser(name)
     parser.start(prompt)
     segments = [segment for piece in pieces for segment in parser.feed(piece)]

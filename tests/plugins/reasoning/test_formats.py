@@ -1,4 +1,4 @@
-"""The table's formats, Granite and gpt-oss: every rule by itself; the kit for all parsers."""
+"""The table's formats, Granite and gpt-oss: each rule alone; the kit's checks for all parsers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|cal
 
 # parser, prompt, text, reasoning, content
 ROWS = [
-    # think-tag: once or several times, white space at the ends of each part dropped
+    # think-tag: once or several times, white space at both ends of each segment dropped
     ("think-tag", "", "<think>\nwhy\n</think>\n\nso\n", "why", "so"),
     ("think-tag", "", "so <think> but </think> then", "but", "so then"),
     ("think-tag", "", "<think>a</think>b<think>c</think>d", "ac", "bd"),
@@ -49,7 +49,7 @@ ROWS = [
     ("hunyuan", "", "<answer>so</answer>", "", "so"),
     ("hunyuan", "", "<think>why</think>so", "why", "so"),
     ("hunyuan", "", "<think>why</think><answer>so, cut", "why", "so, cut"),
-    # step3, step3p5: reasoning until </think>; the line breaks around it are Step-3.5's
+    # step3, step3p5: reasoning until </think>; Step-3.5 drops the line breaks around it
     ("step3", OPEN, "why\n</think>\nso", "why\n", "\nso"),
     ("step3", "", "why, cut", "why, cut", ""),
     ("step3", OPEN, "why<tool_call>f</think>", "why", "<tool_call>f</think>"),
@@ -112,7 +112,7 @@ ROWS = [
 )
 def test_a_tag_that_a_user_wrote_opens_nothing(parse, name: str, prompt: str) -> None:
     assert parse(name, "It opens.", prompt=prompt) == ("", "It opens.")
-    # the template's own does, and so does one in an answer that is to be continued
+    # the template's own tag counts, and so does one in an answer that is to be continued
     tag = "[THINK]" if name == "mistral" else "<think>"
     for end in (tag, f"{tag}\n", f"{tag}I see"):
         assert parse(name, "why, cut", prompt=prompt + end) == ("why, cut", "")
@@ -127,7 +127,7 @@ def examples_of(name: str) -> tuple[ParserExample, ...]:
 
 
 class TestEveryParser(ReasoningParserConformance):
-    """All checks of the kit for all parsers."""
+    """Runs all checks of the kit on all parsers."""
 
     @pytest.fixture(scope="class", params=SPECS.values(), ids=SPECS)
     @classmethod
@@ -171,7 +171,7 @@ def test_tool_calls_are_kept_apart(new_parser, name: str, text: str, calls: str)
 
 @pytest.mark.parametrize("name", SPECS)
 def test_no_tag_inside_another(name: str) -> None:
-    """The scanner counts on it."""
+    """The scanner relies on this."""
     manager = PluginManager.load(plugins=["reasoning"])
     parser = manager.build(manager.reasoning_parser(name))
     for mode in parser.grammar.modes.values() if isinstance(parser, TagParser) else ():
@@ -182,7 +182,7 @@ def test_no_tag_inside_another(name: str) -> None:
 
 
 def tokenizer_with(markers: tuple[str, ...]) -> PreTrainedTokenizerFast:
-    """Every byte a token, and every marker a special one."""
+    """Tokenizes each byte as a token and each marker as a special token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({byte: place for place, byte in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

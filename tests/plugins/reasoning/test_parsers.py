@@ -1,4 +1,4 @@
-"""The reasoning parsers: every rule by itself, and independence of the cut."""
+"""The reasoning parsers: each rule alone; how the text is split makes no difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager, ReasoningParser
 
-# Those that read <think>, or its end at least, and drop no content.
+# Parsers that read <think> or at least </think>, and drop no content.
 NAMES = ["deepseek-r1", "ernie-45-vl", "ernie-45-vl-thinking", "ernie-x1", "qwen3"]
 PROMPTS = ["", "hi <think>\n", "hi <think>\n\n</think>\n\n", "a </think> <response>", "</response>"]
 TAGS = ["<think>", "</think>", "<response>", "</response>", "<tool_call>", "</tool_call>"]

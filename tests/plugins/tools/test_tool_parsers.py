@@ -1,4 +1,4 @@
-"""The tool parsers: every rule by itself, and the kit for all of them."""
+"""The tool parsers: each rule alone; the kit's checks for all of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def wrapped(inner: str) -> str:
 
 F1 = ("f", {"x": 1})
 MESSAGE = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}'
-NO_CALLS = [  # texts that are no call, and stay what they are
+NO_CALLS = [  # texts that are not calls and stay unchanged
     "no call at all",
     "a <tool_call> that never ends",
     '<tool_call>{"name": broken}</tool_call>',
@@ -151,7 +151,7 @@ def new_parser(name: str) -> ToolParser:
 
 
 class TestEveryParser(ToolParserConformance):
-    """All checks of the kit for all parsers."""
+    """Runs all checks of the kit on all parsers."""
 
     @pytest.fixture(scope="class", params=SPECS.values(), ids=SPECS)
     @classmethod
@@ -224,7 +224,7 @@ def test_did_you_mean() -> None:
 
 
 def harmony_tokenizer() -> PreTrainedTokenizerFast:
-    """Every byte a token, and the tokens of gpt-oss, all of them special."""
+    """Tokenizes each byte as a token, and gpt-oss's special tokens as one each."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({byte: place for place, byte in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -235,7 +235,7 @@ def harmony_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def test_gpt_oss_both_parsers_and_special_tokens() -> None:
-    """Reasoning, a word to the user, and a call whose last token ends the request."""
+    """Has reasoning, text for the user, and a call whose last token ends the request."""
     said = "<|channel|>{}<|message|>{}<|end|><|start|>assistant"
     text = said.format("analysis", "why") + said.format("commentary", "I look.") + MESSAGE
     tokenizer = harmony_tokenizer()

@@ -1,5 +1,5 @@
-"""Tiny random checkpoints of families without a plugin of their own, written through transformers,
-and transformers' own generate as the reference."""
+"""Writes tiny random checkpoints of families without their own plugin through transformers, and
+runs transformers' own generate as the reference."""
 
 import json
 import warnings
@@ -21,7 +21,7 @@ VOCAB_SIZE = 512
 CORPUS = "The quick brown fox jumps over the lazy dog. User: what is it? Assistant: A circle.\n\n"
 MEAN = [0.5, 0.4, 0.3]
 STD = [0.3, 0.2, 0.25]
-NAMED = {  # attributes of a tokenizer, as the processors of these families ask for them
+NAMED = {  # attributes of a tokenizer that the processors of these families read
     "image_token": "<image>",
     "video_token": "<video>",
 }
@@ -60,7 +60,7 @@ MISTRAL_TOKENS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 
 @dataclass(frozen=True)
 class Family:
-    """marker: what stands for an image in a prompt. named: special tokens that are attributes of
+    """marker: the text of an image in a prompt. named: special tokens that are attributes of
     the tokenizer, special: the others. config: (tokenizer, fields of the text config) ->
     transformers' config."""
 
@@ -285,7 +285,7 @@ FAMILIES = {
 
 
 def write(family, folder, make_config=None):
-    """The checkpoint of a family; make_config: another config than the family's."""
+    """Writes the checkpoint of a family; make_config: replaces the family's config."""
     tokenizer = build_tokenizer(family)
     config = (make_config or family.config)(tokenizer)
     with torch.random.fork_rng(devices=[]):
@@ -303,7 +303,7 @@ def write(family, folder, make_config=None):
 
 
 class Reference:
-    """transformers' model and processor of a checkpoint, on one prompt at a time."""
+    """Runs transformers' model and processor of a checkpoint on one prompt at a time."""
 
     def __init__(self, family, folder):
         self.family, self.folder = family, folder
@@ -318,8 +318,8 @@ class Reference:
             self.processor = self._processor()
 
     def _processor(self):
-        """Without a video processor, which would need torchvision; None for Pixtral's, which needs
-        it too."""
+        """Loads the processor without its video processor, which needs torchvision; returns None
+        for Pixtral's, which needs it too."""
         if self.family.processor["processor_class"] == "PixtralProcessor":
             return None
         base = getattr(transformers, self.family.processor["processor_class"])
@@ -336,12 +336,12 @@ class Reference:
             return dict(self.tokenizer(prompt, return_tensors="pt"))
         if self.processor is None:
             return self._pixtral_inputs(prompt, images)
-        with warnings.catch_warnings():  # numpy about how transformers makes arrays of tensors
+        with warnings.catch_warnings():  # numpy warns about transformers' arrays of tensors
             warnings.simplefilter("ignore", DeprecationWarning)
             return dict(self.processor(text=[prompt], images=list(images), return_tensors="pt"))
 
     def _pixtral_inputs(self, prompt, images):
-        """Rows of 14 pixels' cells, a mark behind each."""
+        """Returns an image's text: rows of 14-pixel cells, each followed by a mark."""
         made = self.images(list(images), patch_size=14, return_tensors="pt")
         first, *rest = prompt.split("[IMG]")
         for (height, width), text in zip(made["image_sizes"].tolist(), rest, strict=True):
@@ -352,7 +352,7 @@ class Reference:
 
     @torch.inference_mode()
     def generate(self, prompt, images=(), max_tokens=10):
-        """The new token ids; none of them ends the text."""
+        """Returns the new token ids; none of them ends the text."""
         inputs = self.inputs(prompt, images)
         out = self.model.generate(
             **inputs, max_new_tokens=max_tokens, do_sample=False, eos_token_id=None
@@ -373,7 +373,7 @@ class Stats:
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread():
-    """On tiny models, handing work to others takes longer than the work."""
+    """Uses one thread: on tiny models, dispatching work takes longer than the work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -382,7 +382,7 @@ def one_thread():
 
 @pytest.fixture(scope="package")
 def reference_of(tmp_path_factory):
-    """name of a family -> Reference, written and loaded once."""
+    """Returns a function from the name of a family to its Reference, written and loaded once."""
     found = {}
 
     def reference(name):
@@ -401,7 +401,8 @@ def reference(request, reference_of):
 
 @pytest.fixture
 def make_llm():
-    """LLM(folder, ...) with a small KV cache, closed after the test; stats observe its steps."""
+    """Returns a function that makes LLM(folder, ...) with a small KV cache, closed after the test,
+    and the stats of its steps."""
     opened = []
 
     def make(folder, **options):
@@ -419,7 +420,7 @@ def make_llm():
 
 @pytest.fixture(scope="session")
 def picture():
-    """A smooth random colour image."""
+    """Draws a smooth random colour image."""
 
     def make(seed, width, height):
         rng = np.random.RandomState(seed)

@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers' own generate, whatever the engine does on the way."""
+"""Greedy tokens equal transformers' own generate, in any batch and with any cache."""
 
 from mmdeploy_llm import SamplingParams
 
@@ -8,7 +8,8 @@ SIZES = ((70, 50), (30, 64), (56, 56))
 
 
 def cases(reference, picture):
-    """(prompt, images): texts, one image, several of different sizes, two side by side."""
+    """Returns (prompt, images) of texts, one image, several of different sizes, two next to each
+    other."""
     pictures = [picture(seed, *size) for seed, size in enumerate(SIZES)]
     marker = reference.family.marker
     return [
@@ -93,7 +94,7 @@ def test_chat(reference, make_llm, picture):
 
 
 def test_bf16_runs(reference, make_llm, picture):
-    """In bf16 tokens may differ from another order of additions; the run itself must be sound."""
+    """In bf16 another order of additions may change tokens, so only check that the run works."""
     llm, _ = make_llm(reference.folder, dtype="bfloat16")
     outputs = run(llm, cases(reference, picture))
     assert all(len(output.outputs.token_ids) == GREEDY.max_tokens for output in outputs)

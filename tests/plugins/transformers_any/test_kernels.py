@@ -1,4 +1,4 @@
-"""The kernels of the CPU on transformers' modules: as near as bf16 allows, and on most layers."""
+"""CPU kernels run most layers of transformers' modules, as closely as bf16 allows."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.layers import Linear
 
 PARAMS = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-LIMITS = {None: 0.15, "int8": 0.3}  # of the mean difference of log-probabilities
+LIMITS = {None: 0.15, "int8": 0.3}  # mean difference of log-probabilities
 
 
 def logprobs(llm, prompt):

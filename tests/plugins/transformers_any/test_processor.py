@@ -1,5 +1,5 @@
-"""The processor of images for any model: the kit's checks, and what it makes of options and
-checkpoints."""
+"""The image processor for any model passes the kit's checks and reads options and checkpoints
+as it should."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ IDEFICS = {
 
 
 def idefics(folder, image_token="<image>"):
-    """The files of Idefics3's processor, without a model."""
+    """Writes the files of Idefics3's processor, without a model."""
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.save_pretrained(folder)
@@ -87,7 +87,7 @@ def test_files_that_cannot_be_used(tmp_path):
 
 
 def test_threads_do_not_meet(tmp_path, picture):
-    """Many images at once; no two threads use the same tokenizer."""
+    """Processes many images at once; no two threads use the same tokenizer."""
     processor = AnyImageProcessor(idefics(tmp_path), {})
     sizes = [(20 + 9 * number, 64) for number in range(24)]
     items = [processor.decode(picture(0, *size), MediaLimits()) for size in sizes]

@@ -1,5 +1,5 @@
-"""What cannot run says why in one sentence that names the layer, before weights are read where that
-is possible."""
+"""A model that cannot run says why in one sentence that names the layer, before weights are read
+where that is possible."""
 
 import pytest
 import torch
@@ -139,12 +139,12 @@ def test_a_model_without_a_head():
 def test_a_config_that_transformers_refuses():
     config = config_of("Llama", num_attention_heads=4)
     config.hidden_act = "nonsense"
-    with pytest.raises(ModelNotSupportedError, match="cannot make LlamaForCausalLM of this"):
+    with pytest.raises(ModelNotSupportedError, match="cannot make LlamaForCausalLM from this"):
         on_meta(config)
 
 
 def build_as(architecture, config):
-    """The model of a class that transformers does not have."""
+    """Builds the model of a class that transformers does not have."""
     config.architectures = [architecture.__name__]
     setattr(transformers, architecture.__name__, architecture)
     try:
@@ -154,7 +154,7 @@ def build_as(architecture, config):
 
 
 class Layer(nn.Module):
-    """shift: how much of the token before is added, as a convolution does."""
+    """shift: how much of the previous token is added, as in a convolution."""
 
     def __init__(self, shift):
         super().__init__()
@@ -183,8 +183,8 @@ def test_tokens_that_meet_elsewhere_are_found_on_the_weights(shift, dtype):
         check_mixing("Model", decoder, 8, forward)
 
 
-def test_a_convolution_beside_attention_is_found_when_the_model_is_loaded(tmp_path, monkeypatch):
-    """Nothing in the config tells, and the attention is there in every layer."""
+def test_a_convolution_next_to_attention_is_found_when_the_model_is_loaded(tmp_path, monkeypatch):
+    """Nothing in the config reveals it, and every layer has attention."""
     forward = transformers.models.llama.modeling_llama.LlamaMLP.forward
     monkeypatch.setattr(
         "transformers.models.llama.modeling_llama.LlamaMLP.forward",
@@ -213,7 +213,7 @@ LLAVA = "transformers.models.llava_onevision.modeling_llava_onevision.LlavaOnevi
 
 
 def test_what_is_done_around_the_decoder_is_found_on_the_weights(reference_of, monkeypatch):
-    """Embeddings scaled by the model that holds the decoder: no layer shows it."""
+    """The model around the decoder scales the embeddings; no layer shows it."""
     folder = reference_of("llava_onevision").folder
     base = transformers.LlavaOnevisionModel
     forward = base.forward
@@ -228,7 +228,7 @@ def test_what_is_done_around_the_decoder_is_found_on_the_weights(reference_of, m
         LLM(model=str(folder), num_threads=1)
 
 
-def test_a_forward_that_wants_more_than_text_is_told(reference_of, make_llm, monkeypatch, caplog):
+def test_a_forward_that_needs_more_than_text_is_logged(reference_of, make_llm, monkeypatch, caplog):
     folder = reference_of("llava_onevision").folder
 
     def choosy(self, **kwargs):
@@ -241,7 +241,7 @@ def test_a_forward_that_wants_more_than_text_is_told(reference_of, make_llm, mon
 
 
 def test_the_trial_attends_as_transformers_does():
-    """Scale, window and soft cap in the attention of the trial."""
+    """The attention of the trial applies scale, window and soft cap."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(6, heads, 8, generator=generator) for heads in (4, 2, 2))
     found = Whole().attend(0, q, k, v, scale=0.5, window=3, softcap=2.0)

@@ -1,4 +1,4 @@
-"""A checkpoint that a native plugin serves gives the same tokens without it."""
+"""A checkpoint that a native plugin serves returns the same tokens without that plugin."""
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.testing.tiny import write_tiny

@@ -1,5 +1,5 @@
-"""Text models against transformers: see testing.model_conformance. Each family is here for what its
-attention or its head does differently."""
+"""Text models against transformers: see testing.model_conformance. Each family is tested because
+its attention or its head differs from the others."""
 
 import pytest
 import transformers
@@ -78,7 +78,7 @@ def write(name, folder):
 
 
 class AnyText(ModelConformance):
-    """A family of CONFIGS."""
+    """The checks for one family of CONFIGS."""
 
     spec = ANY
     name = ""
@@ -114,7 +114,7 @@ class TestTiedLlama(AnyText):
 
 
 class TestGemma2(AnyText):
-    """Soft caps on scores and logits, every other layer with a window, a scale of its own."""
+    """Soft caps on scores and logits, a window in every other layer, its own score scale."""
 
     name = "gemma2"
 
@@ -126,7 +126,7 @@ class TestPhi3(AnyText):
 
 
 class TestPhi3Long(AnyText):
-    """Rotary factors that depend on the length; up to 128 tokens they are the short ones."""
+    """Rotary factors that depend on the length; sequences up to 128 tokens use the short ones."""
 
     name = "phi3_long"
 
@@ -134,18 +134,18 @@ class TestPhi3Long(AnyText):
         llm, _ = make_llm(subject.folder)
         long, short = llm.generate(["a " * 200, TEXTS[0]], GREEDY, use_tqdm=False)
         assert long.error_code == 400
-        assert "sequence of more than 128 tokens by other frequencies" in long.error_msg
+        assert "other rotary frequencies for sequences of more than 128 tokens" in long.error_msg
         assert short.error_msg is None
 
 
 class TestOlmo2(AnyText):
-    """Norms behind the layers' parts, and on queries and keys."""
+    """Norms after attention and MLP, and on queries and keys."""
 
     name = "olmo2"
 
 
 class TestGPTNeoX(AnyText):
-    """Half of each head is turned; attention and MLP side by side; LayerNorm."""
+    """Half of each head is rotated; attention and MLP in parallel; LayerNorm."""
 
     name = "gpt_neox"
 
@@ -163,7 +163,7 @@ class TestCohere(AnyText):
 
 
 class TestOPT(AnyText):
-    """Learned positions, a decoder two levels down."""
+    """Learned positions; the decoder is nested two levels down."""
 
     name = "opt"
 

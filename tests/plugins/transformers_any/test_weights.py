@@ -1,4 +1,4 @@
-"""Names of checkpoints: as they were published, and as transformers' modules call them."""
+"""Checkpoints load under their published names and under those of transformers' modules."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def keys(folder):
 
 
 def assert_same(found, wanted):
-    """Every parameter of transformers' model has its value in ours."""
+    """Asserts that every parameter of transformers' model has the same value in ours."""
     ours = dict(found.inner.named_parameters(remove_duplicate=False))
     for name, value in wanted.state_dict().items():
         assert torch.equal(ours[name], value), name

@@ -1,11 +1,11 @@
-"""Plugin `minimal`: what there is. Imported to list plugins, so nothing heavy here."""
+"""Plugin `minimal`: declares what it provides. Imported to list plugins, so it imports no torch."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, hookimpl
 
 
 @hookimpl
 def provide_models() -> list[ModelSpec]:
-    """LLaVA 1.5, which takes charts here; its prompts have `<image>` where one stands."""
+    """Returns the spec of LLaVA 1.5, which reads charts here; `<image>` is its placeholder."""
     return [
         ModelSpec(
             name="minimal-llava",
@@ -13,20 +13,20 @@ def provide_models() -> list[ModelSpec]:
             factory="minimal_llm.model:LlavaForConditionalGeneration",
             media=("chart",),
             reasoning="notes",
-            priority=1,  # where another plugin serves LLaVA too, this one is wanted
+            priority=1,  # wins over another plugin that serves LLaVA too
         )
     ]
 
 
 @hookimpl
 def provide_reasoning_parsers() -> list[ReasoningParserSpec]:
-    """For models that write `<notes>` before they answer."""
+    """Returns the spec of a parser for models that write `<notes>` before they answer."""
     return [ReasoningParserSpec(name="notes", factory="minimal_llm.parser:NotesParser")]
 
 
 @hookimpl
 def provide_media_processors() -> list[MediaProcessorSpec]:
-    """A kind of media of our own, for our model."""
+    """Returns the spec of a processor for charts, a new kind of media, for our model."""
     return [
         MediaProcessorSpec(
             name="minimal-chart",

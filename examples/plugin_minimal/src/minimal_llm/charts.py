@@ -1,4 +1,4 @@
-"""The media processor: rows of a label and a number become a picture of bars for CLIP."""
+"""The media processor: draws rows of a label and a number as a bar chart for CLIP."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A number of 0 or more for each label, wherever they came from."""
+    """The values of a chart, a number of 0 or more for each label."""
 
     labels: tuple[str, ...]
     values: tuple[float, ...]
 
     @property
     def digest(self) -> str:
-        """Identifies the content; a chart that was seen before is not drawn again."""
+        """Hash of the content; a chart that was processed before is not drawn again."""
         return blake2b(repr((self.labels, self.values)).encode(), digest_size=20).hexdigest()
 
 
 class ChartProcessor(MediaProcessor):
-    """A picture of the size that the vision tower takes, a token for each patch of it.
+    """Draws charts at the input size of the vision tower, with one token for each patch.
 
-    An item may have the option `colour` of its bars: {"type": "chart", "chart": rows, "colour":
+    An item may set the option `colour` of its bars: {"type": "chart", "chart": rows, "colour":
     "red"} in a chat.
     """
 
@@ -53,7 +53,7 @@ class ChartProcessor(MediaProcessor):
         self._std = np.array(checkpoint.preprocessor.get("image_std", CLIP_STD), np.float32)
 
     def decode(self, source: Any, limits: MediaLimits) -> Chart:
-        """The chart behind the bytes of a CSV file or a list of (label, number) pairs."""
+        """Reads a chart from the bytes of a CSV file or a list of (label, number) pairs."""
         if isinstance(source, bytes):
             if len(source) > limits.max_bytes:
                 raise MediaLimitError(
@@ -69,7 +69,7 @@ class ChartProcessor(MediaProcessor):
         return _chart(source)
 
     def process(self, item: Chart, options: Mapping[str, Any]) -> MediaInput:
-        """`pixels` float32 [3, size, size], normalised as CLIP's."""
+        """Returns `pixels` float32 [3, size, size], normalised as for CLIP."""
         colour = _colour(options)
         pixels = np.asarray(draw(item, self._size, colour), dtype=np.float32) / 255
         pixels = ((pixels - self._mean) / self._std).transpose(2, 0, 1)
@@ -82,13 +82,13 @@ class ChartProcessor(MediaProcessor):
         )
 
     def count_tokens(self, item: Chart, options: Mapping[str, Any]) -> int:
-        """Patches of the picture."""
+        """Returns the number of patches of the picture."""
         _colour(options)
         return int((self._size // self._patch_size) ** 2)
 
 
 def draw(chart: Chart, size: int, colour: str = "blue") -> Image.Image:
-    """Bars from the bottom, the highest as high as the picture, each with its label."""
+    """Draws a labelled bar for each value; the highest bar is as high as the picture."""
     picture = Image.new("RGB", (size, size), "white")
     pen = ImageDraw.Draw(picture)
     width = size / len(chart.values)
@@ -102,11 +102,11 @@ def draw(chart: Chart, size: int, colour: str = "blue") -> Image.Image:
 
 
 def _colour(options: Mapping[str, Any]) -> str:
-    """The item's own option. Raises MediaError for others."""
+    """Returns the colour of the bars. Raises MediaError for any other option."""
     colour = options.get("colour", "blue")
     if set(options) - {"colour"} or colour not in COLOURS:
         raise MediaError(
-            f"a chart's options are {dict(options)!r}; allowed is 'colour': {', '.join(COLOURS)}"
+            f"got chart options {dict(options)!r}; allowed is 'colour': {', '.join(COLOURS)}"
         )
     return str(colour)
 
@@ -116,7 +116,7 @@ def _rows(blob: bytes) -> list[list[str]]:
         text = blob.decode("utf-8-sig")
         return [row for row in csv.reader(io.StringIO(text), strict=True) if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise MediaError(f"the chart is no CSV file: {error}") from error
+        raise MediaError(f"the chart is not a CSV file: {error}") from error
 
 
 def _chart(rows: Iterable[Any]) -> Chart:
@@ -125,6 +125,6 @@ def _chart(rows: Iterable[Any]) -> Chart:
     except (TypeError, ValueError) as error:
         raise MediaError(f"each row of a chart is a label and a number: {error}") from error
     if not pairs or any(not math.isfinite(value) or value < 0 for _, value in pairs):
-        raise MediaError("a chart needs one row at least, and numbers of 0 or more")
+        raise MediaError("a chart needs at least one row, and numbers of 0 or more")
     labels, values = zip(*pairs, strict=True)
     return Chart(labels=labels, values=values)

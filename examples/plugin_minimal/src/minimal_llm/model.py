@@ -25,7 +25,10 @@ RENAMES = (
 
 
 class LlavaForConditionalGeneration(CausalLM):
-    """transformers' model of this name, with CLIP and a Llama. Raises ModelNotSupportedError."""
+    """transformers' model of this name, with CLIP and a Llama decoder.
+
+    Raises ModelNotSupportedError for another vision tower.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(standard_decoder(config.text_config))
@@ -37,7 +40,7 @@ class LlavaForConditionalGeneration(CausalLM):
                 "not supported; only CLIP's own and one layer are"
             )
         self.has_class_token = config.vision_feature_select_strategy != "default"
-        num_layers = layer % (vision.num_hidden_layers + 1)  # of the tower, that count
+        num_layers = layer % (vision.num_hidden_layers + 1)  # layers of the tower that are used
         self.vision_tower = ClipTower(vision, num_layers)
         self.multi_modal_projector = Projector(vision.hidden_size, self.hidden_size)
         unused = "|".join(map(str, range(num_layers, vision.num_hidden_layers)))
@@ -47,7 +50,7 @@ class LlavaForConditionalGeneration(CausalLM):
         self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """One [num_tokens, hidden] for each item."""
+        """Returns one [num_tokens, hidden] for each item."""
         weight = self.multi_modal_projector.linear_1.weight
         pixels = torch.stack([item.tensors["pixels"] for item in items])
         patches = self.vision_tower(pixels.to(weight.device, weight.dtype))
@@ -58,12 +61,12 @@ class LlavaForConditionalGeneration(CausalLM):
         return self._weights.targets(key)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """None: token i is at position i."""
+        """Returns None: token i is at position i."""
         return None
 
 
 class Projector(nn.Module):
-    """From the tower's width to the decoder's."""
+    """Projects from the tower's width to the decoder's."""
 
     def __init__(self, in_size: int, out_size: int) -> None:
         super().__init__()
@@ -95,7 +98,7 @@ class ClipTower(nn.Module):
 
 
 class ClipEmbeddings(nn.Module):
-    """Patches and the class token, with their positions."""
+    """Embeds patches and the class token, and adds their positions."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -113,7 +116,7 @@ class ClipEmbeddings(nn.Module):
 
 
 class ClipLayer(nn.Module):
-    """Attention and MLP, each behind its norm."""
+    """Attention and MLP, each after its norm and with a residual."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -131,7 +134,7 @@ class ClipLayer(nn.Module):
 
 
 class ClipAttention(nn.Module):
-    """Every patch sees every other one of its picture."""
+    """Attention in which every patch attends to all patches of its picture."""
 
     def __init__(self, size: int, num_heads: int) -> None:
         super().__init__()

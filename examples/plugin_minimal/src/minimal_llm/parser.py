@@ -10,7 +10,7 @@ START, END = "<notes>", "</notes>"
 
 
 class NotesParser(ReasoningParser):
-    """Notes first, if there are any, then the answer; without an end the notes go on."""
+    """Splits notes, if any, from the answer after them; without an end tag all text is notes."""
 
     markers = (START, END)
     start_marker = START
@@ -21,7 +21,7 @@ class NotesParser(ReasoningParser):
         self._held = ""  # text that may yet become a marker
 
     def start(self, prompt: str) -> None:
-        """A prompt may have opened the notes already."""
+        """Starts in the notes if the prompt has opened them."""
         if prompt.rstrip().endswith(START):
             self._state = "notes"
 
@@ -47,7 +47,7 @@ class NotesParser(ReasoningParser):
         return _segments(held, "") if self._state == "notes" else _segments("", held)
 
     def _notes(self) -> str:
-        """The notes that are settled; behind their end the state is "answer"."""
+        """Returns the notes that are settled; after their end the state is "answer"."""
         before, found, after = self._held.partition(END)
         if found:
             self._state, self._held = "answer", after
@@ -59,6 +59,6 @@ class NotesParser(ReasoningParser):
 
 
 def _segments(reasoning: str, content: str) -> list[Segment]:
-    """Those that have text."""
+    """Returns the segments that have text."""
     both = [Segment(kind="reasoning", text=reasoning), Segment(kind="content", text=content)]
     return [segment for segment in both if segment.text]
