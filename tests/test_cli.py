@@ -333,7 +333,7 @@ class TestBatch:
             (["nowhere.jsonl"], "does not exist"),
             (["in.jsonl", "--shard", "0/4"], "the first is 1/4"),
             (["in.jsonl", "--shard", "half"], "such as 1/4"),
-            (["in.jsonl", "--prompt", "What?"], "lines have their own"),
+            (["in.jsonl", "--prompt", "What?"], "has its own prompt"),
             (["in.jsonl", "--no-retry-failed"], "goes with --resume"),
             (["in.jsonl", "--sampling", "temprature=1"], "did you mean 'temperature'"),
             (["in.jsonl", "--sampling", "top_p"], "NAME=VALUE"),
