@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 # click does not rewrap a paragraph that begins with "\b".
 EXIT_CODES = """\b
-Exit codes: 0 success, 1 some items failed, 2 wrong usage or an unusable model,
+Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
 3 stopped by --max-failures, 130 stopped with Ctrl-C."""
 
 CAPTION_EPILOG = f"""\b
@@ -62,7 +62,7 @@ Examples:
   mmdeploy-llm caption photos/ --engine max_model_len=8192
 
 \b
-The JSONL file has the same fields as that of `mmdeploy-llm batch`, see its --help.
+`mmdeploy-llm batch --help` describes the fields of the JSONL file.
 
 {EXIT_CODES}"""
 
@@ -73,8 +73,8 @@ Each line of the input is one JSON object. It holds chat messages:
      {{"type": "text", "text": "What?"}}]}}],
    "chat_template_kwargs": {{"enable_thinking": false}}, "tools": [...],
    "sampling_params": {{"max_tokens": 50}}}}
-or a raw prompt with the model's own media placeholders (or "prompt_token_ids"):
-  {{"prompt": "...", "multimodal_data": {{"image": ["a.jpg"], "video": ["b.mp4"]}}}}
+or a raw prompt with the model's own placeholders (or "prompt_token_ids"):
+  {{"prompt": "...", "multimodal_data": {{"image": ["a.jpg"]}}}}
 Media paths are relative to the input's folder. A line without an id gets its
 line number, from 1. In a Parquet file these keys are columns. A line may have
 up to 16 images and 4 videos; the limits change with, for example,
