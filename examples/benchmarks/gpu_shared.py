@@ -176,9 +176,7 @@ class Measured:
             if step.num_scheduled_tokens == step.num_scheduled_requests == batch
         ]
         if not decodes:
-            raise RuntimeError(
-                f"in none of {len(steps)} steps all {batch} requests decoded"
-            )
+            raise RuntimeError(f"in none of {len(steps)} steps all {batch} requests decoded")
         return statistics.median(decodes[2:] or decodes)
 
     def decode(self, work: str, batch: int, context: int, target: float) -> None:
