@@ -45,7 +45,7 @@ class Streamer(Protocol):
     def stream(
         self, prompts: Any, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """As LLM.stream."""
+        """Yields deltas of the answers, see LLM.stream."""
 
 
 def make_console(*, is_stderr: bool = False) -> Console:

@@ -477,7 +477,7 @@ def greet(name: str) -> None:
 
 
 class BrokenPlugin:
-    """Fails when asked for commands."""
+    """Raises when it should add its commands."""
 
     @hookimpl
     def extend_cli(self, app):

@@ -26,7 +26,7 @@ class HasPreviews(Protocol):
     """The method of intake's MediaLoader that previews need."""
 
     def previews(self, item: MediaItem) -> Sequence[bytes]:
-        """As MediaLoader.previews."""
+        """Returns JPEGs of a media item, see MediaLoader.previews."""
 
 
 class VideoStrip:

@@ -41,7 +41,7 @@ class Answerer(Protocol):
     def answer_each(
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]
     ) -> Generator[JobOutput, None, None]:
-        """As LLM.answer_each."""
+        """Yields outputs as they finish, see LLM.answer_each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

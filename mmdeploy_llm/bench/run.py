@@ -41,8 +41,8 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Requests:
-    """All requests of a measurement, no two alike. rounds: those to measure, the last one also or
-    only for the profile."""
+    """All requests of a measurement, no two alike. rounds: the measured rounds, followed by the
+    profiled one, if any."""
 
     warm_up: Sequence[BenchRequest]
     alone: Sequence[BenchRequest]

@@ -123,7 +123,7 @@ class DecodesFirst(FakeMediaProcessor):
 
     def decode(self, source, limits):
         if source.endswith(b" "):
-            raise MediaError("the fake image ends behind its header")
+            raise MediaError("the fake image ends after its header")
         return super().decode(source, limits)
 
 

@@ -121,7 +121,7 @@ def paged_equals_dense(subject: ModelSubject) -> None:
 
 
 def a_paged_batch_equals_singles(subject: ModelSubject) -> None:
-    """All prompts in one batch yield what each yields alone."""
+    """A batch of all prompts yields the tokens that each prompt yields alone."""
     together = subject.paged().generate(list(subject.prompts.values()), NUM_TOKENS)
     for name, found in zip(subject.prompts, together, strict=True):
         (alone,) = subject.paged().generate([subject.prompts[name]], NUM_TOKENS)
@@ -135,7 +135,7 @@ def a_paged_batch_equals_singles(subject: ModelSubject) -> None:
 
 
 def paged_chunks_equal_the_whole(subject: ModelSubject) -> None:
-    """With few tokens per step, so that chunked prompts and decoding mix, results are the same."""
+    """Few tokens per step, which mix prompt chunks and decoding, yield the same tokens."""
     chunked = subject.paged(max_num_batched_tokens=PAGED_CHUNK)
     found = chunked.generate(list(subject.prompts.values()), NUM_TOKENS)
     whole = subject.paged().generate(list(subject.prompts.values()), NUM_TOKENS)
