@@ -1,4 +1,4 @@
-"""What the program writes on a terminal: answers as they come, a chat, tables. Knows nothing of
+"""Terminal output of the program: streamed answers, a chat, tables. Independent of the CLI's
 options."""
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from .batch.job import BatchSummary
 
 WIDTH_WITHOUT_TERMINAL = 100
-CHAT_HELP = "/image PATH adds a picture to your next message, /reset forgets, /quit ends"
+CHAT_HELP = (
+    "/image PATH attaches a picture to your next message, /reset starts a new conversation, "
+    "/quit ends"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a model said. error: why it failed, None when it did not."""
+    """The answer of a model. error: why the request failed, or None."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -37,16 +40,16 @@ class Answer:
 
 
 class Streamer(Protocol):
-    """The part of LLM that an answer needs."""
+    """The method of LLM that an answer needs."""
 
     def stream(
         self, prompts: Any, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """As LLM.stream."""
+        """Yields deltas of the answers, see LLM.stream."""
 
 
 def make_console(*, is_stderr: bool = False) -> Console:
-    """A console that is wide enough to read when its output goes to a file."""
+    """Returns a console; one that writes to a file has at least WIDTH_WITHOUT_TERMINAL columns."""
     console = Console(stderr=is_stderr, highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH_WITHOUT_TERMINAL)
@@ -54,7 +57,7 @@ def make_console(*, is_stderr: bool = False) -> Console:
 
 
 def printable(text: str) -> str:
-    """The text without control characters: file names and models must not steer the terminal."""
+    """Replaces control characters, so that file names and answers cannot control the terminal."""
     return "".join(
         char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else "\ufffd"
         for char in text
@@ -62,9 +65,9 @@ def printable(text: str) -> str:
 
 
 def caption_table(records: Sequence[Record]) -> Table:
-    """File, caption, tokens, seconds; failed images in red with their message.
+    """Builds a table of file, caption, tokens and time; failed files in red with their error.
 
-    Files are named from the folder that holds them all.
+    File names are relative to the common parent folder.
     """
     folders = [os.path.dirname(os.path.abspath(record.path or "")) for record in records]
     top = os.path.commonpath(folders) if folders else ""
@@ -86,10 +89,10 @@ def caption_table(records: Sequence[Record]) -> Table:
 
 
 def batch_summary(summary: BatchSummary, *, done: str) -> str:
-    """How many, how fast, and the failures by kind. done: what became of the good ones."""
+    """Describes a run: counts, speed, and failures by kind. done: verb for successful items."""
     run = summary.run
     if not run.num_items and summary.ending == "done":
-        return f"nothing left to do: all {summary.num_before} items have their result"
+        return f"nothing left to do: all {summary.num_before} items have a result"
     speeds = [f"{run.tokens_per_second:.0f} tokens/s"]
     if run.num_images:
         speeds.insert(0, f"{run.images_per_second:.1f} images/s")
@@ -103,9 +106,10 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
 
 
 def print_answer(outputs: Iterable[RequestOutput], out: Console, aside: Console) -> Answer:
-    """Writes deltas as they come: text to `out`, tool calls behind it, reasoning dimmed to `aside`.
+    """Prints deltas as they arrive: text to `out`, reasoning dimmed to `aside`, and after the text
+    the tool calls to `out`.
 
-    Gives the whole answer.
+    Returns the whole answer.
     """
     pieces: list[str] = []
     calls: list[ToolCall] = []
@@ -137,13 +141,13 @@ def print_answer(outputs: Iterable[RequestOutput], out: Console, aside: Console)
 
 
 def user_message(text: str, images: Sequence[str]) -> dict[str, Any]:
-    """A chat message of one user: pictures first, then the text."""
+    """Returns a chat message of the user: pictures first, then the text."""
     parts: list[dict[str, Any]] = [{"type": "image", "image": path} for path in images]
     return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
 
 
 class ChatSession:
-    """A conversation on the terminal. Its own methods write the messages. more: of each prompt."""
+    """A conversation on the terminal. more: further keys of each prompt, such as tools."""
 
     def __init__(
         self,
@@ -166,11 +170,11 @@ class ChatSession:
         self.num_failed = 0
 
     def add_image(self, path: str) -> None:
-        """The picture goes with the next message."""
+        """Attaches the picture to the next message."""
         self._images.append(path)
 
     def run(self, lines: Iterable[str]) -> None:
-        """Takes lines until they end or one says /quit. A line is a message or a /command."""
+        """Handles lines, each a message or a /command, until they end or /quit."""
         for line in lines:
             text = line.strip()
             if text in ("/quit", "/exit"):
@@ -181,12 +185,12 @@ class ChatSession:
                 self.say(text)
 
     def say(self, text: str) -> None:
-        """Sends a message with the pictures added since the last one, and writes the answer.
+        """Sends a message with the attached pictures and prints the answer.
 
-        A message that fails, or is stopped with Ctrl-C, is forgotten.
+        A message that fails or is stopped with Ctrl-C does not stay in the conversation.
         """
-        asked = [*self._messages, user_message(text, self._images)]
-        prompt: Prompt = {"messages": asked, **self._more}
+        messages = [*self._messages, user_message(text, self._images)]
+        prompt: Prompt = {"messages": messages, **self._more}
         try:
             outputs = self._llm.stream(prompt, self._params)
             answer = print_answer(outputs, self._out, self._aside)
@@ -200,10 +204,10 @@ class ChatSession:
             self.num_failed += 1
             self._note(f"error: {answer.error}", "red")
             return
-        said: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        reply: dict[str, Any] = {"role": "assistant", "content": answer.text}
         if answer.calls:
-            said["tool_calls"] = [call.to_dict() for call in answer.calls]
-        self._messages = [*asked, said]
+            reply["tool_calls"] = [call.to_dict() for call in answer.calls]
+        self._messages = [*messages, reply]
 
     def _command(self, text: str) -> None:
         name, _, rest = text.partition(" ")
@@ -212,7 +216,7 @@ class ChatSession:
             self._note(f"{len(self._images)} picture(s) for your next message")
         elif name == "/reset":
             self._messages, self._images = list(self._opening), []
-            self._note("forgotten")
+            self._note("new conversation")
         else:
             self._note(CHAT_HELP)
 

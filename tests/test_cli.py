@@ -1,4 +1,4 @@
-"""The program: commands, exit codes, plugins; with a stand-in for LLM."""
+"""The program's commands, exit codes and plugins, with a fake LLM."""
 
 import io
 import json
@@ -29,7 +29,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 class FakeLLM:
-    """Answers with what it was asked. Made in place of LLM; the last one made is `made[-1]`."""
+    """Echoes the prompt. The program builds it in place of LLM; `made` collects the instances."""
 
     def __init__(self, made, model, **options):
         if model == "unknown":
@@ -96,7 +96,7 @@ def output(prompt, text, *, is_ok=True, thought=None, index=0, calls=None):
 
 @pytest.fixture
 def made(monkeypatch):
-    """The LLMs that the program made, all of them fakes."""
+    """The list of fake LLMs that the program has opened."""
     llms = []
     module = types.ModuleType("mmdeploy_llm.llm")
     module.LLM = lambda model, **options: FakeLLM(llms, model, **options)
@@ -106,7 +106,7 @@ def made(monkeypatch):
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Runs the program in an empty folder."""
+    """Returns a function that runs the program in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(cli.PLUGINS_VARIABLE, raising=False)
     monkeypatch.delenv(cli.BLOCKED_VARIABLE, raising=False)
@@ -229,7 +229,7 @@ class TestCaption:
             (["caption", "pics", "--output", "pics/a.png/x.jsonl"], "pics/a.png"),
         ],
     )
-    def test_what_is_wrong_is_one_line_and_exit_code_2(self, run, made, pictures, words, message):
+    def test_a_usage_error_is_one_line_and_exit_code_2(self, run, made, pictures, words, message):
         result = run(*words)
         assert result.exit_code == 2
         assert message in result.stderr
@@ -333,14 +333,14 @@ class TestBatch:
             (["nowhere.jsonl"], "does not exist"),
             (["in.jsonl", "--shard", "0/4"], "the first is 1/4"),
             (["in.jsonl", "--shard", "half"], "such as 1/4"),
-            (["in.jsonl", "--prompt", "What?"], "lines have their own"),
-            (["in.jsonl", "--no-retry-failed"], "goes with --resume"),
+            (["in.jsonl", "--prompt", "What?"], "has its own prompt"),
+            (["in.jsonl", "--no-retry-failed"], "needs --resume"),
             (["in.jsonl", "--sampling", "temprature=1"], "did you mean 'temperature'"),
             (["in.jsonl", "--sampling", "top_p"], "NAME=VALUE"),
             (["in.jsonl", "--output", "in.jsonl"], "is the input"),
         ],
     )
-    def test_what_is_wrong_is_one_line_and_exit_code_2(self, run, made, words, message):
+    def test_a_usage_error_is_one_line_and_exit_code_2(self, run, made, words, message):
         result = run("batch", "--output", "out.jsonl", *words)
         assert result.exit_code == 2
         assert message in result.stderr
@@ -463,7 +463,7 @@ class TestChat:
 
 
 class PluginWithCommands:
-    """Adds a command, and one that would replace a built-in one."""
+    """Adds a command, and tries to replace a built-in one."""
 
     @hookimpl
     def extend_cli(self, app):
@@ -477,7 +477,7 @@ def greet(name: str) -> None:
 
 
 class BrokenPlugin:
-    """Fails when asked for commands."""
+    """Raises when it should add its commands."""
 
     @hookimpl
     def extend_cli(self, app):
@@ -486,7 +486,8 @@ class BrokenPlugin:
 
 @pytest.fixture
 def plugged(monkeypatch):
-    """Makes the program see these plugins, as if installed by another package."""
+    """Returns a function that makes the program load these plugins as if another package had
+    installed them."""
 
     def plug(*plugins):
         manager = PluginManager()
@@ -566,7 +567,7 @@ def test_version(run):
     assert run("--version").stdout == run("version").stdout == f"{cli.__version__}\n"
 
 
-def test_without_a_command_it_helps(run):
+def test_without_a_command_it_prints_help(run):
     result = run()
     assert result.exit_code == 0
     assert "Examples:" in result.stdout

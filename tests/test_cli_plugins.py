@@ -1,4 +1,4 @@
-"""`mmdeploy-llm plugins`: list, check and new."""
+"""The commands `plugins list`, `plugins check` and `plugins new`."""
 
 import json
 
@@ -37,7 +37,7 @@ class Broken:
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """The program, in an empty folder, with the plugins `acme` and `broken` only."""
+    """Returns a function that runs `plugins` in an empty folder with `acme` and `broken` only."""
     manager = PluginManager()
     manager.register(Acme(), "acme")
     manager.register(Broken(), "broken")
@@ -86,7 +86,8 @@ VERDICTS = (
 class TestCheck:
     @pytest.fixture
     def checks(self, monkeypatch):
-        """Replaces the checks, which have tests of their own; gives what they were asked."""
+        """Returns a function that replaces the checks, which have their own tests, and returns the
+        list of their calls."""
         asked = []
 
         def check(verdicts):
@@ -125,7 +126,7 @@ class TestCheck:
         checks(VERDICTS[:2])
         assert run("check", "acme").exit_code == 0
 
-    def test_a_folder_that_there_is_not(self, run, checks):
+    def test_a_missing_folder_is_a_usage_error(self, run, checks):
         checks(())
         assert run("check", "acme", "--model", "nowhere").exit_code == 2
 

@@ -1,12 +1,13 @@
-"""Writes checkpoints of real architectures with random bf16 weights: checkpoints.py FOLDER
-[ernie03] [qwen05] [qwen25vl].
+"""Writes checkpoints of real architectures with random bf16 weights.
 
-ernie03     ERNIE-4.5-0.3B, 361 M
-qwen05      Qwen2-0.5B, 494 M
-qwen25vl    Qwen2.5-VL with the decoder of 0.5 B and a vision tower of 16 layers, 621 M
+    python examples/benchmarks/checkpoints.py FOLDER [ernie03] [qwen05] [qwen25vl]
 
-The values of the weights do not change the work when end-of-sequence is ignored. Beside qwen25vl
-lies qwen25vl-v4: the same weights with a config.json that transformers 4 reads, for exports.
+ernie03     ERNIE-4.5-0.3B, 361 M parameters
+qwen05      Qwen2-0.5B, 494 M parameters
+qwen25vl    Qwen2.5-VL with a decoder of 0.5 B and a vision tower of 16 layers, 621 M parameters
+
+The amount of work does not depend on the values of the weights when end-of-sequence is ignored.
+qwen25vl-v4 has the weights of qwen25vl and a config.json for transformers 4, for exports.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ IMAGES = {
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on Python's standard library, which is on every machine."""
+    """Trains a byte-level BPE on Python's standard library, which every machine has."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -103,10 +104,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build(name: str, words: PreTrainedTokenizerFast) -> torch.nn.Module:
-    """The model of that name, with random weights in torch's default dtype."""
+    """Builds the model of that name with random weights in torch's default dtype."""
     ids = {f"{kind}_token_id": getattr(words, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     if name == "ernie03":
-        return Ernie4_5ForCausalLM(Ernie4_5Config(**ids))  # its defaults are ERNIE-4.5-0.3B
+        return Ernie4_5ForCausalLM(Ernie4_5Config(**ids))  # the defaults are ERNIE-4.5-0.3B
     if name == "qwen05":
         return Qwen2ForCausalLM(Qwen2Config(**QWEN, **ids))
     media = {key: words.convert_tokens_to_ids(token) for key, token in MEDIA_TOKENS.items()}
@@ -120,15 +121,15 @@ def build(name: str, words: PreTrainedTokenizerFast) -> torch.nn.Module:
 
 
 def write_processors(folder: Path) -> None:
-    """The files that say how images and videos are resized."""
+    """Writes the configuration of the image and video processors."""
     video = IMAGES | {"video_processor_type": "Qwen2VLVideoProcessor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(IMAGES))
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
 
 
 def write_for_version_4(folder: Path) -> None:
-    """A copy of the folder whose config is as transformers 4 wrote it: the fields of the decoder at
-    the top, `rope_scaling` and `torch_dtype`."""
+    """Copies the folder, with a config in the format of transformers 4: the decoder's fields at the
+    top level, `rope_scaling` and `torch_dtype`."""
     copy = folder.with_name(f"{folder.name}-v4")
     shutil.copytree(folder, copy, dirs_exist_ok=True)
     config: dict[str, Any] = json.loads((copy / "config.json").read_text())
@@ -147,7 +148,7 @@ def write_for_version_4(folder: Path) -> None:
 
 
 def main(folder: str, names: list[str]) -> None:
-    """Writes the named models, or all, below `folder`."""
+    """Writes the named models, by default all, to subfolders of `folder`."""
     words = tokenizer()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)

@@ -1,18 +1,17 @@
-"""This engine and its peers on the same work, on this machine, in turn.
+"""Compares this engine with other engines on the same workloads on this machine.
 
     python examples/benchmarks/compare.py MODELS [--openvino PYTHON] [--vllm PYTHON]
         [--dashinfer PYTHON] [--transformers PYTHON] [--rounds 3] [--only WORDS]
         [--write RESULTS.md] [--machine WORDS]
 
-MODELS: a folder with what `checkpoints.py MODELS` writes (qwen05, ernie03, qwen25vl) and, for
-OpenVINO, its exports of them (qwen05-ov, qwen05-ov-int8, qwen25vl-ov, qwen25vl-ov-int8). A peer is
-given by the Python interpreter of the environment that it is installed in (peers/README.md says
-how); one that is not given, or does not start, is left out with a line that says so.
+MODELS: the folder that `checkpoints.py MODELS` writes (qwen05, ernie03, qwen25vl), and for OpenVINO
+its exports of these models (qwen05-ov, qwen05-ov-int8, qwen25vl-ov, qwen25vl-ov-int8). Each peer
+option is the Python interpreter of the environment that has the peer installed (see
+peers/README.md); a peer that is not given or does not start is left out with a message.
 
-Each engine loads a model once, in a process of its own, and warms up; then all take turns at each
-piece of work, `rounds` times. While one works the processes of the others are stopped, so that none
-that waits busily takes a core. Rates are medians of the rounds, ratios medians of the rounds'
-ratios.
+Each engine loads a model once, in a process of its own, and warms up; then the engines take turns
+at each workload, `rounds` times. While one runs, the processes of the others are stopped, so that
+busy waiting takes no core. Rates are medians of the rounds, ratios medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -41,8 +40,11 @@ ALONE_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A model in one precision, for some pieces of work. peers: those that can run it. targets:
-    (work, peer) -> least ratio that we want."""
+    """A model in one precision, and the workloads to run on it.
+
+    peers: the engines that can run it.
+    targets: (workload, peer) -> the ratio that we want to reach.
+    """
 
     model: str
     precision: str
@@ -52,12 +54,12 @@ class Session:
 
     @property
     def has_images(self) -> bool:
-        """Whether the work is on images."""
+        """Whether the workload has images."""
         return "vl" in self.works
 
     @property
     def title(self) -> str:
-        """For progress and --only."""
+        """The name of the session in progress messages and --only."""
         return f"{self.model} {self.precision}"
 
 
@@ -102,14 +104,14 @@ UNITS = {"text": "tok/s", "vl": "img/s", "alone": "ms/token"}
 
 
 class RunnerError(Exception):
-    """An engine did not start, or failed; the text says why."""
+    """An engine did not start or failed, for the reason in the message."""
 
 
 class Runner:
-    """One engine with one model, in a process of its own and stopped unless it works."""
+    """One engine with one model in a child process, which is stopped (SIGSTOP) unless it works."""
 
     def __init__(self, python: str, script: str, arguments: Sequence[str]) -> None:
-        """Raises RunnerError when the engine does not come up."""
+        """Starts the engine. Raises RunnerError when it does not start."""
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the runner
         command = [python, str(HERE / "peers" / script), *arguments]
         try:
@@ -130,7 +132,7 @@ class Runner:
         self._signal(signal.SIGSTOP)
 
     def ask(self, **work: Any) -> Mapping[str, float]:
-        """Does one piece of work. Raises RunnerError."""
+        """Runs one workload and returns its figures. Raises RunnerError."""
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(work) + "\n")
@@ -140,7 +142,7 @@ class Runner:
         return answer
 
     def close(self) -> None:
-        """Ends the process and those that it started; a second call does nothing."""
+        """Kills the process and its children; a second call does nothing."""
         if self._errors.closed:
             return
         self._signal(signal.SIGKILL)
@@ -156,7 +158,7 @@ class Runner:
         self._errors.seek(0)
         lines = self._errors.read().strip().splitlines()
         self.close()
-        raise RunnerError(lines[-1] if lines else "its process ended without a word")
+        raise RunnerError(lines[-1] if lines else "its process ended without a message")
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -165,7 +167,8 @@ class Runner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One piece of work, ours and a peer's. ratios: of the rounds; above 1 we are faster."""
+    """The result of one workload for this engine and a peer. ratios: one per round; above 1 this
+    engine is faster."""
 
     work: str
     model: str
@@ -180,13 +183,15 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """The median."""
+        """The median of the rounds' ratios."""
         return statistics.median(self.ratios)
 
 
 def measure(runner: Runner, work: str, seed: int) -> float:
-    """In the unit of the work. A token of a request alone: the time of 128 less that of the first,
-    by 127."""
+    """Runs a workload and returns its figure in the unit of UNITS.
+
+    For "alone", the time per token is (time of 128 tokens - time of the first) / 127.
+    """
     if work == "alone":
         first = runner.ask(work="alone", num=1, seed=seed)["seconds"]
         whole = runner.ask(work="alone", num=ALONE_TOKENS, seed=seed)
@@ -200,7 +205,7 @@ def measure(runner: Runner, work: str, seed: int) -> float:
 
 
 def warm_up(runner: Runner, session: Session) -> None:
-    """A little of each kind of work."""
+    """Runs a few requests of each workload."""
     if session.has_images:
         runner.ask(work="images", num=2, seed=999)
     else:
@@ -211,7 +216,7 @@ def warm_up(runner: Runner, session: Session) -> None:
 def run_session(
     session: Session, pythons: Mapping[str, str], models: Path, rounds: int
 ) -> list[Row]:
-    """All rounds of a session; [] when our own engine has no peer to run against."""
+    """Runs all rounds of a session; returns [] when there is no peer to compare with."""
     with contextlib.ExitStack() as stack:
         runners = dict(start_all(session, pythons, models, stack))
         if OURS not in runners or len(runners) < 2:
@@ -235,7 +240,7 @@ def run_session(
 def start_all(
     session: Session, pythons: Mapping[str, str], models: Path, stack: contextlib.ExitStack
 ) -> Iterator[tuple[str, Runner]]:
-    """The engines that come up, warm; a line for each that does not."""
+    """Yields the engines that start, warmed up; prints a line for each that does not."""
     say(f"== {session.title}")
     for name in (OURS, *session.peers):
         if name not in pythons:
@@ -268,7 +273,7 @@ def make_row(
     runners: Mapping[str, Runner],
     found: Mapping[tuple[str, str], Sequence[float]],
 ) -> Row:
-    """Ours against one peer."""
+    """Returns the comparison of this engine with one peer."""
     ours, theirs = found[work, OURS], found[work, name]
     ratios = tuple(mine / its for mine, its in zip(ours, theirs, strict=True))
     if work == "alone":  # times, not rates
@@ -288,7 +293,7 @@ def make_row(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Returns a Markdown table."""
     lines = [
         "| work | precision | mmdeploy_llm | peer | peer's | ratio (of each round) | target |",
         "|---|---|---|---|---|---|---|",
@@ -306,7 +311,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def loads(rows: Sequence[Row]) -> str:
-    """Seconds from the start of each process until the engine is ready, as a sentence."""
+    """Returns a sentence with the seconds from process start until each engine is ready."""
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         engines = found.setdefault(f"{row.model} {row.precision}", {OURS: row.load_ours})
@@ -319,7 +324,7 @@ def loads(rows: Sequence[Row]) -> str:
 
 
 def section(rows: Sequence[Row], machine: str, rounds: int) -> str:
-    """What goes between the markers."""
+    """Returns the text between the markers."""
     today = datetime.date.today().isoformat()
     return (
         f"{machine}, {today}; `python compare.py`, {rounds} rounds, engines in turn. text: 32 "
@@ -331,7 +336,7 @@ def section(rows: Sequence[Row], machine: str, rounds: int) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Replaces what is between the markers of the file. Raises SystemExit without markers."""
+    """Replaces the text between the markers of the file. Raises SystemExit without markers."""
     old = path.read_text()
     if BEGIN not in old or END not in old:
         sys.exit(f"{path} has no lines {BEGIN} and {END}; the section was printed only")
@@ -340,22 +345,26 @@ def write(path: Path, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Progress."""
+    """Prints a progress message to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """The command line."""
+    """Parses the command line and runs the sessions."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", type=Path)
     for name in ("openvino", "vllm", "dashinfer", "transformers"):
-        parser.add_argument(f"--{name}", metavar="PYTHON", help="interpreter of its environment")
+        parser.add_argument(
+            f"--{name}", metavar="PYTHON", help=f"interpreter of the environment with {name}"
+        )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help='sessions with these words, as "qwen05 bf16"')
-    parser.add_argument("--write", type=Path, metavar="FILE", help="markdown file with the markers")
-    parser.add_argument("--machine", default=f"{os.cpu_count()} cores", help="words for the table")
+    parser.add_argument("--only", default="", help='sessions to run, such as "qwen05 bf16"')
+    parser.add_argument("--write", type=Path, metavar="FILE", help="Markdown file to update")
+    parser.add_argument(
+        "--machine", default=f"{os.cpu_count()} cores", help="description for the result"
+    )
     args = parser.parse_args()
     pythons = {name: getattr(args, name) for name in SESSIONS[0].peers if getattr(args, name)}
     pythons[OURS] = sys.executable

@@ -1,11 +1,10 @@
-"""What one GPU reaches of what it could: gpu.py [--device cuda] [--parts qwen,ernie] [--json FILE].
+"""Measures how close one GPU comes to its limits: gpu.py [--device cuda] [--parts qwen,ernie].
 
-Random weights of real configurations, in less than 8 minutes, one table at the end. Every part runs
-in a process of its own with a time limit: one that fails or hangs is a line of the table, and the
-others go on. The limits are those of the machine, measured first.
+Runs random weights of real configurations in less than 8 minutes and prints one table. Every part
+runs in a process of its own with a time limit; a part that fails or hangs becomes a row of the
+table and the others continue. The machine's own rates, measured first, are the limits.
 
-    --device cpu --size tiny    all of it with small models, to see that it works; its numbers mean
-                                nothing
+    --device cpu --size tiny    runs everything with small models, as a test; ignore the figures
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Part -> seconds it may take, and what it measures, for a line where it fails.
+# Part -> time limit in seconds; part -> its rows, which a failed part shows as failed.
 LIMITS = {"machine": 40, "qwen": 170, "transformers": 130, "start": 110, "ernie": 150}
 WORKS = {
     "machine": ["machine"],
@@ -37,12 +36,12 @@ WORKS = {
 TOTAL_SECONDS = 470
 COLUMNS = ("work", "measured", "limit", "share", "target", "met")
 PARTS_SCRIPT = Path(__file__).with_name("gpu_parts.py")
-LEAST_RATIO = 4.0  # images a second: this engine to transformers
+MIN_RATIO = 4.0  # target for images per second, this engine to transformers
 
 
 @dataclass
 class PartResult:
-    """What came of a part. problem: why it did not come to its end."""
+    """The outcome of a part. problem: why it did not finish, or None."""
 
     name: str
     seconds: float = 0.0
@@ -53,7 +52,7 @@ class PartResult:
 def run_part(
     name: str, options: list[str], limit: float, script: Path = PARTS_SCRIPT
 ) -> PartResult:
-    """One part in a process of its own; at the limit it is killed with all that it started."""
+    """Runs one part in a process group of its own, which is killed after `limit` seconds."""
     result, begin = PartResult(name), time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, str(script), name, *options],
@@ -89,8 +88,8 @@ def run_part(
     if is_late.is_set():
         result.problem = f"stopped after {limit:.0f} s"
     elif code != 0:
-        said = [line for line in tail if line.strip()]
-        result.problem = said[-1][:160] if said else f"ended with {code}"
+        lines = [line for line in tail if line.strip()]
+        result.problem = lines[-1][:160] if lines else f"exit status {code}"
     return result
 
 
@@ -101,7 +100,7 @@ def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
 
 
 def kill_rest(process: subprocess.Popen[str]) -> None:
-    """Whatever the part left behind."""
+    """Kills the child processes that the part left behind."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -110,7 +109,7 @@ def kill_rest(process: subprocess.Popen[str]) -> None:
 
 
 def rows_of(results: list[PartResult]) -> list[dict[str, Any]]:
-    """All rows of the table, one for everything that a failed part did not come to."""
+    """Returns all rows of the table, including one for each row that a failed part lacks."""
     rows = []
     for result in results:
         rows += result.rows
@@ -125,7 +124,7 @@ def rows_of(results: list[PartResult]) -> list[dict[str, Any]]:
 
 
 def ratio_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Images a second to those of transformers: a row wherever one of them was asked for."""
+    """Returns a row that compares images per second with transformers, if either part ran."""
     kinds = [row["work"].partition(" ")[0] for row in rows]
     if "vl:" not in kinds and "transformers" not in kinds:
         return []
@@ -136,14 +135,14 @@ def ratio_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             "work": "vl, to transformers generate",
             "measured": "needs both parts" if ratio is None else f"{ratio:.1f} times the images/s",
-            "target_text": f"{LEAST_RATIO:.0f} times",
-            "met": ratio is not None and ratio >= LEAST_RATIO,
+            "target_text": f"{MIN_RATIO:.0f} times",
+            "met": ratio is not None and ratio >= MIN_RATIO,
         }
     ]
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """A row as texts. Shares must reach their target, values stay below it."""
+    """Formats a row. A share meets its target from the target on, a value below it."""
     share, value, target = row.get("share"), row.get("value"), row.get("target")
     met = row.get("met")
     if share is not None and target is not None:
@@ -159,7 +158,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """In markdown, with the notes behind it."""
+    """Returns a Markdown table, followed by the rows' notes."""
     texts = [list(COLUMNS), *(cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in texts) for column in range(len(COLUMNS))]
     lines = [
@@ -174,18 +173,18 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Runs the parts and prints the table; 1 where a part did not come to its end."""
+    """Runs the parts and prints the table; returns 1 when a part did not finish."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", choices=("real", "tiny"), default="real")
     parser.add_argument("--parts", default=",".join(LIMITS), help="names separated by commas")
     parser.add_argument("--folder", type=Path, help="for configs and weights, 17 GB; default: /tmp")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     args = parser.parse_args()
     names = ["machine", *(name for name in args.parts.split(",") if name != "machine")]
     unknown = sorted(set(names) - set(LIMITS))
     if unknown:
-        parser.error(f"no parts {', '.join(unknown)}; there are {', '.join(LIMITS)}")
+        parser.error(f"unknown parts: {', '.join(unknown)}; choose from {', '.join(LIMITS)}")
     begin, results = time.perf_counter(), []
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         options = ["--device", args.device, "--size", args.size, "--folder", folder]

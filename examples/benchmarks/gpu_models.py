@@ -1,6 +1,8 @@
-"""Folders of the real configurations without weights, for gpu.py: config, tokenizer, processor
-files. LLM(load_format="dummy") makes the weights on the device; the work does not depend on their
-values when end-of-sequence is ignored."""
+"""Writes model folders without weights for gpu.py: config, tokenizer and processor files.
+
+LLM(load_format="dummy") makes random weights on the device. The amount of work does not depend on
+their values, since end-of-sequence is ignored.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ QWEN_TINY_VISION = {
     "out_hidden_size": 64,
     "fullatt_block_indexes": [1],
 }
-# ERNIE-4.5-VL-28B-A3B: transformers' defaults but for the rotary sections.
+# ERNIE-4.5-VL-28B-A3B: transformers' defaults except for the M-RoPE sections.
 ERNIE_ROPE = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [22, 22, 20]}
 ERNIE_TINY: Mapping[str, Any] = {
     "vocab_size": 640,
@@ -80,7 +82,7 @@ ERNIE_TINY_VISION = {"depth": 2, "hidden_size": 64, "num_heads": 4, "intermediat
 
 
 def write_qwen(folder: Path, *, is_tiny: bool) -> Path:
-    """Qwen2.5-VL-7B's folder, or one of its family that a CPU runs in a second."""
+    """Writes the folder of Qwen2.5-VL-7B, or of a tiny model of the family."""
     tokenizer = make_tokenizer("qwen2_vl")
     config = Qwen2_5_VLConfig(
         text_config={**(QWEN_TINY_TEXT if is_tiny else QWEN_TEXT), **_ids(tokenizer)},
@@ -92,7 +94,7 @@ def write_qwen(folder: Path, *, is_tiny: bool) -> Path:
 
 
 def write_ernie(folder: Path, *, is_tiny: bool) -> Path:
-    """ERNIE-4.5-VL-28B-A3B's folder, or one of its family that a CPU runs in a second."""
+    """Writes the folder of ERNIE-4.5-VL-28B-A3B, or of a tiny model of the family."""
     tokenizer = make_tokenizer("ernie4_5_vl_moe")
     text = dict(ERNIE_TINY) if is_tiny else {"rope_parameters": ERNIE_ROPE}
     config = Ernie4_5_VLMoeConfig(

@@ -1,7 +1,6 @@
-"""The parts of gpu.py, each in a process of its own: gpu_parts.py PART --device cuda --size real.
+"""The parts of gpu.py, each run as a process: gpu_parts.py PART --device cuda --size real.
 
-A line "ROW {json}" for each thing measured, as soon as it is, so that a later failure loses no
-earlier row.
+Prints a line "ROW {json}" as soon as a row is measured, so that a later failure loses no row.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ QUESTION = "Describe this image in detail."
 
 
 def machine(part: Part) -> None:
-    """Copy and matrix products: what the shares refer to."""
+    """Measures the rates of copies and matrix products, to which all shares refer."""
     bandwidth = copy_rate(part)
     size = part.sizes.product
     left, right = (
@@ -49,7 +48,7 @@ def machine(part: Part) -> None:
 
 
 def qwen(part: Part) -> None:
-    """Decode, prefill, step overhead and images of Qwen2.5-VL-7B."""
+    """Measures decode, prefill, step overhead and images with Qwen2.5-VL-7B."""
     sizes = part.sizes
     folder = gpu_models.write_qwen(part.folder / "qwen", is_tiny=sizes.is_tiny)
     llm = part.llm(
@@ -69,7 +68,7 @@ def qwen(part: Part) -> None:
 
 
 def prefill(measured: Measured) -> None:
-    """A step of as many prompt tokens as allowed, in prompts of an eighth each."""
+    """Measures steps with the maximal number of prompt tokens, in prompts of an eighth each."""
     part, each = measured.part, measured.part.sizes.step_tokens // 8
     steps = measured.generate([each] * 40, 1)
     # Prompts arrive one by one: the first steps are smaller.
@@ -78,11 +77,11 @@ def prefill(measured: Measured) -> None:
     taken = statistics.median(full)
     model: Any = measured.llm.model
     num_heads = model.model.layers[0].self_attn.num_heads
-    # Scores and values of the lower triangle: 2 x 2 x T^2 / 2 for each channel of each head.
+    # Causal scores and weighted values: 2 x 2 x T^2 / 2 per channel of each head.
     attention = num_tokens * 2 * each * model.num_layers * num_heads * model.head_dim
     flops = 2 * num_tokens * measured.cost.dense + attention
     part.row(
-        f"prefill, 7B, {num_tokens} tokens a step",
+        f"prefill, 7B, {num_tokens} tokens per step",
         measured=f"{1000 * taken:.1f} ms, {num_tokens / taken:.0f} tokens/s",
         limit=f"{flops / taken / 1e12:.0f} of {part.machine.flops / 1e12:.0f} TFLOP/s",
         share=flops / taken / part.machine.flops,
@@ -92,7 +91,7 @@ def prefill(measured: Measured) -> None:
 
 
 def overhead(measured: Measured) -> None:
-    """Time of a decode step outside the device: all of the step, less what the device was busy."""
+    """Measures the host's overhead: time of a decode step minus the device's busy time."""
     part, batch = measured.part, measured.part.sizes.overhead_batch
     num_tokens = part.sizes.decode
     wall = measured.decode_seconds(batch, 64, num_tokens)
@@ -101,12 +100,12 @@ def overhead(measured: Measured) -> None:
         with busy(part, measured.llm.model) as spent:
             measured.generate([64] * batch, count)
         times.append(spent())
-    # The prompts are in both: the difference is decode steps.
+    # Both runs contain the prompts, so the difference is decode steps only.
     device = (times[1] - times[0]) / (num_tokens - num_tokens // 2)
     part.row(
         f"step overhead, batch {batch}",
         measured=f"{1000 * (wall - device):.2f} ms outside the device",
-        limit=f"{1000 * wall:.2f} ms a step, {1000 * device:.2f} on the device",
+        limit=f"{1000 * wall:.2f} ms per step, {1000 * device:.2f} on the device",
         value=1000 * (wall - device),
         target=0.3,
         note=part.graphs,
@@ -114,8 +113,8 @@ def overhead(measured: Measured) -> None:
 
 
 def images(measured: Measured) -> None:
-    """Images and a question each, all at once: against the tower's, the prompts' and the decode
-    steps' least times."""
+    """Measures a batch of images with a question each, against the lower bound of vision tower,
+    prompts and decode steps."""
     part, sizes = measured.part, measured.part.sizes
     with measured.counter.counting():
         answer_images(measured, seed=0, count=1)
@@ -125,7 +124,7 @@ def images(measured: Measured) -> None:
     taken = answer_images(measured, seed=2, count=sizes.num_images)
     steps = list(measured.log.steps)
     least = measured.cost.seconds(steps, flops_each * sizes.num_images, part.machine)
-    # Keys and values that decode steps read: half of what is generated, on average.
+    # Decode steps also read keys and values of the prompt and, on average, half of the output.
     num_prompt = sizes.image**2 // 28**2 + 32
     num_read = sum(step.num_sampled_tokens for step in steps) * (num_prompt + sizes.output / 2)
     least += num_read * measured.kv_token_bytes / part.machine.bandwidth
@@ -140,7 +139,7 @@ def images(measured: Measured) -> None:
 
 
 def answer_images(measured: Measured, *, seed: int, count: int) -> float:
-    """Seconds for `count` images, from pixels in memory to text."""
+    """Answers `count` images; returns the seconds from pixels in memory to text."""
     import numpy as np
 
     sizes = measured.part.sizes
@@ -156,8 +155,8 @@ def answer_images(measured: Measured, *, seed: int, count: int) -> float:
 
 
 def transformers_generate(part: Part) -> None:
-    """As many images and questions by transformers' generate, in one batch; its weights are then
-    saved for the part that loads them."""
+    """Measures transformers' generate on as many images in one batch, then saves the weights for
+    the part "start"."""
     import numpy as np
     import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -176,7 +175,7 @@ def transformers_generate(part: Part) -> None:
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
     def answer(seed: int, num_tokens: int, count: int) -> tuple[float, float]:
-        """Seconds in all, and those of them before generate."""
+        """Returns the total seconds, and how many of them preprocessing took."""
         rng = [np.random.default_rng((seed, number)) for number in range(count)]
         pictures = [smooth_pixels(each, sizes.image, sizes.image) for each in rng]
         part.wait()
@@ -213,7 +212,7 @@ def transformers_generate(part: Part) -> None:
 
 
 def random_model(part: Part, folder: Path) -> Any:
-    """transformers' model with small random weights, made on the device."""
+    """Builds transformers' model with small random weights on the device."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -231,7 +230,7 @@ def random_model(part: Part, folder: Path) -> Any:
 
 @contextmanager
 def no_init() -> Iterator[None]:
-    """Without transformers' own random values, which take a minute for billions of them."""
+    """Disables transformers' weight initialization, which takes a minute for billions of values."""
     try:
         from transformers.initialization import no_init_weights
     except ImportError:
@@ -255,12 +254,12 @@ llm.close()
 
 
 def start(part: Part) -> None:
-    """From a new Python to the first token of a checkpoint on local disk, less the time to read
-    its files once."""
+    """Measures the time from a new Python process to the first token of a checkpoint on local disk,
+    minus the time to read its files once."""
     folder = part.folder / "qwen"
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise RuntimeError("the part with transformers saved no weights")
+        raise RuntimeError("the part 'transformers' has not saved weights")
     reading = read_seconds(files)
     begin = time.perf_counter()
     done = subprocess.run(
@@ -280,13 +279,13 @@ def start(part: Part) -> None:
         limit=f"{reading:.1f} s to read {num_bytes / 1e9:.1f} GB",
         value=taken - reading,
         target=20,
-        note="files come from the page cache where memory allows, our kernels from Triton's, "
-        "where the parts before left them",
+        note="the files may be in the page cache, and the kernels in Triton's cache from the "
+        "previous parts",
     )
 
 
 def read_seconds(files: Sequence[Path]) -> float:
-    """The second reading of the files, as the engine's is."""
+    """Returns the seconds of a second pass over the files, since the engine reads cached files."""
     buffer = memoryview(bytearray(2**25))
     taken = 0.0
     for _ in range(2):
@@ -300,7 +299,7 @@ def read_seconds(files: Sequence[Path]) -> float:
 
 
 def ernie(part: Part) -> None:
-    """ERNIE-4.5-VL-28B-A3B: loads, answers images and text, decodes."""
+    """Loads ERNIE-4.5-VL-28B-A3B, answers images and text, and measures decode."""
     sizes = part.sizes
     folder = gpu_models.write_ernie(part.folder / "ernie", is_tiny=sizes.is_tiny)
     begin = time.perf_counter()

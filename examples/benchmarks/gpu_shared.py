@@ -1,4 +1,4 @@
-"""What the parts of gpu.py share: sizes, an engine and what its steps tell, clocks."""
+"""Code that the parts of gpu.py share: sizes, an engine with step statistics, timers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from mmdeploy_llm.intake.checkpoint import read_checkpoint
 from mmdeploy_llm.metrics import StepStats
 
 DTYPE = "bfloat16"
-LOWEST_ID = 40  # of a prompt's tokens: below are special ones
+LOWEST_ID = 40  # lowest token id in prompts; special tokens lie below
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much of everything. image: pixels a side. decode: tokens timed."""
+    """Sizes of the workloads. image: pixels per side. decode: number of timed tokens."""
 
     is_tiny: bool
     batch: int
@@ -73,7 +73,7 @@ TINY = Sizes(
 
 
 class Part:
-    """What parts share: where, how large, and how a row is told."""
+    """The environment of a part: device, sizes, folder, and the output of rows."""
 
     def __init__(self, device: str, sizes: Sizes, folder: Path) -> None:
         self.device, self.sizes, self.folder = device, sizes, folder
@@ -83,7 +83,7 @@ class Part:
             logging.getLogger(f"mmdeploy_llm.runner.{name}").addFilter(self.keep)
 
     def keep(self, record: logging.LogRecord) -> bool:
-        """Notes what the engine says of its graphs; every line is shown."""
+        """Log filter that remembers the message about CUDA graphs and passes every record."""
         if "CUDA graphs" in record.getMessage():
             self.graphs = record.getMessage()
         return True
@@ -93,27 +93,27 @@ class Part:
         return self.device.startswith("cuda")
 
     def row(self, work: str, **values: Any) -> None:
-        """measured, limit: texts. share: of the limit that was reached. note: anything else.
-        images: a second, for the comparison."""
+        """Prints a row. values: measured, limit (texts), share (fraction of the limit reached),
+        value, target, note, images (per second, for the comparison)."""
         print("ROW " + json.dumps({"work": work, **values}), flush=True)
 
     def say(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
     def wait(self) -> None:
-        """Until the device has done all that it was given."""
+        """Waits until the device has finished all submitted work."""
         if self.is_cuda:
             torch.cuda.synchronize()
 
     @cached_property
     def machine(self) -> Machine:
-        """What the first part measured."""
+        """The rates that the part "machine" measured."""
         found = json.loads((self.folder / "machine.json").read_text())
         return Machine(precision=DTYPE, **found)
 
     def llm(self, model: Path, **options: Any) -> LLM:
-        """An engine with weights made on the device. Videos are not part of this, and their
-        processor needs av, which a GPU host may lack."""
+        """Builds an engine with random weights. Blocks the plugin for videos, which needs av; a
+        GPU host may lack it."""
         begin = time.perf_counter()
         llm = LLM(
             model=str(model),
@@ -131,7 +131,7 @@ class Part:
 
 
 class Measured:
-    """An engine, what its steps tell, and what they cost at least."""
+    """An engine with the statistics of its steps and the lower bound of their cost."""
 
     def __init__(self, part: Part, llm: LLM, model: Path) -> None:
         self.part, self.llm = part, llm
@@ -142,7 +142,7 @@ class Measured:
         with torch.device("meta"):
             shapes = llm.plugins.build(spec, checkpoint.config)
         cost = model_cost(shapes)
-        assert cost is not None, "in-tree models are built of the decoder"
+        assert cost is not None, "models of this package are CausalLMs"
         self.cost: ModelCost = cost
         self.counter = MediaFlops(llm.model, shapes)
         self.vocab_size = int(checkpoint.config.get_text_config().vocab_size)
@@ -152,7 +152,7 @@ class Measured:
         return kv_block_bytes(self.llm.model, DTYPE, 1)
 
     def generate(self, lengths: Sequence[int], num_tokens: int) -> list[StepStats]:
-        """The steps of prompts of these lengths with num_tokens generated for each."""
+        """Runs prompts of these lengths, num_tokens generated each; returns the steps."""
         rng = random.Random(len(lengths))
         highest = min(15_000, self.vocab_size)
         prompts = [[rng.randrange(LOWEST_ID, highest) for _ in range(size)] for size in lengths]
@@ -167,7 +167,8 @@ class Measured:
                 raise RuntimeError(f"a request failed: {output.error_msg}")
 
     def decode_seconds(self, batch: int, context: int, num_tokens: int) -> float:
-        """Median of the steps in which all of the batch decode; the first ones warm up."""
+        """Returns the median time of steps in which the whole batch decodes, without the first
+        two, which warm up."""
         steps = self.generate([context] * batch, num_tokens)
         decodes = [
             seconds(step)
@@ -179,9 +180,9 @@ class Measured:
         return statistics.median(decodes[2:] or decodes)
 
     def decode(self, work: str, batch: int, context: int, target: float) -> None:
-        """A row: bytes of weights and KV cache by the copy rate, and the time of a step."""
+        """Prints a row: a decode step's time, and the time to read weights and KV cache."""
         num_tokens = self.part.sizes.decode
-        self.generate([context] * batch, 4)  # warms up; the first may end before the last begins
+        self.generate([context] * batch, 4)  # warm-up; requests need not overlap here
         taken = self.decode_seconds(batch, context, num_tokens)
         cost = self.cost
         experts = sum(each.num_values * min(1.0, batch * each.share) for each in cost.experts)
@@ -198,13 +199,14 @@ class Measured:
 
 
 def seconds(step: StepStats) -> float:
-    """All of a step."""
+    """Returns the whole time of a step."""
     return step.plan_time + step.run_time + step.deliver_time
 
 
 @contextmanager
 def busy(part: Part, model: Any) -> Iterator[Callable[[], float]]:
-    """Seconds that the device computed inside the block; on a CPU those inside the model."""
+    """Yields a function that returns the seconds of device compute inside the block; on a CPU, the
+    seconds inside the model."""
     if not part.is_cuda:
         clock = [0.0]
         with timed(model, "forward", clock), timed(model, "logits", clock):
@@ -217,8 +219,8 @@ def busy(part: Part, model: Any) -> Iterator[Callable[[], float]]:
 
 
 def kernel_microseconds(events: Iterable[Any]) -> float:
-    """Of a profile, on the device. Calls of the host are told the time of what they launched too,
-    which would count twice."""
+    """Sums the device time of a profile's kernels. Host events also carry the device time of the
+    kernels that they launched, which would count it twice."""
     return sum(
         each.self_device_time_total
         for each in events
@@ -245,14 +247,14 @@ def timed(model: Any, name: str, clock: list[float]) -> Iterator[None]:
 
 
 def copy_rate(part: Part) -> float:
-    """Bytes a second: each is read and written, which counts twice."""
+    """Returns bytes per second of a copy, counting reads and writes."""
     source = torch.zeros(part.sizes.copy_bytes // 2, dtype=torch.bfloat16, device=part.device)
     target = torch.empty_like(source)
     return rate(part, lambda: target.copy_(source), 2 * source.nbytes)
 
 
 def rate(part: Part, call: Callable[[], object], amount: float) -> float:
-    """`amount` by the fastest of some calls."""
+    """Returns `amount` per second of the fastest of twelve calls."""
     best = float("inf")
     for _ in range(12):
         part.wait()

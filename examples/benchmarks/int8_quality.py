@@ -1,11 +1,12 @@
-"""How near int8 stays to bf16: logits of every prompt token of the text workload.
+"""Compares the logits of int8 and bf16 for every prompt token of the text workload.
 
     python examples/benchmarks/int8_quality.py MODEL_FOLDER
 
-Three runs of one text model, all prompts in one step over a paged cache: in bf16; with linear
-layers in int8; with linear layers and the KV cache in int8. Printed for the last two against the
-first: the mean cosine of the logits, the share of tokens whose most probable next token is the
-same, and that share where bf16's first two choices lie apart (random weights give many ties).
+Runs all prompts of a text model in one step over a paged cache: in bf16, with int8 linear layers,
+with int8 linear layers and KV cache, and with an int8 KV cache only. Prints for each int8 run,
+compared with bf16: the mean cosine of the logits, the share of tokens with the same most probable
+next token, and that share among tokens where bf16's top two logits clearly differ (random weights
+produce many ties).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.weights.load import build_model
 
 BLOCK_SIZE = 64
-APART = 0.1  # of the logits' standard deviation
+CLEAR_MARGIN = 0.1  # of the top two logits, in standard deviations of the logits
 
 
 def load(folder: Path, kernels: native.Kernels, quantization: Any) -> Any:
-    """The model, its linear layers packed."""
+    """Loads the model and packs its linear layers for the kernels."""
     plugins, checkpoint = PluginManager.load(), read_checkpoint(folder)
     spec = plugins.model_for(checkpoint.config.architectures)
     device = torch.device("cpu")
@@ -46,7 +47,7 @@ def load(folder: Path, kernels: native.Kernels, quantization: Any) -> Any:
 def logits(
     model: Any, kernels: native.Kernels, prompts: list[list[int]], dtype: torch.dtype
 ) -> Tensor:
-    """[tokens, vocab] of all prompts, with a KV cache of `dtype`."""
+    """Returns the logits [tokens, vocab] of all prompts, computed with a KV cache of `dtype`."""
     lengths = tuple(len(prompt) for prompt in prompts)
     blocks_each = -(-max(lengths) // BLOCK_SIZE)
     shape = KVCacheShape(
@@ -57,8 +58,8 @@ def logits(
         dtype=dtype,
     )
     tables = torch.arange(len(prompts) * blocks_each, dtype=torch.int32).view(-1, blocks_each)
-    places = [torch.arange(length) for length in lengths]
-    slots = [place + i * blocks_each * BLOCK_SIZE for i, place in enumerate(places)]
+    positions = [torch.arange(length) for length in lengths]
+    slots = [own + i * blocks_each * BLOCK_SIZE for i, own in enumerate(positions)]
     layout = BatchLayout(
         num_decode=0,
         query_lens=lengths,
@@ -69,7 +70,7 @@ def logits(
     cache = allocate(shape, tables.numel(), torch.device("cpu"))
     inputs = ForwardInputs(
         token_ids=torch.tensor([token for prompt in prompts for token in prompt]),
-        positions=torch.cat(places),
+        positions=torch.cat(positions),
         in_prompt=torch.ones(sum(lengths), dtype=torch.bool),
         attn=NativeAttention(kernels).begin(layout, cache),
     )
@@ -79,20 +80,20 @@ def logits(
 
 
 def compare(name: str, found: Tensor, expected: Tensor) -> None:
-    """Prints one line."""
+    """Prints one line of statistics."""
     cosines = torch.cosine_similarity(found.float(), expected.float(), -1)
     is_same = found.argmax(-1) == expected.argmax(-1)
     first, second = expected.float().topk(2).values.unbind(-1)
-    is_apart = first - second > APART * expected.float().std()
+    is_clear = first - second > CLEAR_MARGIN * expected.float().std()
     print(
-        f"{name}: cosine {cosines.mean():.5f} (lowest {cosines.min():.5f}), same first choice "
-        f"{is_same.float().mean():.2%}, where it is clear {is_same[is_apart].float().mean():.2%} "
-        f"of {is_apart.float().mean():.0%}"
+        f"{name}: cosine {cosines.mean():.5f} (lowest {cosines.min():.5f}), same top token "
+        f"{is_same.float().mean():.2%}; where the choice is clear ({is_clear.float().mean():.0%} "
+        f"of tokens) {is_same[is_clear].float().mean():.2%}"
     )
 
 
 def main() -> None:
-    """One batch of prompts at a time, so that the logits fit into memory."""
+    """Compares on 16 prompts, so that the logits fit into memory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder

@@ -1,7 +1,6 @@
-"""The CPU kernels for attention and sampling against plain torch: kernels.py [--rounds 9].
+"""Compares the CPU kernels for attention and sampling with plain torch: kernels.py [--rounds 9].
 
-One thread; both sides take turns, and each round gives one ratio. Medians, of the thread's CPU
-time.
+Uses one thread and its CPU time. Both sides take turns; prints medians over the rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One job for both sides. flops: of its products, 0 where they are not what it does."""
+    """One workload for both sides. flops: of its matrix products, 0 for sampling."""
 
     name: str
     ours: Work
@@ -35,7 +34,7 @@ class Case:
 
 
 def images(kernels: Kernels, length: int, heads: int, head_dim: int) -> Case:
-    """Full attention over the patches of one image."""
+    """Builds the case of full attention over the patches of one image."""
     qkv = torch.randn(length, 3 * heads, head_dim).bfloat16()
     q, k, v = qkv.split(heads, 1)
     seen = torch.full((length,), length)
@@ -53,7 +52,8 @@ def images(kernels: Kernels, length: int, heads: int, head_dim: int) -> Case:
 
 
 def decode(kernels: Kernels, num: int, context: int, heads: tuple[int, int], size: int) -> Case:
-    """One new token of each sequence over pages; plain torch has them in one piece already."""
+    """Builds the case of one new token per sequence over a paged cache; plain torch gets the keys
+    and values contiguous."""
     num_heads, kv_heads = heads
     pages = -(-context // BLOCK)
     keys, values = (torch.randn(num * pages, BLOCK, kv_heads, size).bfloat16() for _ in range(2))
@@ -77,7 +77,8 @@ def decode(kernels: Kernels, num: int, context: int, heads: tuple[int, int], siz
 
 
 def sampling(kernels: Kernels, name: str, spread: float, top_k: int, top_p: float) -> Case:
-    """32 rows of a large vocabulary. spread: of the logits; small ones make flat distributions."""
+    """Builds the case of sampling 32 rows of a large vocabulary. spread: standard deviation of the
+    logits; a small one makes flat distributions."""
     logits = torch.randn(32, NUM_LOGITS) * spread
     params = DrawParams(
         temperature=np.full(32, 0.8, np.float32),
@@ -95,7 +96,7 @@ def sampling(kernels: Kernels, name: str, spread: float, top_k: int, top_p: floa
 
 
 def cases(kernels: Kernels) -> list[Case]:
-    """All of them."""
+    """Returns all cases."""
     return [
         images(kernels, 1024, 12, 64),
         images(kernels, 1024, 16, 80),
@@ -111,7 +112,7 @@ def cases(kernels: Kernels) -> list[Case]:
 
 
 def seconds(work: Work, repeats: int) -> float:
-    """CPU time of one call."""
+    """Returns the CPU time of one call."""
     before = time.thread_time()
     for _ in range(repeats):
         work()
@@ -119,7 +120,7 @@ def seconds(work: Work, repeats: int) -> float:
 
 
 def compare(case: Case, rounds: int) -> str:
-    """The case's row of a table."""
+    """Runs a case; returns its row of the table."""
     repeats = max(1, int(0.02 / seconds(case.ours, 1)))
     pairs = [(seconds(case.ours, repeats), seconds(case.plain, 1)) for _ in range(rounds)]
     ours, plain = (1000 * statistics.median(side) for side in zip(*pairs, strict=True))
@@ -129,7 +130,7 @@ def compare(case: Case, rounds: int) -> str:
 
 
 def table(rows: Sequence[str]) -> str:
-    """With its head."""
+    """Returns a Markdown table of the rows."""
     head = "| work | kernels, ms | GFLOP/s | torch, ms | torch / kernels |\n|---|---|---|---|---|"
     return "\n".join([head, *rows])
 

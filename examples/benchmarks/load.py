@@ -1,6 +1,6 @@
-"""Seconds from a fresh process to the first generated token: load.py MODEL_FOLDER [--runs 3].
+"""Measures the time from process start to the first token: load.py MODEL_FOLDER [--runs 3].
 
-Each run is a new Python process; imports, loading, warm-up and one generated token are counted.
+Each run is a new Python process and includes imports, loading, warm-up and one generated token.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Media on their way into the engine: media.py [seek] [isolation] [caption] [memory]
+"""Measures media processing: media.py [seek] [isolation] [caption] [memory]
 
-seek        16 frames out of a clip of ten minutes, jumping to key frames, against decoding all
-isolation   what a process of its own costs a video
+seek        reading 16 frames of a ten-minute clip by seeking to key frames, against decoding all
+isolation   decoding a video in a separate process, against a thread
 caption     images per second of captioning 500 JPEG files, one intake thread against two
-memory      peak memory of captioning 10,000 paths over that of 100
+memory      peak memory of captioning 10,000 files, against 100
 
-Each figure is a ratio or difference taken in one run; the bundled model is used where one is.
+Each figure is a ratio or difference within one run. caption and memory use the bundled model.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROMPT = "User: Picture 1:<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>Descr
 
 
 def clip(seconds: int, width: int, height: int, rate: int = 25) -> bytes:
-    """An H.264 file with moving noise, a key frame every ten seconds as x264 sets them."""
+    """Returns an H.264 file of moving noise with x264's default key frames, one per ten seconds."""
     rng = np.random.default_rng(0)
     tile = rng.integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
     large = np.asarray(Image.fromarray(tile).resize((width, height), Image.Resampling.BICUBIC))
@@ -55,14 +55,14 @@ def clip(seconds: int, width: int, height: int, rate: int = 25) -> bytes:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Wall time of one call."""
+    """Returns the wall time of one call."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
 
 
 def seek() -> None:
-    """Sparse frames of a long clip."""
+    """Measures reading sparse frames of a long clip."""
     blob = clip(600, 640, 360)
     video = open_file(blob, LIMITS)
     wanted = np.linspace(0, video.timeline.num_frames - 1, 16).astype(int).tolist()
@@ -77,7 +77,7 @@ def seek() -> None:
 
 
 def isolation() -> None:
-    """A video in a process of its own, and in this one."""
+    """Measures decoding a video in a separate process and in this one."""
     vision = SimpleNamespace(patch_size=14, spatial_merge_size=2)
     checkpoint = Checkpoint(folder=Path("."), config=SimpleNamespace(vision_config=vision))
     processor = ErnieVideoProcessor(checkpoint, {})
@@ -101,7 +101,7 @@ def isolation() -> None:
 
 
 def write_images(folder: Path, count: int) -> list[str]:
-    """JPEG files of mixed sizes, 0.3 to 3 megapixels."""
+    """Writes JPEG files of mixed sizes, 0.3 to 3 megapixels; returns their paths."""
     rng = np.random.default_rng(0)
     paths = []
     for index in range(count):
@@ -115,7 +115,7 @@ def write_images(folder: Path, count: int) -> list[str]:
 
 
 def caption_all(paths: list[str], num_threads: int) -> float:
-    """Images per second."""
+    """Captions the files; returns images per second."""
     llm = LLM(model="shapes-vl", num_intake_threads=num_threads)
     params = SamplingParams(temperature=0, max_tokens=16)
     prompts = ({"prompt": PROMPT, "multimodal_data": {"image": path}} for path in paths)
@@ -128,7 +128,7 @@ def caption_all(paths: list[str], num_threads: int) -> float:
 
 
 def caption() -> None:
-    """One intake thread against two, turn about."""
+    """Measures captioning with one and two intake threads, alternating."""
     with tempfile.TemporaryDirectory() as folder:
         paths = write_images(Path(folder), 500)
         found: dict[int, list[float]] = {1: [], 2: []}
@@ -139,7 +139,7 @@ def caption() -> None:
 
 
 def memory() -> None:
-    """Peak resident memory, each in a process of its own."""
+    """Measures peak resident memory with few and many files, each in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         paths = write_images(Path(folder), 100)
         peaks = []
@@ -153,13 +153,13 @@ def memory() -> None:
 
 
 def peak(folder: str, count: int) -> None:
-    """Captions `count` different paths (links to the files of a folder); prints the peak in MiB."""
+    """Captions `count` different files made from those of a folder; prints the peak in MiB."""
     files = sorted(Path(folder).glob("*.jpg"))
     with tempfile.TemporaryDirectory() as links:
         paths = []
         for index in range(count):
             path = Path(links) / f"{index:05d}.jpg"
-            # Different content for each path, so that no cache helps.
+            # Trailing bytes make every file different, so that no cache helps.
             path.write_bytes(files[index % len(files)].read_bytes() + index.to_bytes(4, "big"))
             paths.append(str(path))
         caption_all(paths, 2)
@@ -167,12 +167,12 @@ def peak(folder: str, count: int) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the named measurements, by default all."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     jobs = {"seek": seek, "isolation": isolation, "caption": caption, "memory": memory}
-    parser.add_argument("jobs", nargs="*", choices=[[], *jobs], help="which (all)")
+    parser.add_argument("jobs", nargs="*", choices=[[], *jobs], help="default: all")
     parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:

@@ -1,10 +1,10 @@
-"""Bytes to patches of a photo-like JPEG, against transformers' PIL image processor:
-preprocess.py [--rounds 9] [--families ernie qwen] [--threads].
+"""Compares preprocessing of a photo-like JPEG, from bytes to patches, with transformers' PIL image
+processors: preprocess.py [--rounds 9] [--families ernie qwen] [--threads].
 
-Both sides take turns in one process with one torch thread, and each round gives one ratio, so that
-the load of the machine falls on both. Ratios are medians, of wall time and of the thread's CPU
-time. The pixels of the exact path are compared as well. --threads adds: images per second of two
-intake threads against one.
+Both sides take turns in one process with one torch thread, and each round yields one ratio, so that
+other load on the machine affects both. Prints median ratios of wall time and of the thread's CPU
+time, and checks that the exact path's pixels are equal. --threads also compares the images per
+second of two intake threads with one.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Work = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Of one run: by the clock, and of this thread on a CPU."""
+    """Duration of one run: wall time, and CPU time of this thread."""
 
     wall: float
     cpu: float
 
 
 def photo(width: int, height: int, seed: int = 0) -> bytes:
-    """A JPEG of quality 90 with what photos have: slow gradients, shapes at every scale, grain."""
+    """Returns a photo-like JPEG of quality 90: gradients, shapes at every scale, grain."""
     rng = np.random.default_rng(seed)
     pixels = np.zeros((height, width, 3), dtype=np.float32)
     for cell, weight in ((512, 60), (128, 30), (32, 14), (8, 7), (2, 3)):
@@ -66,34 +66,34 @@ def photo(width: int, height: int, seed: int = 0) -> bytes:
 
 
 def our_processor(family: str, options: Mapping[str, Any]) -> ImageProcessor:
-    """The family's processor with its default options."""
+    """Returns this package's processor of the family."""
     config = SimpleNamespace(vision_config=None)
     checkpoint = Checkpoint(folder=Path("."), config=config, preprocessor={})
     return OURS[family](checkpoint, options)
 
 
 def ours(processor: ImageProcessor, blob: bytes) -> torch.Tensor:
-    """Patches of the JPEG."""
+    """Returns the patches of the JPEG by this package."""
     item = processor.decode(blob, MediaLimits())
     return processor.process(item, {}).tensors["pixels"]
 
 
 def theirs(processor: Any, blob: bytes) -> torch.Tensor:
-    """Patches of the JPEG."""
+    """Returns the patches of the JPEG by transformers."""
     image = Image.open(io.BytesIO(blob))
     pixels: torch.Tensor = processor(image, return_tensors="pt")["pixel_values"]
     return pixels
 
 
 def timed(work: Work) -> Seconds:
-    """One run of `work`."""
+    """Runs `work` once; returns its duration."""
     wall, cpu = time.perf_counter(), time.thread_time()
     work()
     return Seconds(wall=time.perf_counter() - wall, cpu=time.thread_time() - cpu)
 
 
 def interleaved(works: Mapping[str, Work], rounds: int) -> dict[str, list[Seconds]]:
-    """Each work once a round, in turn; a first round is not counted."""
+    """Runs each work once per round, alternating; a first round is not counted."""
     runs: dict[str, list[Seconds]] = {name: [] for name in works}
     for number in range(rounds + 1):
         for name, work in works.items():
@@ -104,7 +104,7 @@ def interleaved(works: Mapping[str, Work], rounds: int) -> dict[str, list[Second
 
 
 def ratio(of: Sequence[Seconds], to: Sequence[Seconds], clock: str) -> float:
-    """Median of the rounds' ratios."""
+    """Returns the median of the rounds' ratios."""
     pairs = zip(of, to, strict=True)
     return statistics.median(getattr(one, clock) / getattr(other, clock) for one, other in pairs)
 
@@ -123,7 +123,7 @@ def compare(family: str, blob: bytes, rounds: int) -> None:
     }
     runs = interleaved(works, rounds)
     print(f"{family}: {tuple(wanted.shape)} patches; exact pixels equal transformers': {is_equal}")
-    print(f"  fast pixels differ from them by {difference:.4f} in the mean")
+    print(f"  fast pixels differ from transformers' by {difference:.4f} on average")
     for name, target in TARGETS.items():
         cpu, wall = (ratio(runs[name], runs["theirs"], clock) for clock in ("cpu", "wall"))
         print(f"  {name}: {cpu:.3f} of their CPU time, {wall:.3f} of wall time (target {target})")
@@ -133,13 +133,13 @@ def compare(family: str, blob: bytes, rounds: int) -> None:
 
 
 def compare_threads(family: str, blob: bytes, rounds: int, num_images: int = 12) -> None:
-    """Prints how much faster two threads go than one, with each mode of decoding."""
+    """Prints the speed-up of two threads over one, for each decoding mode."""
     for name, flag in (("exact", False), ("fast", True)):
         processor = our_processor(family, {"fast_decode": flag})
 
         def work(num_threads: int, processor: ImageProcessor = processor) -> None:
             with ThreadPoolExecutor(num_threads) as pool:
-                # Only the shape is kept, as the engine keeps no patches it has used.
+                # Keeps only the shape: the engine frees patches after use too.
                 list(pool.map(lambda _: ours(processor, blob).shape, range(num_images)))
 
         works = {"one": lambda: work(1), "two": lambda: work(2)}
@@ -149,13 +149,13 @@ def compare_threads(family: str, blob: bytes, rounds: int, num_images: int = 12)
 
 
 def main() -> None:
-    """Prints both families, one after the other."""
+    """Compares each family."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--width", type=int, default=4000)
     parser.add_argument("--height", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--families", nargs="+", choices=list(OURS), default=list(OURS))
-    parser.add_argument("--threads", action="store_true", help="two threads against one as well")
+    parser.add_argument("--threads", action="store_true", help="also compare two threads with one")
     args = parser.parse_args()
     torch.set_num_threads(1)
     blob = photo(args.width, args.height)

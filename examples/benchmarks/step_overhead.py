@@ -1,9 +1,8 @@
-"""Milliseconds of a decode step outside the model, with N running sequences: step_overhead.py [-n
-32].
+"""Measures the time of a decode step outside the model with N sequences: step_overhead.py [-n 32].
 
-Runs the bundled model and takes the time of its forward and of its logits away from the time of
-each step. What is left is scheduling, preparing inputs, the attention's index tensors, sampling,
-detokenizing and observers.
+Runs the bundled model and subtracts the time of its forward and logits from the time of each step.
+The rest is scheduling, preparing inputs and the attention's index tensors, sampling, detokenizing
+and observers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Clock:
         self.seconds = 0.0
 
     def wrap(self, function: Any) -> Any:
-        """`function`, timed."""
+        """Returns `function` with its time added to `seconds`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
@@ -37,7 +36,8 @@ class Clock:
 
 
 class Observer:
-    """Notes the time outside the model for every step that only decodes `num_sequences` tokens."""
+    """Records the time outside the model of every step that decodes exactly `num_sequences`
+    tokens."""
 
     def __init__(self, clock: Clock, num_sequences: int) -> None:
         self.clock = clock
@@ -54,7 +54,7 @@ class Observer:
 
 
 def main() -> None:
-    """Prints the median and the spread over the decode steps."""
+    """Prints the median and the 10 % and 90 % quantiles over the decode steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-n", type=int, default=32, help="sequences")
     parser.add_argument("--model", default="shapes-vl")

@@ -1,10 +1,10 @@
-"""Output tokens per second on the text workload, ours and transformers' static batch, in turn.
+"""Compares output tokens per second on the text workload with transformers' static batch.
 
     python examples/benchmarks/text.py MODEL_FOLDER [--rounds 3]
 
-Both run in bf16 with greedy decoding and end-of-sequence ignored, in one process, one after the
-other, `rounds` times; medians and their ratio are printed. Tokens of a request that the static
-batch generates beyond what was asked are not counted for it.
+Both run in bf16 with greedy decoding and end-of-sequence ignored, in one process, alternating,
+`rounds` times; prints medians and their ratio. Tokens that the static batch generates beyond a
+request's length are not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mmdeploy_llm import LLM, SamplingParams
 
 
 def ours(folder: str) -> Callable[[list[workloads.TextRequest]], int]:
-    """A function that runs the requests on our engine and returns how many tokens came out."""
+    """Returns a function that runs requests on this engine and returns the number of tokens."""
     llm = LLM(model=folder, dtype="bfloat16", enable_prefix_caching=False)
 
     def run(requests: list[workloads.TextRequest]) -> int:
@@ -37,7 +37,7 @@ def ours(folder: str) -> Callable[[list[workloads.TextRequest]], int]:
 
 
 def transformers(folder: str) -> Callable[[list[workloads.TextRequest]], int]:
-    """The same with transformers' generate: one left-padded static batch."""
+    """Returns the same for transformers' generate with one left-padded static batch."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     pad = model.config.pad_token_id
 
@@ -59,7 +59,7 @@ def transformers(folder: str) -> Callable[[list[workloads.TextRequest]], int]:
 
 
 def main() -> None:
-    """Interleaved rounds, so that a machine that drifts harms both alike."""
+    """Alternates the engines, so that drift of the machine affects both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder")
     parser.add_argument("--rounds", type=int, default=3)

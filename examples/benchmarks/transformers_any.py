@@ -1,11 +1,10 @@
-"""Speed of `transformers_any` against the plugin made for the model, on one checkpoint, in turn.
+"""Compares the generic plugin `transformers_any` with the model's own plugin on one checkpoint.
 
     python examples/benchmarks/transformers_any.py [--rounds 3]
 
-A Qwen2.5-VL of some 130 M parameters with random bf16 weights. Both run in one process on one
-thread, one after the other, greedily with end-of-sequence ignored. Tokens per second of CPU time,
-which other work on the machine changes least: medians and their ratio, first of texts, then of
-requests with an image each.
+Uses a Qwen2.5-VL of about 130 M parameters with random bf16 weights. Both run in one process on one
+thread, alternating, greedily with end-of-sequence ignored. Prints tokens per second of CPU time,
+which other load affects least: medians and their ratio, for texts and for requests with an image.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "r
 
 
 def write(folder: Path) -> Path:
-    """The checkpoint: tokenizer and processor files of the tiny one, a model of useful size."""
+    """Writes the checkpoint: the tiny model's tokenizer and processor files, a larger model."""
     write_tiny("qwen2_5_vl", folder)
     tokenizer = make_tokenizer("qwen2_5_vl")
     text = {
@@ -70,7 +69,7 @@ def write(folder: Path) -> Path:
 
 
 def requests(num: int, with_images: bool, seed: int) -> list[Any]:
-    """Prompts of uneven length; a different image in each where there are any."""
+    """Returns prompts of varying length, optionally with a different image each."""
     rng = random.Random(seed)
     found: list[Any] = []
     for _ in range(num):
@@ -86,7 +85,7 @@ def requests(num: int, with_images: bool, seed: int) -> list[Any]:
 
 
 def rate(llm: LLM, prompts: list[Any]) -> float:
-    """Generated tokens per second of CPU time, over the whole run, prompts included."""
+    """Returns generated tokens per second of CPU time of the whole run, prompts included."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     begin = time.process_time()
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -96,7 +95,7 @@ def rate(llm: LLM, prompts: list[Any]) -> float:
 
 
 def compare(engines: dict[str, LLM], with_images: bool, rounds: int) -> None:
-    """Prints each round, the medians and the ratio."""
+    """Prints the rate of each round, the medians and their ratio."""
     num = 6 if with_images else 12
     found: dict[str, list[float]] = {name: [] for name in engines}
     for round_index in range(rounds):
@@ -109,7 +108,7 @@ def compare(engines: dict[str, LLM], with_images: bool, rounds: int) -> None:
 
 
 def main() -> None:
-    """Interleaved rounds, so that a machine that drifts harms both alike."""
+    """Alternates the engines, so that drift of the machine affects both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()

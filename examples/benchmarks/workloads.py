@@ -1,5 +1,5 @@
-"""The workloads that every engine runs here: token-id prompts of uneven length with fixed output
-lengths, and images with a question. Needs no engine, so that any environment can import it."""
+"""The workloads that all engines run: token-id prompts of varying length with fixed output lengths,
+and images with a question. Imports no engine, so that any environment can use it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ IMAGE_PROMPT = (
     "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>"
     f"{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
 )
-IMAGE_SIZE = 448  # pixels a side; 256 tokens for Qwen2.5-VL
-ANSWER_TOKENS = 64  # about an image
-ALONE_TOKENS = 128  # of the prompt of a request alone
+IMAGE_SIZE = 448  # pixels per side; 256 tokens for Qwen2.5-VL
+ANSWER_TOKENS = 64  # length of an answer about an image
+ALONE_TOKENS = 128  # prompt length of a request that runs alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """A prompt as token ids, and how many tokens to generate."""
+    """A prompt as token ids, and the number of tokens to generate."""
 
     token_ids: list[int]
     num_output_tokens: int
 
 
 def text(num_requests: int = 32, vocab_size: int = 15000, seed: int = 0) -> list[TextRequest]:
-    """Prompts of 64-192 tokens with 32-96 output tokens each: 4,197 in and 1,997 out by default."""
+    """Returns prompts of 64-192 tokens with 32-96 output tokens each; by default 4,197 tokens in
+    and 1,997 out."""
     rng = random.Random(seed)
     requests = []
     for _ in range(num_requests):
@@ -38,14 +39,14 @@ def text(num_requests: int = 32, vocab_size: int = 15000, seed: int = 0) -> list
 
 
 def alone(num_output_tokens: int, vocab_size: int = 15000, seed: int = 0) -> TextRequest:
-    """A prompt of 128 tokens."""
+    """Returns a prompt of ALONE_TOKENS tokens."""
     rng = random.Random(f"alone {seed}")
     ids = [rng.randrange(20, vocab_size) for _ in range(ALONE_TOKENS)]
     return TextRequest(token_ids=ids, num_output_tokens=num_output_tokens)
 
 
 def images(num_images: int = 16, seed: int = 0) -> list[Image.Image]:
-    """Smooth random colours, different for each seed."""
+    """Returns images of smooth random colours, different for each seed."""
     rng = np.random.default_rng(seed)
     size = (IMAGE_SIZE, IMAGE_SIZE)
     return [

@@ -1,4 +1,4 @@
-"""Which items are known, in little memory, and which part of an input is this run's."""
+"""A compact set of item ids, and the selection of input lines that a run processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _SHARD = re.compile(r"(\d+)/(\d+)")
 
 
 class IdSet:
-    """A set of texts of which only 64 bits each are kept: 13 to 27 bytes for one, however long it
-    is. Two of a million texts are taken for one another with a probability of 3e-8.
+    """A set of strings that stores a 64-bit hash of each: 13 to 27 bytes per string of any length.
+
+    Among a million strings, the probability that any two collide is 3e-8.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class IdSet:
         return self._slots[self._slot(_hash(text))] != 0
 
     def add(self, text: str) -> bool:
-        """Puts the text in; whether it was new."""
+        """Adds the text and returns whether it was new."""
         value = _hash(text)
         slot = self._slot(value)
         if self._slots[slot]:
@@ -42,7 +43,7 @@ class IdSet:
         return True
 
     def _slot(self, value: int) -> int:
-        """Where the value is, or the empty slot where it belongs."""
+        """Returns the slot that holds the value, or the empty slot where it belongs."""
         slots, mask = self._slots, len(self._slots) - 1
         slot = value & mask
         while slots[slot] not in (0, value):
@@ -63,9 +64,9 @@ def _hash(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The part of an input that a run takes: every `num_shards`-th of its first `limit` lines.
+    """The lines of an input that a run processes: every `num_shards`-th of its first `limit`.
 
-    Depends on the line number alone, so the shards of one input share its lines out exactly.
+    Depends on the line number alone, so each line belongs to exactly one shard.
     shard: 1 to num_shards.
     """
 
@@ -85,7 +86,7 @@ class Selection:
 
     @classmethod
     def parse(cls, shard: str | None, limit: int | None = None) -> Selection:
-        """Reads "2/8", the second of eight. Raises ConfigError."""
+        """Parses "I/N": "2/8" is the second of eight shards. Raises ConfigError."""
         if shard is None:
             return cls(limit=limit)
         match = _SHARD.fullmatch(shard.strip())
@@ -94,14 +95,14 @@ class Selection:
         return cls(shard=int(match[1]), num_shards=int(match[2]), limit=limit)
 
     def takes(self, line: int) -> bool:
-        """Whether the line, counted from 1, is in this part."""
+        """Returns whether the line, counted from 1, is selected."""
         return not self.is_past(line) and (line - self.shard) % self.num_shards == 0
 
     def is_past(self, line: int) -> bool:
-        """Whether this and all later lines are beyond the limit."""
+        """Returns whether this line, and so every later one, is beyond the limit."""
         return self.limit is not None and line > self.limit
 
     def count(self, num_lines: int) -> int:
-        """How many of an input's lines are in this part."""
+        """Returns how many of an input's lines are selected."""
         reach = num_lines if self.limit is None else min(num_lines, self.limit)
         return len(range(self.shard, reach + 1, self.num_shards))

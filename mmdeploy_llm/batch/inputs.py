@@ -1,5 +1,4 @@
-"""Which image and video files a command means: files, folders and globs, in an order a person
-expects."""
+"""Expands files, folders and globs into a list of image and video files in natural order."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".m
 
 
 def find_media(paths: Iterable[str], *, is_recursive: bool = False) -> tuple[str, ...]:
-    """The image and video files meant by `paths`, each once: in the order of `paths`, sorted
-    naturally within a folder or glob (2.png before 10.png).
+    """Returns the image and video files that `paths` name, each once: in the order of `paths`,
+    and in natural order within a folder or glob (2.png before 10.png).
 
-    A file is taken whatever its suffix. A folder gives its files with a suffix of IMAGE_SUFFIXES
-    or VIDEO_SUFFIXES, those of its subfolders too with `is_recursive`; hidden ones are left out.
-    Raises ConfigError when a path does not exist and when nothing is found at all.
+    A file named directly is accepted whatever its suffix. A folder yields its visible files with
+    a suffix of IMAGE_SUFFIXES or VIDEO_SUFFIXES, and with `is_recursive` those of its subfolders.
+    Raises ConfigError when a path does not exist or when no file is found.
     """
     wanted = tuple(paths)
     found = {
@@ -54,7 +53,7 @@ def _expand(path: str, is_recursive: bool) -> Iterator[str]:
 
 
 def _glob(pattern: str, is_recursive: bool) -> Iterator[str]:
-    """The files and folders a glob matches; `**` crosses folders."""
+    """Yields the media files that a glob matches; `**` matches across folders."""
     for name in sorted(glob.iglob(pattern, recursive=True), key=natural_key):
         if os.path.isdir(name):
             yield from _folder(name, is_recursive)
@@ -63,11 +62,11 @@ def _glob(pattern: str, is_recursive: bool) -> Iterator[str]:
 
 
 def _folder(folder: str, is_recursive: bool) -> Iterator[str]:
-    """The images and videos of a folder, then those of its subfolders. Links to folders are not
-    followed."""
-    for place, folders, names in os.walk(folder):
+    """Yields the media files of a folder, then those of its subfolders, without following links
+    to folders."""
+    for parent, folders, names in os.walk(folder):
         yield from (
-            os.path.join(place, name)
+            os.path.join(parent, name)
             for name in sorted(names, key=natural_key)
             if is_media_name(name)
         )
@@ -75,12 +74,12 @@ def _folder(folder: str, is_recursive: bool) -> Iterator[str]:
 
 
 def is_media_name(name: str) -> bool:
-    """Whether a file of this name is taken from a folder or a glob."""
+    """Returns whether a folder or glob yields a file of this name."""
     return _is_visible(name) and Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
 
 
 def is_video_name(name: str) -> bool:
-    """Whether a file of this name is taken for a video."""
+    """Returns whether a file of this name is treated as a video."""
     return Path(name).suffix.lower() in VIDEO_SUFFIXES
 
 
@@ -89,7 +88,7 @@ def _is_visible(name: str) -> bool:
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Sorts runs of digits by their value, letters without case, and equal ones by the text."""
-    parts = re.split(r"(\d+)", name.casefold())
-    # Digits are at the odd places, so texts meet texts and numbers meet numbers.
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
+    """Returns a sort key: digits compare by value, letters ignore case, ties go by the name."""
+    chunks = re.split(r"(\d+)", name.casefold())
+    # Digits are at odd indices, so text is compared with text and numbers with numbers.
+    return [int(chunk) if index % 2 else chunk for index, chunk in enumerate(chunks)], name

@@ -1,4 +1,5 @@
-"""One line of a batch as an Item: checked, its media paths resolved, its sampling parameters whole.
+"""Turns one line of a batch into an Item: checks its keys, resolves its media paths and completes
+its sampling parameters. A line looks like this:
 
 {"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
  "sampling_params": {...}, "chat_template_kwargs": {...}, "tools": [...]}
@@ -20,27 +21,34 @@ CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
 PROMPT_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template_kwargs", "tools")
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
-MAX_QUESTION = 200  # characters of it that a record repeats
+MAX_QUESTION = 200  # characters of the question that a record repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """A media item of a line. kind: "image" or "video". name: its path or URL; what it is in words
-    where it has neither."""
+    """A media item of a line.
+
+    kind: "image" or "video".
+    name: its path or URL, or a description such as "(data: URL)" when it has neither.
+    """
 
     kind: str
     name: str
 
     @property
     def is_file(self) -> bool:
-        """Whether `name` is the absolute path of a file."""
+        """Whether `name` is an absolute path."""
         return os.path.isabs(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One prompt of a batch. line: its place in the input, from 1. path: the file it is about,
-    when files are the input. question: the beginning of what is asked."""
+    """One prompt of a batch.
+
+    line: its line number in the input, from 1.
+    path: the media file it asks about, when the input is a list of files.
+    question: the first MAX_QUESTION characters of the question.
+    """
 
     line: int
     id: str | int
@@ -53,7 +61,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadItem:
-    """A line that cannot be used. id: None when it has none that can be read, or a taken one."""
+    """A line that cannot be used. id: None when it is missing, unreadable or a duplicate."""
 
     line: int
     message: str
@@ -63,10 +71,11 @@ class BadItem:
 
 
 class ItemReader:
-    """Makes items of the values of lines.
+    """Builds items from the parsed values of lines.
 
-    folder: relative media paths are relative to it; None leaves them as they are. defaults: what a
-    line's own sampling parameters do not say. template_kwargs: the same for chat_template_kwargs.
+    folder: base of relative media paths; None leaves them as they are.
+    defaults: sampling parameters that a line does not set itself.
+    template_kwargs: chat_template_kwargs that a line does not set itself.
     """
 
     def __init__(
@@ -80,7 +89,7 @@ class ItemReader:
         self._template_kwargs = dict(template_kwargs or {})
 
     def read(self, line: int, values: Any) -> Item | BadItem:
-        """The item of a line, or what is wrong with it; never raises for its contents."""
+        """Returns the item of a line, or a BadItem that says what is wrong with the line."""
         item_id: str | int | None = None
         try:
             fields = _as_fields(values)
@@ -97,7 +106,7 @@ class ItemReader:
                 question=_question(prompt),
             )
         except (MMDeployLLMError, RecursionError) as error:
-            message = str(error) or "it is nested too deeply"
+            message = str(error) or "the line is nested too deeply"
             return BadItem(line=line, id=item_id, message=message, kind=type(error).__name__)
 
     def _prompt(self, fields: Mapping[str, Any], media: _Media) -> dict[str, Any]:
@@ -119,13 +128,13 @@ class ItemReader:
         if own is None:
             return self._defaults
         if isinstance(own, SamplingParams):
-            own = _given(own)
+            own = _explicit(own)
         if not isinstance(own, Mapping) or not all(isinstance(name, str) for name in own):
             raise RequestError(f"sampling_params must be an object, got {_name(own)}")
-        return SamplingParams(**{**_given(self._defaults), **own})
+        return SamplingParams(**{**_explicit(self._defaults), **own})
 
 
-def _given(params: SamplingParams) -> dict[str, Any]:
+def _explicit(params: SamplingParams) -> dict[str, Any]:
     return {name: getattr(params, name) for name in params.model_fields_set}
 
 
@@ -142,7 +151,7 @@ def _id_of(fields: Mapping[str, Any], line: int) -> str | int:
     if own is None:
         return line
     if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
-        raise RequestError(f"id must be a text or a whole number, got {_name(own)}")
+        raise RequestError(f"id must be a string or an integer, got {_name(own)}")
     return own
 
 
@@ -155,21 +164,21 @@ def _check_keys(fields: Mapping[str, Any]) -> None:
 
 
 class _Media:
-    """Resolves the media of a line and remembers them in `found`."""
+    """Resolves the media of a line and collects them in `found`."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
         self.found: list[Media] = []
 
     def of_kinds(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """{"image": ..., "video": ...}, resolved; anything else is left for the intake to judge."""
+        """Resolves {"image": ..., "video": ...}; other kinds are left for the intake to check."""
         return {
             kind: self._resolved(kind, value) if kind in MEDIA_KINDS else self._named(value)
             for kind, value in data.items()
         }
 
     def of_messages(self, messages: Any) -> Any:
-        """Messages with the media of their parts resolved."""
+        """Returns the messages with the media of their content resolved."""
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             return messages
         return [self._message(message) for message in messages]
@@ -190,8 +199,8 @@ class _Media:
         return {**part, field: value}
 
     def _named(self, value: Any) -> Any:
-        """Media of a kind that a plugin brings: names are resolved, and nothing within them, since
-        only the plugin knows what a list or a dict of it means."""
+        """Resolves media of a kind that a plugin defines: only a path or a flat list of paths,
+        since only the plugin knows what nested values mean."""
         if isinstance(value, list):
             return [self._path(item) for item in value]
         return self._path(value)
@@ -199,7 +208,7 @@ class _Media:
     def _resolved(self, kind: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [self._resolved(kind, item) for item in value]
-        if isinstance(value, Mapping):  # options stand beside the media itself
+        if isinstance(value, Mapping):  # the media with its options, {"url": ..., "detail": ...}
             inner = next((name for name in (kind, "url") if name in value), None)
             return value if inner is None else {**value, inner: self._resolved(kind, value[inner])}
         if isinstance(value, (str, os.PathLike)):
@@ -213,7 +222,7 @@ class _Media:
 
 
 def is_url(name: str) -> bool:
-    """Whether the name of a media item is read as a URL, not as a path."""
+    """Returns whether the name of a media item is a URL rather than a path."""
     return bool(MediaRef(kind="", uri=name).scheme)
 
 
@@ -226,17 +235,17 @@ def _media_name(value: Any) -> str:
 
 
 def _question(prompt: Mapping[str, Any]) -> str | None:
-    """The beginning of the prompt, or of the last message that says something."""
+    """Returns the start of the prompt, or of the last message that has text."""
     text = prompt.get("prompt")
     messages = prompt.get("messages")
     if isinstance(messages, list):
-        text = next(filter(None, map(_said, reversed(messages))), None)
+        text = next(filter(None, map(_text_of, reversed(messages))), None)
     if not isinstance(text, str):
         return None
     return text if len(text) <= MAX_QUESTION else text[: MAX_QUESTION - 1] + "…"
 
 
-def _said(message: Any) -> str:
+def _text_of(message: Any) -> str:
     content = message.get("content") if isinstance(message, Mapping) else None
     if isinstance(content, str):
         return content

@@ -1,4 +1,4 @@
-"""A batch from its wishes to its files: what is left to do, the run, the summary."""
+"""Plans a batch (checks input and output, finds what is left to do), runs it and sums it up."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ if TYPE_CHECKING:
     from .output import RecordIndex
 
 OpenLLM = Callable[[], AbstractContextManager[Answerer]]
-MAX_BAD_AHEAD = 1000  # lines that cannot be used, looked at before a model is opened
+MAX_BAD_AHEAD = 1000  # bad lines that are skipped in search of a good one before the model loads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """How a batch is done.
+    """How a batch is run.
 
-    sampling_params, chat_template_kwargs: for what a line does not say itself. question: what is
-    asked about each file of a folder. selection: the part of the input to do. max_failures: end
-    when so many items of this run failed. is_failed_redone: with mode "resume", whether failed
-    items are done again. is_progress_shown: None shows a bar on a terminal only.
+    sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
+    question: the question about each file of a folder.
+    selection: the lines of the input to process.
+    max_failures: stop after this many failed items in this run.
+    is_failed_redone: whether mode "resume" retries failed items.
+    is_progress_shown: None shows a progress bar on a terminal only.
     """
 
     mode: Mode = "new"
@@ -55,12 +57,14 @@ class BatchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSummary:
-    """What became of a batch.
+    """The outcome of a batch.
 
-    run: what this run did. num_before: items that earlier runs had done. num_failed: items of the
-    batch that stand with an error, of earlier runs too; failures: these by code and class.
-    num_left: items without a record; None when their number is not known. ending: "done",
-    "max_failures" or "interrupted". index: where the records stand in `output`.
+    ending: "done", "max_failures" or "interrupted".
+    run: counts of this run.
+    num_before: items that earlier runs completed.
+    failures: failed items of this and earlier runs, counted by code and class.
+    num_left: items without a record; None when the size of the input is unknown.
+    index: positions of the records in `output`.
     """
 
     output: Path
@@ -73,7 +77,7 @@ class BatchSummary:
 
     @property
     def num_failed(self) -> int:
-        """Items of the batch that stand with an error."""
+        """Items of the batch whose record is an error, those of earlier runs included."""
         return sum(self.failures.values())
 
     @property
@@ -84,8 +88,12 @@ class BatchSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJob:
-    """A batch that was checked and not begun. items: what is left to do, to be gone through once.
-    needs_model: False when nothing is left but lines that cannot be used."""
+    """A batch that has been checked and not started.
+
+    items: the items left to do; can be iterated once.
+    needs_model: False when only lines that cannot be used are left.
+    is_empty: whether nothing is left to do.
+    """
 
     source: Source
     output: Path
@@ -101,9 +109,10 @@ def plan_batch(
     output: str | os.PathLike[str],
     settings: BatchSettings,
 ) -> BatchJob:
-    """The job for a JSONL file, a Parquet file, a folder or an iterable of dicts; changes no file.
+    """Plans a batch over a JSONL file, a Parquet file, a folder or an iterable of dicts, without
+    changing any file.
 
-    Raises ConfigError for an input that is not there and an output that cannot be written.
+    Raises ConfigError for an input that does not exist and an output that cannot be written.
     """
     if isinstance(given, Mapping):
         raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
@@ -122,7 +131,7 @@ def plan_batch(
 
 
 def plan_source(source: Source, output: Path, settings: BatchSettings) -> BatchJob:
-    """The job for a source. Raises ConfigError as `plan_batch` does."""
+    """Plans a batch over a source. Raises ConfigError as `plan_batch` does."""
     check_target(output, settings.mode)
     kept = Kept()
     if settings.mode == "resume":
@@ -141,7 +150,7 @@ def plan_source(source: Source, output: Path, settings: BatchSettings) -> BatchJ
 
 
 def _until_item(todo: Iterator[Item | BadItem]) -> Iterator[Item | BadItem]:
-    """The beginning of `todo` up to its first item, or a bounded number of bad lines."""
+    """Yields from `todo` up to its first good item, or MAX_BAD_AHEAD + 1 bad lines."""
     for number, item in enumerate(todo):
         yield item
         if isinstance(item, Item) or number == MAX_BAD_AHEAD:
@@ -149,11 +158,11 @@ def _until_item(todo: Iterator[Item | BadItem]) -> Iterator[Item | BadItem]:
 
 
 def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
-    """Runs the job. The model is opened only when an item needs it, and before the output is
-    touched; with nothing left to do the output stays as it is."""
+    """Runs the job. Opens the model only when an item needs it, and before it changes the output;
+    with nothing left to do the output stays as it is."""
     num_before, index = len(job.kept.index), job.kept.index
-    is_through = job.is_empty and job.settings.mode == "resume" and job.output.exists()
-    if is_through and not job.kept.drops:
+    is_complete = job.is_empty and job.settings.mode == "resume" and job.output.exists()
+    if is_complete and not job.kept.drops:
         return _summary(job, "done", RunCounts(), num_before)
     with open_llm() if job.needs_model else _NoModel() as llm:
         mode = job.settings.mode
@@ -189,12 +198,12 @@ def _summary(job: BatchJob, ending: Ending, run: RunCounts, num_before: int) -> 
 
 
 class _NoModel:
-    """Answers nothing: for lines that cannot be used, which need no model."""
+    """Stands in for the model when only lines that cannot be used are left."""
 
     def answer_each(
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]
     ) -> Generator[JobOutput, None, None]:
-        """Goes through the pairs, of which there are none."""
+        """Exhausts the pairs, which must be empty: bad lines are recorded on the way."""
         for prompt, _ in pairs:
             raise AssertionError(f"an item reached a run without a model: {prompt!r}")
         yield from ()

@@ -1,4 +1,4 @@
-"""The lines of a JSONL file, one after the other; what is no JSON is said and passed over."""
+"""Reads a JSONL file line by line; a line that is not valid JSON becomes a BadItem."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MAX_SHOWN = 200  # characters of a parser's message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The values of one line, not checked yet. line: counted from 1."""
+    """The parsed values of one line, not checked yet. line: counted from 1."""
 
     line: int
     values: Any
 
 
 def read_jsonl(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Row | BadItem]:
-    """The lines of the file in order, blank ones left out but counted.
+    """Yields the lines of the file in order; blank lines are skipped but counted.
 
-    Holds one line at a time, and no line that is longer than `max_line_bytes`. A line that is too
-    long, no UTF-8 or no JSON comes as BadItem.
+    Holds one line in memory, never more than `max_line_bytes`. A line that is too long or is not
+    valid UTF-8 or JSON becomes a BadItem.
     """
     with path.open("rb") as file:
         line = 0
@@ -36,14 +36,14 @@ def read_jsonl(path: Path, *, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[
             line += 1
             if len(raw) > max_line_bytes and not raw.endswith(b"\n"):
                 _skip_rest(file)
-                message = f"the line is longer than {max_line_bytes} bytes, the most that is read"
+                message = f"the line is longer than the limit of {max_line_bytes} bytes"
                 yield BadItem(line=line, message=f"{message}; name large media by path", code=413)
             elif raw.strip():
                 yield _parsed(raw, line)
 
 
 def count_lines(path: Path) -> int:
-    """The number of lines, a last one without its end included."""
+    """Returns the number of lines, including a last line without a line break."""
     num_lines, last = 0, b"\n"
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
@@ -64,8 +64,8 @@ def _parsed(raw: bytes, line: int) -> Row | BadItem:
     try:
         return Row(line=line, values=json.loads(raw.decode("utf-8")))
     except UnicodeDecodeError as error:
-        return BadItem(line=line, message=f"the line is no UTF-8: {error.reason}")
+        return BadItem(line=line, message=f"the line is not UTF-8: {error.reason}")
     except RecursionError:
         return BadItem(line=line, message="the line is nested too deeply")
     except ValueError as error:
-        return BadItem(line=line, message=f"the line is no JSON: {str(error)[:MAX_SHOWN]}")
+        return BadItem(line=line, message=f"the line is not JSON: {str(error)[:MAX_SHOWN]}")

@@ -1,8 +1,8 @@
-"""The JSONL output: grows by a line as each result comes, and can be taken up again.
+"""The JSONL output: gains a line as each item finishes, and an interrupted run can be resumed.
 
 new        the file must not exist
-overwrite  an old one is replaced, when the first record could be written
-resume     its good lines stay; those of items that are done again, and a torn last line, go
+overwrite  an existing file is emptied once the run is ready to write
+resume     good lines stay; those of items to be retried and a torn last line are removed
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ COPY_BYTES = 2**20
 
 
 class RecordIndex:
-    """Where the records of a job stand in its output, and their counts: 17 bytes for each.
+    """Positions of a job's records in its output, and their counts: 17 bytes per record.
 
-    Written by `scan`, then by RecordWriter.
+    Filled by `scan`, then by RecordWriter.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class RecordIndex:
         return self.failures.total()
 
     def add(self, record: Record, place: int, offset: int) -> None:
-        """Notes a record that stands at `offset` and belongs at `place` among all."""
+        """Adds a record that begins at byte `offset`; `place` is its rank in the input order."""
         self._places.append(place)
         self._offsets.append(offset)
         self._failed.append(not record.is_ok)
@@ -64,7 +64,7 @@ class RecordIndex:
         self.num_media_tokens += record.num_image_tokens + record.num_video_tokens
 
     def offsets(self, most: int | None = None) -> list[int]:
-        """Offsets in the order of places. Of more than `most`, the failed and then the first."""
+        """Returns byte offsets in input order; at most `most`, failed records chosen first."""
         order = sorted(range(len(self)), key=self._places.__getitem__)
         if most is not None and len(order) > most:
             order.sort(key=lambda number: not self._failed[number])
@@ -74,8 +74,12 @@ class RecordIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What an output holds when a run begins. done: keys of the items that are not done again.
-    drops: the parts, from and to, that go; size: the file's, end: where its last whole line ends.
+    """What an output holds when a run begins.
+
+    done: keys of the items that are not retried.
+    drops: byte ranges (begin, end) to remove.
+    size: size of the file in bytes.
+    end: offset at which its last complete line ends.
     """
 
     done: IdSet = field(default_factory=IdSet)
@@ -92,15 +96,15 @@ def check_target(path: Path, mode: Mode) -> None:
     if mode == "new" and path.exists():
         raise ConfigError(
             f"{str(path)!r} exists already; --resume does what is left, --overwrite starts again, "
-            "--output writes elsewhere (resume=True, overwrite=True or another output in Python)"
+            "--output writes elsewhere (in Python: resume=True, overwrite=True or another output)"
         )
 
 
 def scan(path: Path, place_of: PlaceOf, *, is_failed_redone: bool = True) -> Kept:
-    """Reads an output once, from begin to end, in little memory; changes nothing.
+    """Reads an existing output once, line by line, without changing it.
 
-    A last line without its end is torn by an interruption and goes. So do failures that are done
-    again: those of items with a place. Raises ConfigError for a line that is no record.
+    Marks for removal a last line without a line break, torn by an interruption, and the failures
+    of this input's items that are to be retried. Raises ConfigError for a line that is no record.
     """
     done, index = IdSet(), RecordIndex()
     drops: list[tuple[int, int]] = []
@@ -109,7 +113,7 @@ def scan(path: Path, place_of: PlaceOf, *, is_failed_redone: bool = True) -> Kep
         record = _parsed(line, path, number)
         place = place_of(record)
         is_left = not record.is_ok and is_failed_redone
-        # A second line of an item, however it came there, goes too.
+        # A second record of the same item is removed too.
         if (is_left and place is not None) or (not is_left and not done.add(record.key)):
             drops.append((begin, begin + len(line)))
             num_dropped += len(line)
@@ -121,14 +125,16 @@ def scan(path: Path, place_of: PlaceOf, *, is_failed_redone: bool = True) -> Kep
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file, nothing when there is none; a torn last line is left out. Raises
-    ConfigError for a line that is no record."""
+    """Yields the records of a file, none when it does not exist; skips a torn last line.
+
+    Raises ConfigError for a line that is no record.
+    """
     for number, line in enumerate(_whole_lines(path), 1):
         yield _parsed(line, path, number)
 
 
 def records_at(path: Path, offsets: list[int]) -> Iterator[Record]:
-    """The records whose lines begin at these offsets, in their order."""
+    """Yields the records that begin at these byte offsets, in the order of the offsets."""
     with path.open("rb") as file:
         for offset in offsets:
             file.seek(offset)
@@ -150,17 +156,17 @@ def _parsed(line: bytes, path: Path, number: int) -> Record:
         return Record.from_json(line)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"line {number} of {str(path)!r} is no record of a batch ({error}); name another "
+            f"line {number} of {str(path)!r} is not a record of a batch ({error}); name another "
             "file with --output, or --overwrite this one"
         ) from None
 
 
 class RecordWriter:
-    """Writes records, each in one call to the system: what was written survives the end of the
-    process, and only a last line can be torn.
+    """Writes records unbuffered, so that written records survive a killed process and only the
+    last line can be torn.
 
-    kept: what `scan` found, for mode "resume". Holds a lock on the file: a second run that writes
-    to it raises ConfigError. Used by one thread at a time.
+    kept: what `scan` found, for mode "resume". Locks the file: a second run that writes to it
+    raises ConfigError. Not thread-safe.
     """
 
     def __init__(self, path: Path, mode: Mode, kept: Kept | None = None) -> None:
@@ -176,7 +182,7 @@ class RecordWriter:
             raise
 
     def write(self, record: Record, place: int | None) -> None:
-        """Appends one line. place: where the record belongs among all of the job."""
+        """Appends one line. place: rank of the record's item in the input order, if it has one."""
         line = memoryview(record.to_json().encode() + b"\n")
         begin = self._offset
         while line:
@@ -187,7 +193,7 @@ class RecordWriter:
             self.index.add(record, place, begin)
 
     def close(self) -> None:
-        """Ends writing."""
+        """Closes the file and releases its lock."""
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -202,7 +208,7 @@ class RecordWriter:
         self.close()
 
     def _begin(self, path: Path, mode: Mode) -> int:
-        """Makes the file what it is to be grown from; its size then."""
+        """Removes what must not stay in the file and returns its size."""
         kept = self._kept
         if mode != "resume":
             self._file.truncate(0)
@@ -219,18 +225,18 @@ class RecordWriter:
 
 
 def _open_locked(path: Path, mode: Literal["xb", "ab", "wb"]) -> FileIO:
-    """The file, unbuffered, and this process's alone until it is closed."""
+    """Opens the file unbuffered and locks it against other processes until it is closed."""
     file = path.open(mode, buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise ConfigError(
-            f"another run is writing to {str(path)!r}; let it end, or give another --output"
+            f"another run is writing to {str(path)!r}; wait for its end, or give another --output"
         ) from None
     except OSError as error:  # some network file systems have no locks
         logger.warning(
-            "%r cannot be locked (%s): see to it that no other run writes to it",
+            "%r cannot be locked (%s): make sure that no other run writes to it",
             str(path),
             error.strerror,
         )
@@ -238,7 +244,7 @@ def _open_locked(path: Path, mode: Literal["xb", "ab", "wb"]) -> FileIO:
 
 
 def _copied(path: Path, kept: Kept) -> FileIO:
-    """Replaces the file, in one move, by what stays of it; open for more."""
+    """Atomically replaces the file by a copy without `kept.drops`; returns it open for writing."""
     partial = path.with_name(path.name + ".partial")
     copy = _open_locked(partial, "wb")
     ends = [end for _, end in kept.drops]

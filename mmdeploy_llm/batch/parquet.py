@@ -1,7 +1,7 @@
-"""The rows of a Parquet file, one row group at a time. Needs the extra `parquet` (pyarrow).
+"""Reads the rows of a Parquet file, one row group at once. Needs the extra `parquet` (pyarrow).
 
-A row's columns are a line's keys. Nested values may be structs or JSON texts; what is null in a
-struct is taken as not given.
+Columns have the names of a JSONL line's keys. Nested values may be structs or JSON texts; a null
+field counts as not given.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ MAX_SHOWN = 200  # characters of a library's message
 
 
 class ParquetRows:
-    """A Parquet file that can be read several times. Raises ConfigError when pyarrow is missing
-    and for a file that is no Parquet."""
+    """A Parquet file that can be iterated several times.
+
+    Raises ConfigError when pyarrow is missing and for a file that is not Parquet.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -42,19 +44,18 @@ class ParquetRows:
             ) from None
         self._path = path
         self._module = parquet
-        # What pyarrow raises for damaged data, beside OSError.
+        # What pyarrow raises for damaged data.
         self._faults = (pyarrow.ArrowException, OSError, ValueError)
         try:
             with parquet.ParquetFile(path) as file:
                 self.num_rows: int = file.metadata.num_rows
         except self._faults as error:
             raise ConfigError(
-                f"{path.name!r} is no Parquet file: {str(error)[:MAX_SHOWN]}"
+                f"{path.name!r} is not a Parquet file: {str(error)[:MAX_SHOWN]}"
             ) from None
 
     def __iter__(self) -> Iterator[Row | BadItem]:
-        """The rows, numbered from 1. Those of a damaged row group that cannot be read come as
-        BadItem."""
+        """Yields the rows, numbered from 1; unreadable rows of a damaged group are BadItems."""
         first = 1
         with self._module.ParquetFile(self._path) as file:
             for group in range(file.num_row_groups):
@@ -82,13 +83,13 @@ def _row(line: int, values: dict[str, Any]) -> Row | BadItem:
             try:
                 given[name] = json.loads(given[name])
             except (ValueError, RecursionError) as error:
-                message = f"the text in column {name} is no JSON: {str(error)[:MAX_SHOWN]}"
+                message = f"the text in column {name} is not JSON: {str(error)[:MAX_SHOWN]}"
                 return BadItem(line=line, message=message)
     return Row(line=line, values=given)
 
 
 def _without_nulls(value: Any) -> Any:
-    """Structs without their null fields: every row has all fields of the schema."""
+    """Removes the null fields of structs: in Parquet every row has all fields of the schema."""
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

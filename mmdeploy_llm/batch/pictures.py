@@ -1,4 +1,4 @@
-"""Where the pictures of a report go: into the page itself, or into files beside it."""
+"""Stores the pictures of a report: embedded in the page, or in files beside it."""
 
 from __future__ import annotations
 
@@ -20,37 +20,36 @@ FOLDER = "pictures"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One picture on a page. source: what an img element shows. name: for those who do not see
-    it."""
+    """One picture on a page. source: URL for an img element. name: its alternative text."""
 
     source: str
     name: str
 
 
 class Pictures(Protocol):
-    """Makes the pictures of a media item. May be called in several threads at once."""
+    """Provides the pictures of a media item. Called from several threads at once."""
 
     def of(self, media: Media) -> tuple[Picture, ...]:
-        """One of an image, several of a video, none where there is no preview."""
+        """Returns one picture of an image, several of a video, none without a preview."""
 
 
 class EmbeddedPictures:
-    """Pictures as data: URLs, so that the page is all in one file."""
+    """Embeds pictures as data: URLs, so that the page is a single file."""
 
     def __init__(self, make: MakePreviews) -> None:
         self._make = make
 
     def of(self, media: Media) -> tuple[Picture, ...]:
-        """Made anew each time."""
+        """Makes the pictures anew at each call."""
         blobs = self._make(media)
         return _named(media, (_data_url(blob) for blob in blobs))
 
 
 class PicturesInFiles:
-    """Pictures as files below `folder`, named after the original's path, size and time of change:
-    those of an earlier report are taken as they are.
+    """Writes pictures to files below `folder`, named by a hash of the original's path, size and
+    modification time, so that pictures of an earlier report are reused.
 
-    url: the folder as the page names it.
+    url: URL of the folder relative to the page.
     """
 
     def __init__(self, make: MakePreviews, folder: Path, url: str) -> None:
@@ -63,13 +62,13 @@ class PicturesInFiles:
             self._found.setdefault(path.stem.rpartition("-")[0], []).append(path.name)
 
     def of(self, media: Media) -> tuple[Picture, ...]:
-        """Made when there is no file yet; put in place in one move."""
+        """Returns the pictures, written atomically when no earlier report has them."""
         stem = _stem(media)
         if stem is None:
             return ()
-        place = self._folder / stem[:2]
+        folder = self._folder / stem[:2]
         names = self._found.get(stem) or [
-            self._write(place, f"{stem}-{number:03d}.jpg", blob)
+            self._write(folder, f"{stem}-{number:03d}.jpg", blob)
             for number, blob in enumerate(self._make(media))
         ]
         self._names.update(names)
@@ -81,16 +80,17 @@ class PicturesInFiles:
             if path.name not in self._names:
                 path.unlink(missing_ok=True)
 
-    def _write(self, place: Path, name: str, blob: bytes) -> str:
-        place.mkdir(parents=True, exist_ok=True)
-        partial = place / f"{name}.{os.getpid()}.partial"
+    def _write(self, folder: Path, name: str, blob: bytes) -> str:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f"{name}.{os.getpid()}.partial"
         partial.write_bytes(blob)
-        os.replace(partial, place / name)
+        os.replace(partial, folder / name)
         return name
 
 
 def _stem(media: Media) -> str | None:
-    """A name for the pictures of a file as it is now; None when there is no such file."""
+    """Returns a file name stem for the pictures of the current version of a file, or None when
+    the file does not exist."""
     try:
         state = os.stat(media.name) if media.is_file else None
     except OSError:
@@ -115,10 +115,10 @@ def _named(media: Media, sources: Iterable[str]) -> tuple[Picture, ...]:
 
 
 def printable(text: str) -> str:
-    """File names can hold bytes that are no text."""
+    """Replaces surrogate escapes: file names may hold bytes that are not valid UTF-8."""
     return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def url_of(folder: Path) -> str:
-    """The last part of a path as a page beside it names it."""
+    """Returns the URL of a folder relative to a page beside it."""
     return quote(os.fsencode(folder.name))

@@ -1,4 +1,4 @@
-"""Small pictures of a record's media: one of an image, the chosen frames of a video."""
+"""Makes small pictures of a record's media: one of an image, the sampled frames of a video."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .inputs import is_video_name
 from .items import Media
 from .records import Record
 
-# JPEGs of one media item, none where there is no preview.
+# Returns the JPEGs of one media item, none without a preview.
 MakePreviews = Callable[[Media], Sequence[bytes]]
-# JPEGs of the frames of the video at a path.
+# Returns the JPEGs of the frames of the video at a path.
 MakeStrip = Callable[[str], Sequence[bytes]]
 MAX_FILE_BYTES = 256 * 2**20  # a larger image file gets no preview
 
 
 class HasPreviews(Protocol):
-    """What reads a model's media: intake's MediaLoader."""
+    """The method of intake's MediaLoader that previews need."""
 
     def previews(self, item: MediaItem) -> Sequence[bytes]:
-        """As MediaLoader.previews."""
+        """Returns JPEGs of a media item, see MediaLoader.previews."""
 
 
 class VideoStrip:
-    """The frames of a video file that the model got to see. Safe for use from several threads.
+    """Makes previews of the frames of a video file that the model received. Thread-safe.
 
-    open_media: called once, when the first video comes.
+    open_media: called once, for the first video.
     """
 
     def __init__(self, open_media: Callable[[], HasPreviews]) -> None:
@@ -41,7 +41,7 @@ class VideoStrip:
         self._media: HasPreviews | None = None
 
     def __call__(self, path: str) -> Sequence[bytes]:
-        """JPEGs; none of a video that cannot be read (any more)."""
+        """Returns JPEGs, none for a video that cannot be read or no longer exists."""
         with self._lock:
             if self._media is None:
                 self._media = self._open()
@@ -53,7 +53,7 @@ class VideoStrip:
 
 
 def media_of(record: Record) -> tuple[Media, ...]:
-    """The media of a record; of one about a file, that file."""
+    """Returns the media of a record; for a record about a file, that file."""
     if record.path is None:
         return record.media
     kind = "video" if is_video_name(record.path) else "image"
@@ -61,8 +61,8 @@ def media_of(record: Record) -> tuple[Media, ...]:
 
 
 def file_previews(strip: MakeStrip | None = None) -> MakePreviews:
-    """Previews of media that are files of this machine; of what cannot be read (any more), and of
-    videos without `strip`, none."""
+    """Returns a function that previews media files of this machine. It returns nothing for files
+    that cannot be read or no longer exist, and for videos without `strip`."""
     from mmdeploy_llm_processors.image.thumbnail import thumbnail
 
     def make(media: Media) -> Sequence[bytes]:

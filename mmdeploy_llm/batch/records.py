@@ -1,19 +1,21 @@
-"""Record: what became of one item, one line of JSON each. `batch` and `caption` write the same.
+"""Record: the result of one item, one line of JSON. `batch` and `caption` write the same fields:
 
-id             the item's own, else its line number; the path for files; null where a line's id
-               could not be used (unreadable, or taken by another line)
-line           its line in the input, from 1; absent for files
+id             the item's own id, else its line number; the path for files; null when the id of
+               a line cannot be used (unreadable, or used by another line)
+line           line number in the input, from 1; absent for files
 path           the file, as given; only for files
-text           the answer; reasoning: what was thought before it, null without a reasoning parser
-tool_calls     [{"id", "type", "function": {"name", "arguments"}}], without calls left out
+text           the answer
+reasoning      the reasoning before the answer; null without a reasoning parser
+tool_calls     [{"id", "type", "function": {"name", "arguments"}}]; absent without calls
 finish_reason  "stop", "tool_calls", "length", "error" or "abort"
-error_code     200 when good, 4xx the item's fault, 5xx ours; error_msg and error_class: null when
-               good; error: {"code", "message"} or null, the same once more
-num_*_tokens   num_prompt_tokens has those of images and videos in it
-timings        seconds: preprocess, queue, first_token, generate, total; null where not reached
-media          [{"kind", "name"}] of a line's media, with the path or URL where it has one
-prompt         the beginning of a line's question
-outputs        all samples, with n > 1 or log-probabilities; `text` and its like are the first's
+error_code     200 for success, 4xx for a fault of the item, 5xx for a fault of the engine
+error_msg, error_class   null for success
+error          {"code", "message"} with the same values; null for success
+num_*_tokens   num_prompt_tokens includes those of images and videos
+timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
+media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one
+prompt         the first 200 characters of the line's question
+outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 from .items import BadItem, Item, Media
 
-NUM_DECIMALS = 4  # of seconds: tenths of a millisecond
+NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 # Left out of the JSON when empty.
 OPTIONAL = ("line", "path", "tool_calls", "media", "prompt", "outputs")
 LOWEST_LOGPROB = -1e30
@@ -37,7 +39,7 @@ COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_outp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemError:
-    """Why an item has no answer. code: 4xx the item's fault, 5xx ours."""
+    """Why an item has no answer. code: 4xx for a fault of the item, 5xx for one of the engine."""
 
     code: int
     message: str
@@ -45,7 +47,7 @@ class ItemError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Durations in seconds; None for what was never reached. total: preprocess to last token."""
+    """Durations in seconds; None for a stage never reached. total: preprocessing to last token."""
 
     preprocess: float | None = None
     queue: float | None = None
@@ -56,7 +58,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One item and what became of it; the module says what the fields mean."""
+    """The result of one item; the module docstring describes the fields."""
 
     id: str | int | None = None
     line: int | None = None
@@ -81,21 +83,21 @@ class Record:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the item has its answer."""
+        """Whether the item has an answer."""
         return self.error_code == OK
 
     @property
     def key(self) -> str:
-        """What the item is known by when a run goes on."""
+        """The string that identifies the item when a run is resumed."""
         return key_of(self.id, self.line)
 
     @property
     def failure(self) -> str:
-        """The kind of a failure: its code and class."""
+        """The kind of failure, code and class, such as "400 MediaError"."""
         return f"{self.error_code} {self.error_class or 'Error'}"
 
     def to_json(self) -> str:
-        """One line of JSON, without the line break."""
+        """Returns one line of JSON, without the line break."""
         values = asdict(self)
         for name in OPTIONAL:
             if not values[name]:
@@ -109,11 +111,10 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Record:
-        """The record that `to_json` wrote, here or in version 0.1. Raises ValueError for anything
-        else."""
+        """Reads what `to_json` wrote, also in version 0.1. Raises ValueError for anything else."""
         values = json.loads(line)
         if not isinstance(values, dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
         _check(values)
         try:
             return cls(**{**values, **_nested(values)})
@@ -122,24 +123,24 @@ class Record:
 
 
 def key_of(item_id: str | int | None, line: int | None) -> str:
-    """The text that an id, or a line without one, is known by; 7 and "7" are one id."""
+    """Returns the string that identifies an id, or a line without one; 7 and "7" are the same."""
     return f"\0line {line}" if item_id is None else str(item_id)
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the record can be told from others and counted."""
+    """Raises ValueError unless the record has an identity and integer counts."""
     known = values.get("id", values.get("path"))
     is_named = isinstance(known, (str, int)) and not isinstance(known, bool)
     is_line = known is None and isinstance(values.get("line"), int)
     if not (is_named or is_line):
-        raise ValueError("it is no object with an id, a path or a line")
+        raise ValueError("it has no id, path or line")
     for name in COUNTS:
         if not isinstance(values.get(name, 0), int):
-            raise ValueError(f"its {name} is no number")
+            raise ValueError(f"its {name} is not an integer")
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts that are objects, and what version 0.1 did not write."""
+    """Builds the fields that are objects, and those that version 0.1 did not write."""
     error = values.get("error")
     fault = None if error is None else ItemError(**error)
     nested: dict[str, Any] = {
@@ -157,7 +158,7 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bad_record(item: BadItem) -> Record:
-    """The record of a line that could not be used."""
+    """Returns the record of a line that cannot be used."""
     return Record(
         id=item.id,
         line=item.line,
@@ -172,10 +173,10 @@ def bad_record(item: BadItem) -> Record:
 def record_of(
     item: Item, outputs: Sequence[RequestOutput], error: Exception | None = None
 ) -> Record:
-    """The record of an item from its `n` finished outputs. error: the exception behind them.
+    """Builds the record of an item from its `n` finished outputs. error: the exception, if any.
 
-    With several samples, counts are sums, times those of the slowest, and the first that failed
-    makes the item failed.
+    With several samples, counts are summed, times are those of the slowest sample, and one failed
+    sample makes the item failed.
     """
     ordered = sorted(outputs, key=lambda output: output.outputs.index)
     first = ordered[0]
@@ -219,7 +220,7 @@ def _class_of(code: int, error: Exception | None) -> str:
 
 
 def _sample(output: RequestOutput) -> dict[str, Any]:
-    """One of n samples, with its ids; log-probabilities where they were asked for."""
+    """Returns one of n samples with its token ids, and log-probabilities if requested."""
     own = output.outputs
     sample: dict[str, Any] = {
         "index": own.index,
@@ -235,7 +236,7 @@ def _sample(output: RequestOutput) -> dict[str, Any]:
     if own.logprobs is not None:
         sample["logprobs"] = _logprobs(own)
     if output.prompt_logprobs is not None:
-        sample["prompt_logprobs"] = [_candidates(place) for place in output.prompt_logprobs]
+        sample["prompt_logprobs"] = [_candidates(found) for found in output.prompt_logprobs]
     return sample
 
 
@@ -244,16 +245,16 @@ def _calls(own: CompletionOutput) -> tuple[Mapping[str, Any], ...]:
 
 
 def _logprobs(own: CompletionOutput) -> list[Any]:
-    return [_candidates(place) for place in own.logprobs or ()]
+    return [_candidates(found) for found in own.logprobs or ()]
 
 
-def _candidates(place: Mapping[int, Any] | None) -> list[dict[str, Any]] | None:
-    if place is None:
+def _candidates(found: Mapping[int, Any] | None) -> list[dict[str, Any]] | None:
+    if found is None:
         return None
-    # A candidate of probability 0 has minus infinity, which JSON does not know.
+    # A candidate of probability 0 has log-probability -inf, which JSON cannot represent.
     return [
-        {**asdict(found), "token_id": token, "logprob": max(found.logprob, LOWEST_LOGPROB)}
-        for token, found in place.items()
+        {**asdict(own), "token_id": token, "logprob": max(own.logprob, LOWEST_LOGPROB)}
+        for token, own in found.items()
     ]
 
 
@@ -276,7 +277,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def seconds(value: float | None) -> str:
-    """A duration for people: "340 ms", "2.1 s", "3 min 05 s"; "not reached" for None."""
+    """Formats a duration: "340 ms", "2.1 s", "3 min 05 s"; "not reached" for None."""
     if value is None:
         return "not reached"
     if value < 1:

@@ -1,11 +1,11 @@
-"""An HTML report of a batch, for a browser without a network.
+"""Writes an HTML report of a batch that a browser shows without a network.
 
-Up to EMBEDDED_CARDS items it is one file that needs nothing else. A larger one is a page with its
-first items and, beside it, the folder NAME_files: the pictures, and the further items in files of
-CHUNK_CARDS that the page loads while it is being read. Works from file:// and from a server.
+Up to EMBEDDED_CARDS items, the report is one self-contained file. A larger report is a page with
+the first items and a folder NAME_files beside it, which holds the pictures and the other items in
+scripts of CHUNK_CARDS that the page loads in the background. Works from file:// and from a server.
 
-Records and pictures are taken a few at a time while the files are written, so memory does not grow
-with their number.
+Records and pictures are processed a few at once while the files are written, so memory does not
+grow with their number.
 """
 
 from __future__ import annotations
@@ -39,17 +39,21 @@ from .pictures import (
 from .previews import MakePreviews, file_previews, media_of
 from .records import Record, seconds
 
-EMBEDDED_CARDS = 300  # of more, the pictures are files
+EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files
 CHUNK_CARDS = 200
 MAX_CARDS = 20_000
-MAX_THREADS = 8  # that make pictures
-CARDS_AT_ONCE = 32  # whose pictures are in memory
+MAX_THREADS = 8  # threads that make pictures
+CARDS_AT_ONCE = 32  # cards whose pictures are in memory together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportHead:
-    """What stands above the items. unit, units: what one and several are called; done: what
-    happened to them. speeds and settings: label -> value, in words."""
+    """The header of a report.
+
+    unit: the noun for one item.
+    done: the verb for a finished item.
+    speeds, settings: label -> value, both as text.
+    """
 
     model: str
     created: str
@@ -62,20 +66,20 @@ class ReportHead:
 
     @property
     def units(self) -> str:
-        """More than one."""
+        """The plural of `unit`."""
         return f"{self.unit}s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One item on the page."""
+    """One item of the page: its record and pictures."""
 
     record: Record
     pictures: tuple[Picture, ...]
 
     @property
     def path(self) -> str:
-        """Its file, or its id."""
+        """The item's file, else its id or line."""
         record = self.record
         if record.path is not None:
             return printable(record.path)
@@ -83,29 +87,29 @@ class Card:
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """The file name without folders, else the id or line."""
         return os.path.basename(self.path) if self.record.path is not None else self.path
 
     @property
     def has_media(self) -> bool:
-        """Whether a picture could be there."""
+        """Whether the item has media, with or without a preview."""
         return bool(media_of(self.record))
 
     @property
     def num_text_tokens(self) -> int:
-        """Prompt tokens that are no media."""
+        """Prompt tokens that are not media tokens."""
         record = self.record
         return record.num_prompt_tokens - record.num_image_tokens - record.num_video_tokens
 
     @property
     def media_tokens(self) -> str:
-        """The media tokens by kind, with a plus behind each."""
+        """Token counts by media kind, each followed by a plus: "64 image + "."""
         counts = {"image": self.record.num_image_tokens, "video": self.record.num_video_tokens}
         return "".join(f"{thousands(num)} {kind} + " for kind, num in counts.items() if num)
 
     @property
     def words(self) -> str:
-        """What a filter looks for, in lower case."""
+        """The lower-case text that the page's filter searches."""
         record = self.record
         fault = f"failed ({record.error_code}) {record.error_msg}" if record.error_msg else ""
         others = (str(sample.get("text") or "") for sample in record.outputs[1:])
@@ -123,8 +127,10 @@ def report_batch(
     is_caption: bool = False,
     make_previews: MakePreviews | None = None,
 ) -> None:
-    """Writes the page of all the batch's items, those of earlier runs included. about: further
-    settings to name."""
+    """Writes a report of all items of the batch, including those of earlier runs.
+
+    about: further settings to list.
+    """
     run = summary.run
     speeds = {
         "images/s": f"{run.images_per_second:.1f}",
@@ -132,7 +138,7 @@ def report_batch(
     }
     params = settings.sampling_params
     given = {name: getattr(params, name) for name in params.model_fields_set}
-    asked = {**(about or {}), **given, **settings.chat_template_kwargs}
+    options = {**(about or {}), **given, **settings.chat_template_kwargs}
     head = ReportHead(
         model=model,
         prompt=settings.question,
@@ -141,7 +147,7 @@ def report_batch(
         unit="file" if is_caption else "item",
         done="captioned" if is_caption else "answered",
         speeds=speeds if run.num_items else {},
-        settings={name: str(value) for name, value in asked.items()},
+        settings={name: str(value) for name, value in options.items()},
     )
     offsets = summary.index.offsets(MAX_CARDS)
     write_report(
@@ -165,10 +171,10 @@ def write_report(
     num_shown: int,
     is_progress_shown: bool | None = None,
 ) -> None:
-    """Writes the page, in one move: it is whole or not there.
+    """Writes the page atomically: it is complete or absent.
 
-    records: `num_shown` of them, in the order of the page; `index` has the totals of all. make:
-    makes previews. Raises ConfigError when `path` is a folder.
+    records: the `num_shown` records of the page, in order; `index` has the totals of all records.
+    make: makes previews. Raises ConfigError when `path` is a folder.
     """
     if path.is_dir():
         raise ConfigError(f"{str(path)!r} is a folder; name an HTML file for the report")
@@ -204,7 +210,7 @@ def _page(
 ) -> Iterator[str]:
     values = {
         "head": head,
-        # A browser takes a page from a file and the files beside it for different sites.
+        # For file://, browsers treat the page and the files beside it as different origins.
         "head_sources": " 'self' file:" if chunks else "",
         "num_items": len(index),
         "num_failed": index.num_failed,
@@ -222,7 +228,7 @@ def _page(
 def _write_chunks(
     folder: Path, cards: Iterator[Card], environment: jinja2.Environment
 ) -> list[str]:
-    """The further cards, as scripts that call the page; their names."""
+    """Writes the remaining cards as scripts that call the page; returns the scripts' names."""
     names: list[str] = []
     # mypy: macros are attributes of a module made at run time.
     card_html: Any = environment.get_template("card.html").module
@@ -270,7 +276,7 @@ def _environment() -> jinja2.Environment:
 
 
 def thousands(number: int) -> str:
-    """1234567 as "1 234 567", with spaces that no line breaks at."""
+    """Formats 1234567 as "1 234 567", with narrow non-breaking spaces."""
     return f"{number:,}".replace(",", "\u202f")
 
 
@@ -281,7 +287,7 @@ def _num_threads() -> int:
 def _cards(
     records: Iterable[Record], pictures: Pictures, pool: ThreadPoolExecutor
 ) -> Iterator[Card]:
-    """Cards in the order of the records; the pictures of a few are made at the same time."""
+    """Yields cards in the order of the records; makes pictures in the pool's threads."""
 
     def make(record: Record) -> Card:
         found = (picture for media in media_of(record) for picture in pictures.of(media))

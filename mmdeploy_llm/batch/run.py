@@ -1,10 +1,10 @@
-"""The one loop of every batch: items -> prompts -> answers -> records, as they finish.
+"""The loop that every batch runs: items -> prompts -> answers -> records, in order of completion.
 
-    source --> todo() --> Answerer.answer_each() --> records --> RecordWriter
-                 '-- lines that cannot be used ------^
+    source --> left_to_do() --> Answerer.answer_each() --> records --> RecordWriter
+                    '-- lines that cannot be used ------------^
 
-Nothing here grows with the batch but the ids that were met: prompts are made when the engine has
-room for them, and a record is gone once it is written.
+Only the set of known ids grows with the batch: a prompt is built when the engine has a free slot,
+and a record is dropped once it is written.
 """
 
 from __future__ import annotations
@@ -36,18 +36,22 @@ Ending = Literal["done", "max_failures", "interrupted"]
 
 
 class Answerer(Protocol):
-    """The part of LLM that a batch needs."""
+    """The method of LLM that a batch needs."""
 
     def answer_each(
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]
     ) -> Generator[JobOutput, None, None]:
-        """As LLM.answer_each."""
+        """Yields outputs as they finish, see LLM.answer_each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCounts:
-    """What one run did. elapsed: seconds, loading of the model not included. failures: "400
-    MediaError" -> how many. num_images: images and videos of items that ended."""
+    """Counts of one run.
+
+    failures: number of failed items by kind, such as "400 MediaError".
+    num_images: images and videos of finished items.
+    elapsed: seconds, without loading the model.
+    """
 
     num_done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -63,37 +67,37 @@ class RunCounts:
 
     @property
     def num_items(self) -> int:
-        """Items that ended, either way."""
+        """Items that finished, with an answer or an error."""
         return self.num_done + self.num_failed
 
     @property
     def images_per_second(self) -> float:
-        """Images and videos of the items that ended, by time."""
+        """Images and videos of finished items per second."""
         return self.num_images / max(self.elapsed, 1e-9)
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens by time."""
+        """Generated tokens per second."""
         return self.num_output_tokens / max(self.elapsed, 1e-9)
 
 
 def left_to_do(source: Source, done: IdSet) -> Iterator[Item | BadItem]:
-    """The items of the source that are not done. One whose id an earlier line has is a BadItem."""
+    """Yields the items of the source that are not done; a duplicate id becomes a BadItem."""
     met = IdSet()
     for item in source:
         if item.id is not None and not met.add(key_of(item.id, item.line)):
             item = BadItem(
                 line=item.line,
-                message=f"the id {str(item.id)[:80]!r} is an earlier line's already; ids must "
-                "differ, and a line without one has its line number",
+                message=f"the id {str(item.id)[:80]!r} is used by an earlier line; ids must "
+                "differ, and the id of a line without one is its line number",
             )
         if key_of(item.id, item.line) not in done:
             yield item
 
 
 class BatchRun:
-    """One run over items. Used once; its own methods write it, under its lock, because an engine
-    may ask for prompts in another thread than the one that iterates its answers."""
+    """One run over items; used once. Locks its state, because an engine may pull prompts in
+    another thread than the one that iterates its answers."""
 
     def __init__(
         self,
@@ -112,10 +116,10 @@ class BatchRun:
         self._is_over = False
 
     def run(self, llm: Answerer) -> Ending:
-        """Answers every item and writes each record as soon as it is there.
+        """Answers every item and writes each record as soon as the item finishes.
 
-        Ends early at `max_failures` and on Ctrl-C; what was written stays, and what is in flight
-        is dropped.
+        Ends early at `max_failures` and on Ctrl-C: written records stay, unfinished items are
+        dropped.
         """
         try:
             with closing(llm.answer_each(self._pairs())) as answers:
@@ -128,7 +132,7 @@ class BatchRun:
         return "max_failures" if self._is_over else "done"
 
     def _pairs(self) -> Iterator[tuple[Prompt, SamplingParams]]:
-        """Prompts, one when it is asked for; lines that cannot be used go to the output at once."""
+        """Yields prompts on demand; records lines that cannot be used at once."""
         number = 0
         for item in self._items:
             if isinstance(item, BadItem):
@@ -141,7 +145,7 @@ class BatchRun:
                 return
 
     def _collect(self, answer: JobOutput) -> None:
-        """Notes an output; with the last of an item's `n` its record is written."""
+        """Stores an output; writes the item's record with the last of its `n` outputs."""
         number = answer.job.index
         item, outputs = self._in_flight[number]
         outputs.append(answer.output)
@@ -160,9 +164,10 @@ class BatchRun:
 
 
 class Tally:
-    """Counts of a run and its progress bar on stderr; written by BatchRun only.
+    """Counts a run's items and shows its progress bar on stderr. Updated by BatchRun only.
 
-    is_shown: None shows the bar on a terminal only. num_before: items that earlier runs did.
+    num_before: items that earlier runs completed.
+    is_shown: None shows the bar on a terminal only.
     """
 
     def __init__(
@@ -185,11 +190,11 @@ class Tally:
 
     @property
     def num_failed(self) -> int:
-        """Items that ended with an error so far."""
+        """Items that have failed so far."""
         return self._failures.total()
 
     def count(self, record: Record, num_media: int) -> None:
-        """Takes one record into account."""
+        """Counts one record and advances the progress bar."""
         if record.is_ok:
             self._num_done += 1
         else:
@@ -202,7 +207,7 @@ class Tally:
         self._bar.update(1)
 
     def counts(self) -> RunCounts:
-        """The counts so far."""
+        """Returns the counts so far."""
         return RunCounts(
             num_done=self._num_done,
             failures=Counter(self._failures),
@@ -213,5 +218,5 @@ class Tally:
         )
 
     def close(self) -> None:
-        """Ends the bar."""
+        """Closes the progress bar."""
         self._bar.close()

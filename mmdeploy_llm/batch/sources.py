@@ -1,5 +1,7 @@
-"""Where the items of a batch come from: lines of a file, dicts of an iterable, image and video
-files. All are read lazily, and one can be gone through again when it is a file."""
+"""Sources of a batch's items: lines of a file, dicts of an iterable, image and video files.
+
+All are read lazily; a source backed by files can be iterated again.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +21,28 @@ from .parquet import ParquetRows
 from .records import Record
 
 IMAGE_QUESTION, VIDEO_QUESTION = "Describe the image.", "Describe the video."
-ONE_QUESTION = "a prompt for all goes with a folder; lines have their own"
+ONE_QUESTION = (
+    "a prompt for all items needs a folder of media; each line of a file has its own prompt"
+)
 PARQUET_SUFFIXES = (".parquet", ".pq")
-MAX_COUNTED_BYTES = 2**30  # a larger file is not read once more to count its lines
+MAX_COUNTED_BYTES = 2**30  # the lines of a larger file are not counted in advance
 
 
 class Source(Protocol):
-    """Items in order. total: how many, None when that is not known. unit: what one is called."""
+    """Items in order. total: their number, None when unknown. unit: the noun for one item."""
 
     total: int | None
     unit: str
 
     def __iter__(self) -> Iterator[Item | BadItem]:
-        """The items of this run's part of the input."""
+        """Yields the selected items of the input."""
 
     def place_of(self, record: Record) -> int | None:
-        """Where the record's item stands in this part; None when it is not in it."""
+        """Returns the position of the record's item in the input; None when not selected."""
 
 
 class LineSource:
-    """Rows become items. num_rows: None when not known."""
+    """Builds items from rows. num_rows: their number, None when unknown."""
 
     unit = "item"
 
@@ -55,7 +59,7 @@ class LineSource:
         self.total = None if num_rows is None else selection.count(num_rows)
 
     def __iter__(self) -> Iterator[Item | BadItem]:
-        """The items of the chosen lines."""
+        """Yields the items of the selected lines."""
         for row in self._rows:
             if self._selection.is_past(row.line):
                 return
@@ -66,13 +70,13 @@ class LineSource:
                     yield self._reader.read(row.line, row.values)
 
     def place_of(self, record: Record) -> int | None:
-        """Its line."""
+        """Returns the record's line number; None when not selected."""
         is_ours = record.line is not None and self._selection.takes(record.line)
         return record.line if is_ours else None
 
 
 class FileSource:
-    """One item for each file: a question about it. question: None asks to describe it."""
+    """Builds one item per file: a question about it. question: None asks for a description."""
 
     def __init__(
         self,
@@ -92,18 +96,18 @@ class FileSource:
         self.unit = "file" if any(map(is_video_name, self._lines)) else "image"
 
     def __iter__(self) -> Iterator[Item | BadItem]:
-        """The items, in the order of the files."""
+        """Yields the items in the order of the files."""
         for path, line in self._lines.items():
             yield Item(
                 line=line, id=path, path=path, prompt=self._prompt(path), params=self._params
             )
 
     def place_of(self, record: Record) -> int | None:
-        """The place of its file among all."""
+        """Returns the position of the record's file in the list; None when not selected."""
         return self._lines.get(record.path) if record.path is not None else None
 
     def _prompt(self, path: str) -> dict[str, Any]:
-        """The path is made absolute, so that no name reads as a URL."""
+        """Builds the prompt, with an absolute path so that no file name is read as a URL."""
         kind = "video" if is_video_name(path) else "image"
         question = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
         content = [
@@ -122,11 +126,10 @@ def open_source(
     question: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Source:
-    """The source for a JSONL file, a Parquet file, a folder of images and videos with all its
-    subfolders, or an iterable of dicts. Raises ConfigError for what cannot be opened.
+    """Opens a JSONL file, a Parquet file, a folder of images and videos with all its subfolders,
+    or an iterable of dicts. Raises ConfigError for an input that cannot be opened.
 
-    Media paths of a file's lines are relative to the file's folder, those of an iterable's dicts
-    to the current one.
+    Media paths in a file are relative to the file's folder, those in dicts to the working folder.
     """
     if not isinstance(given, (str, os.PathLike)):
         if question is not None:
@@ -158,8 +161,10 @@ def open_files(
     question: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Source:
-    """The source for files, folders and globs of images and videos. Raises ConfigError when one
-    is not there or nothing is found."""
+    """Opens files, folders and globs of images and videos.
+
+    Raises ConfigError when a path does not exist or no file is found.
+    """
     return FileSource(
         find_media(paths, is_recursive=is_recursive),
         params,
@@ -179,8 +184,8 @@ def _open_file(path: Path, reader: ItemReader, selection: Selection) -> Source:
         return LineSource(rows, reader, selection, rows.num_rows)
     if is_video_name(path.name) or path.suffix.lower() in (".json", ".csv"):
         raise ConfigError(
-            f"{path.name!r} is no batch: give a JSONL file (one JSON object a line), a Parquet "
-            "file or a folder; `caption` takes single files"
+            f"{path.name!r} is not a batch: give a JSONL file (one JSON object per line), a "
+            "Parquet file or a folder; `caption` accepts single files"
         )
     num_lines = count_lines(path) if path.stat().st_size <= MAX_COUNTED_BYTES else None
     return LineSource(_JsonlRows(path), reader, selection, num_lines)

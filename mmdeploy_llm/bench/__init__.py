@@ -1,1 +1,1 @@
-"""`mmdeploy-llm bench`: how fast a model is on this machine, and how far that is from its limit."""
+"""`mmdeploy-llm bench`: measures a model's speed and compares it with the machine's limit."""

@@ -1,9 +1,10 @@
-"""What a model costs: the products with its weights, and the least time that a machine needs for
-them. Attention itself, norms and the like are not counted, so a share of 1 cannot be reached.
+"""Computes a lower bound for the time of a model's matrix products on a given machine.
 
-For each step     rows of the decoder = tokens of the step, of the output head = sampled tokens;
-                  of each the longer of arithmetic and reading the weights once
-For each image    arithmetic of the media encoder, with as many rows as its layers really get
+Attention, norms and elementwise operations are not counted, so the bound cannot be reached.
+
+step    the decoder multiplies as many rows as the step has tokens, the output head as many as it
+        samples; each takes the longer of the arithmetic and of reading its weights once
+image   the arithmetic of the media encoder, with the rows that its layers actually receive
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertCost:
-    """num_values: in all experts together. share: of them that a token uses."""
+    """Size of one sparse layer. num_values: values in all its experts. share: the fraction of the
+    experts that a token uses."""
 
     num_values: int
     share: float
@@ -38,8 +40,14 @@ class ExpertCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """Values in weights. dense: of the decoder, for every token. experts: of its sparse layers.
-    head: of the output head. total: of the whole model, vectors and embedding included."""
+    """Number of weight values of a model.
+
+    dense: matrices of the decoder that every token uses.
+    experts: the decoder's sparse layers.
+    head: the output head.
+    total: the whole model, including vectors and the embedding.
+    is_tied: whether the output head shares the embedding's weights.
+    """
 
     dense: int
     experts: tuple[ExpertCost, ...]
@@ -48,23 +56,23 @@ class ModelCost:
     is_tied: bool
 
     def weight_bytes(self, dtype: str, precision: str) -> int:
-        """Of the weights in memory. A tied embedding is there twice where products are in int8 and
-        lookups are not."""
+        """Returns the bytes of the weights in memory. With int8 products a tied embedding is stored
+        twice: in int8 for the output head, in `dtype` for lookups."""
         num_copied = self.head if self.is_tied and precision == "int8" else 0
         return self.total * VALUE_BYTES[precision] + num_copied * VALUE_BYTES[dtype]
 
     def step_seconds(self, num_rows: int, num_sampled: int, machine: Machine) -> float:
-        """Least time of one step's products, the media encoder's excluded."""
-        used = self.dense + sum(part.num_values * part.share for part in self.experts)
+        """Returns the lower bound in seconds for one step, without the media encoder."""
+        used = self.dense + sum(layer.num_values * layer.share for layer in self.experts)
         read = self.dense + sum(
-            part.num_values * min(1.0, num_rows * part.share) for part in self.experts
+            layer.num_values * min(1.0, num_rows * layer.share) for layer in self.experts
         )
         return _seconds(num_rows, used, read, machine) + _seconds(
             num_sampled, self.head, self.head, machine
         )
 
     def seconds(self, steps: Iterable[StepStats], media_flops: float, machine: Machine) -> float:
-        """Least time of all steps and of the media encoder."""
+        """Returns the lower bound in seconds for all steps and the media encoder."""
         decoder = sum(
             self.step_seconds(step.num_scheduled_tokens, step.num_sampled_tokens, machine)
             for step in steps
@@ -80,9 +88,9 @@ def _seconds(num_rows: int, used: float, read: float, machine: Machine) -> float
 
 
 def model_cost(shapes: nn.Module) -> ModelCost | None:
-    """The cost of a model; None for one that is not built of this package's decoder.
+    """Returns the cost of a model, or None for a model that is not a CausalLM of this package.
 
-    shapes: the model on the meta device, since a loaded one may have its weights in other layouts.
+    shapes: the model on the meta device, since a loaded model may have packed its weights.
     """
     if not isinstance(shapes, CausalLM):
         return None
@@ -99,7 +107,7 @@ def model_cost(shapes: nn.Module) -> ModelCost | None:
 
 
 def _decoder_cost(decoder: nn.Module) -> tuple[int, list[ExpertCost]]:
-    """Values of the dense matrices, and the sparse layers."""
+    """Returns the number of values in dense matrices, and the costs of the sparse layers."""
     skipped = set(_unused_modules(decoder))
     dense, experts = 0, []
     for module in decoder.modules():
@@ -114,7 +122,8 @@ def _decoder_cost(decoder: nn.Module) -> tuple[int, list[ExpertCost]]:
 
 
 def _unused_modules(decoder: nn.Module) -> Iterator[nn.Module]:
-    """Of experts for text and for media a token sees one kind; the smaller ones are counted."""
+    """Yields the larger experts of each ModalityMLP: a token uses either the text or the media
+    experts, and a lower bound counts the smaller ones."""
     for module in decoder.modules():
         if isinstance(module, ModalityMLP):
             kinds = (module.text_moe, module.vision_moe)
@@ -122,16 +131,16 @@ def _unused_modules(decoder: nn.Module) -> Iterator[nn.Module]:
 
 
 def _num_values(module: nn.Module) -> int:
-    """In the matrices of its own."""
+    """Returns the number of values in the module's own matrices, without submodules."""
     own = module.parameters(recurse=False)
     return sum(parameter.numel() for parameter in own if parameter.dim() > 1)
 
 
 class MediaFlops:
-    """Counts the arithmetic of a model's media encoder while `counting`. flops: so far."""
+    """Counts the arithmetic of a model's media encoder inside `counting`. flops: the total."""
 
     def __init__(self, model: Any, shapes: nn.Module) -> None:
-        """model: built of this package's decoder. shapes: the same on the meta device."""
+        """model: a loaded CausalLM of this package. shapes: the same model on the meta device."""
         self.flops = 0
         decoder = {*model.model.modules(), model.lm_head}
         own = dict(model.named_modules())
@@ -155,13 +164,14 @@ class MediaFlops:
                 handle.remove()
 
     def _count(self, num_values: int, module: nn.Module, inputs: Sequence[Any]) -> None:
-        """A layer with `num_values` weights got `inputs`; tables get no tensor."""
+        """Adds one call of a layer with `num_values` weights; ignores calls without a tensor."""
         if inputs and isinstance(inputs[0], Tensor):
             num_rows = math.prod(inputs[0].shape[:-1])
             self.flops += 2 * num_rows * num_values
 
 
 def kv_block_bytes(model: Model, dtype: str, block_size: int) -> int:
-    """Keys and values of a block in all layers, with a float32 scale for each head in 8 bits."""
+    """Returns the bytes of one KV block in all layers; 8-bit caches store a float32 scale per
+    head and token."""
     per_head = model.head_dim * VALUE_BYTES[dtype] + (4 if VALUE_BYTES[dtype] == 1 else 0)
     return 2 * model.num_layers * model.num_kv_heads * per_head * block_size

@@ -1,4 +1,4 @@
-"""What the machine can do: matrix products and reading memory, measured in two or three seconds."""
+"""Measures the machine's rates of matrix products and memory reads, in two or three seconds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from mmdeploy_llm.native import Kernels
 
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
 
-# Of the product that is timed: 512 rows times a weight of 4096 x 1024.
+# Shape of the timed product: 512 rows times a weight of 4096 x 1024.
 NUM_ROWS, OUT_SIZE, IN_SIZE = 512, 4096, 1024
-READ_BYTES = 2**28  # far beyond any cache
-SECONDS_EACH, LEAST_CALLS = 0.5, 3
+READ_BYTES = 2**28  # much larger than any CPU cache
+SECONDS_EACH, MIN_CALLS = 0.5, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """flops: of matrix products in `precision`, multiplications and additions, in a second.
-    bandwidth: bytes read from memory in a second."""
+    """Peak rates of a machine.
+
+    flops: multiplications and additions per second in matrix products of `precision`.
+    bandwidth: bytes read from memory per second.
+    """
 
     precision: Precision
     flops: float
@@ -34,7 +37,7 @@ class Machine:
 
 
 def measure_machine(device: torch.device, precision: Precision, kernels: Kernels | None) -> Machine:
-    """The best of all ways: the C++ kernels where there are any, and torch."""
+    """Returns the best rates of torch and, when given, of the C++ kernels."""
     products = _products(device, precision, kernels)
     flops = max(_rate(product, 2 * NUM_ROWS * OUT_SIZE * IN_SIZE, device) for product in products)
     values = torch.zeros(READ_BYTES // 4, device=device)
@@ -43,7 +46,7 @@ def measure_machine(device: torch.device, precision: Precision, kernels: Kernels
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes so far: of this process, or of tensors on the device."""
+    """Returns the peak bytes so far: of this process, or on CUDA of the device's tensors."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -53,7 +56,7 @@ def peak_memory(device: torch.device) -> int:
 def _products(
     device: torch.device, precision: Precision, kernels: Kernels | None
 ) -> Iterator[Callable[[], Tensor]]:
-    """The same product, each in another way."""
+    """Yields implementations of the same product."""
     if precision == "int8":
         yield from _int8_products(device, kernels)
         return
@@ -76,10 +79,10 @@ def _int8_products(device: torch.device, kernels: Kernels | None) -> Iterator[Ca
 
 
 def _rate(call: Callable[[], object], amount: int, device: torch.device) -> float:
-    """`amount` by the time of the fastest call."""
+    """Returns `amount` per second of the fastest call."""
     call()
     best, num_calls, end = float("inf"), 0, time.perf_counter() + SECONDS_EACH
-    while num_calls < LEAST_CALLS or time.perf_counter() < end:
+    while num_calls < MIN_CALLS or time.perf_counter() < end:
         num_calls += 1
         begin = time.perf_counter()
         call()

@@ -1,8 +1,8 @@
-"""Where a round's time goes, taken by timers around the engine's parts and the model's layers.
+"""Profiles a round with timers around the engine's components and the model's layers.
 
-Times are exclusive: what a part hands on to another is that one's. A timer costs about a
-microsecond, and there are two for each layer; it is there only while the profiler watches, on the
-objects of one engine.
+Times are exclusive: the time of a nested call counts for the callee only. A timer costs about a
+microsecond, and each layer has two. Timers exist only inside `Profiler.watching`, on the objects
+of one engine.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mmdeploy_llm.layers.vision import PatchEmbed, PositionTable, VisionAttentio
 from mmdeploy_llm.llm import LLM
 
 PHASES = ("schedule", "prepare", "encode", "forward", "sample", "deliver", "engine")
-# Parts of the engine, seen from the LLM, and the phase that begins there.
-PARTS = (
+# Attribute paths from the LLM to the timed methods, and the phase that each belongs to.
+TIMED_METHODS = (
     ("_engine.step", "engine"),
     ("_engine._scheduler.plan", "schedule"),
     ("_engine._scheduler.plan_next", "schedule"),
@@ -55,7 +55,7 @@ KINDS: Mapping[type[nn.Module], str] = {
     RMSNorm: "norm",
     LayerNorm: "norm",
     Rotary: "rotary",
-    GatedMLP: "activation",  # the products in it are layers of their own
+    GatedMLP: "activation",  # its matrix products are layers of their own
     MLP: "activation",
     Embedding: "embedding",
     PositionTable: "embedding",
@@ -72,8 +72,12 @@ OTHER = "other"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRow:
-    """phase: one of PHASES, "between steps" or "intake". kind: of layer, "" for the whole phase.
-    share: of the round's time."""
+    """The time of a phase, or of one kind of layer in it.
+
+    phase: one of PHASES, "between steps" or "intake".
+    kind: the kind of layer, "" for the whole phase.
+    share: fraction of the round's time.
+    """
 
     phase: str
     kind: str
@@ -83,8 +87,8 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """seconds: of the whole round. Whole phases but "intake" add up to it; intake runs beside the
-    steps, in threads of its own."""
+    """The profile of a round of `seconds`. The phases except "intake" add up to it; intake runs in
+    other threads, concurrently with the steps."""
 
     rows: tuple[ProfileRow, ...]
     num_steps: int
@@ -92,10 +96,10 @@ class Profile:
 
 
 class Clock:
-    """Exclusive times by phase and kind, of one thread. Its own only writer."""
+    """Accumulates exclusive times by phase and kind, for the thread that created it."""
 
     def __init__(self, synchronize: Callable[[], None] | None) -> None:
-        """synchronize: waits for a device that computes by itself."""
+        """synchronize: waits for an asynchronous device; None on the CPU."""
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._synchronize = synchronize
         self._thread = threading.get_ident()
@@ -103,20 +107,20 @@ class Clock:
         self._since = 0.0
 
     def enter(self, phase: str | None, kind: str) -> None:
-        """Time is now that of `kind`; phase: None stays in the one that runs."""
+        """Starts counting for `kind`; phase None keeps the current phase."""
         if threading.get_ident() != self._thread:
             return
         self._settle()
         self._stack.append((phase or (self._stack[-1][0] if self._stack else OTHER), kind))
 
     def leave(self) -> None:
-        """Time is that of what ran before again."""
+        """Resumes counting for what ran before the last `enter`."""
         if threading.get_ident() == self._thread:
             self._settle()
             self._stack.pop()
 
     def timed(self, call: Callable[..., Any], phase: str | None, kind: str) -> Callable[..., Any]:
-        """`call`, its time taken."""
+        """Wraps `call` so that its time is counted."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self.enter(phase, kind)
@@ -137,7 +141,7 @@ class Clock:
 
 
 class Profiler:
-    """Watches one LLM. Used once."""
+    """Profiles one LLM. Used once."""
 
     def __init__(self, llm: LLM) -> None:
         device = torch.device(llm.runtime.device)
@@ -151,24 +155,24 @@ class Profiler:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Times what this thread runs inside the block; afterwards the LLM is as it was."""
+        """Times what this thread runs inside the block; restores the LLM afterwards."""
         with ExitStack() as stack:
-            for path, phase in PARTS:
+            for path, phase in TIMED_METHODS:
                 self._replace(stack, path, partial(self._clock.timed, phase=phase, kind=OTHER))
             for path in INTAKE:
-                self._replace(stack, path, self._prepared)
-            self._replace(stack, "_engine.step", self._counted)
+                self._replace(stack, path, self._timed_intake)
+            self._replace(stack, "_engine.step", self._counted_step)
             self._replace(
                 stack, "model.logits", partial(self._clock.timed, phase="forward", kind="logits")
             )
-            self._replace(stack, "_engine._runner._backend.begin", self._begun)
+            self._replace(stack, "_engine._runner._backend.begin", self._timed_begin)
             self._watch_layers(stack)
             begin = time.perf_counter()
             yield
             self._seconds += time.perf_counter() - begin
 
     def profile(self) -> Profile:
-        """What was seen."""
+        """Returns the times that `watching` measured."""
         by_phase: defaultdict[str, float] = defaultdict(float)
         for (phase, _), seconds in self._clock.seconds.items():
             by_phase[phase] += seconds
@@ -195,9 +199,9 @@ class Profiler:
     def _replace(
         self, stack: ExitStack, path: str, wrap: Callable[[Callable[..., Any]], Any]
     ) -> None:
-        """The method at `path` of the LLM is wrapped until the stack ends."""
-        *way, name = path.split(".")
-        owner = reduce(getattr, way, self._llm)
+        """Wraps the LLM's method at attribute path `path` until the stack is closed."""
+        *parents, name = path.split(".")
+        owner = reduce(getattr, parents, self._llm)
         _wrap(stack, owner, name, wrap)
 
     def _watch_layers(self, stack: ExitStack) -> None:
@@ -219,15 +223,15 @@ class Profiler:
         after = module.register_forward_hook(lambda *_: self._clock.leave(), always_call=True)
         stack.callback(after.remove)
         if isinstance(module, Rotary):
-            turned = module.register_forward_hook(self._turning)
-            stack.callback(turned.remove)
+            rotation = module.register_forward_hook(self._time_rotation)
+            stack.callback(rotation.remove)
 
-    def _turning(self, _: nn.Module, __: Any, rope: Any) -> None:
-        """The angles of a step are rotary, and so is each turn with them."""
+    def _time_rotation(self, _: nn.Module, __: Any, rope: Any) -> None:
+        """Times each rotation of heads by the angles that the module computed."""
         rope.rotate = self._clock.timed(rope.rotate, None, "rotary")
 
-    def _begun(self, begin: Callable[..., Any]) -> Callable[..., Any]:
-        """The attention of a step."""
+    def _timed_begin(self, begin: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps the backend's `begin` so that the attention of its context is timed."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             context = begin(*args, **kwargs)
@@ -236,15 +240,15 @@ class Profiler:
 
         return run
 
-    def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def run() -> Any:
             self._num_steps += 1
             return step()
 
         return run
 
-    def _prepared(self, accept: Callable[..., Any]) -> Callable[..., Any]:
-        """Intake, in any thread."""
+    def _timed_intake(self, accept: Callable[..., Any]) -> Callable[..., Any]:
+        """Wraps an intake method, which any thread may call, so that its time is counted."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
@@ -260,10 +264,10 @@ class Profiler:
 def _wrap(
     stack: ExitStack, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]
 ) -> None:
-    """owner.name is wrapped on this one object until the stack ends."""
-    had = vars(owner).get(name)
+    """Wraps the method `owner.name` on this object alone until the stack is closed."""
+    own = vars(owner).get(name)
     setattr(owner, name, wrap(getattr(owner, name)))
-    stack.callback(setattr, owner, name, had) if had else stack.callback(delattr, owner, name)
+    stack.callback(setattr, owner, name, own) if own else stack.callback(delattr, owner, name)
 
 
 def _kernels(module: nn.Module) -> list[Any]:

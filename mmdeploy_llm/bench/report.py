@@ -1,4 +1,4 @@
-"""A measurement as people read it."""
+"""Formats a measurement as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .results import BenchResult, Limit, Memory
 
 
 def result_table(result: BenchResult) -> Table:
-    """Figure, value, what it means."""
+    """Builds a table of figures, their values and notes."""
     table = Table(box=None, pad_edge=False, show_header=False, title=_title(result))
     table.title_justify = "left"
     table.add_column(no_wrap=True)
@@ -23,16 +23,16 @@ def result_table(result: BenchResult) -> Table:
 
 
 def profile_table(profile: Profile) -> Table:
-    """A row for each phase, and below it one for each kind of layer in it."""
+    """Builds a table with a row per phase, followed by the kinds of layers in it."""
     title = f"one round of {profile.seconds:.2f} s, {profile.num_steps} steps"
     table = Table(box=None, pad_edge=False, header_style="bold", title=title)
     table.title_justify = "left"
     table.add_column("where", no_wrap=True)
-    for name in ("ms", "ms each step", "%"):
+    for name in ("ms", "ms per step", "%"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column()
     for row in profile.rows:
-        note = "in other threads, beside the steps" if row.phase == "intake" else ""
+        note = "in other threads, during the steps" if row.phase == "intake" else ""
         table.add_row(
             f"  {row.kind}" if row.kind else row.phase,
             f"{1000 * row.seconds:.1f}",
@@ -57,10 +57,10 @@ def _title(result: BenchResult) -> str:
 
 def _rows(result: BenchResult) -> Iterator[tuple[str, str, str]]:
     alone = result.alone
-    each = ", ".join(f"{part.num_output_tokens / part.seconds:.1f}" for part in result.rounds)
+    each = ", ".join(f"{done.num_output_tokens / done.seconds:.1f}" for done in result.rounds)
     yield "output tokens/s", f"{result.output_tokens_per_second:.1f}", f"rounds: {each}"
     if result.images_per_second:
-        each = ", ".join(f"{part.num_images / part.seconds:.3f}" for part in result.rounds)
+        each = ", ".join(f"{done.num_images / done.seconds:.3f}" for done in result.rounds)
         yield "images/s", f"{result.images_per_second:.3f}", f"rounds: {each}"
     note = f"one request alone, {alone.num_prompt_tokens} tokens in"
     yield "time to first token", f"{1000 * alone.first_token:.0f} ms", note
@@ -70,7 +70,7 @@ def _rows(result: BenchResult) -> Iterator[tuple[str, str, str]]:
     yield "load to first token", f"{result.load_to_first_token:.2f} s", note
     yield "peak memory", _mebibytes(result.memory.peak), _memory(result.memory)
     if result.limit is None:
-        yield "share of the limit", "", "not known: the model is not built of this package's layers"
+        yield "share of the limit", "", "unknown: the model is not built of this package's layers"
     else:
         yield "share of the limit", f"{result.limit.share:.2f}", _limit(result.limit)
 
@@ -82,7 +82,7 @@ def _memory(memory: Memory) -> str:
     needed = memory.weights + memory.kv_cache
     over = memory.peak - needed
     return (
-        f"weights {_mebibytes(memory.weights)}, {cache}, {_mebibytes(over)} beside them "
+        f"weights {_mebibytes(memory.weights)}, {cache}, {_mebibytes(over)} other "
         f"({100 * over / needed:+.0f} %)"
     )
 
@@ -90,9 +90,9 @@ def _memory(memory: Memory) -> str:
 def _limit(limit: Limit) -> str:
     machine = limit.machine
     return (
-        f"of a round, whose products take {limit.seconds:.2f} s at {machine.flops / 1e9:,.0f} G "
-        f"operations/s ({machine.precision}) and {machine.bandwidth / 1e9:.1f} GB/s, both measured "
-        "now"
+        f"a round's matrix products need {limit.seconds:.2f} s at {machine.flops / 1e9:,.0f} G "
+        f"operations/s ({machine.precision}) and {machine.bandwidth / 1e9:.1f} GB/s, as measured "
+        "on this machine"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a measurement, and what comes out of it. Times in seconds, memory in bytes."""
+"""Settings and results of a measurement. Times in seconds, memory in bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from .works import WorkName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """What to measure. options: of LLM. begun: when the program was started, by
-    time.perf_counter."""
+    """What to measure.
+
+    options: keyword arguments of LLM.
+    begun: time.perf_counter() at the start of the program.
+    """
 
     work: WorkName
     model: str
@@ -38,8 +41,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """Seconds of a request that nothing runs beside: until its first token, and for each token
-    behind it."""
+    """Latency of a request that runs alone.
+
+    first_token: seconds to the first token.
+    per_output_token: seconds per further token.
+    """
 
     first_token: float
     per_output_token: float
@@ -49,8 +55,12 @@ class Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes. peak: of the process (on CUDA: of tensors). kv_cache: of blocks in use at once, at
-    most. weights: None when the model's cost is not known."""
+    """Memory in bytes.
+
+    peak: of the process; on CUDA, of tensors.
+    kv_cache: peak of the blocks in use.
+    weights: None when the model's cost is unknown.
+    """
 
     peak: int
     kv_cache: int
@@ -59,8 +69,11 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """seconds: least time of a round's products with weights on this machine. share: of the
-    round's time."""
+    """The machine's limit for a round.
+
+    seconds: lower bound for the round's matrix products with weights.
+    share: `seconds` as a fraction of the round's measured time.
+    """
 
     machine: Machine
     seconds: float
@@ -69,8 +82,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """Everything that was measured. load_to_first_token: seconds from the start of the program,
-    imports included. limit: of the last round; None for models whose cost is not known."""
+    """Everything that was measured.
+
+    load_to_first_token: seconds from the start of the program, imports included.
+    limit: the limit of the last round; None for a model of unknown cost.
+    """
 
     work: WorkName
     model: str
@@ -89,16 +105,16 @@ class BenchResult:
 
     @property
     def output_tokens_per_second(self) -> float:
-        """Median of the rounds."""
-        return median(part.num_output_tokens / part.seconds for part in self.rounds)
+        """Generated tokens per second, median of the rounds."""
+        return median(done.num_output_tokens / done.seconds for done in self.rounds)
 
     @property
     def images_per_second(self) -> float:
-        """Median of the rounds."""
-        return median(part.num_images / part.seconds for part in self.rounds)
+        """Images per second, median of the rounds."""
+        return median(done.num_images / done.seconds for done in self.rounds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested values."""
+        """Returns the fields and the two rates as nested dicts, for JSON."""
         rates = {
             "output_tokens_per_second": self.output_tokens_per_second,
             "images_per_second": self.images_per_second,

@@ -1,7 +1,7 @@
 """Runs a workload on a model and measures it:
 
-load --> first token --> requests alone --> warm-up --> rounds --> (one more, profiled)
-     --> memory read --> machine measured
+load --> first token --> single requests --> warm-up --> rounds --> (one profiled round)
+     --> peak memory --> machine rates
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from .profile import Profile, Profiler
 from .results import Alone, BenchResult, BenchSettings, Limit, Memory, Round
 from .works import BenchRequest, Workload
 
-NUM_ALONE = 3  # requests alone, medians of which are reported
-NUM_WARM_UP = 4  # requests, before the rounds
-FIRST_SEED = 1000  # of requests outside the rounds
+NUM_ALONE = 3  # requests that run alone; their median is reported
+NUM_WARM_UP = 4  # requests before the rounds
+FIRST_SEED = 1000  # seed of the first request outside the rounds
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """Requests, all of them different. rounds: those that are measured, and one for the profile."""
+class _Requests:
+    """All requests of a measurement, no two alike. rounds: the measured rounds, followed by the
+    profiled one, if any."""
 
     warm_up: Sequence[BenchRequest]
     alone: Sequence[BenchRequest]
@@ -49,20 +50,22 @@ class _Asked:
 
 
 class StepLog:
-    """Keeps what every step tells; an observer of the engine and its own only writer."""
+    """Collects the statistics of every step, as a plugin of the engine."""
 
     def __init__(self) -> None:
         self.steps: list[StepStats] = []
 
     @hookimpl
     def on_step(self, stats: StepStats) -> None:
-        """See the hook."""
+        """Implements the hook on_step."""
         self.steps.append(stats)
 
 
-def run_bench(settings: BenchSettings, tell: Tell) -> BenchResult:
-    """Measures. tell: gets a line when something begins. Raises as LLM does, and for a request
-    that fails."""
+def run_bench(settings: BenchSettings, notify: Notify) -> BenchResult:
+    """Runs the benchmark. notify: called with a line of text at the start of each stage.
+
+    Raises as LLM does, and RequestError when a request of the workload fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         checkpoint = read_checkpoint(
@@ -73,20 +76,20 @@ def run_bench(settings: BenchSettings, tell: Tell) -> BenchResult:
         warm_up = replace(work, num_requests=NUM_WARM_UP).round(FIRST_SEED)
         alone = [work.alone(FIRST_SEED + 1 + i) for i in range(NUM_ALONE + 1)]
         making = time.perf_counter() - begin
-        tell("loading the model")
+        notify("loading the model")
         with LLM(model=settings.model, **settings.options) as llm:
             _answer_alone(llm, alone[0])
             loading = time.perf_counter() - settings.begun - making
-            asked = _Asked(warm_up=warm_up, alone=alone[1:], rounds=rounds)
-            return _measure(llm, settings, checkpoint, asked, loading, tell)
+            requests = _Requests(warm_up=warm_up, alone=alone[1:], rounds=rounds)
+            return _measure(llm, settings, checkpoint, requests, loading, notify)
 
 
 def _workload(settings: BenchSettings, checkpoint: Checkpoint, folder: Path) -> Workload:
     config = checkpoint.config
     special = {
         value
-        for part in (config, config.get_text_config())
-        for name, value in part.to_dict().items()
+        for source in (config, config.get_text_config())
+        for name, value in source.to_dict().items()
         if name.endswith("token_id") and isinstance(value, int)
     }
     return Workload(
@@ -102,31 +105,31 @@ def _measure(
     llm: LLM,
     settings: BenchSettings,
     checkpoint: Checkpoint,
-    asked: _Asked,
+    requests: _Requests,
     loading: float,
-    tell: Tell,
+    notify: Notify,
 ) -> BenchResult:
     shapes = _shapes(llm, checkpoint)
     cost = model_cost(shapes)
     counter = MediaFlops(llm.model, shapes) if cost else None
     log = StepLog()
     llm.plugins.register(log, "bench")
-    tell("one request alone")
-    answers = [_answer_alone(llm, request, counter) for request in asked.alone]
-    tell("warming up")
-    _answer_all(llm, asked.warm_up)
+    notify("one request alone")
+    answers = [_answer_alone(llm, request, counter) for request in requests.alone]
+    notify("warming up")
+    _answer_all(llm, requests.warm_up)
     done, steps = [], []
-    for number, requests in enumerate(asked.rounds[: settings.num_rounds], start=1):
-        tell(f"round {number} of {settings.num_rounds}")
+    for number, measured in enumerate(requests.rounds[: settings.num_rounds], start=1):
+        notify(f"round {number} of {settings.num_rounds}")
         log.steps.clear()
-        done.append(_answer_all(llm, requests))
+        done.append(_answer_all(llm, measured))
         steps.append(tuple(log.steps))
     memory = _memory(llm, settings, cost, steps[-1])
-    profile = _profile(llm, asked.rounds[-1], tell) if settings.is_profiled else None
+    profile = _profile(llm, requests.rounds[-1], notify) if settings.is_profiled else None
     limit = None
     if cost is not None and counter is not None:
-        tell("measuring the machine")
-        media_flops = counter.flops / len(asked.alone) * done[-1].num_images
+        notify("measuring the machine")
+        media_flops = counter.flops / len(requests.alone) * done[-1].num_images
         machine = _machine(llm, settings)
         limit = _limit(cost, machine, done[-1], steps[-1], media_flops)
     return BenchResult(
@@ -148,13 +151,13 @@ def _measure(
 
 
 def _shapes(llm: LLM, checkpoint: Checkpoint) -> nn.Module:
-    """The model without memory for its weights. A loaded one may have them in other layouts.
+    """Builds the model on the meta device, since a loaded model may have packed its weights.
 
-    Raises ConfigError for a model in other processes: the bench looks into the one that computes.
+    Raises ConfigError for a model in other processes, which bench cannot inspect.
     """
     if llm.model is None:
         raise ConfigError(
-            "bench looks into the process that computes; leave out tensor_parallel_size and "
+            "bench inspects a model in its own process; leave out tensor_parallel_size and "
             "data_parallel_size"
         )
     spec = llm.plugins.model_for(checkpoint.config.architectures or ())
@@ -167,7 +170,7 @@ def _params(request: BenchRequest) -> SamplingParams:
 
 
 def _answer_alone(llm: LLM, request: BenchRequest, counter: MediaFlops | None = None) -> Alone:
-    """One request as a stream. counter: counts while it runs."""
+    """Runs one request as a stream. counter: counts the media encoder's arithmetic meanwhile."""
     begin = time.perf_counter()
     times: list[float] = []
     num_prompt = num_output = 0
@@ -211,8 +214,8 @@ def _answer_all(llm: LLM, requests: Sequence[BenchRequest]) -> Round:
     )
 
 
-def _profile(llm: LLM, requests: Sequence[BenchRequest], tell: Tell) -> Profile:
-    tell("profiling a round")
+def _profile(llm: LLM, requests: Sequence[BenchRequest], notify: Notify) -> Profile:
+    notify("profiling a round")
     profiler = Profiler(llm)
     with profiler.watching():
         _answer_all(llm, requests)
@@ -222,10 +225,11 @@ def _profile(llm: LLM, requests: Sequence[BenchRequest], tell: Tell) -> Profile:
 def _memory(
     llm: LLM, settings: BenchSettings, cost: ModelCost | None, steps: Sequence[StepStats]
 ) -> Memory:
-    """steps: of a round, at the end of which nothing runs."""
+    """Returns the memory figures. steps: those of a round; after its last step all blocks of its
+    requests are free."""
     runtime = llm.runtime
     num_blocks = steps[-1].num_free_blocks - min(step.num_free_blocks for step in steps)
-    assert llm.model is not None, "_shapes sees to it"
+    assert llm.model is not None, "_shapes has raised otherwise"
     block = kv_block_bytes(llm.model, runtime.kv_cache_dtype, runtime.block_size)
     precision = _precision(llm, settings)
     return Memory(
@@ -236,7 +240,7 @@ def _memory(
 
 
 def _precision(llm: LLM, settings: BenchSettings) -> Precision:
-    """Of the products with weights."""
+    """Returns the precision of the matrix products with weights."""
     return settings.options.get("quantization") or cast(Precision, llm.runtime.dtype)
 
 
@@ -246,7 +250,7 @@ def _machine(llm: LLM, settings: BenchSettings) -> Machine:
     if is_cpu and settings.options.get("native_kernels") is not False:
         try:
             kernels = native.load()
-        except native.BuildError:  # the engine has warned, and runs without them too
+        except native.BuildError:  # the engine has logged a warning and runs without them too
             kernels = None
     return measure_machine(torch.device(llm.runtime.device), _precision(llm, settings), kernels)
 

@@ -1,8 +1,8 @@
-"""The workloads: what is asked of a model. The same seed gives the same requests on any machine.
+"""The workloads. The same seed yields the same requests on any machine.
 
-text    prompts of uneven length as token ids, answers of uneven length
-vl      an image of 448 x 448 pixels and a question each
-photo   the same with a JPEG file of 12 megapixels: reading, decoding and resizing count
+text    prompts of varying length as token ids, answers of varying length
+vl      an image of 448 x 448 pixels and a question per request
+photo   like vl with JPEG files of 12 megapixels, so that reading, decoding and resizing count
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .photos import smooth_pixels, write_photo
 WorkName = Literal["text", "vl", "photo"]
 
 QUESTION = "Describe this image in detail."
-IMAGE_SIZE = 448  # pixels a side
+IMAGE_SIZE = 448  # pixels per side
 PROMPT_TOKENS = (64, 192)
 OUTPUT_TOKENS = (32, 96)
-ANSWER_TOKENS = 64  # about an image
-ALONE_TOKENS = 128  # of the prompt and of the answer of a request alone
-LOWEST_ID, HIGHEST_ID = 20, 15_000  # below are special tokens, mostly
+ANSWER_TOKENS = 64  # length of an answer about an image
+ALONE_TOKENS = 128  # length of the prompt, and of the answer, of a request that runs alone
+LOWEST_ID, HIGHEST_ID = 20, 15_000  # ids below 20 are mostly special tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """A prompt as LLM takes it, and how many tokens to generate."""
+    """A prompt in a form that LLM accepts, and the number of tokens to generate."""
 
     prompt: Any
     num_output_tokens: int
@@ -38,8 +38,12 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Makes requests. vocab_size: of the model. special_ids: tokens that no prompt may hold.
-    folder: where photos are written."""
+    """Makes the requests of a workload.
+
+    vocab_size: size of the model's vocabulary.
+    folder: where photos are written.
+    special_ids: token ids that no prompt may contain.
+    """
 
     name: WorkName
     num_requests: int
@@ -49,17 +53,17 @@ class Workload:
 
     @property
     def num_images(self) -> int:
-        """In one round."""
+        """Images in one round."""
         return 0 if self.name == "text" else self.num_requests
 
     def round(self, seed: int) -> list[BenchRequest]:
-        """The requests of a round; nothing in them is equal to those of another seed."""
+        """Returns the requests of a round, all different from those of other seeds."""
         if self.name == "text":
             return list(self._texts(seed))
         return [self._about_image(self._image(seed, i)) for i in range(self.num_requests)]
 
     def alone(self, seed: int) -> BenchRequest:
-        """A request to run by itself."""
+        """Returns one request that is to run alone."""
         if self.name == "text":
             ids = self._ids(random.Random(f"alone {seed}"), ALONE_TOKENS)
             return BenchRequest(prompt=ids, num_output_tokens=ALONE_TOKENS)

@@ -1,11 +1,11 @@
-"""The `mmdeploy-llm` program. The only place that reads environment variables:
+"""The `mmdeploy-llm` program. It reads these environment variables; the library reads none:
 
-MMDEPLOY_LLM_PLUGINS          load exactly these plugins (names with commas; empty: none)
+MMDEPLOY_LLM_PLUGINS          load exactly these plugins (names separated by commas; empty: none)
 MMDEPLOY_LLM_BLOCKED_PLUGINS  do not load these
 
-Exit codes: 0 all good, 1 some items failed, 2 a wrong call or a model that cannot be used, 3
-stopped by --max-failures, 130 stopped with Ctrl-C. Commands import what they need when they run,
-so that --help is quick.
+Exit codes: 0 success, 1 some items failed, 2 wrong usage or an unusable model, 3 stopped by
+--max-failures, 130 stopped with Ctrl-C. Commands import their modules when they run, so that
+--help is quick.
 """
 
 from __future__ import annotations
@@ -35,30 +35,39 @@ PLUGINS_VARIABLE = "MMDEPLOY_LLM_PLUGINS"
 BLOCKED_VARIABLE = "MMDEPLOY_LLM_BLOCKED_PLUGINS"
 OUR_DISTRIBUTION = "mmdeploy-llm"
 
-# "\b" keeps the lines below it as they are.
+MAX_HELP_WIDTH = 100  # columns
+
+# click does not rewrap a paragraph that begins with "\b".
 EPILOG = """\b
 Examples:
-  mmdeploy-llm caption photos/ --output captions.jsonl
+  mmdeploy-llm caption photos/                   captions.jsonl and captions.html
   mmdeploy-llm caption "photos/**/*.jpg" --thinking --max-tokens 200
   mmdeploy-llm batch prompts.jsonl --output answers.jsonl
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
   mmdeploy-llm chat --image photo.jpg
-  mmdeploy-llm bench
-  mmdeploy-llm COMMAND --help
+  mmdeploy-llm bench                             tokens/s on this machine
 
-Installed plugins may add commands; `mmdeploy-llm plugins` lists what they provide,
-`mmdeploy-llm plugins new` starts one."""
+\b
+Without --model, commands use shapes-vl, a tiny model inside the package that
+only knows drawings of coloured shapes. For photos, give --model a folder or a
+Hugging Face id. `mmdeploy-llm COMMAND --help` explains a command in detail.
+
+\b
+Plugins add models, processors, parsers and commands. `mmdeploy-llm plugins`
+lists the installed ones, `mmdeploy-llm plugins new` writes a new one."""
 
 
 class Program(TyperGroup):
-    """The built-in commands and, once they are needed, those of plugins; errors in one line."""
+    """Holds the built-in commands, loads those of plugins on demand, and prints errors in one
+    line."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A built-in command, else one of a plugin. Built-in ones cannot be replaced."""
+        """Returns a built-in command, else a plugin's; plugins cannot replace built-in ones."""
         return self.commands.get(cmd_name) or self._plugin_commands().get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """For --help. This package's own plugins add none, so without others nothing is loaded."""
+        """Returns the names for --help. Loads plugins only when another package provides some,
+        since this package's own plugins add no commands."""
         names = list(self.commands)
         if not has_other_plugins():
             return names
@@ -76,7 +85,7 @@ class Program(TyperGroup):
         return typer.main.get_group(extra).commands
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command. What a user can set right is one line, without a traceback."""
+        """Runs the command; prints an error that the user can fix in one line, no traceback."""
         try:
             return super().invoke(ctx)
         except (MMDeployLLMError, OSError) as error:
@@ -95,18 +104,27 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": MAX_HELP_WIDTH,
+    },
 )
 
 
 @app.callback(invoke_without_command=True)
 def program(
     ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log progress, such as loading and memory.")
+    ] = False,
 ) -> None:
-    """Offline multimodal inference: captions for folders of images, batches, answers, chats."""
+    """Run multimodal language models offline: caption folders of images, answer files of prompts,
+    or chat about a picture.
+
+    Options of the program go before the command: mmdeploy-llm --verbose caption photos/
+    """
     ctx.obj = plugin_names()
     ctx.meta[LOAD_PLUGINS] = load_plugins
     logging.basicConfig(
@@ -130,27 +148,27 @@ app.add_typer(plugins)
 
 @app.command()
 def version() -> None:
-    """Print the version."""
+    """Print the version of mmdeploy-llm."""
     typer.echo(__version__)
 
 
 def main() -> None:
-    """Runs the program; the console script."""
+    """Runs the program; entry point of the console script."""
     app()
 
 
 def plugin_names() -> dict[str, Any]:
-    """`plugins` and `blocked_plugins` as the environment says, where it says something."""
+    """Returns the engine options `plugins` and `blocked_plugins` that the environment sets."""
     names: dict[str, Any] = {}
     for option, variable in (("plugins", PLUGINS_VARIABLE), ("blocked_plugins", BLOCKED_VARIABLE)):
         value = os.environ.get(variable)
         if value is not None:
-            names[option] = tuple(part.strip() for part in value.split(",") if part.strip())
+            names[option] = tuple(name.strip() for name in value.split(",") if name.strip())
     return names
 
 
 def load_plugins() -> PluginManager:
-    """The plugins of this program run."""
+    """Loads the plugins that the environment selects."""
     from mmdeploy_llm.hooks import PluginManager
 
     names = plugin_names()
@@ -158,6 +176,6 @@ def load_plugins() -> PluginManager:
 
 
 def has_other_plugins() -> bool:
-    """Whether a package other than this one brings plugins; imports none."""
+    """Returns whether a package other than this one provides plugins; imports none of them."""
     owners = (point.dist for point in metadata.entry_points(group="mmdeploy_llm"))
     return any(owner is not None and owner.name != OUR_DISTRIBUTION for owner in owners)

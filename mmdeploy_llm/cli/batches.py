@@ -1,4 +1,4 @@
-"""The commands that work through files: caption and batch. One machinery, two ways to say what."""
+"""The commands caption and batch, which share one implementation for different inputs."""
 
 from __future__ import annotations
 
@@ -48,47 +48,50 @@ from .options import (
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings, BatchSummary
 
-# "\b" keeps the lines below it as they are.
+# click does not rewrap a paragraph that begins with "\b".
 EXIT_CODES = """\b
-Exit codes: 0 all good, 1 some failed, 2 a wrong call or model,
+Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
 3 stopped by --max-failures, 130 stopped with Ctrl-C."""
 
 CAPTION_EPILOG = f"""\b
 Examples:
   mmdeploy-llm caption photos/ extra.png
   mmdeploy-llm caption photos/ -r -p "Write one sentence for a blind reader."
-  mmdeploy-llm caption photos/ --resume     what an earlier run has left
+  mmdeploy-llm caption photos/ --resume          continue an interrupted run
   mmdeploy-llm caption photos/ --model baidu/ERNIE-4.5-VL-28B-A3B-PT
   mmdeploy-llm caption photos/ --engine max_model_len=8192
+
+\b
+`mmdeploy-llm batch --help` describes the fields of the JSONL file.
 
 {EXIT_CODES}"""
 
 BATCH_EPILOG = f"""\b
-A line of the input is one JSON object, through the model's chat template:
+Each line of the input is one JSON object. It holds chat messages:
   {{"id": "a", "messages": [{{"role": "user", "content": [
      {{"type": "image", "image": "a.jpg"}}, {{"type": "video", "video": "b.mp4"}},
      {{"type": "text", "text": "What?"}}]}}],
    "chat_template_kwargs": {{"enable_thinking": false}}, "tools": [...],
    "sampling_params": {{"max_tokens": 50}}}}
-or raw, with the model's own placeholders for media in the prompt:
-  {{"prompt": "...", "multimodal_data": {{"image": ["a.jpg"], "video": ["b.mp4"]}}}}
-or with "prompt_token_ids". Paths are relative to the input's folder. Without
-an id a line has its number, from 1. A Parquet file has these keys as columns.
-Up to 16 images and 4 videos in a line, unless said otherwise, such as
+or a raw prompt with the model's own placeholders (or "prompt_token_ids"):
+  {{"prompt": "...", "multimodal_data": {{"image": ["a.jpg"]}}}}
+Media paths are relative to the input's folder. A line without an id gets its
+line number, from 1. In a Parquet file these keys are columns. A line may have
+up to 16 images and 4 videos; the limits change with, for example,
 --engine 'limit_mm_per_prompt={{"image": 100}}'.
 
 \b
-A line of the output, in the order in which items finish:
-  id, line, path       which item; path only for files of a folder
-  text, reasoning      the answer, and what was thought before it
-  tool_calls           only where the model called tools
+Each line of the output is one item, in the order of completion:
+  id, line, path       identify the item; path only for files of a folder
+  text, reasoning      the answer, and the reasoning before it
+  tool_calls           only if the model called tools
   finish_reason        stop, tool_calls, length, error or abort
-  error_code, error_msg, error_class, error     200 and null when good
+  error_code, error_msg, error_class, error     200 and null for success
   num_image_tokens, num_video_tokens, num_prompt_tokens, num_output_tokens,
   num_cached_tokens, timings (seconds)
-  media, prompt        the input's media, the beginning of its question
+  media, prompt        the media of the input, the start of its question
   outputs              every sample, with n > 1 or logprobs
-A line that cannot be used is a line with its error, and harms no other.
+A bad input line gets an output line with its error and affects no other line.
 
 \b
 Examples:
@@ -98,16 +101,16 @@ Examples:
   mmdeploy-llm batch prompts.jsonl -o answers.jsonl --resume
 
 \b
---resume after any end, kill -9 too: what is done is skipped, only what was
-being worked on is done again.
+--resume works after any end of a run, even kill -9: finished items are
+skipped, items that were in progress run again.
 
 {EXIT_CODES}"""
 
-Paths = Annotated[list[str], typer.Argument(help="Images, videos, folders of these, globs.")]
+Paths = Annotated[list[str], typer.Argument(help="Images, videos, their folders, or globs.")]
 Input = Annotated[
     Path,
     typer.Argument(
-        help="JSONL file, Parquet file, or folder of images and videos, with subfolders."
+        help="JSONL file, Parquet file, or folder of images and videos (subfolders included)."
     ),
 ]
 Question = Annotated[
@@ -115,19 +118,25 @@ Question = Annotated[
     typer.Option(
         "--prompt",
         "-p",
-        help='What to ask about each file.  [default: "Describe the image." or "... video."]',
+        help="The question about each file.  "
+        '[default: "Describe the image." / "Describe the video."]',
     ),
 ]
 PageBeside = Annotated[
-    Path | None, typer.Option("--report", help="HTML page.  [default: --output, but .html]")
+    Path | None,
+    typer.Option("--report", help="HTML report.  [default: the name of --output with .html]"),
 ]
-Page = Annotated[Path | None, typer.Option("--report", help="Write an HTML page there.")]
+Page = Annotated[Path | None, typer.Option("--report", help="Write an HTML report to this file.")]
 LineTemperature = Annotated[
-    float | None, typer.Option(min=0.0, help="0: always the most probable token.")
+    float | None,
+    typer.Option(min=0.0, help="Randomness of sampling; 0 always picks the most probable token."),
 ]
 Sampling = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Any other sampling parameter; may be repeated."),
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Any other sampling parameter, such as top_p=0.9; may be repeated.",
+    ),
 ]
 
 
@@ -157,10 +166,10 @@ def caption(
     num_threads: NumThreads = None,
     engine: Engine = None,
 ) -> None:
-    """Caption images and videos, with an HTML report.
+    """Caption images and videos; write JSONL and an HTML report.
 
-    Every caption is written to a JSONL file as soon as it is there; what is wrong with an image
-    is said in its line and harms no other."""
+    Each caption is appended to the JSONL file as soon as it is finished. An image that cannot be
+    read gets a line with its error and does not affect the others."""
     from mmdeploy_llm.batch.job import plan_source
     from mmdeploy_llm.batch.sources import open_files
 
@@ -177,7 +186,7 @@ def caption(
     job = plan_source(source, output, settings)
     options = engine_options(ctx, engine, **engine_choices(ctx.params))
     page = None if no_report else report or output.with_suffix(".html")
-    run_and_tell(job, model, options, page, is_caption=True, is_table_shown=table)
+    run_and_report(job, model, options, page, is_caption=True, is_table_shown=table)
 
 
 def batch(
@@ -205,10 +214,10 @@ def batch(
     num_threads: NumThreads = None,
     engine: Engine = None,
 ) -> None:
-    """Answer a whole file of prompts, or a question about every file of a folder.
+    """Answer every prompt of a file, or one question per media file.
 
-    Results are appended to the output as they finish. Sampling options are for what a line does
-    not say itself."""
+    Results are appended to the output as they finish. Sampling options on the command line are
+    defaults; a line's own "sampling_params" win."""
     from mmdeploy_llm.batch.job import plan_batch
 
     more = dict(named_value("--sampling", text, "top_p=0.9") for text in sampling or [])
@@ -217,17 +226,19 @@ def batch(
     job = plan_batch(input, output, settings)
     choices = engine_choices(ctx.params)
     options = engine_options(ctx, engine, **choices, limit_mm_per_prompt=MANY_MEDIA)
-    run_and_tell(job, model, options, report)
+    run_and_report(job, model, options, report)
 
 
 def batch_settings(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> BatchSettings:
-    """The settings that a command's options, by name, and its sampling parameters say. Raises
-    ConfigError for options that contradict each other."""
+    """Builds the settings from a command's options and sampling parameters.
+
+    Raises ConfigError for options that contradict each other.
+    """
     from mmdeploy_llm.batch.ids import Selection
     from mmdeploy_llm.batch.job import BatchSettings
 
     if not (options["retry_failed"] or options["resume"]):
-        raise ConfigError("--no-retry-failed goes with --resume; a new run has nothing to retry")
+        raise ConfigError("--no-retry-failed needs --resume; a new run has nothing to retry")
     given = {name: value for name, value in sampling.items() if value is not None}
     return BatchSettings(
         mode=output_mode(options["overwrite"], options["resume"]),
@@ -241,13 +252,13 @@ def batch_settings(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> B
 
 
 def engine_choices(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The command's options that are options of LLM() too."""
+    """Returns the command's options that are also options of LLM()."""
     names = ("dtype", "device", "max_num_seqs", "num_threads")
     parsers = ("reasoning_parser", "tool_call_parser")
     return {name: options[name] for name in (*names, *parsers) if name in options}
 
 
-def run_and_tell(
+def run_and_report(
     job: BatchJob,
     model: str,
     options: Mapping[str, Any],
@@ -256,7 +267,7 @@ def run_and_tell(
     is_caption: bool = False,
     is_table_shown: bool = False,
 ) -> None:
-    """Runs a job, writes its report and says how it went; ends the program with its exit code."""
+    """Runs a job, writes its report, prints a summary and exits with the job's exit code."""
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.batch.output import records_at
     from mmdeploy_llm.batch.previews import VideoStrip, file_previews
@@ -267,7 +278,7 @@ def run_and_tell(
         summary = run_batch(job, lambda: open_llm(model, options))
     except Exception:
         if job.output.exists():
-            typer.echo("what was written stays; the same command with --resume goes on", err=True)
+            typer.echo("finished items are saved; --resume continues this run", err=True)
         raise
     if page is not None and summary.num_records:
         report_batch(
@@ -290,17 +301,17 @@ def run_and_tell(
 
 
 def end_with_exit_code(summary: BatchSummary) -> None:
-    """Says how to go on, and ends the program unless all is good."""
+    """Prints how to continue and exits with an error code, unless every item succeeded."""
     left = "some" if summary.num_left is None else str(summary.num_left)
     if summary.ending == "interrupted":
         typer.echo(f"stopped with {left} left; the same command with --resume does them", err=True)
         raise typer.Exit(INTERRUPTED)
     if summary.ending == "max_failures":
         typer.echo(
-            f"stopped by --max-failures with {left} left; the same command with --resume goes on",
+            f"stopped by --max-failures with {left} left; the same command with --resume continues",
             err=True,
         )
         raise typer.Exit(STOPPED)
     if summary.num_failed:
-        typer.echo(f"{summary.num_failed} failed: their lines say why, --resume tries them again")
+        typer.echo(f"{summary.num_failed} failed: their lines say why, --resume retries them")
         raise typer.Exit(SOME_FAILED)

@@ -1,4 +1,4 @@
-"""The command that measures: bench."""
+"""The command `bench`, which measures speed and memory."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from .options import Device, DType, Engine, Model, NumThreads, engine_options
 if TYPE_CHECKING:
     from mmdeploy_llm.bench.results import BenchSettings
 
-NUM_TEXTS, NUM_IMAGES = 32, 16  # requests of a round
+NUM_TEXTS, NUM_IMAGES = 32, 16  # requests per round
 
-# "\b" keeps the lines below it as they are.
+# click does not rewrap a paragraph that begins with "\b".
 BENCH_EPILOG = """\b
-What is printed:
-  output tokens/s      generated tokens by the time of a round, prompts included (median)
-  images/s             the same, in images
-  time to first token  of one request with nothing beside it (median of three)
-  each output token    of the same request, behind its first token
-  load to first token  from the start of the program; photos and prompts are made before
-  peak memory          of the process, and how far it is over weights and KV cache in use
-  share of the limit   least time of the products with weights (2 x weights x tokens over the
-                       machine's rate, or weights over its memory rate where that is longer;
-                       images in the media encoder; output head for sampled tokens only) by the
-                       time it took. Attention is not in it, so 1 is out of reach.
+Figures (a round runs all requests together):
+  output tokens/s      generated tokens / time of a round, prompts included
+                       (median of the rounds)
+  images/s             images / time of a round (median of the rounds)
+  time to first token  of one request that runs alone (median of three)
+  each output token    time per further token of the same request
+  load to first token  from program start, without making the workload
+  peak memory          of the process, compared with weights + KV cache in use
+  share of the limit   lower bound of a round's time / its measured time.
+                       The bound is the time that this machine needs for the
+                       matrix products with weights: in each step the longer
+                       of arithmetic and of reading the weights once, plus the
+                       arithmetic of the media encoder. Attention is not
+                       counted, so a share of 1 cannot be reached.
 
 \b
 Examples:
@@ -39,7 +42,7 @@ Examples:
 
 
 class Work(StrEnum):
-    """The workloads by name."""
+    """Names of the workloads."""
 
     TEXT = "text"
     VL = "vl"
@@ -49,28 +52,37 @@ class Work(StrEnum):
 WorkArgument = Annotated[
     Work,
     typer.Argument(
-        help="text: prompts of 64 to 192 tokens, 32 to 96 out. vl: an image of 448 x 448 and a "
-        "question, 64 tokens out. photo: the same with JPEG files of 12 megapixels."
+        help="The workload. text: prompts of 64 to 192 tokens, answers of 32 to 96. vl: an image "
+        "of 448 x 448 pixels and a question, answers of 64 tokens. photo: like vl with JPEG files "
+        "of 12 megapixels."
     ),
 ]
 Requests = Annotated[
-    int | None, typer.Option(min=1, help="Requests of a round.  [default: 32 texts, 16 images]")
+    int | None, typer.Option(min=1, help="Requests per round.  [default: 32 texts, 16 images]")
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds; medians are printed.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of measured rounds.")]
 Batch = Annotated[
-    int | None, typer.Option(min=1, help="Requests that run at the same time (max_num_seqs).")
+    int | None,
+    typer.Option(min=1, help="Upper limit of requests that run at the same time (max_num_seqs)."),
 ]
-Quantization = Annotated[str | None, typer.Option(help="int8: linear layers in 8 bits, on CPU.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="int8: linear layers with 8-bit weights (CPU only).")
+]
 KVCacheDType = Annotated[
-    str, typer.Option(help="auto: as the model; int8: half of bf16's memory, on CPU.")
+    str,
+    typer.Option(
+        help="Number format of the KV cache. auto: the model's; int8: half the memory of bfloat16 "
+        "(CPU only)."
+    ),
 ]
 Dummy = Annotated[
-    bool, typer.Option("--dummy", help="Random weights: the folder needs no safetensors files.")
+    bool,
+    typer.Option("--dummy", help="Use random weights; the folder needs no safetensors files."),
 ]
 IsProfiled = Annotated[
-    bool, typer.Option("--profile", help="Show where the time of one more round goes.")
+    bool, typer.Option("--profile", help="Run one more round and show where its time goes.")
 ]
-IsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+IsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 
 def bench(
@@ -92,8 +104,8 @@ def bench(
 ) -> None:
     """Measure how fast a model is on this machine.
 
-    Answers are greedy and go on behind the end of the sequence, so that every run does the same
-    work; what they say does not matter."""
+    Decoding is greedy and ignores end-of-sequence tokens, so that every run does the same work; the
+    answers themselves do not matter."""
     begun = time.perf_counter()
     from mmdeploy_llm.bench.results import BenchSettings
 
@@ -121,7 +133,7 @@ def bench(
 
 
 def measure(settings: BenchSettings, as_json: bool) -> None:
-    """Runs and prints; on a terminal with a line for what is going on."""
+    """Runs the benchmark and prints its result; reports progress on a terminal only."""
     from mmdeploy_llm.bench.report import profile_table, result_table
     from mmdeploy_llm.bench.run import run_bench
     from mmdeploy_llm.terminal import make_console

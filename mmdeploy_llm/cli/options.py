@@ -1,4 +1,4 @@
-"""What the commands share: their options, and how they become arguments."""
+"""Options that several commands share, and their conversion to arguments of LLM and its calls."""
 
 from __future__ import annotations
 
@@ -19,102 +19,135 @@ if TYPE_CHECKING:
     from mmdeploy_llm.params import SamplingParams
 
 SOME_FAILED, USAGE, STOPPED, INTERRUPTED = 1, 2, 3, 130
-MANY_MEDIA = {"image": 16, "video": 4}  # of one prompt, where --engine does not say
+MANY_MEDIA = {"image": 16, "video": 4}  # default limit of media items per prompt
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", help="Folder, hub id or name of a bundled model.")
+    str,
+    typer.Option(
+        "--model", "-m", help="Folder of a model, its Hugging Face id, or a bundled model's name."
+    ),
 ]
 Parser = Annotated[
     str,
-    typer.Option(help="Splits off reasoning: a parser's name, auto: the model's own, none."),
+    typer.Option(
+        help="How to separate reasoning from the answer: auto (the model's own parser), none, or "
+        "the name of a parser that `mmdeploy-llm plugins` lists."
+    ),
 ]
 ToolParser = Annotated[
     str,
-    typer.Option(help="Takes out tool calls: a parser's name, auto: the model's own, none."),
+    typer.Option(
+        help="How to extract tool calls from the answer: auto (the model's own parser), none, or "
+        "the name of a parser."
+    ),
 ]
 Tools = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="JSON file: a list of tools that the model may call."),
+    typer.Option(metavar="FILE", help="JSON file with a list of tools that the model may call."),
 ]
 Thinking = Annotated[
     bool | None,
-    typer.Option("--thinking/--no-thinking", help="Reason first or not.  [default: as the model]"),
+    typer.Option(
+        "--thinking/--no-thinking",
+        help="Whether the model reasons before it answers.  [default: the model's default]",
+    ),
 ]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Most tokens to generate for an answer.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0: always the most probable token.")]
-DType = Annotated[str, typer.Option(help="auto, bfloat16, float16 or float32.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Upper limit of generated tokens per answer.")]
+Temperature = Annotated[
+    float,
+    typer.Option(min=0.0, help="Randomness of sampling; 0 always picks the most probable token."),
+]
+DType = Annotated[
+    str,
+    typer.Option(help="Number format of weights: auto, bfloat16, float16 or float32."),
+]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N.")]
 Engine = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Any other option of LLM(); may be repeated."),
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Any other engine option, such as max_model_len=4096; may be repeated.",
+    ),
 ]
-Image = Annotated[list[str] | None, typer.Option(help="A picture to ask about; may be repeated.")]
+Image = Annotated[
+    list[str] | None, typer.Option(help="Path of a picture to ask about; may be repeated.")
+]
 
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="JSONL, a line for each item as it finishes.")
+    Path, typer.Option("--output", "-o", help="JSONL file; gets one line per finished item.")
 ]
-NoReport = Annotated[bool, typer.Option("--no-report", help="Write no HTML page.")]
-HasTable = Annotated[bool, typer.Option("--table", help="End with a table of results.")]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Look into subfolders too.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output.")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Do not write an HTML report.")]
+HasTable = Annotated[bool, typer.Option("--table", help="Print a table of results at the end.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Search subfolders too.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output file.")]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Keep the output, do what is missing or failed.")
+    bool,
+    typer.Option(
+        "--resume", help="Continue an existing output file: run items that are missing or failed."
+    ),
 ]
 RetryFailed = Annotated[
     bool,
     typer.Option(
-        "--retry-failed/--no-retry-failed", help="With --resume: do failed items again, or not."
+        "--retry-failed/--no-retry-failed", help="With --resume: whether to retry failed items."
     ),
 ]
 MaxFailures = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Stop when N items of this run failed.")
+    int | None, typer.Option(min=1, metavar="N", help="Stop after N failed items in this run.")
 ]
 Shard = Annotated[
     str | None,
-    typer.Option(metavar="I/N", help="Do the I-th of N parts, from 1/N to N/N, by line number."),
+    typer.Option(
+        metavar="I/N",
+        help="Process only every N-th item from the I-th on, so that N runs share the input.",
+    ),
 ]
 Limit = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Only the first N lines or files.")
+    int | None, typer.Option(min=1, metavar="N", help="Process only the first N lines or files.")
 ]
 NumSeqs = Annotated[
-    int | None, typer.Option(min=1, help="Items that are worked on at the same time.")
+    int | None, typer.Option(min=1, help="Upper limit of items that run at the same time.")
 ]
-NumThreads = Annotated[int | None, typer.Option(min=1, help="CPU threads to compute.")]
+NumThreads = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads for compute.  [default: one per core]")
+]
 
 
 def output_mode(overwrite: bool, resume: bool) -> Mode:
-    """What to do with an output file that exists. Raises ConfigError for both at once."""
+    """Returns how to treat an existing output file. Raises ConfigError when both are set."""
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume contradict each other; give one of them")
     return "overwrite" if overwrite else "resume" if resume else "new"
 
 
 def template_kwargs(thinking: bool | None) -> dict[str, Any]:
-    """Variables for the chat template."""
+    """Returns the variables for the chat template."""
     return {} if thinking is None else {"enable_thinking": thinking}
 
 
 def sampling_params(**values: Any) -> SamplingParams:
-    """SamplingParams, imported when needed."""
+    """Builds SamplingParams; imports pydantic only now."""
     from mmdeploy_llm.params import SamplingParams
 
     return SamplingParams(**values)
 
 
 def engine_options(ctx: typer.Context, extra: list[str] | None, **options: Any) -> dict[str, Any]:
-    """The options of LLM(): those given by name, overridden by NAME=VALUE texts; None is left to
-    the engine. Values are read as JSON where they are JSON, else as text. The context brings the
-    plugins that the environment names."""
+    """Returns the options of LLM(): the given ones without None, overridden by the NAME=VALUE
+    texts of --engine and by the plugins that the environment selects (`ctx.obj`)."""
     parsed = dict(named_value("--engine", text, "max_model_len=4096") for text in extra or [])
     for name in ("reasoning_parser", "tool_call_parser"):
         if options.get(name) == "none":
             options[name] = None
-    asked = {**options, **parsed, **ctx.obj}
-    return {name: value for name, value in asked.items() if value is not None}
+    merged = {**options, **parsed, **ctx.obj}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def named_value(option: str, text: str, example: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as JSON where it is JSON. Raises ConfigError for anything else."""
+    """Parses NAME=VALUE; the value is read as JSON if it is JSON, else as text.
+
+    Raises ConfigError without a name or "=". `option` and `example` are for its message.
+    """
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise ConfigError(f"{option} {text!r} must be NAME=VALUE, such as {example}")
@@ -125,7 +158,7 @@ def named_value(option: str, text: str, example: str) -> tuple[str, Any]:
 
 
 def read_tools(path: Path | None) -> Any:
-    """What the file of --tools holds; None without one. Raises ConfigError when it is no JSON."""
+    """Reads the JSON file of --tools; None without one. Raises ConfigError if it is not JSON."""
     if path is None:
         return None
     try:
@@ -136,7 +169,7 @@ def read_tools(path: Path | None) -> Any:
 
 @contextmanager
 def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
-    """The model, closed in the end."""
+    """Opens the model and closes it at the end of the block."""
     from mmdeploy_llm.llm import LLM
 
     with LLM(model=model, **options) as llm:
@@ -144,7 +177,7 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
 
 
 def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
-    """What reads the model's media, without its weights."""
+    """Returns the model's media loader, without loading weights."""
     from mmdeploy_llm.config import EngineConfig
     from mmdeploy_llm.startup import media
 
@@ -152,7 +185,7 @@ def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
 
 
 def print_error(message: str) -> None:
-    """One clear red line on standard error."""
+    """Prints one red line on standard error."""
     from mmdeploy_llm.terminal import printable
 
     typer.secho(f"error: {printable(message)}", fg="red", err=True)

@@ -1,5 +1,4 @@
-"""`mmdeploy-llm plugins`: what is installed, whether it keeps its contract, and a new package to
-start from."""
+"""`mmdeploy-llm plugins`: lists installed plugins, checks their contract, writes new packages."""
 
 from __future__ import annotations
 
@@ -23,21 +22,28 @@ if TYPE_CHECKING:
     from mmdeploy_llm.hooks.records import Spec
     from mmdeploy_llm.testing.check import Verdict
 
-LOAD_PLUGINS = f"{__name__}.load"  # where the program leaves its loader, in the context's meta
+LOAD_PLUGINS = f"{__name__}.load"  # key of the program's plugin loader in the context's meta
 COLOURS = {"pass": "green", "fail": "red", "skip": "yellow"}
 
 EPILOG = """\b
 Examples:
+  mmdeploy-llm plugins                           list what is installed
   mmdeploy-llm plugins list --json
   mmdeploy-llm plugins check reasoning
-  mmdeploy-llm plugins new acme --kind parser"""
+  mmdeploy-llm plugins new acme --kind parser    write the package acme-llm
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
-Strict = Annotated[bool, typer.Option("--strict", help="End with exit code 1 when one failed.")]
+\b
+MMDEPLOY_LLM_PLUGINS=image,qwen        load only these plugins
+MMDEPLOY_LLM_BLOCKED_PLUGINS=qwen      do not load these"""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit with code 1 when a plugin failed to load.")
+]
 
 plugins = typer.Typer(
     name="plugins",
-    help="List plugins (the default), check one, or write a new one.",
+    help="List installed plugins, check one, or write a new one.",
     epilog=EPILOG,
     rich_markup_mode=None,
 )
@@ -45,7 +51,7 @@ plugins = typer.Typer(
 
 @plugins.callback(invoke_without_command=True)
 def default(ctx: typer.Context, as_json: AsJson = False, strict: Strict = False) -> None:
-    """List plugins (the default), check one, or write a new one."""
+    """List installed plugins (the default), check one, or write a new one."""
     if ctx.invoked_subcommand is None:
         list_plugins(ctx, as_json=as_json, strict=strict)
 
@@ -55,11 +61,11 @@ def list_plugins(
     ctx: typer.Context,
     as_json: AsJson = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="The architectures as a Markdown table.")
+        bool, typer.Option("--markdown", help="Print a Markdown table of model architectures.")
     ] = False,
     strict: Strict = False,
 ) -> None:
-    """List plugins, what they provide, and what failed."""
+    """List installed plugins, what they provide, and their errors."""
     from mmdeploy_llm.terminal import make_console
 
     manager = _load(ctx)
@@ -87,14 +93,14 @@ def check(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="Folder of a checkpoint to build the plugin's models and processors with.",
+            help="Folder of a checkpoint; without it, checks that build a model are skipped.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the contract checks on an installed plugin; a verdict for each.
+    """Check that an installed plugin keeps its contract.
 
-    Exit code 1 when a check failed.
+    Prints pass, fail or skip for each check; exits with code 1 when one fails.
     """
     from mmdeploy_llm.testing.check import check_plugin
 
@@ -120,15 +126,18 @@ def new(
     kind: Annotated[
         str,
         typer.Option(
-            help="parser: of reasoning; processor: of charts, a kind of media of its own; "
-            "model: a text model on mmdeploy_llm.layers."
+            help="parser: a reasoning parser; processor: a media processor (charts); model: a "
+            "text model built from mmdeploy_llm.layers."
         ),
     ],
     directory: Annotated[
-        Path, typer.Option("--directory", "-d", help="Where the package's folder is made.")
+        Path, typer.Option("--directory", "-d", help="Folder in which to create the package.")
     ] = Path(),
 ) -> None:
-    """Write a package with a plugin that works: code, tests, README. Nothing is overwritten."""
+    """Write the package of a new plugin that works: code, tests, README.
+
+    Existing files are never overwritten.
+    """
     from mmdeploy_llm.scaffold import write_package
 
     made = write_package(name, kind, directory)
@@ -142,7 +151,7 @@ def new(
 
 @contextmanager
 def quiet_plugins() -> Iterator[None]:
-    """Holds back the warnings about plugins."""
+    """Suppresses log messages about plugins; the command prints failures itself."""
     logger = logging.getLogger("mmdeploy_llm.hooks")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -153,7 +162,7 @@ def quiet_plugins() -> Iterator[None]:
 
 
 def _load(ctx: typer.Context) -> PluginManager:
-    """The plugins of this program run; their failures stand in what is shown."""
+    """Loads the plugins with the program's loader; their failures appear in the listing."""
     load = cast("Callable[[], PluginManager]", ctx.meta[LOAD_PLUGINS])
     with quiet_plugins():
         manager = load()
@@ -162,7 +171,7 @@ def _load(ctx: typer.Context) -> PluginManager:
 
 
 def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
-    """A plugin for programs: its PluginInfo, and the specs that it provides in full."""
+    """Returns a plugin as JSON values: its PluginInfo, and every spec that it provides."""
     specs: Mapping[str, tuple[Spec, ...]] = {
         "models": manager.models,
         "reasoning_parsers": manager.reasoning_parsers,
@@ -177,7 +186,7 @@ def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
 
 
 def _plugin_table(manager: PluginManager) -> Table:
-    """Name, package and version, what it provides, and in red what failed."""
+    """Builds a table: name, package and version, what each plugin provides; failures in red."""
     from rich.table import Table
     from rich.text import Text
 

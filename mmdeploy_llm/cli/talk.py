@@ -1,4 +1,4 @@
-"""The commands that answer while one waits: generate and chat."""
+"""The interactive commands: generate and chat."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .options import (
 
 def generate(
     ctx: typer.Context,
-    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     image: Image = None,
     model: Model = "shapes-vl",
     raw: Annotated[
         bool,
-        typer.Option("--raw", help="Continue PROMPT as it is, without the model's chat template."),
+        typer.Option("--raw", help="Continue the prompt text without applying a chat template."),
     ] = False,
     thinking: Thinking = None,
     tools: Tools = None,
@@ -50,10 +50,10 @@ def generate(
     device: Device = "auto",
     engine: Engine = None,
 ) -> None:
-    """Answer one prompt.
+    """Answer one prompt, with or without pictures.
 
-    The answer goes to standard output, each tool call as a line of JSON behind it; reasoning goes
-    to standard error."""
+    The answer is printed on standard output as it is generated, followed by one line of JSON per
+    tool call. Reasoning goes to standard error. The exit code is 1 when the request fails."""
     from mmdeploy_llm.terminal import make_console, print_answer, user_message
 
     text, images = sys.stdin.read() if prompt == "-" else prompt, image or []
@@ -83,9 +83,13 @@ def generate(
 
 def chat(
     ctx: typer.Context,
-    message: Annotated[str | None, typer.Option(help="Say this, print the answer and end.")] = None,
+    message: Annotated[
+        str | None, typer.Option(help="Send this message, print the answer and exit.")
+    ] = None,
     image: Image = None,
-    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    system: Annotated[
+        str | None, typer.Option(help="System message that opens the conversation.")
+    ] = None,
     model: Model = "shapes-vl",
     thinking: Thinking = None,
     tools: Tools = None,
@@ -97,10 +101,10 @@ def chat(
     device: Device = "auto",
     engine: Engine = None,
 ) -> None:
-    """Talk with a model about pictures.
+    """Chat with a model about pictures.
 
-    Lines come from the terminal or a pipe; /image PATH adds a picture, /reset forgets, /quit
-    ends."""
+    Each line of the terminal or of a pipe is a message. /image PATH attaches a picture to the next
+    message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
     from mmdeploy_llm.terminal import CHAT_HELP, ChatSession, make_console
 
     options = engine_options(
@@ -129,7 +133,7 @@ def chat(
 
 
 def typed_lines() -> Iterator[str]:
-    """Lines of a terminal, with a prompt and line editing, or of a pipe."""
+    """Yields the lines of a pipe, or of a terminal with a prompt and line editing."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return

@@ -1,8 +1,8 @@
-"""Several processes that compute together: ranks that share a model, and how it is divided.
+"""Tensor parallelism: how a model is sharded over ranks, and the processes that compute together.
 
-plan of styles --divide--> the part of one rank, on meta --weights.load--> its values
-Ranks                      what the parts exchange: sums and gathers
-Worker                     a process of ours, and the channel to it
+plan of styles --divide--> one rank's shard, on meta --weights.load--> its values
+Ranks                      the collectives between ranks: all-reduce and all-gather
+Worker                     a child process and the channel to it
 """
 
 from .divide import Share, divide, shares_of

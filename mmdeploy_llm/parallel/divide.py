@@ -1,20 +1,20 @@
-"""Divides a model among ranks: which rows, columns, heads and experts' parts each of them holds.
+"""Shards a model over ranks: which rows, columns, heads and expert channels each rank holds.
 
-A plan says it by the names of modules, in these styles:
+A plan maps names of modules to these styles:
 
-    colwise    a linear layer: its outputs are divided, those of each part of a merged one
-    heads      as colwise, by whole heads of attention; with fewer key/value heads than ranks each
-               of these is held by several ranks. Its parent's num_heads and num_kv_heads follow
-    rowwise    a linear layer: its inputs are divided, its output is summed over the ranks
-    experts    stacked experts: each of them is divided, colwise then rowwise
-    vocab      an embedding or the output head, by tokens
-    whole      every rank holds all of it
+    colwise    a linear layer whose outputs are sharded, separately for each part of a merged layer
+    heads      like colwise, by whole attention heads; with fewer key/value heads than ranks,
+               several ranks hold the same one. Updates the parent's num_heads and num_kv_heads
+    rowwise    a linear layer whose inputs are sharded and whose output is all-reduced
+    experts    stacked experts, each sharded like colwise layers followed by a rowwise one
+    vocab      an embedding or the output head, sharded by tokens
+    whole      replicated on every rank
 
-    rowwise-partial, experts-partial    not summed: a module around it is, once for all within it
-    sum                                 such a module
+    rowwise-partial, experts-partial    without the all-reduce, which an enclosing module does once
+    sum                                 the enclosing module whose output is all-reduced
 
-Modules stay what they are: with fewer rows, columns and heads. What ranks exchange is done by hooks
-around them, so that no model knows of ranks.
+Modules keep their classes and get fewer rows, columns and heads. Hooks and wrappers around modules
+do the collectives, so that models contain no code for ranks.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ from mmdeploy_llm.errors import ConfigError, PluginContractError
 
 from .ranks import Ranks
 
-MOST_RANKS = 64  # that messages name
-Range = tuple[int, int]  # first, and behind the last
+MAX_SUGGESTED = 64  # error messages suggest numbers of ranks up to this
+Range = tuple[int, int]  # first index, and one past the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one rank holds of a parameter: `ranges` of `axis`, in this order. Without ranges it does
-    not have the parameter."""
+    """One rank's shard of a parameter: `ranges` of `axis`, concatenated in this order. Empty when
+    the rank does not hold the parameter."""
 
     axis: int
     ranges: tuple[Range, ...]
 
     def take(self, whole: Tensor) -> Tensor:
-        """The rank's part of the whole parameter."""
-        parts = [whole.narrow(self.axis, first, stop - first) for first, stop in self.ranges]
-        return torch.cat(parts, self.axis)
+        """Returns the rank's shard of the whole parameter."""
+        pieces = [whole.narrow(self.axis, first, stop - first) for first, stop in self.ranges]
+        return torch.cat(pieces, self.axis)
 
 
 @dataclass(slots=True)
 class _Division:
-    """What has been divided so far. Written by `divide` alone."""
+    """The state of one `divide` call: the model and the shards so far."""
 
     model: Any
     ranks: Ranks
     shares: dict[str, Share] = field(default_factory=dict)
-    counts: dict[str, set[int]] = field(default_factory=dict)  # what must divide -> how many
+    counts: dict[str, set[int]] = field(default_factory=dict)  # what is sharded -> its sizes
     heads: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # see _read_heads
 
     def even(self, size: int, what: str, unit: int = 1) -> Range:
-        """This rank's part of `size` values in whole units."""
+        """Returns this rank's equal share of `size` values, in whole units."""
         count = size // unit
         self.counts.setdefault(what, set()).add(count)
         each = count // self.ranks.size * unit
         return self.ranks.rank * each, (self.ranks.rank + 1) * each
 
     def heads_of(self, size: int, unit: int, num_heads: int) -> Range:
-        """This rank's part of `size` values: query heads, or key/value heads where there are
-        fewer."""
+        """Returns this rank's range of `size` values in whole heads of `unit` values. Key/value
+        heads fewer than ranks are replicated."""
         count = size // unit
         if count >= num_heads or count % self.ranks.size == 0:
             return self.even(size, "heads of attention" if count >= num_heads else "KV heads", unit)
@@ -80,7 +80,7 @@ class _Division:
         return first * unit, (first + 1) * unit
 
     def hold(self, path: str, name: str, axis: int, ranges: tuple[Range, ...]) -> None:
-        """Cuts a parameter on meta down to this rank's part."""
+        """Replaces a parameter on meta by this rank's shard of it."""
         module = self.model.get_submodule(path)
         shape = list(module.get_parameter(name).shape)
         shape[axis] = sum(stop - first for first, stop in ranges)
@@ -90,17 +90,17 @@ class _Division:
 
 
 def divide(model: nn.Module, plan: Mapping[str, str], ranks: Ranks, name: str) -> dict[str, Share]:
-    """Makes a whole model on meta the part of this rank, by a plan of module name -> style; what
-    the rank holds of each parameter that it does not hold whole.
+    """Reduces a whole model on meta to this rank's shard, by a plan of module name -> style.
 
-    name: the model in messages. Raises ConfigError where sizes do not divide among the ranks or the
-    plan divides no attention, PluginContractError for a plan that does not fit the model.
+    Returns the share of each parameter that is not replicated. name: the model's name in messages.
+    Raises ConfigError when sizes are not divisible by the number of ranks or the plan shards no
+    attention, PluginContractError for a plan that does not fit the model.
     """
     if "heads" not in plan.values():
         raise ConfigError(
             f"tensor_parallel_size = {ranks.size}, but {name} cannot be divided: its plugin has no "
-            "tp_plan for it; use tensor_parallel_size = 1 (data_parallel_size uses several devices "
-            "too, with a whole model on each)"
+            "tp_plan for it; use tensor_parallel_size = 1, or data_parallel_size to use several "
+            "devices with a whole model on each"
         )
     _check_sums(plan, name)
     division = _Division(model=model, ranks=ranks, heads=_read_heads(model, plan))
@@ -124,7 +124,8 @@ def divide(model: nn.Module, plan: Mapping[str, str], ranks: Ranks, name: str) -
 def shares_of(
     plan: Callable[[nn.Module, int], Mapping[str, str]], ranks: Ranks, name: str
 ) -> Callable[[nn.Module], dict[str, Share]]:
-    """`divide` by the plan that `plan` makes for a model and a number of ranks."""
+    """Returns a function that calls `divide` on a model with the plan that `plan` makes for the
+    model and the number of ranks."""
     return lambda model: divide(model, plan(model, ranks.size), ranks, name)
 
 
@@ -133,15 +134,15 @@ def _of(plan: Mapping[str, str], style: str) -> list[str]:
 
 
 def _read_heads(model: Any, plan: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """Path of each attention module -> its query heads, rows of a head. A module that does not say
-    how many it has has those of its widest projection, as wide as those in the KV cache."""
-    most: dict[str, int] = {}
+    """Returns path of each attention module -> (number of query heads, rows per head). Without
+    num_heads, the number is the rows of its widest projection / head_dim of the KV cache."""
+    widest: dict[str, int] = {}
     for path in _of(plan, "heads"):
-        sizes = [rows.stop - rows.start for rows in _parts(model.get_submodule(path))]
+        sizes = [rows.stop - rows.start for rows in _row_slices(model.get_submodule(path))]
         parent = path.rpartition(".")[0]
-        most[parent] = max(most.get(parent, 0), *sizes)
+        widest[parent] = max(widest.get(parent, 0), *sizes)
     found = {}
-    for parent, size in most.items():
+    for parent, size in widest.items():
         num_heads = getattr(model.get_submodule(parent), "num_heads", size // model.head_dim)
         found[parent] = num_heads, size // num_heads
     return found
@@ -154,7 +155,7 @@ def _check_counts(division: _Division, name: str) -> None:
         return
     kv_heads = counts.get("KV heads", {1})
     shared = math.gcd(*(n for what, all_n in counts.items() if what != "KV heads" for n in all_n))
-    sizes = [n for n in range(1, MOST_RANKS + 1) if shared % n == 0]
+    sizes = [n for n in range(1, MAX_SUGGESTED + 1) if shared % n == 0]
     fit = [n for n in sizes if all(n % k == 0 or k % n == 0 for k in kv_heads)]
     raise ConfigError(
         f"tensor_parallel_size = {size} does not divide {', '.join(wrong)} of {name}; "
@@ -163,30 +164,31 @@ def _check_counts(division: _Division, name: str) -> None:
 
 
 def _check_sums(plan: Mapping[str, str], name: str) -> None:
-    """Each module that is summed holds something partial, each partial one is in a summed one."""
+    """Raises unless each "sum" module holds a partial one, and each partial one is in exactly one
+    "sum" module."""
     sums = set(_of(plan, "sum"))
     used: set[str] = set()
     for path, style in plan.items():
         if style.endswith("-partial"):
-            parts = path.split(".")
-            around = {".".join(parts[:n]) for n in range(1, len(parts))} & sums
-            if len(around) != 1:
+            names = path.split(".")
+            enclosing = {".".join(names[:n]) for n in range(1, len(names))} & sums
+            if len(enclosing) != 1:
                 raise PluginContractError(
-                    f"the tp_plan of {name} has {path!r} as {style!r} within {len(around)} modules "
-                    "of style 'sum'; it must be within exactly one"
+                    f"the tp_plan of {name} has {path!r} as {style!r} within {len(enclosing)} "
+                    "modules of style 'sum'; it must be within exactly one"
                 )
-            used |= around
+            used |= enclosing
     if sums - used:
         raise PluginContractError(
             f"the tp_plan of {name} sums {sorted(sums - used)[0]!r}, which holds nothing partial; "
-            "give the style 'whole' to it as well as to what it holds"
+            "give it and the modules in it the style 'whole'"
         )
 
 
 def _colwise(division: _Division, path: str) -> None:
     module = division.model.get_submodule(path)
-    parts = _parts(module)
-    ranges = [division.even(rows.stop - rows.start, f"rows of {_kind(path)}") for rows in parts]
+    whole = _row_slices(module)
+    ranges = [division.even(rows.stop - rows.start, f"rows of {_kind(path)}") for rows in whole]
     _hold_rows(division, path, ranges)
     parent = division.model.get_submodule(path.rpartition(".")[0])
     if hasattr(parent, "intermediate_size"):
@@ -195,15 +197,15 @@ def _colwise(division: _Division, path: str) -> None:
 
 def _heads(division: _Division, path: str) -> None:
     num_heads, unit = division.heads[path.rpartition(".")[0]]
-    parts = _parts(division.model.get_submodule(path))
-    ranges = [division.heads_of(rows.stop - rows.start, unit, num_heads) for rows in parts]
+    whole = _row_slices(division.model.get_submodule(path))
+    ranges = [division.heads_of(rows.stop - rows.start, unit, num_heads) for rows in whole]
     _hold_rows(division, path, ranges)
 
 
 def _hold_rows(division: _Division, path: str, ranges: list[Range]) -> None:
-    """The same part of each of a layer's parts: in its weight, its bias, and what it says."""
+    """Shards weight and bias of a layer by one range per merged part; updates `parts`."""
     module = division.model.get_submodule(path)
-    whole = _parts(module)
+    whole = _row_slices(module)
     held = tuple(
         (rows.start + a, rows.start + b) for rows, (a, b) in zip(whole, ranges, strict=True)
     )
@@ -227,7 +229,7 @@ def _rowwise_partial(division: _Division, path: str) -> None:
     columns = division.even(module.weight.shape[1], f"columns of {_kind(path)}")
     division.hold(path, "weight", 1, (columns,))
     if module.bias is not None and division.ranks.rank:
-        division.hold(path, "bias", 0, ())  # it is added once, by rank 0
+        division.hold(path, "bias", 0, ())  # only rank 0 adds it, since outputs are summed
 
 
 def _experts(division: _Division, path: str) -> None:
@@ -269,7 +271,7 @@ def _vocab(division: _Division, path: str) -> None:
 def _look_up(
     inner: Callable[[Tensor], Tensor], ranks: Ranks, first: int, size: int, token_ids: Tensor
 ) -> Tensor:
-    """The embeddings of all tokens; those of other ranks' tokens are zero here."""
+    """Returns the embeddings of all tokens: sums those of each rank's own tokens."""
     local = token_ids - first
     is_other = (local < 0) | (local >= size)
     rows = inner(local.masked_fill_(is_other, 0))
@@ -279,7 +281,7 @@ def _look_up(
 def _whole_logits(
     inner: Callable[[Tensor], Tensor], ranks: Ranks, vocab_size: int, hidden: Tensor
 ) -> Tensor:
-    """[N, hidden] -> [N, vocab_size], of all ranks' tokens."""
+    """Gathers the logits of all ranks: [N, hidden] -> [N, vocab_size]."""
     local = inner(hidden)
     if local.shape[-1] == vocab_size:
         return local
@@ -297,11 +299,12 @@ def _summed(ranks: Ranks, module: nn.Module, args: Any, output: Tensor) -> Tenso
 
 
 def _whole(division: _Division, path: str) -> None:
-    """Nothing to do."""
+    """Leaves the module replicated."""
 
 
 def _set_heads(division: _Division) -> None:
-    """Attention modules, and the model for its KV cache, have this rank's heads."""
+    """Sets the number of heads of this rank, on attention modules and on the model, which sizes
+    the KV cache."""
     size = division.ranks.size
     for module in (division.model, *map(division.model.get_submodule, division.heads)):
         for name in ("num_heads", "num_kv_heads"):
@@ -309,14 +312,14 @@ def _set_heads(division: _Division) -> None:
                 setattr(module, name, max(1, getattr(module, name) // size))
 
 
-def _parts(module: Any) -> list[slice]:
-    """The rows of each part of a merged layer; all rows of any other."""
+def _row_slices(module: Any) -> list[slice]:
+    """Returns the rows of each part of a merged layer, all rows of any other layer."""
     parts = getattr(module, "parts", None)
     return list(parts.values()) if parts else [slice(0, module.weight.shape[0])]
 
 
 def _kind(path: str) -> str:
-    """A module's name without its place, for messages."""
+    """Returns the last name of a module's path, for messages."""
     return path.rpartition(".")[2]
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of what must not be left half done."""
+"""Delays Ctrl-C during operations that must not be interrupted halfway."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, such as a message of which another process would have
-    the first half only. A second one does not wait: it is raised in the block."""
+    """Raises a Ctrl-C only at the end of the block, such as after a message that another process
+    would otherwise receive half of. A second Ctrl-C is raised at once."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # where signals never arrive
+        yield  # Python delivers signals to the main thread only
         return
     before = signal.getsignal(signal.SIGINT)
     received: list[tuple[int, FrameType | None]] = []

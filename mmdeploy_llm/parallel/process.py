@@ -1,11 +1,12 @@
-"""Worker: a process of ours that runs one function, and ends when we do.
+"""Worker: a child process that runs one function and ends when its parent does.
 
     Worker(entry) --starts--> python: entry(channel)      channel: values, both ways
-      tail        <--stderr-- what it writes, passed on
-      lifeline    ----------> closed when this process ends, however it ends: the child ends too
+      tail        <--stderr-- the child's output, forwarded to this process's stderr
+      lifeline    ----------> pipe that closes when this process ends for any reason; the child
+                              then ends too
 
-An exception that the function raises reaches whoever receives next; a process that is gone is a
-WorkerDiedError that says how it ended and what it wrote last.
+The parent's next `receive` raises the exception that ended the function. For a process that died it
+raises WorkerDiedError, which reports the exit status and the last output.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ BOOT = (
     "from mmdeploy_llm.parallel.process import main; main()"
 )
 PACKAGE = "mmdeploy_llm"
-TAIL_SIZE = 8000  # characters of what a process wrote last
-NUM_LINES = 12  # of them, in a message
+TAIL_SIZE = 8000  # characters of a process's last output that are kept
+NUM_LINES = 12  # lines of that output in an error message
 CLOSE_SECONDS = 10.0
 PARENT_CHECK_SECONDS = 1.0
 
 
 class Channel:
-    """One end of the connection between two processes. For one thread at each end."""
+    """One end of a connection between two processes. Not thread-safe."""
 
     def __init__(self, connection: Connection, pid: int) -> None:
         self.connection = connection
         self._pid = pid
 
     def send(self, value: Any) -> None:
-        """Raises OSError when the other side is gone."""
+        """Sends a value. Raises OSError when the other process is gone."""
         message = Message(value)
         try:
             self.send_message(message)
@@ -56,16 +57,16 @@ class Channel:
             message.close()
 
     def send_message(self, message: Message) -> None:
-        """As `send`, for a value that goes to several."""
+        """Sends a serialized value, so that several processes can share one serialization."""
         message.send(self.connection, self._pid)
 
     def receive(self) -> Any:
-        """The next value. Raises EOFError or OSError when the other side is gone."""
+        """Waits for the next value. Raises EOFError or OSError when the other process is gone."""
         return receive(self.connection)
 
 
 class _Failure:
-    """What the function raised, as sent to the parent."""
+    """The exception that ended the child's function, as sent to the parent."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error if isinstance(error, MMDeployLLMError) else None
@@ -73,13 +74,17 @@ class _Failure:
 
 
 class Worker:
-    """A child process. name: in messages, such as "rank 1". entry: a picklable function that gets
-    the child's Channel; the process ends when it returns."""
+    """A child process.
+
+    name: its name in messages, such as "rank 1".
+    entry: a picklable function that is called with the child's Channel; the process ends when it
+        returns.
+    """
 
     def __init__(
         self, name: str, entry: Callable[[Channel], None], *, is_quiet: bool = False
     ) -> None:
-        """is_quiet: it logs warnings only; else what this process logs."""
+        """is_quiet: the child logs warnings only; otherwise it uses this process's log level."""
         self.name = name
         level = logging.WARNING if is_quiet else logging.getLogger(PACKAGE).getEffectiveLevel()
         ours, theirs = Pipe()
@@ -101,23 +106,23 @@ class Worker:
             unused.pop_all()
         self._tail = _Tail(stderr)
         self._channel = Channel(ours, self._process.pid)
-        # Also without `close` no process outlives the object.
+        # Kills the process when the object is collected without a call of `close`.
         self._end = weakref.finalize(self, _end_process, self._process, ours, self._lifeline)
-        with contextlib.suppress(OSError):  # a process that is gone already is told by `receive`
+        with contextlib.suppress(OSError):  # `receive` reports a process that is already gone
             self._channel.send(entry)
 
     @property
     def connection(self) -> Connection:
-        """To wait on: readable when there is something to receive, the end included."""
+        """The connection to wait on; readable when a value or the process's end can be received."""
         return self._channel.connection
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process id."""
         return self._process.pid
 
     def send(self, value: Any) -> None:
-        """Raises WorkerDiedError; what pickle raises for a value that it does not take."""
+        """Sends a value. Raises WorkerDiedError, and pickle's errors for an unsupported value."""
         message = Message(value)
         try:
             self.send_message(message)
@@ -125,21 +130,21 @@ class Worker:
             message.close()
 
     def send_message(self, message: Message) -> None:
-        """As `send`, for a value that goes to several."""
+        """Sends a serialized value, so that several processes can share one serialization."""
         try:
             self._channel.send_message(message)
         except OSError:
             self._raise_end()
 
     def receive(self) -> Any:
-        """The next value. Raises what the child's function raised, where it is an error of ours,
-        and WorkerDiedError."""
+        """Waits for the next value. Re-raises an MMDeployLLMError that ended the child's function;
+        raises WorkerDiedError for any other end."""
         try:
             value = self._channel.receive()
         except (EOFError, OSError):
             self._raise_end()
         except KeyboardInterrupt:
-            self.kill()  # half a message may have been read
+            self.kill()  # a message may have been read halfway, which breaks the channel
             raise
         if not isinstance(value, _Failure):
             return value
@@ -147,39 +152,41 @@ class Worker:
             raise value.error
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_SECONDS)
-        raise WorkerDiedError(f"{self.name} failed: {value.text}{self._last_words()}")
+        raise WorkerDiedError(f"{self.name} failed: {value.text}{self._last_output()}")
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Asks the process to end, waits so long, then kills it."""
+        """Closes the channel, which ends the process; kills it after `seconds`."""
         self._channel.connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, seconds))
         self.kill()
 
     def kill(self) -> None:
-        """Ends it at once; one that has ended stays as it is."""
+        """Kills the process; does nothing when it has ended."""
         self._end()
         self._process.wait()
 
     def _raise_end(self) -> Any:
-        """Raises WorkerDiedError, once the process is gone."""
+        """Waits for the end of the process and raises WorkerDiedError."""
         try:
             status = self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise WorkerDiedError(f"{self.name} hung up{self._last_words()}") from None
+            raise WorkerDiedError(
+                f"{self.name} closed its channel without ending{self._last_output()}"
+            ) from None
         raise WorkerDiedError(
-            f"{self.name} (process {self.pid}) died with {_how(status)}{self._last_words()}"
+            f"{self.name} (process {self.pid}) died with {_status(status)}{self._last_output()}"
         ) from None
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         text = self._tail.text()
         lines = [line for line in text.splitlines() if line.strip()][-NUM_LINES:]
         return "; it wrote nothing" if not lines else "; it wrote last:\n  " + "\n  ".join(lines)
 
 
 def close_all(workers: Sequence[Worker]) -> None:
-    """Closes them at the same time, so that many take no longer than one."""
+    """Closes all workers concurrently, in CLOSE_SECONDS at most."""
     for worker in workers:
         worker.connection.close()
     end = time.monotonic() + CLOSE_SECONDS
@@ -188,7 +195,8 @@ def close_all(workers: Sequence[Worker]) -> None:
 
 
 class _Tail:
-    """Passes on what a process writes, and remembers the last of it."""
+    """Forwards a process's output to this process's stderr, and keeps the last TAIL_SIZE
+    characters."""
 
     def __init__(self, fd: int) -> None:
         self._text = ""
@@ -196,7 +204,7 @@ class _Tail:
         self._thread.start()
 
     def text(self) -> str:
-        """What it wrote last; all of it once the process has ended."""
+        """Returns the last output; complete once the process has ended."""
         self._thread.join(1.0)
         return self._text
 
@@ -205,11 +213,11 @@ class _Tail:
             while chunk := file.read(2**16):
                 text = chunk.decode(errors="replace")
                 self._text = (self._text + text)[-TAIL_SIZE:]
-                with contextlib.suppress(Exception):  # of whatever stands in sys.stderr's place
+                with contextlib.suppress(Exception):  # sys.stderr may be replaced by anything
                     sys.stderr.write(text)
 
 
-def _how(status: int) -> str:
+def _status(status: int) -> str:
     if status < 0:
         with contextlib.suppress(ValueError):
             return f"signal {signal.Signals(-status).name}"
@@ -223,10 +231,11 @@ def _end_process(process: subprocess.Popen[bytes], connection: Connection, lifel
 
 
 def main() -> None:
-    """The child: BOOT, sys.path, then file numbers, the parent's process, name and log level."""
+    """Runs the child process. sys.argv: "-c", sys.path as JSON, the file descriptors of connection
+    and lifeline, the parent's process id, the name, the log level."""
     connection, lifeline, parent = (int(text) for text in sys.argv[2:5])
     name, level = sys.argv[5], int(sys.argv[6])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     threading.Thread(target=_end_with, args=(lifeline, parent), daemon=True).start()
     logging.basicConfig(level=level, format=f"[{name}] %(levelname)s %(name)s: %(message)s")
     channel = Channel(Connection(connection), parent)
@@ -234,17 +243,17 @@ def main() -> None:
         with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
             channel.receive()(channel)
     except BaseException as error:
-        logging.getLogger(__name__).exception("%s ends", name)
+        logging.getLogger(__name__).exception("%s failed", name)
         with contextlib.suppress(OSError):
             channel.send(_Failure(error))
         sys.stderr.flush()
         time.sleep(0.1)
-        os._exit(1)  # threads of collectives that never end must not hold it up
+        os._exit(1)  # does not wait for threads that hang in a collective
     os._exit(0)
 
 
 def _end_with(lifeline: int, parent: int) -> None:
-    """Ends this process as soon as the parent is gone."""
+    """Ends this process when the parent is gone or has closed the lifeline."""
     while os.getppid() == parent:
         if select.select([lifeline], [], [], PARENT_CHECK_SECONDS)[0]:
             break

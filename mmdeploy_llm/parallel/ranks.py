@@ -1,4 +1,4 @@
-"""Ranks: the processes that share a model, seen from one of them."""
+"""Ranks: one process's view of the group that shares a sharded model, and its collectives."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-# For all ranks to come to an exchange; the first is behind loading, which may take one of them
-# longer. When a rank is gone, whoever started the ranks ends the others at once.
+# Until all ranks have joined a collective; the first one comes after loading, whose duration varies
+# between ranks. When a rank dies, the parent process ends the others at once.
 TIMEOUT = timedelta(minutes=30)
 LOOPBACK = "127.0.0.1"
 dist: Any = torch.distributed  # its stubs do not name what we use
 
 
 class Ranks(Protocol):
-    """rank: 0 .. size - 1. num_calls: exchanges so far, the same on all ranks that do the same.
+    """A group of ranks, seen from one of them.
 
-    All ranks make the same calls in the same order, with tensors of the same shape.
+    All ranks must make the same calls in the same order, with tensors of the same shape.
+    rank: 0 .. size - 1.
+    num_calls: number of collectives so far, equal on all ranks while they are in step.
     """
 
     rank: int
@@ -29,27 +31,27 @@ class Ranks(Protocol):
     num_calls: int
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, bit-equal on each of them; may be written into `x`."""
+        """All-reduce: returns the sum over all ranks, bit-equal on each; may overwrite `x`."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """[N, n] of each rank -> [N, size * n], side by side in the order of the ranks."""
+        """All-gather: [N, n] of each rank -> [N, size * n], concatenated in the order of ranks."""
         ...
 
     def least(self, value: int) -> int:
-        """The smallest `value` of all ranks."""
+        """Returns the minimum of `value` over all ranks."""
         ...
 
 
 class FirstRank:
-    """Rank 0 before it meets the others: enough to divide a model, not to run it."""
+    """Rank 0 before it has joined the group: enough to shard a model, not to run it."""
 
     def __init__(self, size: int) -> None:
         self.rank, self.size, self.num_calls = 0, size, 0
 
     def sum(self, x: Tensor) -> Tensor:
         """See Ranks."""
-        raise AssertionError("the others are not there")
+        raise AssertionError("rank 0 has not joined the other ranks yet")
 
     gather = sum
 
@@ -60,9 +62,12 @@ class FirstRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """How one rank finds the others. path: a file that all of them can write, empty at first, and
-    there as long as they are. device: where this rank's tensors are. timeout: after which an
-    exchange to which not all have come is given up."""
+    """The rendezvous of one rank with the others.
+
+    path: a file that all ranks can write; empty at first, must exist as long as the ranks run.
+    device: the device of this rank's tensors.
+    timeout: after which a collective that not all ranks have joined fails.
+    """
 
     path: str
     rank: int
@@ -71,7 +76,7 @@ class Meeting:
     timeout: timedelta = TIMEOUT
 
     def join(self) -> Ranks:
-        """Returns once all ranks have come."""
+        """Joins the group; returns once all ranks have joined."""
         store = dist.FileStore(self.path, self.size)
         if self.device == "cpu":
             return GlooRanks(self, store)
@@ -79,10 +84,11 @@ class Meeting:
 
 
 class GlooRanks:
-    """Over the loopback interface, so that nothing listens to the network."""
+    """Collectives by Gloo, over the loopback interface only, so that no port is open to the
+    network."""
 
     def __init__(self, meeting: Meeting, store: Any) -> None:
-        """Raises RuntimeError, as exchanges do, once somebody is missing for too long."""
+        """Raises RuntimeError, as collectives do, when a rank is missing at the timeout."""
         self.rank, self.size, self.num_calls = meeting.rank, meeting.size, 0
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
@@ -96,16 +102,16 @@ class GlooRanks:
         self.num_calls += 1
         x = x.contiguous()
         self._group.allreduce([x]).wait()
-        # The group's call is none of torch's operations: whoever records those would miss it.
+        # The group's call is not a torch operation; this one makes the write visible to recorders.
         x[:0].zero_()
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         """See Ranks."""
         self.num_calls += 1
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._group.allgather([parts], [x.contiguous()]).wait()
-        return torch.cat(parts, -1)
+        shards = [torch.empty_like(x) for _ in range(self.size)]
+        self._group.allgather([shards], [x.contiguous()]).wait()
+        return torch.cat(shards, -1)
 
     def least(self, value: int) -> int:
         """See Ranks."""
@@ -113,14 +119,17 @@ class GlooRanks:
 
 
 class NcclRanks:
-    """One CUDA device a rank. Calls may be captured in a CUDA graph; these, and what a graph calls
-    when it is replayed, are not counted. A call returns when it is launched: one that is stuck ends
-    the process after the timeout, one in a graph shows in the silence of its rank alone."""
+    """Collectives by NCCL, one CUDA device per rank.
+
+    A call returns when it is launched. A collective that hangs ends the process at the timeout;
+    one replayed in a CUDA graph has no timeout, so that only the rank's missing answer reveals it.
+    `num_calls` counts neither captured nor replayed calls.
+    """
 
     def __init__(self, meeting: Meeting, store: Any) -> None:
         self.rank, self.size, self.num_calls = meeting.rank, meeting.size, 0
         self._device = device = torch.device(meeting.device)
-        # NCCL listens where its ranks meet, and chooses a network before the loopback interface.
+        # NCCL prefers a network interface to loopback, and would listen on it.
         ctypes.CDLL(None).setenv(b"NCCL_SOCKET_IFNAME", b"lo", 0)
         torch.cuda.set_device(device)
         dist.init_process_group(
@@ -143,9 +152,9 @@ class NcclRanks:
         """See Ranks."""
         self._count()
         num_rows, size = x.shape
-        parts = x.new_empty(self.size * num_rows, size)
-        dist.all_gather_into_tensor(parts, x.contiguous())
-        return parts.view(self.size, num_rows, size).transpose(0, 1).reshape(num_rows, -1)
+        shards = x.new_empty(self.size * num_rows, size)
+        dist.all_gather_into_tensor(shards, x.contiguous())
+        return shards.view(self.size, num_rows, size).transpose(0, 1).reshape(num_rows, -1)
 
     def least(self, value: int) -> int:
         """See Ranks."""

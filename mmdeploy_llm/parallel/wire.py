@@ -1,7 +1,8 @@
-"""Messages between processes of ours: pickled, tensors and arrays as they are.
+"""Messages between this package's own processes: pickled, with the bytes of tensors and arrays
+outside the pickle.
 
-What is large travels in shared memory that has no name: it is gone with the last process that uses
-it, however that ends.
+Large buffers are passed in anonymous shared memory (memfd), which the system frees with the last
+process that uses it, even a killed one.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HEADER = struct.Struct("!I?")  # how many buffers, whether they are in shared memory
+HEADER = struct.Struct("!I?")  # number of buffers, whether they are in shared memory
 SIZE = struct.Struct("!Q")
 ALIGNMENT = 64
-MAX_INLINE = 256 * 2**10  # bytes that rather go through the connection
+MAX_INLINE = 256 * 2**10  # bytes up to which buffers go through the connection
 
 
 class Message:
-    """A value, ready to be sent any number of times. Of open files it has the contents."""
+    """A serialized value that can be sent any number of times. Open files are sent as their
+    remaining contents."""
 
     def __init__(self, value: Any) -> None:
-        """Raises what pickle raises for a value that it does not take."""
+        """Serializes the value. Raises pickle's errors for an unsupported value."""
         buffers: list[pickle.PickleBuffer] = []
         out = io.BytesIO()
         pickler = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
@@ -48,7 +50,7 @@ class Message:
         self._head = header + b"".join(map(SIZE.pack, sizes)) + out.getvalue()
 
     def send(self, connection: Connection, pid: int) -> None:
-        """To the process `pid` at the other end. Raises OSError when it is gone."""
+        """Sends to the process `pid` at the other end. Raises OSError when it is gone."""
         connection.send_bytes(self._head)
         if self._fd is not None:
             send_handle(connection, self._fd, pid)
@@ -56,20 +58,20 @@ class Message:
             connection.send_bytes(self._inline)
 
     def close(self) -> None:
-        """Lets go of shared memory; receivers keep theirs."""
+        """Releases the shared memory; receivers keep their mappings."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 def receive(connection: Connection) -> Any:
-    """The next value. Raises EOFError or OSError when the other end is gone."""
+    """Waits for the next value. Raises EOFError or OSError when the other end is gone."""
     head = memoryview(connection.recv_bytes())
     count, is_shared = HEADER.unpack_from(head)
     data = head[HEADER.size :]
     sizes = [SIZE.unpack_from(data, at * SIZE.size)[0] for at in range(count)]
     data = data[count * SIZE.size :]
-    total = sum(map(_room, sizes))
+    total = sum(map(_padded_size, sizes))
     if is_shared:
         fd = recv_handle(connection)
         whole = memoryview(mmap.mmap(fd, total, flags=mmap.MAP_PRIVATE))
@@ -79,28 +81,28 @@ def receive(connection: Connection) -> Any:
     buffers, start = [], 0
     for size in sizes:
         buffers.append(whole[start : start + size])
-        start += _room(size)
+        start += _padded_size(size)
     return pickle.loads(data, buffers=buffers)
 
 
-def _room(size: int) -> int:
+def _padded_size(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _padded(view: memoryview) -> bytes:
-    return bytes(view).ljust(_room(view.nbytes), b"\0")
+    return bytes(view).ljust(_padded_size(view.nbytes), b"\0")
 
 
 def _shared(views: list[memoryview]) -> int:
-    """A file of memory with all of them, each at a multiple of ALIGNMENT."""
+    """Copies the buffers to a new memfd, aligned to ALIGNMENT; returns the file descriptor."""
     fd = os.memfd_create("message")
-    total = sum(_room(view.nbytes) for view in views)
+    total = sum(_padded_size(view.nbytes) for view in views)
     os.ftruncate(fd, total)
     with mmap.mmap(fd, total) as memory:
         start = 0
         for view in views:
             memory[start : start + view.nbytes] = view
-            start += _room(view.nbytes)
+            start += _padded_size(view.nbytes)
     return fd
 
 
@@ -117,11 +119,12 @@ def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def _reduce_file(file: Any) -> Any:
-    """What is left of it; it stays where it is, so that it can be sent again."""
-    place = file.tell() if file.seekable() else None
+    """Reduces a file to its remaining contents; restores its position, so that it can be sent
+    again."""
+    position = file.tell() if file.seekable() else None
     contents = file.read()
-    if place is not None:
-        file.seek(place)
+    if position is not None:
+        file.seek(position)
     return io.BytesIO, (contents,)
 
 

@@ -1,4 +1,4 @@
-"""A new plugin package from a template, and the table of architectures in a README."""
+"""Writes new plugin packages from templates, and the table of architectures in a README."""
 
 from .package import KINDS, NewPackage, write_package
 

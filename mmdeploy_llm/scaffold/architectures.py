@@ -1,4 +1,4 @@
-"""The table of supported architectures: made from the registry, kept between markers of a README.
+"""Writes the table of supported architectures between two markers of a README.
 
 python -m mmdeploy_llm.scaffold.architectures plugins/README.md
 """
@@ -23,7 +23,10 @@ HEADER = (
 
 
 def table(manager: PluginManager, distribution: str | None = None) -> str:
-    """A row for each architecture, sorted; of one package's plugins where it is named."""
+    """Returns a Markdown table with a row per architecture, sorted.
+
+    distribution: lists only the plugins of this package; None lists all.
+    """
     owners = {
         plugin.name
         for plugin in manager.plugins
@@ -35,17 +38,17 @@ def table(manager: PluginManager, distribution: str | None = None) -> str:
 
 
 def replaced(text: str, new: str) -> str:
-    """`text` with `new` between the markers. Raises ConfigError when it has not exactly one pair
-    of them."""
+    """Returns `text` with `new` between the markers. Raises ConfigError unless `text` has exactly
+    one pair of markers."""
     pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
     found, count = pattern.subn(lambda match: f"{match[1]}{new}\n{match[2]}", text)
     if count != 1:
-        raise ConfigError(f"the file has {count} places between {BEGIN} and {END}; it needs one")
+        raise ConfigError(f"the file has {count} sections from {BEGIN} to {END}; it needs one")
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Brings the tables of the files up to date, from this package's own plugins."""
+    """Parses the command line and updates the files."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     update(parser.parse_args(arguments).files)

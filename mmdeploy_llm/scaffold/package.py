@@ -1,9 +1,10 @@
-"""Writes the package of a new plugin: the templates with the names filled in.
+"""Writes the package of a new plugin: fills names into templates.
 
-templates/common      what every package has
-templates/<kind>      what differs; a file of the same name takes the place of the common one
+templates/common      files of every package
+templates/<kind>      files of one kind; a file replaces the common one of the same name
 
-A path of a template may hold $module. Templates end in .tmpl so that no tool takes them for code.
+A template's path may contain $module. Templates end in .tmpl so that tools do not treat them as
+code.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ SUMMARIES: Mapping[str, str] = MappingProxyType(
     {
         "model": "a text model (Seed-OSS of transformers) on mmdeploy_llm.layers",
         "parser": "a reasoning parser",
-        "processor": "a processor of charts, a kind of media of its own",
+        "processor": "a processor of charts, a new kind of media",
     }
 )
 NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"model": ("torch",), "processor": ("numpy", "pillow", "torch")}
 )
 KINDS = tuple(SUMMARIES)
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 503, and a letter first
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 503, first a letter
 TAKEN = frozenset({"mmdeploy"})  # mmdeploy-llm is this package itself
 SUFFIX = ".tmpl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPackage:
-    """What was written. files: below `folder`, sorted. steps: shell commands that come next."""
+    """The package that was written. files: paths below `folder`, sorted. steps: next commands."""
 
     folder: Path
     summary: str
@@ -49,10 +50,10 @@ class NewPackage:
 
 
 def write_package(name: str, kind: str, directory: Path) -> NewPackage:
-    """Writes the folder NAME-llm below `directory`, which is made if it does not exist.
+    """Writes the folder NAME-llm below `directory`, which is created if it does not exist.
 
-    name: of the plugin; kind: of KINDS. Raises ConfigError for a name that no package or module can
-    have, an unknown kind, and a folder that exists.
+    name: name of the plugin. kind: one of KINDS. Raises ConfigError for a name that is not valid
+    for a package and a module, an unknown kind, and a folder that already exists.
     """
     if kind not in KINDS:
         hint = did_you_mean(kind, KINDS)
@@ -61,7 +62,7 @@ def write_package(name: str, kind: str, directory: Path) -> NewPackage:
     folder = directory / names["package"]
     if folder.exists():
         raise ConfigError(
-            f"{str(folder)!r} exists; nothing is overwritten: choose another name or --directory"
+            f"{str(folder)!r} exists; nothing is overwritten: use another name or --directory"
         )
     texts = render(kind, names)
     for path, text in texts.items():
@@ -81,7 +82,10 @@ def write_package(name: str, kind: str, directory: Path) -> NewPackage:
 
 
 def package_names(name: str) -> Mapping[str, str]:
-    """What the templates fill in: the plugin's name, its package, module and class names."""
+    """Returns the values for the templates: names of the plugin, its package, module and classes.
+
+    Raises ConfigError for an invalid name.
+    """
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot be the name of a package; use letters, digits and single '-', "
@@ -90,7 +94,7 @@ def package_names(name: str) -> Mapping[str, str]:
     plain = re.sub(r"[._-]+", "-", name).lower().removesuffix("-llm")
     module = f"{plain.replace('-', '_')}_llm"
     if plain in TAKEN or keyword.iskeyword(module):
-        raise ConfigError(f"the name {name!r} is taken; choose another one")
+        raise ConfigError(f"the name {name!r} is reserved; choose another one")
     return {
         "name": plain,
         "package": f"{plain}-llm",
@@ -101,13 +105,13 @@ def package_names(name: str) -> Mapping[str, str]:
 
 
 def _requirement(version: str) -> str:
-    """From this minor version up to the next major one."""
+    """Returns the requirement: this minor version up to, not including, the next major one."""
     major, minor = version.split(".")[:2]
     return f"mmdeploy-llm>={major}.{minor},<{int(major) + 1}"
 
 
 def render(kind: str, names: Mapping[str, str]) -> Mapping[str, str]:
-    """Path -> text of every file of a package of this kind."""
+    """Returns path -> text of every file of a package of this kind."""
     root = resources.files(__package__) / "templates"
     needs = (names["requirement"], *NEEDS.get(kind, ()))
     names = {
@@ -123,7 +127,7 @@ def render(kind: str, names: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _texts(folder: Traversable, prefix: str = "") -> dict[str, str]:
-    """Path -> text of the templates below a folder."""
+    """Returns path -> text of the templates below a folder."""
     found: dict[str, str] = {}
     for item in folder.iterdir():
         if item.is_dir():

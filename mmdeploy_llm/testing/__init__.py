@@ -1,5 +1,5 @@
-"""The conformance kit: what plugin authors test with. May import anything; only the program's
-`plugins check` imports it.
+"""The conformance kit, with which plugin authors test their plugins. It may import any package;
+only the program's `plugins check` imports it.
 
     from mmdeploy_llm.testing import ParserExample, ReasoningParserConformance
 
@@ -7,7 +7,7 @@
         spec = provide_reasoning_parsers()[0]
         examples = (ParserExample(text="<t>why</t>so", reasoning="why", content="so"),)
 
-Names are imported when they are first used, so that importing this package costs nothing.
+Names are imported on first use, so that importing this package is cheap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""check_plugin: the checks of an installed plugin that need nothing from its author."""
+"""check_plugin: runs the checks of an installed plugin that need no input from its author."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from mmdeploy_llm.intake.checkpoint import read_checkpoint
 
 from .checks import equalities, models, parsers, plugins, processors, ranks, tools
 from .checks.base import Check, CheckFailed, CheckSkipped
+from .checks.processor_subject import ProcessorSubject
 from .prompts import make_prompt
 from .samples import samples
 
-FOLDER_TOLERANCE = 1e-3  # of real sizes, where sums are longer than in tiny checkpoints
-NUM_LAYERS = 2  # of the configs that models are built from without a checkpoint
+FOLDER_TOLERANCE = 1e-3  # for real checkpoints, whose longer sums have larger rounding errors
+NUM_LAYERS = 2  # number of layers of a model that is built from transformers' default config
 SMALL_IMAGES = {"an image": ((1, 4, 6),), "two images": ((1, 4, 6), (1, 8, 4))}
 ON_META = (
     models.builds_on_meta,
@@ -38,10 +39,11 @@ ON_META = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of one check.
+    """The outcome of one check.
 
-    check: its name. subject: what was checked, such as "reasoning parser acme", "" for the plugin
-    as a whole. message: why it failed or was skipped, "" when it passed.
+    check: name of the check.
+    subject: what was checked, such as "reasoning parser acme"; "" for the plugin as a whole.
+    message: why it failed or was skipped; "" when it passed.
     """
 
     check: str
@@ -52,12 +54,13 @@ class Verdict:
 
 
 def check_plugin(name: str, *, model_folder: Path | None = None) -> Iterator[Verdict]:
-    """Runs the checks of the installed plugin `name`, one verdict each, as they finish.
+    """Checks the installed plugin `name`; yields one verdict per check as it finishes.
 
-    Parsers are tried on texts made of their markers, processors on generated media of their kind,
-    models on transformers' own config of their architecture, with few layers. model_folder: a
-    checkpoint; the model that serves it gets all checks, the processors get its files. Raises
-    PluginLoadError when no such plugin is installed, CheckpointError for an unreadable folder.
+    Parsers are run on texts built from their markers, processors on generated media of their kind,
+    models on transformers' default config of their architecture with few layers.
+    model_folder: a checkpoint; the model that serves it gets all checks, processors get its files.
+    Raises PluginLoadError when no such plugin is installed, CheckpointError for an unreadable
+    folder.
     """
     if plugins.installed(name) is None:
         known = [plugin.origin.name for plugin in discover().plugins]
@@ -74,7 +77,7 @@ def _verdicts(subject: plugins.PluginSubject, checkpoint: Checkpoint | None) -> 
     try:
         manager = subject.manager
     except (CheckFailed, CheckSkipped):
-        return  # hooks_are_valid has said why
+        return  # the verdict of hooks_are_valid says why
     for parser in manager.reasoning_parsers:
         yield from _run(parsers.CHECKS, describe(parser), parsers.ParserSubject(spec=parser))
     for tool_parser in manager.tool_parsers:
@@ -87,7 +90,7 @@ def _verdicts(subject: plugins.PluginSubject, checkpoint: Checkpoint | None) -> 
 
 
 def _run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
-    """A verdict for each check. Whatever a plugin raises is its failure."""
+    """Yields a verdict per check. Any exception of the plugin counts as a failure."""
     for check in checks:
         start = time.perf_counter()
         outcome: Literal["pass", "fail", "skip"] = "pass"
@@ -99,7 +102,7 @@ def _run(checks: Sequence[Check], what: str, subject: Any) -> Iterator[Verdict]:
         except CheckFailed as failure:
             outcome, message = "fail", str(failure)
         except FAULTS as error:
-            outcome, message = "fail", f"it raised {error_text(error)}"
+            outcome, message = "fail", f"the plugin raised {error_text(error)}"
         yield Verdict(
             check=check.__name__,
             subject=what,
@@ -119,14 +122,14 @@ def _check_processor(
     what = describe(spec)
     with ExitStack() as stack:
         if checkpoint is not None and not _serves(spec, checkpoint):
-            yield _skipped("builds", what, "it is for other models than that of the folder")
+            yield _skipped("builds", what, "the processor is for other models than the folder's")
             return
         folder = Path(stack.enter_context(TemporaryDirectory()))
         given = checkpoint or Checkpoint(folder=folder, config=SimpleNamespace())
-        subject = processors.ProcessorSubject(spec=spec, checkpoint=given)
+        subject = ProcessorSubject(spec=spec, checkpoint=given)
         stack.callback(subject.close)
         try:
-            subject.samples = _taken(subject)
+            subject.samples = _readable_samples(subject)
         except CheckFailed as failure:
             if checkpoint is None:
                 yield _skipped("builds", what, f"{failure}; give a model folder to build it with")
@@ -137,23 +140,23 @@ def _check_processor(
         yield from _run(processors.CHECKS, what, subject)
 
 
-def _taken(subject: processors.ProcessorSubject) -> dict[str, Any]:
-    """The generated media that the processor reads at all: not every image processor reads image
-    files."""
-    processor, taken = subject.processor, {}
+def _readable_samples(subject: ProcessorSubject) -> dict[str, Any]:
+    """Returns the generated media that the processor can read: not every image processor reads
+    image files."""
+    processor, readable = subject.processor, {}
     for name, source in samples(subject.spec.kind).items():
         try:
             processor.decode(source, subject.limits)
         except MediaError:
             continue
         except FAULTS:
-            pass  # for the checks to report
-        taken[name] = source
-    return taken
+            pass  # the checks will report it
+        readable[name] = source
+    return readable
 
 
 def _serves(spec: MediaProcessorSpec, checkpoint: Checkpoint) -> bool:
-    """Whether the processor is for the family of the checkpoint, whoever provides that."""
+    """Returns whether the processor is for the checkpoint's family, from whatever plugin."""
     try:
         family = PluginManager.load().model_for(checkpoint.config.architectures or ()).name
     except ModelNotSupportedError:
@@ -193,8 +196,8 @@ def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:
         return
     config = known.config_class()
     config.architectures = [architecture]
-    for part in (config, config.get_text_config(), getattr(config, "vision_config", None)):
-        _shorten(part)
+    for section in (config, config.get_text_config(), getattr(config, "vision_config", None)):
+        _shorten(section)
     yield from _run(ON_META, what, _subject(spec, config, Path(), {}))
 
 
@@ -213,7 +216,7 @@ def _subject(
 
 
 def _shorten(config: Any) -> None:
-    """Fewer layers; what is listed for each layer goes with them."""
+    """Reduces a config to NUM_LAYERS layers, including its lists with an entry per layer."""
     for name in ("num_hidden_layers", "depth"):
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, min(NUM_LAYERS, getattr(config, name)))
@@ -223,6 +226,6 @@ def _shorten(config: Any) -> None:
 
 
 def _has_grids(config: Any) -> bool:
-    """Whether prompts with random patches can be made for it."""
+    """Returns whether `make_prompt` can make prompts with random patches for the config."""
     vision = getattr(config, "vision_config", None)
     return hasattr(config, "image_token_id") and hasattr(vision, "spatial_merge_size")

@@ -1,4 +1,4 @@
-"""write_checkpoint: a small checkpoint with random weights of any transformers config."""
+"""write_checkpoint: writes a small checkpoint with random weights for any transformers config."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def write_checkpoint(
     """Writes a checkpoint of `config`, a transformers config with small sizes, and returns its
     folder.
 
-    The same seed gives the same weights; all are random, so that a misplaced one shows. tokenizer:
-    None for `make_tokenizer()`, which reads any text. architecture: the model's class in
-    transformers; None for that of the config. files: further files, name -> contents. Raises
-    ConfigError.
+    The same seed yields the same weights; all are random, so that tests detect a misplaced one.
+    tokenizer: None uses `make_tokenizer()`, which encodes any text.
+    architecture: the model's class in transformers; None uses the config's.
+    files: further files, name -> contents.
+    Raises ConfigError when the vocabulary is too small or transformers has no such class.
     """
     tokenizer = make_tokenizer() if tokenizer is None else tokenizer
     vocab_size = config.get_text_config().vocab_size
@@ -57,14 +58,14 @@ def write_checkpoint(
 
 
 def _new_model(config: Any, architecture: str | None) -> Any:
-    """transformers' model of the config, by name or through its Auto classes."""
+    """Builds transformers' model of the config, by class name or through the Auto classes."""
     architecture = architecture or next(iter(config.architectures or ()), None)
     if architecture is not None:
         found = getattr(transformers, architecture, None)
         if found is None:
             raise ConfigError(
-                f"transformers {transformers.__version__} has no class {architecture!r}; give one "
-                "it has as `architecture`"
+                f"transformers {transformers.__version__} has no class {architecture!r}; set "
+                "`architecture` to an existing class"
             )
         return found(config)
     for name in AUTO_CLASSES:
@@ -72,6 +73,6 @@ def _new_model(config: Any, architecture: str | None) -> Any:
         if type(config) in auto._model_mapping:
             return auto.from_config(config)
     raise ConfigError(
-        f"transformers has no model that generates text for {type(config).__name__}; name its "
-        "class as `architecture`"
+        f"transformers has no model that generates text for {type(config).__name__}; set "
+        "`architecture` to the model's class"
     )

@@ -1,7 +1,7 @@
-"""The conformance classes for parsers, processors and plugins: pytest's view of the checks.
+"""Pytest classes that run the checks of parsers, processors and plugins.
 
-Each check of `checks/` becomes one test method, `test_` and its name. A subclass may replace one,
-mark it, or add tests of its own, which take the fixture `subject`.
+Each check of `checks/` becomes a test method named test_<check>. A subclass may override or mark
+one, or add its own tests with the fixture `subject`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mmdeploy_llm.hooks import (
 
 from .checks import parsers, plugins, processors, tools
 from .checks.base import Check, CheckSkipped
+from .checks.processor_subject import ProcessorSubject
 
 
 def _method(name: str, check: Check) -> Any:
@@ -39,8 +40,7 @@ def _method(name: str, check: Check) -> Any:
 
 
 class Conformance:
-    """What all classes share: a test for each of `checks`, which gets the fixture
-    `subject`."""
+    """Base class: creates a test method for each of `checks`, which gets the fixture `subject`."""
 
     checks: ClassVar[Sequence[Check]] = ()
 
@@ -53,9 +53,10 @@ class Conformance:
 
 
 class ReasoningParserConformance(Conformance):
-    """spec: the parser. examples: texts, and what the parser must make of them.
+    """Tests a reasoning parser on examples, and on texts and prompts built from its `markers`.
 
-    Beside the examples the parser is tried on texts and prompts made of its own `markers`.
+    spec: the parser.
+    examples: texts with the expected reasoning and content.
     """
 
     checks = parsers.CHECKS
@@ -65,14 +66,15 @@ class ReasoningParserConformance(Conformance):
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls) -> parsers.ParserSubject:
-        """What the checks get; `subject.new()` gives a parser."""
+        """The argument of the checks; `subject.new()` builds a parser."""
         return parsers.ParserSubject(spec=cls.spec, examples=tuple(cls.examples))
 
 
 class ToolParserConformance(Conformance):
-    """spec: the parser. examples: texts, and what the parser must make of them.
+    """Tests a parser of tool calls on examples, and on texts built from its `markers`.
 
-    Beside the examples the parser is tried on texts made of its own `markers`.
+    spec: the parser.
+    examples: texts with the expected content and calls.
     """
 
     checks = tools.CHECKS
@@ -82,24 +84,27 @@ class ToolParserConformance(Conformance):
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls) -> tools.ToolParserSubject:
-        """What the checks get; `subject.new()` gives a parser."""
+        """The argument of the checks; `subject.new()` builds a parser."""
         return tools.ToolParserSubject(spec=cls.spec, examples=tuple(cls.examples))
 
 
 class MediaProcessorConformance(Conformance):
-    """spec: the processor. All else has a default that suits a processor of images or videos in
-    the usual file formats; one of another medium gives at least `samples`, `corrupt` and
-    `too_large`.
+    """Tests a media processor.
 
-    samples: name -> a source as a caller gives it: bytes of a file, or a loaded object. At least
-    two, of different content.
-    corrupt: name -> bytes that must raise MediaError. Beside them the bytes of all samples are
-    cut off and damaged, which may raise MediaError and nothing else.
-    too_large: name -> (source, limits) that must raise MediaLimitError in `decode`. Where the
-    source is a file cut off behind its header, this shows that limits are checked before decoding.
-    options: the engine's mm_processor_kwargs for the factory. other_options: such that the same
-    sample gets another key (None: it has no options). item_options: options of one item (a video's
-    fps) that change its key (None: an item has no options).
+    Every attribute but `spec` has a default for images or videos in common file formats. For other
+    kinds of media, set at least `samples`, `corrupt` and `too_large`.
+
+    spec: the processor.
+    samples: name -> a source that a caller may pass: bytes of a file, or a loaded object. At least
+        two, of different content.
+    corrupt: name -> bytes that must raise MediaError. The bytes of all samples are also truncated
+        and damaged, which may raise MediaError and nothing else.
+    too_large: name -> (source, limits) that must raise MediaLimitError in `decode`. A file that is
+        truncated after its header shows that limits are checked before decoding.
+    options: the engine's mm_processor_kwargs for the factory.
+    other_options: options that change the key of every sample; None if there are no options.
+    item_options: options of one item, such as a video's fps, that change its key; None if items
+        have no options.
     """
 
     checks = processors.CHECKS
@@ -113,14 +118,14 @@ class MediaProcessorConformance(Conformance):
 
     @staticmethod
     def checkpoint(folder: Path) -> Checkpoint:
-        """The checkpoint that the factory gets; `folder` is empty and may be written to."""
+        """Returns the checkpoint for the factory; `folder` is empty and writable."""
         return Checkpoint(folder=folder, config=SimpleNamespace())
 
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
-        """What the checks get; `subject.processor` is built once for all tests of the class."""
-        subject = processors.ProcessorSubject(
+        """The argument of the checks; `subject.processor` is built once per class."""
+        subject = ProcessorSubject(
             spec=cls.spec,
             checkpoint=cls.checkpoint(tmp_path_factory.mktemp("checkpoint")),
             samples=cls.samples,
@@ -135,10 +140,11 @@ class MediaProcessorConformance(Conformance):
 
 
 class PluginConformance(Conformance):
-    """plugin: the module with the hook implementations, or its name, or the name of an installed
-    plugin's entry point.
+    """Tests a plugin as a whole.
 
-    max_import_seconds: what importing the module may take, beyond importing `mmdeploy_llm.hooks`.
+    plugin: the module with the hook implementations, its name, or the name of an installed
+        plugin's entry point.
+    max_import_seconds: limit for importing the module, without importing `mmdeploy_llm.hooks`.
     """
 
     checks = plugins.CHECKS
@@ -148,5 +154,5 @@ class PluginConformance(Conformance):
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls) -> plugins.PluginSubject:
-        """What the checks get."""
+        """The argument of the checks."""
         return plugins.PluginSubject.of(cls.plugin, max_import_seconds=cls.max_import_seconds)

@@ -1,6 +1,6 @@
-"""Runs a model without an engine: plain causal attention that keeps every key and value.
+"""Runs a model without an engine, with plain causal attention that keeps every key and value.
 
-It is slow and simple on purpose: what paged attention, chunks and batches must equal.
+It is slow and simple on purpose: paged attention, chunks and batches must equal it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mmdeploy_llm.request import MediaSpan
 
 
 class DenseSequence:
-    """A prompt, what was generated behind it, and how much of both is computed. `DenseRunner` is
-    the only writer."""
+    """A prompt followed by its generated tokens, and how many of them are computed. Modified by
+    `DenseRunner` only."""
 
     def __init__(
         self, prompt: Sequence[int], media: Sequence[MediaSpan], positions: Tensor
@@ -30,29 +30,30 @@ class DenseSequence:
         self.num_computed = 0
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values [tokens, K, D]
 
-    def place(self, index: int) -> Tensor:
-        """Position of token `index`: the prompt's own, then on from its largest."""
+    def position_at(self, index: int) -> Tensor:
+        """Returns the position of token `index`; generated tokens continue from the largest of the
+        prompt."""
         if index < self.prompt_len:
             return self.positions[..., index]
-        behind = int(self.positions.max()) + 1 + index - self.prompt_len
-        return torch.full_like(self.positions[..., 0], behind)
+        position = int(self.positions.max()) + 1 + index - self.prompt_len
+        return torch.full_like(self.positions[..., 0], position)
 
     def embed_at(self, index: int) -> Tensor | None:
-        """The media embedding that token `index` takes, if it takes one."""
+        """Returns the media embedding of token `index`, or None for a text token."""
         for span in self.media:
-            place = index - span.offset
+            row = index - span.offset
             if not span.offset <= index < span.end:
                 continue
             if span.rows is None:
-                return self.embeds[span.item.key][place]
-            if place in span.rows:
-                return self.embeds[span.item.key][span.rows.index(place)]
+                return self.embeds[span.item.key][row]
+            if row in span.rows:
+                return self.embeds[span.item.key][span.rows.index(row)]
         return None
 
 
 class DenseContext:
-    """Attention of one step: `pieces` are (sequence, tokens of it in this step), in the order of
-    the rows."""
+    """The attention of one step. pieces: (sequence, number of its tokens in this step) in the
+    order of the rows."""
 
     def __init__(
         self, pieces: Sequence[tuple[DenseSequence, int]], has_atomic_media: bool = False
@@ -81,43 +82,44 @@ class DenseContext:
                 old_keys, old_values = sequence.cache[layer]
                 keys, values = torch.cat([old_keys, keys]), torch.cat([old_values, values])
             sequence.cache[layer] = keys.clone(), values.clone()
-            is_seen = _visible(sequence, count, len(keys), window, self._has_atomic_media)
-            out.append(_attend(q[rows], keys, values, is_seen, scale, softcap))
+            is_visible = _visible(sequence, count, len(keys), window, self._has_atomic_media)
+            out.append(_attend(q[rows], keys, values, is_visible, scale, softcap))
         return torch.cat(out)
 
 
 def _visible(
     sequence: DenseSequence, count: int, length: int, window: int | None, is_atomic: bool
 ) -> Tensor:
-    """[count, length]: which of the sequence's first `length` tokens its last `count` see."""
+    """Returns the mask [count, length] of the keys, the first `length` tokens, that are visible to
+    the queries, the last `count` of these."""
     queries, keys = torch.arange(length - count, length)[:, None], torch.arange(length)
-    is_seen = keys <= queries
+    is_visible = keys <= queries
     if window is not None:
-        is_seen &= keys > queries - window
+        is_visible &= keys > queries - window
     if is_atomic:
         for start, end in (run for span in sequence.media for run in span.runs):
-            is_seen |= (queries >= start) & (queries < end) & (keys >= start) & (keys < end)
-    return is_seen
+            is_visible |= (queries >= start) & (queries < end) & (keys >= start) & (keys < end)
+    return is_visible
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, is_seen: Tensor, scale: float | None, softcap: float | None
+    q: Tensor, k: Tensor, v: Tensor, is_visible: Tensor, scale: float | None, softcap: float | None
 ) -> Tensor:
-    """`q` [n, H, D] over `k`, `v` [L, K, D] by the mask [n, L]."""
+    """Attends from `q` [n, H, D] to `k`, `v` [L, K, D] with the mask [n, L]."""
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1).float() for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k)
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~is_seen.to(q.device), -torch.inf).softmax(-1)
+    weights = scores.masked_fill(~is_visible.to(q.device), -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
 
 class DenseRunner:
-    """Drives one model (see hooks.Model) on any number of sequences.
+    """Runs one model (see hooks.Model) on any number of sequences.
 
-    has_atomic_media: see hooks.ModelSpec; the caller's pieces must then not split media.
+    has_atomic_media: see hooks.ModelSpec; if set, the pieces of a step must not split media.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class DenseRunner:
         self.device = device or torch.device("cpu")
 
     def add(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> DenseSequence:
-        """A new sequence; its media are encoded in one call."""
+        """Returns a new sequence, with its media encoded in one call."""
         positions = self.model.positions(len(prompt), media)
         if positions is None:
             positions = torch.arange(len(prompt))
@@ -142,8 +144,8 @@ class DenseRunner:
 
     @torch.inference_mode()
     def step(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
-        """Computes the next tokens of each sequence, packed, and gives the logits of all rows
-        [T, vocab]."""
+        """Computes the next tokens of all sequences in one packed forward; returns the logits
+        [T, vocab] of all rows."""
         hidden = self.model.forward(self._inputs(pieces))
         for sequence, count in pieces:
             sequence.num_computed += count
@@ -151,7 +153,7 @@ class DenseRunner:
         return logits
 
     def run(self, sequence: DenseSequence, chunk_size: int | None = None) -> Tensor:
-        """Logits of all tokens not yet computed, in chunks."""
+        """Computes all remaining tokens in chunks; returns their logits."""
         logits = []
         while sequence.num_computed < len(sequence.token_ids):
             left = len(sequence.token_ids) - sequence.num_computed
@@ -159,7 +161,7 @@ class DenseRunner:
         return torch.cat(logits)
 
     def generate(self, sequence: DenseSequence, num_tokens: int) -> list[int]:
-        """`num_tokens` greedy tokens."""
+        """Generates `num_tokens` greedy tokens; returns all tokens generated so far."""
         for _ in range(num_tokens):
             logits = self.run(sequence)
             sequence.token_ids.append(int(logits[-1].argmax()))
@@ -167,7 +169,7 @@ class DenseRunner:
 
     def _inputs(self, pieces: Sequence[tuple[DenseSequence, int]]) -> ForwardInputs:
         token_ids: list[int] = []
-        places, in_prompt = [], []
+        positions, in_prompt = [], []
         rows, embeds = [], []
         for sequence, count in pieces:
             for index in range(sequence.num_computed, sequence.num_computed + count):
@@ -176,11 +178,11 @@ class DenseRunner:
                     rows.append(len(token_ids))
                     embeds.append(row)
                 token_ids.append(sequence.token_ids[index])
-                places.append(sequence.place(index))
+                positions.append(sequence.position_at(index))
                 in_prompt.append(index < sequence.prompt_len)
         return ForwardInputs(
             token_ids=torch.tensor(token_ids).to(self.device),
-            positions=torch.stack(places, -1).to(self.device),
+            positions=torch.stack(positions, -1).to(self.device),
             in_prompt=torch.tensor(in_prompt).to(self.device),
             attn=DenseContext(pieces, self.has_atomic_media),
             media_rows=torch.tensor(rows).to(self.device) if rows else None,

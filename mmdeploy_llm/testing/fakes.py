@@ -1,5 +1,5 @@
-"""Fakes: the smallest model, parser and processor that keep their contracts, and a manager of
-chosen plugins, for tests that need the engine but no weights.
+"""Fakes: a minimal model, parser and processor that keep their contracts, and a manager of chosen
+plugins, for tests that need the engine but no weights.
 
     FAKE = ModelSpec(name="fake", architectures=("Qwen2ForCausalLM",), priority=100,
                      factory="mmdeploy_llm.testing.fakes:FakeModel", media=("image",))
@@ -38,8 +38,8 @@ PIXELS_PER_TOKEN = 16
 
 
 class FakeModel(nn.Module):
-    """The next token is always the last one + 1. It reads no weights of a checkpoint; the
-    attention's cache is written and read as by any model."""
+    """A model whose next token is always the last one + 1. It reads no weights of a checkpoint,
+    and uses the attention cache as any model does."""
 
     num_layers = 1
     num_kv_heads = 1
@@ -51,32 +51,33 @@ class FakeModel(nn.Module):
         self.vocab_size = int(config.get_text_config().vocab_size)
 
     def weight_targets(self, key: str) -> tuple[()]:
-        """No key of the checkpoint is needed."""
+        """Returns (): no key of the checkpoint is needed."""
         return ()
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
-        """[T, hidden]: the token's id in every channel."""
+        """Returns [T, hidden] with the token's id in every channel."""
         hidden = inputs.token_ids[:, None].float().repeat(1, self.hidden_size)
         heads = torch.zeros_like(hidden)[:, None]
         attended = inputs.attn.attend(0, heads, heads, heads)
         return inputs.merge_media(hidden + attended[:, 0])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, vocab]: 5 for the token that follows, 0 for all others."""
+        """Returns [N, vocab]: 5 for the next id, 0 for all others."""
         following = (hidden[:, 0].long() + 1) % self.vocab_size
         return 5.0 * nn.functional.one_hot(following, self.vocab_size).float()
 
     def encode_media(self, items: Sequence[MediaInput]) -> list[Tensor]:
-        """Ones."""
+        """Returns embeddings of ones."""
         return [torch.ones(item.num_tokens, self.hidden_size) for item in items]
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> None:
-        """Position i is i."""
+        """Returns None: token i has position i."""
         return None
 
 
 class FakeReasoningParser(ReasoningParser):
-    """Reasoning up to the first </think>, content behind it; without one all is content."""
+    """Splits a text at the first </think> into reasoning and content; without one, all of the text
+    is content."""
 
     markers = ("</think>",)
     start_marker = "<think>"
@@ -87,11 +88,11 @@ class FakeReasoningParser(ReasoningParser):
         self._is_over = False
 
     def start(self, prompt: str) -> None:
-        """A prompt that closed the reasoning leaves only content."""
+        """Expects only content after a prompt that has closed the reasoning."""
         self._is_over = prompt.rstrip().endswith("</think>")
 
     def feed(self, text: str) -> list[Segment]:
-        """Content as it comes; before the marker nothing is decided."""
+        """Holds the text back until the marker; returns content after it at once."""
         if self._is_over:
             return _segments("", text)
         self._held += text
@@ -102,13 +103,13 @@ class FakeReasoningParser(ReasoningParser):
         return _segments(reasoning, content)
 
     def finish(self) -> list[Segment]:
-        """What no marker decided is content."""
+        """Returns the text held back as content."""
         return _segments("", self._held)
 
 
 class FakeMediaProcessor(MediaProcessor):
-    """Images that look like b"FAKE 12x8 any bytes": width, height and content. One token for every
-    PIXELS_PER_TOKEN pixels."""
+    """Processes images of the form b"FAKE 12x8 any bytes": width, height and content. Each
+    PIXELS_PER_TOKEN pixels become one token."""
 
     kind = "image"
     token = "<|image_pad|>"
@@ -118,7 +119,7 @@ class FakeMediaProcessor(MediaProcessor):
         self._options = dict(options)
 
     def decode(self, source: Any, limits: MediaLimits) -> tuple[int, bytes]:
-        """(pixels, content). Raises MediaError, MediaLimitError."""
+        """Returns (number of pixels, bytes). Raises MediaError, MediaLimitError."""
         if isinstance(source, bytes) and len(source) > limits.max_bytes:
             raise MediaLimitError(
                 f"the fake image has {len(source)} bytes, {limits.max_bytes} are allowed"
@@ -134,7 +135,7 @@ class FakeMediaProcessor(MediaProcessor):
         return num_pixels, bytes(source)
 
     def process(self, item: tuple[int, bytes], options: Mapping[str, Any]) -> MediaInput:
-        """`bytes` uint8 [num_bytes]."""
+        """Returns the tensor `bytes`, uint8 [num_bytes]."""
         key = blake2b(repr((self._options, dict(options))).encode() + item[1]).hexdigest()
         return MediaInput(
             kind=self.kind,
@@ -144,7 +145,7 @@ class FakeMediaProcessor(MediaProcessor):
         )
 
     def count_tokens(self, item: tuple[int, bytes], options: Mapping[str, Any]) -> int:
-        """One at least."""
+        """Returns the number of tokens, at least one."""
         return max(1, item[0] // PIXELS_PER_TOKEN)
 
 
@@ -154,8 +155,8 @@ def fake_manager(
     reasoning_parsers: Iterable[ReasoningParserSpec] = (),
     media_processors: Iterable[MediaProcessorSpec] = (),
 ) -> PluginManager:
-    """A manager with these plugins (modules or objects with hooks) and these specs, and nothing
-    that is installed. Raises PluginLoadError as `PluginManager.register`."""
+    """Returns a manager with these plugins (modules or objects with hooks) and specs, and no
+    installed plugin. Raises PluginLoadError as `PluginManager.register` does."""
     manager = PluginManager()
     for number, plugin in enumerate(plugins):
         manager.register(plugin, getattr(plugin, "__name__", f"plugin {number}"))
@@ -165,7 +166,7 @@ def fake_manager(
 
 
 class _Specs:
-    """A plugin that provides what it was given."""
+    """A plugin that provides the given specs."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""ModelConformance: what every model must satisfy, as a pytest class to subclass.
+"""ModelConformance: a pytest class that runs the checks of a model.
 
 class TestMyModel(ModelConformance):
     spec = provide_models()[0]
@@ -37,12 +37,15 @@ TEXT_CASES: Mapping[str, Sequence[Grid]] = MappingProxyType({"text": (), "other 
 
 
 class ModelConformance(Conformance):
-    """spec: the family. write: writes a tiny float32 checkpoint with random weights into the
-    folder, see `write_checkpoint`.
+    """Tests a model family.
 
-    cases: name -> the grids of a prompt's media (one frame is an image, more a video); texts only
-    by default. tolerance: largest difference of float32 logits. make_prompt, make_reference: to be
-    replaced where the family's prompts look otherwise, or transformers does not have the model.
+    spec: the family.
+    write: writes a tiny float32 checkpoint with random weights, see `write_checkpoint`.
+    cases: name -> grids of a prompt's media (one frame is an image, more are a video); by default
+        text only.
+    tolerance: largest allowed difference of float32 logits.
+    make_prompt: override it if the family's prompts have another form.
+    make_reference: override it if transformers does not have the model.
     """
 
     checks = models.CHECKS + equalities.CHECKS + ranks.CHECKS
@@ -52,27 +55,27 @@ class ModelConformance(Conformance):
 
     @staticmethod
     def write(folder: Path) -> None:
-        """To be overridden."""
-        raise NotImplementedError("a subclass of ModelConformance says how to write a checkpoint")
+        """Writes the checkpoint; must be overridden."""
+        raise NotImplementedError("override `write`, which writes a tiny checkpoint to the folder")
 
     @staticmethod
     def make_prompt(
         config: Any, grids: Sequence[Grid], *, seed: int = 0
     ) -> tuple[list[int], list[MediaSpan]]:
-        """Token ids and media of one case; the config is transformers'."""
+        """Returns token ids and media of one case. config: transformers' config."""
         return make_prompt(config, grids, seed=seed)
 
     @staticmethod
     def make_reference(folder: Path) -> Any:
-        """What the model must equal: an object with `logits(ids, media)` [tokens, vocab] and
-        `generate(ids, num_tokens, media)`; transformers' own model by default. Raises
-        CheckSkipped when there is none."""
+        """Returns the reference: an object with `logits(ids, media)` [tokens, vocab] and
+        `generate(ids, num_tokens, media)`; by default transformers' model. Raises CheckSkipped
+        when there is none."""
         return models.transformers_reference(folder)
 
     @pytest.fixture(scope="class")
     @classmethod
     def folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """The checkpoint, written once."""
+        """The folder of the checkpoint, written once per class."""
         folder = tmp_path_factory.mktemp(cls.spec.name)
         cls.write(folder)
         return folder
@@ -80,7 +83,7 @@ class ModelConformance(Conformance):
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls, folder: Path) -> ModelSubject:
-        """What the checks get."""
+        """The argument of the checks."""
         return ModelSubject(
             spec=cls.spec,
             folder=folder,
@@ -94,13 +97,13 @@ class ModelConformance(Conformance):
     @pytest.fixture(scope="class")
     @classmethod
     def reference(cls, subject: ModelSubject) -> Any:
-        """transformers' model."""
+        """The reference model, by default transformers'."""
         return subject.reference
 
     @pytest.fixture(scope="class")
     @classmethod
     def runner(cls, subject: ModelSubject) -> DenseRunner:
-        """Our model, float32, without an engine."""
+        """The plugin's model in float32, without an engine."""
         return subject.runner
 
     @pytest.fixture(scope="class")
@@ -113,6 +116,6 @@ class ModelConformance(Conformance):
 def build(
     spec: ModelSpec, folder: Path, config: Any, dtype: torch.dtype, load_format: Any = "safetensors"
 ) -> Any:
-    """The spec's model with the weights of `folder`, on the CPU."""
+    """Builds the spec's model with the weights of `folder` on the CPU."""
     checkpoint = Checkpoint(folder=folder, config=config)
     return build_model(factory_of(spec), checkpoint, dtype, torch.device("cpu"), load_format)

@@ -1,5 +1,5 @@
-"""Runs a model through the real scheduler, runner and paged cache, on the reference attention,
-without tokenizer and delivery."""
+"""Runs a model with the real scheduler, runner and paged cache on the reference attention, without
+tokenizer and delivery."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from .checks.base import CheckFailed
 
 BLOCK_SIZE = 4
 MAX_NUM_SEQS = 8
-ROOM = 64  # tokens a sequence may grow by
+MAX_OUTPUT = 64  # tokens that a sequence may generate
 
 Prompt = tuple[Sequence[int], Sequence[MediaSpan]]
 
 
 @dataclass(slots=True)
 class Generated:
-    """What came of one prompt. prompt_logprobs: of each prompt token but the first; logprobs: of
-    each generated token."""
+    """The result of one prompt. logprobs: of each generated token. prompt_logprobs: of each prompt
+    token except the first."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -42,10 +42,12 @@ class Generated:
 
 
 class PagedRunner:
-    """An engine's scheduler and runner for one model, greedy.
+    """Drives one model with an engine's scheduler and runner, greedily.
 
-    longest: tokens of the longest prompt. num_blocks: of BLOCK_SIZE tokens; None for enough.
-    max_num_batched_tokens: in one step. encoder_cache_tokens: of media held at the same time.
+    longest: length of the longest prompt in tokens.
+    encoder_cache_tokens: capacity for embeddings of media.
+    num_blocks: number of KV blocks of BLOCK_SIZE tokens; None allocates enough for all sequences.
+    max_num_batched_tokens: limit of tokens per step.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class PagedRunner:
         num_blocks: int | None = None,
         max_num_batched_tokens: int = 4096,
     ) -> None:
-        max_model_len = longest + ROOM
+        max_model_len = longest + MAX_OUTPUT
         num_blocks = num_blocks or MAX_NUM_SEQS * (max_model_len // BLOCK_SIZE + 1)
         config = SchedulerConfig(
             max_num_seqs=MAX_NUM_SEQS,
@@ -77,10 +79,10 @@ class PagedRunner:
     def generate(
         self, prompts: Sequence[Prompt], num_tokens: int, *, has_prompt_logprobs: bool = True
     ) -> list[Generated]:
-        """`num_tokens` greedy tokens of each prompt, all at the same time.
+        """Generates `num_tokens` greedy tokens for each prompt, all prompts concurrently.
 
-        has_prompt_logprobs: they need the whole prompt computed, so that the prefix cache is of
-        use without them only. Raises CheckFailed when the model fails on a prompt.
+        has_prompt_logprobs: computes the whole prompt, so that the prefix cache is not used.
+        Raises CheckFailed when the model fails on a prompt.
         """
         found: dict[str, Generated] = {}
         for prompt in prompts:
@@ -147,15 +149,15 @@ def _greedy(num_tokens: int, prompt_logprobs: int | None) -> SamplingParams:
 
 
 def _values(entries: Sequence[TokenLogprobs | None]) -> list[float]:
-    """The log-probability of the token itself, which comes first in each entry."""
+    """Returns the log-probability of each token itself, which is the first of its entry."""
     return [next(iter(entry.values())).logprob for entry in entries if entry is not None]
 
 
 def _take(update: TokenUpdate, generated: Generated) -> None:
     if update.failure is not None:
         raise CheckFailed(
-            f"in the paged runner {update.failure.message}; let forward take any mix of sequences "
-            "and give [tokens, hidden] in their order"
+            f"in the paged runner {update.failure.message}; forward must accept any mix of "
+            "sequences and return [tokens, hidden] in their order"
         )
     generated.token_ids += update.new_token_ids
     if update.logprobs is not None:

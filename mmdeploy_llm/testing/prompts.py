@@ -1,4 +1,4 @@
-"""Prompts of random tokens, with random media between them."""
+"""Makes prompts of random tokens with random media."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from mmdeploy_llm.request import MediaSpan
 
 from .reference import random_media
 
-# Text stands between the frames of a video.
+# Families whose prompts have text between the frames of a video.
 FRAMES_APART = ("qwen3_vl", "qwen3_vl_moe")
 
 
 def make_prompt(
     config: Any, grids: Sequence[tuple[int, int, int]], *, seed: int = 0
 ) -> tuple[list[int], list[MediaSpan]]:
-    """Random text with the media between, each within its family's start and end markers."""
+    """Returns token ids and media of a prompt: random text with one media item per grid, each
+    between the start and end markers of its family."""
     generator = torch.Generator().manual_seed(seed)
     vocab_size = config.get_text_config().vocab_size
 
     def text(num_tokens: int) -> list[int]:
-        # The lower tenth of the vocabulary is left to special tokens.
+        # The lower tenth of the vocabulary may contain special tokens.
         ids = torch.randint(vocab_size // 10, vocab_size, (num_tokens,), generator=generator)
         return [int(i) for i in ids]
 
@@ -31,24 +32,25 @@ def make_prompt(
     for index, grid in enumerate(grids):
         kind = "image" if grid[0] == 1 else "video"
         item = random_media(config, grid, kind=kind, seed=100 * seed + index)
-        start, end = (_marker(config, kind, part) for part in ("start", "end"))
+        start, end = (_marker(config, kind, side) for side in ("start", "end"))
         placeholder = getattr(config, f"{kind}_token_id")
         num_runs = grid[0] if config.model_type in FRAMES_APART else 1
         offset = len(ids) + 1
-        places: list[int] = []
+        positions: list[int] = []
         for number in range(num_runs):
             ids += [*(text(5) if number else ()), start]
-            places += range(len(ids), len(ids) + item.num_tokens // num_runs)
+            positions += range(len(ids), len(ids) + item.num_tokens // num_runs)
             ids += [*[placeholder] * (item.num_tokens // num_runs), end]
-        rows = None if num_runs == 1 else tuple(place - offset for place in places)
+        rows = None if num_runs == 1 else tuple(position - offset for position in positions)
         media.append(MediaSpan(offset=offset, item=item, rows=rows))
         ids += text(4)
-    # Long enough that the last position is the largest one, behind a video's last frame too: only
-    # then do transformers' two ways to go on (last + 1, largest + 1) agree.
+    # Enough text that the last position is the largest, even after a video: transformers continues
+    # from last + 1 in some models and from largest + 1 in others, which then agree.
     return ids + text(12), media
 
 
-def _marker(config: Any, kind: str, part: str) -> int:
-    """Families mark images and videos apart (ERNIE) or alike (Qwen)."""
-    apart = getattr(config, f"{kind}_{part}_token_id", None)
-    return int(config.__dict__[f"vision_{part}_token_id"] if apart is None else apart)
+def _marker(config: Any, kind: str, side: str) -> int:
+    """Returns the id of a start or end marker; some families (ERNIE) have different markers for
+    images and videos, others (Qwen) the same."""
+    own = getattr(config, f"{kind}_{side}_token_id", None)
+    return int(config.__dict__[f"vision_{side}_token_id"] if own is None else own)

@@ -1,7 +1,7 @@
 """The pytest plugin: short reports of failed checks, and fixtures for plugin authors.
 
-pytest loads it in every run of an environment that has the package, so nothing heavy is imported
-at the top.
+pytest loads it in every run in an environment with this package, so its top level must import no
+heavy package.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed check is reported by its message; the kit's own lines help nobody. --full-trace
-    shows them."""
+    """Reports a failed check by its message, without the kit's traceback; --full-trace shows the
+    traceback."""
     report = yield
     if call.excinfo is not None and not item.config.getoption("fulltrace"):
         from .checks.base import CheckFailed
@@ -33,7 +33,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """tiny_checkpoint(config, **options) -> a folder, see mmdeploy_llm.testing.write_checkpoint."""
+    """tiny_checkpoint(config, **options) -> folder, see mmdeploy_llm.testing.write_checkpoint."""
     from .checkpoint import write_checkpoint
 
     def write(config: Any, **options: Any) -> Path:
@@ -44,7 +44,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 @pytest.fixture
 def plugin_manager() -> Callable[..., PluginManager]:
-    """plugin_manager(module, ...) -> a PluginManager with these plugins and no others."""
+    """plugin_manager(module, ...) -> PluginManager with these plugins and no others."""
     from .fakes import fake_manager
 
     return fake_manager

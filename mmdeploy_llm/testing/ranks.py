@@ -1,4 +1,4 @@
-"""Ranks in threads of one process: what tensor parallelism computes, without processes."""
+"""Ranks as threads of one process, to test tensor parallelism without child processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-TIMEOUT = 60.0  # seconds until a rank that waits in vain gives up
+TIMEOUT = 60.0  # seconds until a collective fails that not all ranks have joined
 
 
 class ThreadRanks:
-    """One of several ranks; see parallel.Ranks."""
+    """One rank, run by one thread; implements parallel.Ranks."""
 
     def __init__(self, rank: int, shared: _Shared) -> None:
         self.rank, self.size, self.num_calls = rank, len(shared.values), 0
@@ -23,10 +23,10 @@ class ThreadRanks:
 
     def sum(self, x: Tensor) -> Tensor:
         """See Ranks."""
-        parts = self._exchange(x)
-        out = parts[0]
-        for part in parts[1:]:
-            out = out + part
+        tensors = self._exchange(x)
+        out = tensors[0]
+        for tensor in tensors[1:]:
+            out = out + tensor
         return out
 
     def gather(self, x: Tensor) -> Tensor:
@@ -38,23 +38,23 @@ class ThreadRanks:
         return int(min(self._exchange(torch.tensor(value))))
 
     def abort(self) -> None:
-        """Ends the waiting of all ranks, and all later exchanges."""
+        """Makes all current and later collectives fail."""
         self._shared.barrier.abort()
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
-        """Everybody's tensor, of which all must have the same shape."""
+        """Returns the tensors of all ranks, which must have the same shape."""
         self.num_calls += 1
         shared = self._shared
         shared.values[self.rank] = x
         shared.barrier.wait(TIMEOUT)
-        parts = list(shared.values)
-        assert len({part.shape for part in parts}) == 1, "ranks exchange tensors of several shapes"
+        tensors = list(shared.values)
+        assert len({each.shape for each in tensors}) == 1, "the ranks' tensors differ in shape"
         shared.barrier.wait(TIMEOUT)
-        return parts
+        return tensors
 
 
 class _Shared:
-    """What the threads share."""
+    """State that the threads share: one tensor per rank, and a barrier."""
 
     def __init__(self, size: int) -> None:
         self.values: list[Tensor] = [torch.empty(0)] * size
@@ -62,14 +62,14 @@ class _Shared:
 
 
 def thread_ranks(size: int) -> list[ThreadRanks]:
-    """All ranks, for `on_ranks`."""
+    """Returns all ranks of a new group, for `on_ranks`."""
     shared = _Shared(size)
     return [ThreadRanks(rank, shared) for rank in range(size)]
 
 
 def on_ranks(ranks: Sequence[ThreadRanks], work: Callable[[ThreadRanks], T]) -> list[T]:
-    """What `work` gives on each rank, all at the same time; the first error of any of them is
-    raised."""
+    """Runs `work` on all ranks concurrently; returns their results. Raises the error of a rank,
+    preferably one that is not a consequence of another rank's error."""
 
     def run(own: ThreadRanks) -> T:
         try:

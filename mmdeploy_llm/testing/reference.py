@@ -1,4 +1,4 @@
-"""Runs transformers' own model of a folder, as the reference."""
+"""Runs transformers' model of a folder as the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmdeploy_llm.request import MediaInput, MediaSpan
 
 
 class Reference:
-    """The model of `folder` in transformers, attention in plain torch."""
+    """transformers' model of `folder`, with attention in plain torch ("eager")."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         config = transformers.AutoConfig.from_pretrained(folder)
@@ -26,7 +26,7 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> Tensor:
-        """[len(prompt), vocab]."""
+        """Returns the logits [len(prompt), vocab]."""
         ids = torch.tensor([list(prompt)])
         logits: Tensor = self.model(input_ids=ids, **self._media_inputs(ids, media)).logits[0]
         return logits
@@ -35,7 +35,7 @@ class Reference:
     def generate(
         self, prompt: Sequence[int], num_tokens: int, media: Sequence[MediaSpan] = ()
     ) -> list[int]:
-        """`num_tokens` greedy tokens; nothing ends them earlier."""
+        """Generates exactly `num_tokens` greedy tokens, ignoring end-of-sequence."""
         ids = torch.tensor([list(prompt)])
         out = self.model.generate(
             input_ids=ids,
@@ -49,7 +49,7 @@ class Reference:
         return tokens
 
     def positions(self, prompt: Sequence[int], media: Sequence[MediaSpan]) -> Tensor:
-        """[3, len(prompt)] of an M-RoPE model."""
+        """Returns the positions [3, len(prompt)] of an M-RoPE model."""
         ids = torch.tensor([list(prompt)])
         inputs = self._media_inputs(ids, media)
         positions, _ = self.model.model.get_rope_index(ids, **inputs)
@@ -57,7 +57,7 @@ class Reference:
         return result
 
     def _media_inputs(self, ids: Tensor, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
-        """What a multimodal model takes beside the ids, as its processor would give it."""
+        """Returns the media arguments of a multimodal model, as its processor would."""
         if not media:
             return {}
         kinds = torch.zeros_like(ids)
@@ -75,11 +75,11 @@ class Reference:
         return inputs
 
     def _pixels(self, item: MediaInput) -> Tensor:
-        """The item's pixels as the model takes them."""
+        """Returns the item's pixels in transformers' layout."""
         pixels = item.tensors["pixels"]
         if self.config.model_type != "paddleocr_vl":
             return pixels
-        # Row by row instead of block by block of merged patches.
+        # Patches row by row instead of block by block of merged patches.
         _, height, width = item.grid_thw or (1, 1, 1)
         vision = self.config.vision_config
         merge, patch = vision.spatial_merge_size, vision.patch_size
@@ -87,19 +87,19 @@ class Reference:
         return blocks.transpose(1, 2).reshape(height * width, -1, patch, patch)
 
     def _modalities(self, ids: Tensor) -> Tensor:
-        """1 for an image's tokens, 2 for a video's, start and end markers included."""
+        """Returns 1 for tokens of an image, 2 of a video, markers included, and 0 for text."""
         kinds = torch.zeros_like(ids)
         for number, kind in ((1, "image"), (2, "video")):
-            for part in ("", "_start", "_end"):
-                kinds[ids == getattr(self.config, f"{kind}{part}_token_id")] = number
+            for suffix in ("", "_start", "_end"):
+                kinds[ids == getattr(self.config, f"{kind}{suffix}_token_id")] = number
         return kinds
 
 
 def random_media(
     config: Any, grid: tuple[int, int, int], *, kind: str = "image", seed: int = 0
 ) -> MediaInput:
-    """Random pixels of `grid` (frames, rows and columns of patches) for the vision tower of a
-    model's config."""
+    """Returns random pixels of `grid` (frames, rows and columns of patches) for the vision tower
+    that the config describes."""
     vision = config.vision_config
     channels = vision.num_channels if hasattr(vision, "num_channels") else vision.in_channels
     patch_dim = channels * vision.patch_size**2

@@ -1,4 +1,4 @@
-"""Small images and videos in the usual forms, for processors whose author gives no samples."""
+"""Generates small images and videos in common formats, for processors without own samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CORRUPT: Mapping[str, bytes] = MappingProxyType(
 
 
 def samples(kind: str) -> dict[str, Any]:
-    """name -> source of that kind, each of different content; none for kinds of third parties."""
+    """Returns name -> source of that kind, all of different content; {} for an unknown kind."""
     if kind not in MEDIA_KINDS:
         return {}
     if kind == "video":
@@ -48,7 +48,7 @@ def samples(kind: str) -> dict[str, Any]:
 
 
 def too_large(kind: str) -> dict[str, tuple[Any, MediaLimits]]:
-    """name -> a source of that kind, and limits that it is over."""
+    """Returns name -> (source of that kind, limits that it exceeds); {} for an unknown kind."""
     if kind not in MEDIA_KINDS:
         return {}
     if kind == "video":
@@ -58,27 +58,27 @@ def too_large(kind: str) -> dict[str, tuple[Any, MediaLimits]]:
             "duration": (blob, MediaLimits(max_duration=0.1)),
         }
     return {
-        "pixels of a file cut off behind its header": (png_header(30_000, 30_000), MediaLimits()),
+        "pixels of a file truncated after its header": (png_header(30_000, 30_000), MediaLimits()),
         "pixels of an array": (pixels(64, 64, seed=1), MediaLimits(max_pixels=64 * 64 - 1)),
     }
 
 
 def pixels(height: int, width: int, *, seed: int) -> Pixels:
-    """A smooth RGB picture, uint8 [height, width, 3]."""
+    """Returns a smooth random RGB picture, uint8 [height, width, 3]."""
     corners = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     picture = Image.fromarray(corners).resize((width, height), Image.Resampling.BICUBIC)
     return np.asarray(picture)
 
 
 def image_bytes(picture: Pixels, form: str) -> bytes:
-    """The picture as a file of Pillow's format `form`."""
+    """Encodes the picture in Pillow's format `form`."""
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, form)
     return buffer.getvalue()
 
 
 def video_bytes(picture: Pixels, *, num_frames: int, container: str = "mp4") -> bytes:
-    """The picture moving to the left, ten frames a second, in MPEG-4."""
+    """Encodes an MPEG-4 video of the picture moving to the left, ten frames per second."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as file:
         stream = file.add_stream("mpeg4", rate=10)
@@ -92,7 +92,7 @@ def video_bytes(picture: Pixels, *, num_frames: int, container: str = "mp4") -> 
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A PNG that claims this size and ends behind its header."""
+    """Returns a PNG file that declares this size and ends after its header."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     checksum = zlib.crc32(b"IHDR" + header)
     return (

@@ -1,4 +1,4 @@
-"""From a folder of safetensors files to the parameters of a model: find, map, load."""
+"""Loads safetensors files into the parameters of a model: finds files, maps keys, reads values."""
 
 from .find import find_weights
 from .load import build_model

@@ -1,4 +1,4 @@
-"""Reads tensors of a safetensors file straight into memory that is already there."""
+"""Reads tensors of a safetensors file directly into allocated memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DTYPES: Mapping[str, torch.dtype] = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-# Where dtype or device differ, tensors pass through a buffer of this many bytes.
+# Tensors whose dtype or device changes pass through a buffer of this many bytes.
 STAGING_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A tensor of a file: its dtype, shape, and place (bytes from the start of the file)."""
+    """A stored tensor. offset: of its first byte, from the start of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -37,10 +37,10 @@ class Entry:
 
 
 class SafetensorsFile:
-    """An open file. `entries` maps the keys to what is stored; use it as a context manager."""
+    """An open safetensors file, used as a context manager. `entries`: key -> stored tensor."""
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError when the file is not a whole safetensors file of floats."""
+        """Raises CheckpointError when the file is not a complete safetensors file of floats."""
         self.path = path
         self.entries = _read_entries(path)
         self._fd = os.open(path, os.O_RDONLY)
@@ -57,9 +57,9 @@ class SafetensorsFile:
         os.close(self._fd)
 
     def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
-        """Fills the contiguous `out` with values of tensor `key`, from its value `first_value` on.
+        """Fills the contiguous `out` with values of tensor `key`, starting at value `first_value`.
 
-        Casts to `out`'s dtype. transpose: the file holds `out.mT`, matrix by matrix.
+        Casts to `out`'s dtype. transpose: the file stores the last two axes swapped (`out.mT`).
         """
         entry = self.entries[key]
         offset = entry.offset + first_value * entry.dtype.itemsize
@@ -74,16 +74,16 @@ class SafetensorsFile:
             self._fill_staged(out.view(-1), entry.dtype, offset)
 
     def _fill_staged(self, out: Tensor, dtype: torch.dtype, offset: int) -> None:
-        """`out` [n], by way of a small buffer."""
+        """Fills `out` [n] through a small buffer, chunk by chunk."""
         size = STAGING_BYTES // dtype.itemsize
         buffer = torch.empty(min(size, out.numel()), dtype=dtype)
         for start in range(0, out.numel(), size):
-            part = buffer[: out.numel() - start]
-            self._fill(part, offset + start * dtype.itemsize)
-            out[start : start + part.numel()].copy_(part)
+            chunk = buffer[: out.numel() - start]
+            self._fill(chunk, offset + start * dtype.itemsize)
+            out[start : start + chunk.numel()].copy_(chunk)
 
     def _fill(self, out: Tensor, offset: int) -> None:
-        """The bytes at `offset` become the values of `out`, contiguous and in CPU memory."""
+        """Reads the bytes at `offset` into `out`, which is contiguous in CPU memory."""
         if out.numel() == 0:
             return
         data: Any = out.view(-1).view(torch.uint8).numpy()
@@ -92,20 +92,22 @@ class SafetensorsFile:
         while done < len(view):
             count = os.preadv(self._fd, [view[done:]], offset + done)
             if count == 0:
-                raise CheckpointError(f"{self.path} ended early; it changed while it was read")
+                raise CheckpointError(
+                    f"{self.path} ended early; it changed while it was being read"
+                )
             done += count
 
 
 def _read_entries(path: Path) -> dict[str, Entry]:
     try:
         with safe_open(path, framework="pt"):
-            pass  # the library checks the header: sizes, offsets, that the data is all there
+            pass  # the library checks sizes and offsets in the header, and the size of the data
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
-            f"{path} is not a valid safetensors file ({error}); it may be cut short or a Git LFS "
+            f"{path} is not a valid safetensors file ({error}); it may be truncated or a Git LFS "
             "pointer: download it again"
         ) from error
     header.pop("__metadata__", None)
@@ -115,8 +117,8 @@ def _read_entries(path: Path) -> dict[str, Entry]:
 def _entry(path: Path, key: str, raw: Mapping[str, Any], data_start: int) -> Entry:
     if raw["dtype"] not in DTYPES:
         raise CheckpointError(
-            f"{key} in {path} has dtype {raw['dtype']}; weights can be {', '.join(DTYPES)}. "
-            "A checkpoint that was quantized beforehand is not supported"
+            f"{key} in {path} has dtype {raw['dtype']}; supported dtypes: {', '.join(DTYPES)}. "
+            "Pre-quantized checkpoints are not supported"
         )
     begin, end = raw["data_offsets"]
     entry = Entry(dtype=DTYPES[raw["dtype"]], shape=tuple(raw["shape"]), offset=data_start + begin)

@@ -1,4 +1,4 @@
-"""Which files of a model folder hold its weights. Only safetensors files are ever opened."""
+"""Finds the weight files of a model folder. Only safetensors files are ever opened."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def find_weights(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of `folder`, at least one, in a fixed order.
+    """Returns the safetensors files of `folder`, at least one, in a fixed order.
 
-    model.safetensors if there, else the shards that the index names, else every *.safetensors.
-    Raises CheckpointError when there are none, when shards are missing and when an index is
-    malformed.
+    That is model.safetensors if it exists, else the files that the index names, else every
+    *.safetensors. Raises CheckpointError when there are none, when files of the index are missing,
+    and when the index is malformed.
     """
     if (folder / SINGLE_FILE).is_file():
         return (folder / SINGLE_FILE,)
@@ -46,12 +46,12 @@ def _shards(folder: Path, weight_map: dict[Any, Any]) -> tuple[Path, ...]:
     outside = [name for name in names if Path(name).name != name or name in (".", "..")]
     if outside:
         raise CheckpointError(
-            f"{folder / INDEX_FILE} names {outside[0]!r}; shards must be files of the same folder"
+            f"{folder / INDEX_FILE} names {outside[0]!r}; weight files must lie in the same folder"
         )
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise CheckpointError(
-            f"{len(missing)} of {len(names)} weight files that {INDEX_FILE} names are not in "
+            f"{len(missing)} of {len(names)} weight files named in {INDEX_FILE} are not in "
             f"{folder}: {', '.join(missing[:10])}; download them again"
         )
     return tuple(folder / name for name in names)
@@ -63,7 +63,7 @@ def _nothing_found(folder: Path) -> str:
         return (
             f"{folder} holds weights only as {', '.join(pickles[:3])}: these are pickle files, "
             "which can run any code when opened, and are refused. Convert them with "
-            "transformers' save_pretrained, which writes safetensors, or take a revision of the "
+            "transformers' save_pretrained, which writes safetensors, or use a revision of the "
             "model that has *.safetensors"
         )
     return (

@@ -1,9 +1,9 @@
 """Builds a model on the meta device and streams a checkpoint into it.
 
-    factory(config) on "meta" --> plan: key -> target, checked --> memory once --> values in place
+    factory(config) on "meta" --> checked plan: key -> target --> allocate --> read in place
 
-Nothing is read before the whole plan is known to be right: every key consumed, every value of every
-parameter filled exactly once, shapes equal.
+Nothing is read before the whole plan has been checked: every key is used, every value of every
+parameter is filled exactly once, and all shapes are equal.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 MAX_NAMED = 10  # keys named in one error
-NUM_READERS = 2  # as much time as the file takes the memory that it is read into
+NUM_READERS = 2  # page faults of the target memory take as long as reading the file
 PROGRESS_BYTES = 2 * 2**30  # a larger checkpoint shows a progress bar
 DUMMY_SCALE = 0.02
 
 
-Split = Callable[[nn.Module], Mapping[str, Share]]  # makes it one rank's part, see parallel.divide
+# Reduces a whole model on meta to one rank's shard, see parallel.divide.
+Split = Callable[[nn.Module], Mapping[str, Share]]
 
 
 def build_model(
@@ -52,13 +53,15 @@ def build_model(
     split: Split | None = None,
     memory: LargePages | None = None,
 ) -> Any:
-    """`factory(checkpoint.config)` with its weights, in eval mode, without gradients.
+    """Builds `factory(checkpoint.config)` and loads its weights; eval mode, no gradients.
 
-    Parameters have `dtype`, but those that a module names in its attribute `fp32_parameters` stay
-    float32. A module with non-persistent buffers has a method `init_buffers(device)` that computes
-    them. "auto" is "safetensors"; "dummy" fills small random values, always the same, and reads no
-    file. split: makes the whole model, on meta, what one rank holds; only that is read.
-    memory: where the weights lie, on the CPU; None: torch's, on `device`. Raises CheckpointError.
+    Parameters get `dtype`, except that those named in a module's attribute `fp32_parameters` are
+    float32. A module with non-persistent buffers computes them in `init_buffers(device)`.
+    load_format: "auto" is "safetensors"; "dummy" reads no file and fills small random values,
+        always the same.
+    split: under tensor parallelism, reduces the model to this rank's shard; only that is read.
+    memory: allocator for weights on the CPU; None allocates with torch on `device`.
+    Raises CheckpointError when the checkpoint does not fit the model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"load_format must be auto, safetensors or dummy, got {load_format!r}")
@@ -98,7 +101,7 @@ def _plan(
                 surplus.append(key)
                 continue
             pieces += [_piece(file, key, target, shapes) for target in targets]
-    _raise_if(surplus, "the model has no place for these keys of the checkpoint", files)
+    _raise_if(surplus, "the model has no parameters for these keys of the checkpoint", files)
     _check_coverage(pieces, shapes, files)
     return pieces
 
@@ -112,7 +115,7 @@ def _targets(model: nn.Module, key: str) -> Sequence[Target] | None:
 def _piece(
     file: SafetensorsFile, key: str, target: Target, shapes: Mapping[str, tuple[int, ...]]
 ) -> Read:
-    """The read that `target` stands for. Raises CheckpointError when the shapes differ."""
+    """Returns the read that fills `target`. Raises CheckpointError when the shapes differ."""
     if target.name not in shapes:
         raise PluginContractError(f"weight_targets({key!r}) names no parameter: {target.name!r}")
     stored, wanted = file.entries[key].shape, shapes[target.name]
@@ -134,7 +137,7 @@ def _piece(
     expected = (*wanted[:-2], *wanted[:-3:-1]) if transpose else wanted
     if found != expected:
         raise CheckpointError(
-            f"{key} in {file.path} has shape {list(stored)}, but {target.name} takes "
+            f"{key} in {file.path} has shape {list(stored)}, but {target.name} needs "
             f"{list(expected)}: config.json and the weights do not belong together"
         )
     return Read(
@@ -153,7 +156,7 @@ def _check_coverage(
     shapes: Mapping[str, tuple[int, ...]],
     files: Sequence[SafetensorsFile],
 ) -> None:
-    """Every value of every parameter has exactly one piece."""
+    """Raises CheckpointError unless exactly one read fills every value of every parameter."""
     by_name: dict[str, list[Read]] = defaultdict(list)
     for piece in pieces:
         by_name[piece.name].append(piece)
@@ -166,8 +169,8 @@ def _check_coverage(
             has_gap |= piece.start > end
             end = max(end, piece.start + piece.size)
         if has_gap or end != math.prod(shape):
-            missing.append(f"{name} (part of it)" if by_name[name] else name)
-    _raise_if(missing, "the checkpoint holds nothing for these parameters", files)
+            missing.append(f"{name} (some values)" if by_name[name] else name)
+    _raise_if(missing, "the checkpoint holds no values for these parameters", files)
     _raise_if(twice, "these keys fill values that another key fills too", files)
 
 
@@ -181,7 +184,7 @@ def _raise_if(names: Sequence[str], what: str, files: Sequence[SafetensorsFile])
 
 
 def _materialize(model: nn.Module, dtype: torch.dtype, empty: Callable[..., Tensor]) -> None:
-    """Replaces the meta parameters by what `empty` gives, values undefined."""
+    """Replaces the meta parameters by tensors that `empty` allocates, with undefined values."""
     for module in model.modules():
         keep = getattr(module, "fp32_parameters", ())
         for name, param in module.named_parameters(recurse=False):
@@ -203,7 +206,7 @@ def _read(
         elif read.name in params:
             fill_share(read, params[read.name], shares[read.name], whole[read.name])
 
-    # What is cast goes through buffers, and by all cores.
+    # A cast uses all cores itself, so one reader is enough.
     is_as_stored = all(
         read.file.entries[read.key].dtype is params[read.name].dtype
         for read in reads

@@ -1,4 +1,4 @@
-"""A stand-in for LLM that answers from file names, and small image files."""
+"""A fake LLM that answers from file names, and small image files."""
 
 import io
 import json
@@ -15,14 +15,14 @@ from mmdeploy_llm.params import SamplingParams
 
 @dataclass(frozen=True)
 class Job:
-    """The part of a driver's job that a batch looks at."""
+    """The fields of an LLM's job that a batch reads."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Answer:
-    """As drive.JobOutput."""
+    """The fields of an LLM's JobOutput that a batch reads."""
 
     job: Job
     output: RequestOutput
@@ -30,8 +30,8 @@ class Answer:
 
 
 class FakeLLM:
-    """Answers two prompts at a time, the later one first. One with "bad" fails; "stop" is where
-    the user presses Ctrl-C. `num_taken` counts prompts taken from the iterable."""
+    """Answers prompts in pairs, the later one first. A prompt with "bad" fails; at one with "stop"
+    the user presses Ctrl-C. `num_taken` counts prompts pulled from the iterable."""
 
     def __init__(self) -> None:
         self.num_taken = 0
@@ -136,7 +136,7 @@ def pictures(tmp_path, png):
 
 @pytest.fixture
 def jsonl(tmp_path):
-    """Writes rows, or texts as they are, as the lines of a file."""
+    """Returns a function that writes rows as JSON, and strings unchanged, as lines of a file."""
 
     def write(*rows, name="in.jsonl"):
         path = tmp_path / name

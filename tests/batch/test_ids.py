@@ -1,4 +1,4 @@
-"""Sets of ids in little memory, and parts of an input."""
+"""The compact set of ids, and the selection of lines by shard and limit."""
 
 import pytest
 from hypothesis import given
@@ -29,12 +29,12 @@ def test_many_ids_stay_small():
 
 
 @given(st.integers(1, 9), st.integers(0, 60), st.none() | st.integers(1, 70))
-def test_shards_share_out_the_lines_exactly(num_shards, num_lines, limit):
-    parts = [Selection.parse(f"{n}/{num_shards}", limit) for n in range(1, num_shards + 1)]
-    taken = [[line for line in range(1, num_lines + 1) if part.takes(line)] for part in parts]
+def test_every_line_is_in_exactly_one_shard(num_shards, num_lines, limit):
+    shards = [Selection.parse(f"{n}/{num_shards}", limit) for n in range(1, num_shards + 1)]
+    taken = [[line for line in range(1, num_lines + 1) if shard.takes(line)] for shard in shards]
     wanted = range(1, num_lines + 1 if limit is None else min(num_lines, limit) + 1)
     assert sorted(line for lines in taken for line in lines) == list(wanted)
-    assert [part.count(num_lines) for part in parts] == [len(lines) for lines in taken]
+    assert [shard.count(num_lines) for shard in shards] == [len(lines) for lines in taken]
 
 
 @pytest.mark.parametrize("shard", ["0/4", "5/4", "1/0", "1", "a/b", "-1/4", "1/4/2", ""])
@@ -43,6 +43,6 @@ def test_shards_that_do_not_exist(shard):
         Selection.parse(shard)
 
 
-def test_a_limit_of_nothing_is_refused():
+def test_a_limit_of_zero_is_refused():
     with pytest.raises(ConfigError, match="limit"):
         Selection.parse(None, 0)

@@ -1,4 +1,4 @@
-"""Files, folders and globs become an ordered list of images."""
+"""Files, folders and globs are expanded to an ordered list of media files."""
 
 import os
 
@@ -23,7 +23,7 @@ def test_subfolders_only_when_asked(pictures):
     assert names(found) == ["1.png", "2.png", "10.png", "bad.jpg", "3.PNG"]
 
 
-def test_linked_folders_cannot_make_a_circle(pictures):
+def test_links_to_folders_are_not_followed(pictures):
     (pictures / "sub" / "loop").symlink_to(pictures)
     assert len(find_media([str(pictures)], is_recursive=True)) == 5
 
@@ -63,7 +63,7 @@ def test_each_file_once_in_the_order_of_the_arguments(pictures, monkeypatch):
         ("empty", "no images or videos.*--recursive"),
     ],
 )
-def test_what_is_not_there_is_said(tmp_path, monkeypatch, path, words):
+def test_missing_inputs_raise(tmp_path, monkeypatch, path, words):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=words):

@@ -1,4 +1,4 @@
-"""Lines become items: checked, with resolved paths and whole sampling parameters."""
+"""Lines become items: checked, with resolved paths and complete sampling parameters."""
 
 import os
 
@@ -112,9 +112,9 @@ def test_template_variables_fill_up_too_and_only_for_messages():
     ("values", "item_id", "words"),
     [
         ([1], None, "must be a JSON object"),
-        ({"id": True, "prompt": "x"}, None, "id must be a text"),
-        ({"id": 1.5, "prompt": "x"}, None, "id must be a text"),
-        ({"id": "", "prompt": "x"}, None, "id must be a text"),
+        ({"id": True, "prompt": "x"}, None, "id must be a string"),
+        ({"id": 1.5, "prompt": "x"}, None, "id must be a string"),
+        ({"id": "", "prompt": "x"}, None, "id must be a string"),
         ({"id": "a", "promt": "x"}, "a", "did you mean 'prompt'"),
         ({"id": "a", "multimodal": {}}, "a", "did you mean"),
         ({"id": "a", "zzz": 1}, "a", "known: id, prompt"),
@@ -124,7 +124,7 @@ def test_template_variables_fill_up_too_and_only_for_messages():
         ({"id": "a", "messages": [], "chat_template_kwargs": 1}, "a", "must be an object"),
     ],
 )
-def test_what_is_wrong_with_a_line_is_said(values, item_id, words):
+def test_a_bad_line_says_what_is_wrong(values, item_id, words):
     bad = read(values)
     assert isinstance(bad, BadItem)
     assert (bad.line, bad.id) == (5, item_id)
@@ -144,5 +144,5 @@ def test_odd_shapes_are_left_for_the_intake_to_refuse(values):
     assert isinstance(read(values), Item)
 
 
-def test_a_long_question_is_cut():
+def test_a_long_question_is_truncated():
     assert read({"prompt": "x" * 500}).question == "x" * 199 + "…"

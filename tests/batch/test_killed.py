@@ -1,5 +1,5 @@
-"""Runs that end at any point, resumed until they are through: nothing missing, nothing doubled,
-nothing that was done done again."""
+"""Runs killed at any point are resumed until complete: every item has one record, and no finished
+item is run again."""
 
 import itertools
 import json
@@ -15,9 +15,9 @@ from mmdeploy_llm.testing.tiny import write_tiny
 
 NUM_ITEMS, NUM_KILLS, MAX_SECONDS = 150, 5, 300
 
-# Runs the batch in children of its own and kills each, with SIGKILL, once the output has grown by
-# so many lines and some milliseconds more have passed; the last may end. A line to stdout for
-# each: how many whole lines it left.
+# Runs the batch in child processes. Kills each but the last with SIGKILL once the output has grown
+# by the given number of lines and the given milliseconds have passed. Prints the exit code and
+# the number of complete lines after each.
 PROGRAM = """
 import os, signal, sys, time
 import mmdeploy_llm, mmdeploy_llm.llm
@@ -76,7 +76,7 @@ def test_a_program_killed_at_random_points_loses_and_doubles_nothing(model, json
     assert done.returncode == 0, done.stderr
     codes, counts = zip(*(map(int, line.split()) for line in done.stdout.splitlines()), strict=True)
     assert codes == (-9,) * NUM_KILLS + (0,), done.stderr
-    # Each run begins with what the one before left, but the failed line, which is done again.
+    # Each run keeps what the previous one left, except the failed line, which it retries.
     assert all(after >= before - 1 for before, after in itertools.pairwise(counts))
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert sorted(record["line"] for record in records) == list(range(1, len(rows) + 1))

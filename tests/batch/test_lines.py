@@ -1,4 +1,4 @@
-"""JSONL files of any quality: every line becomes a row or says what is wrong."""
+"""Every line of a JSONL file, however damaged, becomes a Row or a BadItem."""
 
 import json
 
@@ -24,11 +24,11 @@ def test_good_and_bad_lines_keep_their_numbers(tmp_path):
     assert rows[-1] == Row(line=5, values=[2])
     bad = rows[1:-1]
     assert [row.line for row in bad] == [3, 4]
-    assert "no JSON" in bad[0].message
-    assert "no UTF-8" in bad[1].message
+    assert "not JSON" in bad[0].message
+    assert "not UTF-8" in bad[1].message
 
 
-def test_a_line_that_is_too_long_is_passed_over_and_not_held(tmp_path):
+def test_a_line_that_is_too_long_is_skipped(tmp_path):
     blob = b'{"a": 1}\n' + b"x" * 5_000_000 + b"\n[2]\n"
     rows, _ = read(tmp_path, blob, max_line_bytes=1000)
     assert rows[0].values == {"a": 1}
@@ -45,7 +45,7 @@ def test_the_limit_is_exact(tmp_path, num_over):
     assert rows[1].line == 2
 
 
-def test_deep_nesting_is_no_end(tmp_path):
+def test_deep_nesting_is_a_bad_item(tmp_path):
     rows, _ = read(tmp_path, b"[" * 200_000 + b"\n[1]\n")
     assert isinstance(rows[0], BadItem)
     assert rows[1].values == [1]

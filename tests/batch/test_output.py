@@ -1,4 +1,4 @@
-"""The JSONL output: flushed by line, resumed after a torn one, never lost by mistake."""
+"""The JSONL output: written line by line, resumed after a torn line, never lost by mistake."""
 
 import errno
 
@@ -124,7 +124,7 @@ def test_resume_without_a_file_starts_one(file):
 
 def test_a_file_of_something_else_is_left_alone(written):
     written.write_text('{"name": "not ours"}\n')
-    with pytest.raises(ConfigError, match=r"line 1 .* is no record"):
+    with pytest.raises(ConfigError, match=r"line 1 .* is not a record"):
         scan(written, place)
     assert written.read_text() == '{"name": "not ours"}\n'
 
@@ -139,7 +139,7 @@ def test_two_runs_never_write_to_one_file(written):
     assert list(read_records(written)) == [GOOD]
 
 
-def test_a_file_system_without_locks_is_said_and_used(file, monkeypatch, caplog):
+def test_a_file_system_without_locks_logs_a_warning(file, monkeypatch, caplog):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -73,10 +73,10 @@ def test_a_damaged_group_harms_no_other(file):
     assert kinds == [Item] * 30 + [BadItem] * 30 + [Item] * 30
 
 
-def test_what_is_no_parquet_is_said(tmp_path):
+def test_a_file_that_is_not_parquet_raises(tmp_path):
     path = tmp_path / "in.parquet"
     path.write_text("nothing of it")
-    with pytest.raises(ConfigError, match="no Parquet file"):
+    with pytest.raises(ConfigError, match="not a Parquet file"):
         ParquetRows(path)
 
 

@@ -52,7 +52,7 @@ def test_several_samples_are_listed_in_their_order(fake_llm):
 
 
 def test_tool_calls(fake_llm):
-    """They are written as OpenAI's API has them; a record without calls has no such key."""
+    """Tool calls have the form of OpenAI's API; a record without calls lacks the key."""
     made = ToolCall(id="c", name="f", arguments='{"x": 1}')
     outputs = [fake_llm.answer({"prompt": "cat"}, index) for index in (0, 1)]
     own = replace(outputs[0].outputs, tool_calls=(made,), finish_reason="tool_calls")

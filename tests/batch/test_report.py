@@ -1,4 +1,4 @@
-"""The HTML page: complete, escaped, in need of nothing else; large ones in several files."""
+"""The HTML report: complete, escaped, self-contained; a large report is split into files."""
 
 import json
 import os
@@ -26,7 +26,7 @@ HEAD = ReportHead(
 
 
 class Page(HTMLParser):
-    """What a page holds: elements, their attributes, and text by the class of its element."""
+    """Collects a page's elements, their attributes, and text by the class of its element."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def write(target, records, make=lambda media: (b"small",), num_shown=None):
 
 @pytest.fixture
 def page(tmp_path, png):
-    """Writes a few records as a page and reads it back."""
+    """Returns a function that writes records as a page and reads it back."""
 
     def make(*records, **options):
         (tmp_path / "a.png").write_bytes(png)
@@ -202,7 +202,7 @@ def test_of_very_many_not_all_are_shown_and_that_is_said(page):
 
 @pytest.fixture
 def large(tmp_path, png):
-    """More records than one file holds, a picture for each of the first two."""
+    """More records than fit into one file; the first two have pictures."""
     num = EMBEDDED_CARDS + 150
     for name in ("0.png", "1.png"):
         (tmp_path / name).write_bytes(png + name.encode())
@@ -211,7 +211,7 @@ def large(tmp_path, png):
 
 
 def rows_of(folder):
-    """What the page is told by its further files, in their order."""
+    """Returns the rows that the page's scripts report to it, in order."""
     texts = [path.read_text() for path in sorted(folder.glob("cards-*.js"))]
     return [row for text in texts for row in json.loads(text[len("reportCards(") : -len(");\n")])]
 
@@ -260,7 +260,7 @@ def test_pictures_of_an_earlier_report_are_used_again_and_old_ones_go(large, tmp
 
 
 def test_records_are_not_held(tmp_path):
-    """While records are written, only a few are taken ahead."""
+    """Only a few records are read ahead while the report is written."""
     alive = []
 
     class Watched(Record):
@@ -279,7 +279,7 @@ def test_records_are_not_held(tmp_path):
 
     index = RecordIndex()
     write_report(tmp_path / "page.html", records(), HEAD, index, lambda media: (), num_shown=2000)
-    assert most < 4 * CHUNK_CARDS  # the page's own, one being written, one being made
+    assert most < 4 * CHUNK_CARDS  # the page's chunk, the one being written, the one being made
     assert len(rows_of(tmp_path / "page_files")) == 2000 - CHUNK_CARDS
 
 

@@ -1,4 +1,4 @@
-"""The report in a real browser, from file://, where one is installed."""
+"""The report in a real browser, opened from file://; skipped when none is installed."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrom
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """A page in several files; every tenth item failed."""
+    """A page split into several files; every tenth item failed."""
     index, records = RecordIndex(), []
     for number in range(NUM_RECORDS):
         fault = ItemError(code=413, message="far too large")
@@ -35,7 +35,7 @@ def page(tmp_path_factory):
 
 
 def shown(url, profile):
-    """The page as the browser has it once its files are loaded."""
+    """Returns what the browser shows once the page's scripts are loaded."""
     words = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     words += ["--virtual-time-budget=20000", "--dump-dom", url]
     done = subprocess.run(

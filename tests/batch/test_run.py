@@ -1,4 +1,4 @@
-"""Whole batches with a stand-in for the model: plan, loop, resume, summary."""
+"""Whole batches with a fake LLM: plan, loop, resume, summary."""
 
 import itertools
 import json
@@ -223,7 +223,7 @@ def test_memory_does_not_grow_with_the_batch(fake_llm, out):
     do(fake_llm, rows, out)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # Ids and the index take 44 bytes for each item; the prompts alone would be 10 MB.
+    # Ids and the index take 44 bytes per item; the prompts alone would take 10 MB.
     assert peak < 4_000_000
     assert sum(1 for _ in read_records(out)) == 20_000
 
@@ -245,7 +245,7 @@ def test_no_bar_in_a_log_file(fake_llm, jsonl, out, capsys):
     ("given", "words"),
     [
         ("nowhere.jsonl", "does not exist"),
-        ("clip.mp4", "is no batch"),
+        ("clip.mp4", "is not a batch"),
         ({"prompt": "x"}, "put it in"),
     ],
 )

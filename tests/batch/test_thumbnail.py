@@ -1,4 +1,4 @@
-"""Previews: small, upright, on white, and None for what is no picture."""
+"""Previews are small, upright and on white; None for files that are not images."""
 
 import io
 

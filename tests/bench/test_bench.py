@@ -1,4 +1,4 @@
-"""`mmdeploy-llm bench` on the bundled model: its figures agree with each other and the work."""
+"""`mmdeploy-llm bench` on the bundled model: figures agree with each other and the workload."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.metrics import StepStats
 from mmdeploy_llm.params import SamplingParams
 
-SLOW = Machine(precision="bfloat16", flops=1e6, bandwidth=1e12)  # arithmetic decides
+SLOW = Machine(precision="bfloat16", flops=1e6, bandwidth=1e12)  # arithmetic dominates
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_text_counts_what_was_asked_and_times_agree():
         length = rng.randint(64, 192)
         num_in += length
         for _ in range(length):
-            rng.choice(range(20, 672))  # the ids: vocabulary of the bundled model
+            rng.choice(range(20, 672))  # usable ids of the bundled model's vocabulary
         num_out += rng.randint(32, 96)
     assert (done["num_prompt_tokens"], done["num_output_tokens"]) == (num_in, num_out)
     assert found["output_tokens_per_second"] == pytest.approx(num_out / done["seconds"])
@@ -69,7 +69,7 @@ def test_text_counts_what_was_asked_and_times_agree():
     limit, seconds = found["limit"]["seconds"], done["seconds"]
     assert found["limit"]["share"] == pytest.approx(limit / seconds)
     assert found["memory"]["peak"] > found["memory"]["weights"] > 2**20
-    # Two requests of at least 64 + 1 tokens at once: more than two blocks of 64.
+    # Two concurrent requests of at least 64 + 1 tokens need more than two blocks of 64.
     assert found["memory"]["kv_cache"] > 0
 
 
@@ -168,10 +168,10 @@ def test_cost_of_a_decoder(is_tied):
     assert cost.total == 2 * each + (1 if is_tied else 2) * 400 + 5 * 8  # with norms
     copied = 400 * 2 if is_tied else 0
     assert cost.weight_bytes("bfloat16", "int8") == cost.total + copied
-    # Ten tokens, three of them sampled, in one step, and arithmetic of 5 seconds for media.
+    # One step of ten tokens, three of them sampled, and 5 seconds of arithmetic for media.
     seconds = cost.seconds([step(10, 3)], 5e6, SLOW)
     assert seconds == pytest.approx(2 * (10 * 2 * each + 3 * 400) / 1e6 + 5)
-    # With few rows reading the weights takes longer.
+    # With few rows, reading the weights takes longer than the arithmetic.
     reading = Machine(precision="bfloat16", flops=1e12, bandwidth=1e3)
     assert cost.seconds([step(1, 0)], 0, reading) == pytest.approx(2 * 2 * each / 1e3)
 
@@ -187,7 +187,7 @@ def test_sparse_layers_cost_what_a_token_uses_and_media_what_the_encoder_gets():
         with torch.device("meta"):
             shapes = llm.plugins.build(spec, checkpoint.config)
         cost = model_cost(shapes)
-        # Three sparse layers; of experts for text (64) and media (48) the smaller are counted.
+        # Three sparse layers; of text (64) and media (48) experts the smaller ones are counted.
         assert [part.num_values for part in cost.experts] == [4 * 3 * 192 * 48] * 3
         assert {part.share for part in cost.experts} == {2 / 4}
         counter = MediaFlops(llm.model, shapes)
@@ -200,10 +200,10 @@ def test_sparse_layers_cost_what_a_token_uses_and_media_what_the_encoder_gets():
         num_patches = output.num_input_image_tokens * 4
         layers = 4 * (128 * 128 * 4 + 2 * 128 * 512)
         assert counter.flops > 2 * num_patches * layers
-        assert counter.flops < 2 * num_patches * layers * 2  # embedding and projection behind it
+        assert counter.flops < 2 * num_patches * layers * 2  # with patch embedding and projection
         before = counter.flops
         llm.generate(work.alone(1).prompt, params, use_tqdm=False)
-        assert counter.flops == before  # it counts inside its block only
+        assert counter.flops == before  # it counts only inside the block
         block = kv_block_bytes(llm.model, "bfloat16", 64)
         assert block == 2 * 4 * 2 * 32 * 2 * 64
 

@@ -1,5 +1,4 @@
-"""compare.py: how it runs engines in turn, and what its table says. With small programs as
-engines."""
+"""compare.py runs engines in turn and tabulates the results; small programs act as engines."""
 
 import importlib.util
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# Answers like a peer's runner: the n-th question takes n seconds for the tokens that were asked.
+# Answers like a peer's runner and reports n seconds for the n-th request.
 ENGINE = """
 import json, sys
 print("noise of an engine")
@@ -41,7 +40,7 @@ def engine(tmp_path):
 
 
 def comes_to_a_stop(pid):
-    """Where the system tells; signals arrive when they arrive."""
+    """Returns whether the process is stopped within 20 s, or the system has no /proc."""
     state = Path(f"/proc/{pid}/stat")
     end = time.monotonic() + 20
     while state.exists() and state.read_text().rpartition(") ")[2][0] != "T":
@@ -59,7 +58,7 @@ def test_a_runner_answers_and_is_stopped_in_between(compare, engine):
         assert runner.ask(work="text", num=7) == {"seconds": 1.0, "num_tokens": 7}
         assert compare.measure(runner, "text", seed=0) == 32 / 2
         assert compare.measure(runner, "vl", seed=0) == 16 / 3
-        # A token alone: (5 - 4) seconds for 127 tokens.
+        # The reported times are 4 s for the first token and 5 s for 128 tokens.
         assert compare.measure(runner, "alone", seed=0) == pytest.approx(1000 / 127)
     finally:
         runner.close()

@@ -1,5 +1,5 @@
-"""gpu.py on the CPU with small models: every part comes to its rows, and a part that fails or hangs
-is a line of the table."""
+"""gpu.py on the CPU with small models: every part yields its rows, and a part that fails or hangs
+becomes a row of the table."""
 
 import importlib.util
 import json
@@ -95,12 +95,12 @@ def test_targets(gpu):
 
     assert (met(share=0.5, target=0.5), met(share=0.49, target=0.5)) == ("yes", "no")
     assert (met(value=0.2, target=0.3), met(value=0.3, target=0.3)) == ("yes", "no")
-    assert met(value=-0.1, target=0.3) == "no"  # a clock that is wrong
-    assert (met(done=True), met(measured="only told")) == ("yes", "")
+    assert met(value=-0.1, target=0.3) == "no"  # a measurement error
+    assert (met(done=True), met(measured="reported only")) == ("yes", "")
 
 
 def test_time_on_the_device_counts_once(shared):
-    """A profile tells a kernel's time with the kernel, and with the call that launched it."""
+    """A profile reports a kernel's time on the kernel and on the host call that launched it."""
     from torch.autograd import DeviceType
 
     def event(device, time, *, is_user_annotation=False):
@@ -118,7 +118,7 @@ def test_time_on_the_device_counts_once(shared):
 
 
 def test_requests_that_end_before_the_last_one_begins(tmp_path, monkeypatch, shared, capsys):
-    """As in the warm-up of a large batch: eight steps of prompts, four tokens each."""
+    """The first requests end before the last begin, as in the warm-up of a large batch."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
     import gpu_models
 
@@ -169,4 +169,4 @@ def test_all_parts_with_small_models_on_the_cpu(gpu, tmp_path):
             assert any(name.startswith(work) for name in names), work
     assert names[-1] == "vl, to transformers generate"
     assert done.stdout.count("| vl, to transformers generate") == 1
-    assert not list(tmp_path.glob("tmp*"))  # configs and weights are gone
+    assert not list(tmp_path.glob("tmp*"))  # configs and weights are removed

@@ -1,4 +1,4 @@
-"""The table of supported architectures is what the registry has."""
+"""The table of supported architectures in the README equals the registered plugins."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ class Acme:
 def test_the_readme_is_up_to_date():
     text = README.read_text()
     table = architectures.table(PluginManager.load(), OUR_DISTRIBUTION)
-    assert architectures.replaced(text, table) == text, f"bring it up to date: {COMMAND}"
+    assert architectures.replaced(text, table) == text, f"update it with: {COMMAND}"
 
 
 def test_a_row_for_each_architecture():
@@ -51,5 +51,5 @@ def test_update_writes_between_the_markers(tmp_path):
 def test_a_file_without_markers_is_an_error(tmp_path):
     file = tmp_path / "README.md"
     file.write_text("nothing")
-    with pytest.raises(ConfigError, match="0 places"):
+    with pytest.raises(ConfigError, match="0 sections"):
         architectures.main([str(file)])

@@ -1,4 +1,4 @@
-"""`plugins new`: what it writes is a package that tools and people accept as it is."""
+"""`plugins new` writes a package that passes linter, type checker and tests unchanged."""
 
 import ast
 import os
@@ -44,7 +44,7 @@ def test_nothing_is_left_of_the_template(package):
 def test_the_code_keeps_the_rules_of_this_repository(package):
     settings = ["--config", str(ROOT / "pyproject.toml"), "--no-cache"]
     run_ruff = [sys.executable, "-m", "ruff"]
-    # A module's test class has plain class attributes, as the kit asks for.
+    # The kit's test classes are configured by plain class attributes.
     rules = ["--ignore", "RUF012"]
     for command in (["check", *rules, *settings], ["format", "--check", *settings]):
         done = subprocess.run(
@@ -130,12 +130,12 @@ def test_names(name, package, module):
 @pytest.mark.parametrize(
     "name", ["", "2fast", "-a", "a-", "a b", "../up", "a/b", "é", "mmdeploy", "mmdeploy-llm", "a$b"]
 )
-def test_names_that_nothing_can_have(name, tmp_path):
+def test_invalid_names(name, tmp_path):
     with pytest.raises(ConfigError):
         write_package(name, "parser", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_kind_that_there_is_not(tmp_path):
+def test_an_unknown_kind(tmp_path):
     with pytest.raises(ConfigError, match="no kind 'parsers'; did you mean 'parser'"):
         write_package("acme", "parsers", tmp_path)

@@ -1,4 +1,4 @@
-"""Runs checks on deliberately broken plugins: which of them fail, and with what message."""
+"""Fixtures that run checks on deliberately broken plugins and return the failures."""
 
 import itertools
 import sys
@@ -20,7 +20,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def failures():
-    """failures(checks, subject) -> check name -> message, of those that fail."""
+    """failures(checks, subject) -> {name of a failed check: message}."""
 
     def run(checks, subject):
         found = {}
@@ -38,7 +38,7 @@ def failures():
 
 @pytest.fixture(scope="module")
 def factory():
-    """factory(object) -> "module:name" by which a spec can name it."""
+    """factory(object) -> the "module:name" with which a spec can refer to the object."""
     names = []
 
     def register(value):

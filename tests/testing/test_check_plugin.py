@@ -1,4 +1,4 @@
-"""check_plugin on installed packages: every verdict, without an author's help."""
+"""check_plugin on installed packages: all verdicts, without input from an author."""
 
 import sys
 
@@ -59,7 +59,7 @@ def install(tmp_path, monkeypatch, load_file):
 
 
 def outcomes(verdicts):
-    """(subject, check) -> (outcome, message)."""
+    """Returns (subject, check) -> (outcome, message)."""
     verdicts = list(verdicts)
     assert all(isinstance(verdict, Verdict) and verdict.seconds >= 0 for verdict in verdicts)
     return {(v.subject, v.check): (v.outcome, v.message) for v in verdicts}
@@ -95,7 +95,7 @@ def test_a_plugin_of_all_kinds(install):
 
 
 def test_a_model_folder(install, tmp_path):
-    """All checks of the model that serves it; the others are skipped."""
+    """The model that serves the folder gets all checks; other models are skipped."""
     install("acme", ALL_KINDS.format(**GOOD))
     found = outcomes(check_plugin("acme", model_folder=write_tiny("qwen2", tmp_path / "model")))
     of_model = {
@@ -109,14 +109,14 @@ def test_a_model_folder(install, tmp_path):
     assert found["model new", "builds_on_meta"] == ("skip", "the folder is of another architecture")
     assert found["image processor picky", "builds"] == (
         "skip",
-        "it is for other models than that of the folder",
+        "the processor is for other models than the folder's",
     )
     with pytest.raises(CheckpointError):
         check_plugin("acme", model_folder=tmp_path / "site")
 
 
 def test_verdicts_of_a_broken_plugin(install):
-    """One that fails ends neither its own other checks nor those of the others."""
+    """A failed check stops neither the other checks of its subject nor those of other subjects."""
     bad = {
         "parser": "site_acme_llm:Parser",
         "model": "no_such_module:Model",
@@ -147,7 +147,7 @@ def test_a_plugin_that_does_not_load(install):
         ("@hookimpl\ndef provide_models():\n    return 1 / 0", 2, "provide: ZeroDivisionError"),
     ],
 )
-def test_what_keeps_a_plugin_from_loading_is_told_once(install, source, failing, message):
+def test_what_keeps_a_plugin_from_loading_is_reported_once(install, source, failing, message):
     install("acme", source)
     found = outcomes(check_plugin("acme"))
     failed = [check for (_, check), (outcome, _) in found.items() if outcome == "fail"]
@@ -156,7 +156,7 @@ def test_what_keeps_a_plugin_from_loading_is_told_once(install, source, failing,
     assert message in said
     assert "registered in process" not in said
     for check in ("provides_the_same_twice", "factories_can_be_imported", "names_are_unique"):
-        reason = "the plugin does not load, as a check before has told"
+        reason = "the plugin does not load, as an earlier check has reported"
         assert found["", check] == ("skip", reason)
 
 

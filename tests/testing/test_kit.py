@@ -1,5 +1,5 @@
-"""The kit as an author meets it: a short test file, the report of a failure, imports that cost
-nothing, a checkpoint of any config, fakes in a real engine."""
+"""The kit from an author's view: a short test file, the report of a failure, cheap imports, a
+checkpoint of any config, fakes in a real engine."""
 
 import re
 import subprocess
@@ -62,7 +62,7 @@ def provide_reasoning_parsers():
 
 
 class TestFakeParser(ReasoningParserConformance):
-    """The fakes keep the contracts that they stand for."""
+    """The fake parser keeps the contract of parsers."""
 
     spec = FAKE_PARSER
 
@@ -75,7 +75,7 @@ class TestFakeProcessor(MediaProcessorConformance):
 
 @pytest.fixture
 def author(tmp_path):
-    """Runs pytest on an author's test file, in a process of its own."""
+    """Returns a function that runs pytest on an author's test file in a child process."""
 
     def run(content, *options):
         (tmp_path / "acme.py").write_text(ACME)
@@ -104,7 +104,7 @@ def test_the_report_of_a_failure_is_its_message(author):
     assert "checks/parsers.py" in author("no", "--full-trace")[1]
 
 
-def test_importing_costs_nothing():
+def test_importing_is_cheap():
     code = """
         import sys
         import mmdeploy_llm.testing, mmdeploy_llm.testing.pytest_plugin
@@ -116,12 +116,12 @@ def test_importing_costs_nothing():
 
 
 @pytest.mark.parametrize("name", testing.__all__)
-def test_every_name_is_there(name):
+def test_every_name_can_be_imported(name):
     assert getattr(testing, name) is not None
 
 
 def test_without_pytest():
-    """The classes say what to install; checks and writers work."""
+    """The test classes say what to install; checks and writers work without pytest."""
     code = """
         import sys
         sys.modules["pytest"] = None
@@ -136,14 +136,14 @@ def test_without_pytest():
     subprocess.run([sys.executable, "-c", dedent(code)], check=True)
 
 
-def test_a_name_that_is_not_there():
+def test_an_unknown_name():
     with pytest.raises(AttributeError, match="no attribute 'Conform'"):
         testing.Conform  # noqa: B018
 
 
 @pytest.mark.parametrize("config_class", ["GPTNeoXConfig", "Gemma2Config", "OlmoConfig"])
 def test_a_checkpoint_of_any_config(tiny_checkpoint, config_class):
-    """transformers reads it back, with all weights, and the tokenizer; a seed is repeatable."""
+    """transformers reads model and tokenizer back; equal seeds yield equal weights."""
     tokenizer = make_tokenizer()
     config = getattr(transformers, config_class)(
         vocab_size=len(tokenizer),
@@ -192,7 +192,7 @@ def test_a_manager_of_what_was_given():
 
 
 def test_the_fakes_in_an_engine(tmp_path, monkeypatch):
-    """No weights, a count for an answer: each token is the last one + 1."""
+    """An engine without weights counts: each token is the last one + 1."""
     folder = write_tiny("qwen2_5_vl", tmp_path)
     (folder / "model.safetensors").unlink()
     placeholder = make_tokenizer("qwen2_5_vl").convert_tokens_to_ids("<|image_pad|>")

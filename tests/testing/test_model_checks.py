@@ -1,6 +1,6 @@
-"""Broken models: each fails the check it is for, which says what to do.
+"""Each broken model fails its check, whose message says what to do.
 
-They are the in-tree Qwen2 and Qwen2.5-VL models with one thing changed.
+The broken models are this package's Qwen2 and Qwen2.5-VL with one fault each.
 """
 
 import re
@@ -70,7 +70,7 @@ class TakesAnyKey(Text):
 
 
 class ReadsNothing(Text):
-    """Weights that nothing fills."""
+    """Its weights are plain tensors, which no key of the checkpoint fills."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -84,7 +84,7 @@ class ReadsNothing(Text):
 
 
 class LeavesANormOut(Text):
-    """Computes with ones in place of the last norm's weight."""
+    """Uses ones instead of the last norm's weight."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -96,7 +96,7 @@ class LeavesANormOut(Text):
 
 
 class RootOfAWeight(Text):
-    """Finite as long as no weight is negative."""
+    """Yields finite logits only if no weight is negative."""
 
     def logits(self, hidden):
         weight = self.model.norm.weight
@@ -137,14 +137,14 @@ class LargerLogits(Text):
 
 
 class GeneratedLater(Text):
-    """Generated tokens stand one position further."""
+    """Shifts the positions of generated tokens by one."""
 
     def forward(self, inputs):
         return super().forward(replace(inputs, positions=inputs.positions + ~inputs.in_prompt))
 
 
 class ShiftedPositions(VL):
-    """Right up to a shift, which rotary embeddings do not see."""
+    """Shifts all positions by one, to which rotary embeddings are invariant."""
 
     def positions(self, num_tokens, media):
         positions = super().positions(num_tokens, media)
@@ -158,7 +158,7 @@ class CountsItsOwnRows(Text):
 
 
 class AveragesOverSequences(Text):
-    """Right for one sequence."""
+    """Is correct for a single sequence only."""
 
     def forward(self, inputs):
         hidden = super().forward(inputs)
@@ -173,7 +173,7 @@ class FewerLayersThanItHas(Text):
 
 
 class RemembersWhereItWas(Text):
-    """Takes a step that begins elsewhere than the last one ended for another prompt."""
+    """Is wrong when a prompt's first step does not start at position 0."""
 
     next_position = 0
 
@@ -186,7 +186,7 @@ class RemembersWhereItWas(Text):
 
 
 class GeneratedTokensComeAlone(Text):
-    """In a step of several tokens it takes all of them for the prompt's."""
+    """Is wrong for generated tokens in a step of several tokens."""
 
     def forward(self, inputs):
         is_decode = len(inputs.token_ids) == 1 or inputs.in_prompt.all()
@@ -195,7 +195,7 @@ class GeneratedTokensComeAlone(Text):
 
 
 class LargeSum(Text):
-    """Adds and takes away what eight bits cannot hold beside the rest."""
+    """Loses precision in bfloat16 by adding and subtracting a large constant."""
 
     def logits(self, hidden):
         return (super().logits(hidden) + 200) - 200
@@ -207,27 +207,27 @@ class FloatLogits(Text):
 
 
 BROKEN = [
-    # model, checks that fail, what the message of the first says
-    (TakesMemory, {"builds_on_meta", "*"}, "extra took memory.*; create parameters without"),
+    # model, failing checks, regex for the message of the first
+    (TakesMemory, {"builds_on_meta", "*"}, "extra allocated memory.*; create parameters with"),
     (ReadsValues, {"builds_on_meta", "*"}, "meta device raised .*read no values while building"),
     (NoHeadSize, {"has_what_the_engine_asks_for", "*"}, "lacks head_dim; the Model protocol"),
     (DoesNotKnowAKey, {"loads_the_checkpoint", "*"}, "q_proj.bias.*name the keys that it needs"),
-    (TakesAnyKey, {"unknown_keys_are_refused"}, "give None for a key that the model does not know"),
+    (TakesAnyKey, {"unknown_keys_are_refused"}, "return None for a key that the model does not"),
     (ReadsNothing, {"missing_keys_are_refused", "*"}, "reads no key .*; make its weights param"),
     (
         LeavesANormOut,
         {"ignored_keys_are_not_needed", "*"},
-        "model.norm.weight are passed over, but transformers' model computes with them",
+        "model.norm.weight are ignored, but transformers' model computes with them",
     ),
     (RootOfAWeight, {"dummy_weights_give_finite_logits"}, "compute buffers in init_buffers"),
     (OneSequence, {"shapes_are_right", "*"}, r"\(1, \d+, 60\), must be \(\d+, 60\); hidden states"),
-    (Doubles, {"shapes_are_right", "*"}, "logits gives torch.float64.*; keep the dtype"),
-    (FewEmbeddings, {"shapes_are_right", "*"}, r"encode_media gives \(5, .* of 6 tokens, must be"),
-    (FlatPositions, {"shapes_are_right", "*"}, r"positions gives torch.int64 .*int64 of shape \(3"),
+    (Doubles, {"shapes_are_right", "*"}, "logits returns torch.float64.*; keep the dtype"),
+    (FewEmbeddings, {"shapes_are_right", "*"}, r"encode_media returns \(5, .* of 6 tokens, must"),
+    (FlatPositions, {"shapes_are_right", "*"}, r"positions returns torch.int64 .*of shape \(3"),
     (
         MeanOfAllItems,
         {"encoding_together_equals_one_by_one", "*"},
-        "when it is encoded among others; let the encoder's attention",
+        "when it is encoded among others; restrict the encoder's attention",
     ),
     (
         LargerLogits,
@@ -237,7 +237,7 @@ BROKEN = [
     (
         GeneratedLater,
         {"greedy_tokens_equal_the_reference"},
-        "from number \\d+ on, .*; where the logits of the prompt agree, the positions",
+        "from index \\d+ on, .*; if the logits of the prompt agree, the positions",
     ),
     (
         ShiftedPositions,
@@ -257,8 +257,8 @@ BROKEN = [
         {"a_preempted_request_equals_an_uninterrupted_one", "*"},
         "generated tokens that are computed again come in one step with the prompt",
     ),
-    (LargeSum, {"bf16_stays_near_float32"}, "of their spread, 15% is allowed; compute norms"),
-    (FloatLogits, {"bf16_stays_near_float32"}, "are torch.float32; cast back after parts"),
+    (LargeSum, {"bf16_stays_near_float32"}, "standard deviation, 15% is allowed; compute norms"),
+    (FloatLogits, {"bf16_stays_near_float32"}, "are torch.float32; cast back after computing"),
 ]
 
 
@@ -300,7 +300,7 @@ def subject(folders, factory):
 
 @pytest.fixture
 def all_failures(failures):
-    """A check that ends in another exception than CheckFailed is reported by name here."""
+    """Like `failures`, and also returns checks that raise other exceptions than CheckFailed."""
 
     def run(subject):
         found = {}
@@ -316,7 +316,7 @@ def all_failures(failures):
 
 @pytest.mark.parametrize(("model", "checks", "message"), BROKEN)
 def test_a_broken_model_fails(subject, all_failures, model, checks, message):
-    """ "*" stands for checks that fail as a consequence."""
+    """ "*" means that further checks may fail as a consequence."""
     found = all_failures(subject(model))
     first = next(name for name in NAMES if name in checks)
     assert re.search(message, found[first], re.DOTALL), found[first]
@@ -325,12 +325,12 @@ def test_a_broken_model_fails(subject, all_failures, model, checks, message):
 
 
 @pytest.mark.parametrize("model", [Text, VL])
-def test_the_models_they_are_made_of_pass(subject, all_failures, model):
+def test_the_unbroken_models_pass(subject, all_failures, model):
     assert all_failures(subject(model)) == {}
 
 
 def test_media_that_are_seen_in_both_directions(subject, all_failures):
-    """All ways to run it agree, dense and paged; only transformers' causal model differs."""
+    """Dense and paged runs agree with each other; only transformers' causal model differs."""
     made = subject(VL)
     made.spec = replace(made.spec, atomic_media=True)
     found = set(all_failures(made)) - {"greedy_tokens_equal_the_reference"}
@@ -338,7 +338,7 @@ def test_media_that_are_seen_in_both_directions(subject, all_failures):
 
 
 def test_a_model_that_transformers_does_not_have(subject, all_failures, folders, tmp_path):
-    """What needs the reference is skipped, and says how to give one; all else is checked."""
+    """Checks that need the reference are skipped and say how to provide one; others run."""
     made = subject(TakesAnyKey)
     made.folder = shutil.copytree(folders["text"], tmp_path / "acme")
     config = (made.folder / "config.json").read_text()
@@ -350,5 +350,5 @@ def test_a_model_that_transformers_does_not_have(subject, all_failures, folders,
 
 def test_every_check_has_a_broken_model():
     covered = {next(name for name in NAMES if name in checks) for _, checks, _ in BROKEN}
-    covered |= PAGED | IN_A_BATCH  # by models that fail several of these, and no others
+    covered |= PAGED | IN_A_BATCH  # some models fail exactly these
     assert covered == set(NAMES)

@@ -1,4 +1,4 @@
-"""Broken reasoning parsers: each fails the check it is for, which says what to do."""
+"""Each broken reasoning parser fails its check, whose message says what to do."""
 
 import re
 
@@ -27,7 +27,7 @@ def make_shared():
 
 
 class ListOfMarkers(FakeReasoningParser):
-    markers = [END]  # noqa: RUF012 - what is wrong with it
+    markers = [END]  # noqa: RUF012 - the fault
 
 
 class ForgottenMarker(FakeReasoningParser):
@@ -103,7 +103,7 @@ class AddsALine(FakeReasoningParser):
 
 
 class LooksAtOnePiece(ReasoningParser):
-    """Finds the marker only when it comes in one piece."""
+    """Finds the marker only when it arrives in one piece."""
 
     markers = (END,)
     end_marker = END
@@ -124,9 +124,9 @@ class LooksAtOnePiece(ReasoningParser):
 
 
 class StateInTheClass(FakeReasoningParser):
-    """One list for all instances, cleared for each request."""
+    """Shares one list among all instances, cleared for each request."""
 
-    held: list = []  # noqa: RUF012 - what is wrong with it
+    held: list = []  # noqa: RUF012 - the fault
 
     def start(self, prompt):
         self.held.clear()
@@ -143,7 +143,7 @@ class StateInTheClass(FakeReasoningParser):
 
 
 BROKEN = [
-    # factory, checks that fail, what the message of the first says
+    # factory, failing checks, regex for the message of the first
     (NeedsAnArgument, NAMES - {"examples_hold"}, "called without arguments, per request"),
     (NoParser, NAMES - {"examples_hold"}, "derive it from mmdeploy_llm.hooks.ReasoningParser"),
     (make_shared(), {"builds_without_arguments", "*"}, "each request needs a parser of its own"),
@@ -154,12 +154,12 @@ BROKEN = [
     (StartMarkerThatOpensNothing, {"markers_are_consistent"}, "opens no reasoning up to"),
     (StartMarkerThatIsNotClosed, {"markers_are_consistent", "*"}, "both of them do not close it"),
     (StartMarkerAlone, {"markers_are_consistent"}, "without `end_marker`; set both or none"),
-    (GivesNone, {"segments_are_well_formed"}, "feed gives a tuple .*; return a list of Segments"),
-    (EmptySegments, {"segments_are_well_formed", "*"}, "finish gives a segment without text"),
+    (GivesNone, {"segments_are_well_formed"}, "feed returns a tuple .*; return a list of Segments"),
+    (EmptySegments, {"segments_are_well_formed", "*"}, "finish returns a segment without text"),
     (UnknownKind, {"segments_are_well_formed", "*"}, "Segments of kind 'reasoning' or 'content'"),
-    (Raises, {"segments_are_well_formed", "*"}, r"raised KeyError: .*; a parser takes any text"),
-    (SaysSomethingToNothing, {"empty_text_gives_nothing", "*"}, "give no segments"),
-    (LosesTheRest, {"plain_text_is_kept"}, "give in `finish` what was held back"),
+    (Raises, {"segments_are_well_formed", "*"}, r"raised KeyError: .*; a parser accepts any text"),
+    (SaysSomethingToNothing, {"empty_text_gives_nothing", "*"}, "return no segments"),
+    (LosesTheRest, {"plain_text_is_kept"}, "return in `finish` what was held back"),
     (AddsALine, {"nothing_is_made_up"}, "it does not add to it or reorder it"),
     (LooksAtOnePiece, {"any_split_equals_the_whole"}, "hold back text at the end of a piece"),
     (StateInTheClass, {"no_state_is_shared", "*"}, "keep the state in the instance"),
@@ -181,7 +181,7 @@ def subject(factory):
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_broken_parser_fails(subject, failures, parser, checks, message):
-    """ "*" stands for checks that fail as a consequence."""
+    """ "*" means that further checks may fail as a consequence."""
     found = failures(CHECKS, subject(parser))
     first = next(check.__name__ for check in CHECKS if check.__name__ in checks)
     assert re.search(message, found[first]), found[first]

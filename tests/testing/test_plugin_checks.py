@@ -1,4 +1,4 @@
-"""Broken plugins: each fails the check it is for, which says what to do."""
+"""Each broken plugin fails its check, whose message says what to do."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ FAKE = "mmdeploy_llm.testing.fakes:FakeReasoningParser"
 GOOD = PARSER.format(name="kit-made-up", factory=FAKE)
 
 BROKEN = [
-    # source, checks that fail, what the message of the first says
+    # source, failing checks, regex for the message of the first
     (
         "import no_such_module",
         {"imports_in_a_fresh_process", "*"},
@@ -43,7 +43,7 @@ BROKEN = [
     (
         GOOD.replace("    return", "    import torch\n    return"),
         {"lists_without_torch"},
-        "listing imports torch; move what needs it into another module",
+        "listing imports torch; move the code that needs it into another module",
     ),
     (
         f"import time; time.sleep(0.4)\n{GOOD}",
@@ -69,7 +69,7 @@ BROKEN = [
         "import itertools\nnumbers = itertools.count()\n"
         + GOOD.replace("name='kit-made-up'", "name=f'kit-{next(numbers)}'"),
         {"provides_the_same_twice"},
-        "gave reasoning parser kit-0, then reasoning parser kit-1; return the same specs",
+        "returned reasoning parser kit-0, then reasoning parser kit-1; return the same specs",
     ),
     (
         PARSER.format(name="kit-made-up", factory="mmdeploy_llm.testing.fakes:NoSuchParser"),
@@ -84,17 +84,17 @@ BROKEN = [
     (
         "@hookimpl\ndef on_step(stats):\n    print(stats.no_such_count)",
         {"hooks_take_what_is_documented"},
-        "on_step.stats. raised AttributeError: .*; let the hook take any valid argument",
+        "on_step.stats. raised AttributeError: .*; let the hook accept any valid argument",
     ),
     (
         "@hookimpl\ndef fetch_media(ref, limits):\n    return ref.uri",
         {"hooks_take_what_is_documented"},
-        "fetch_media gives a str; return bytes, or None to pass",
+        "fetch_media returns a str; return bytes, or None to pass",
     ),
     (
         "@hookimpl\ndef on_engine_stop(info):\n    return info",
         {"hooks_take_what_is_documented"},
-        "on_engine_stop gives a EngineInfo; return nothing",
+        "on_engine_stop returns a EngineInfo; return nothing",
     ),
     (
         "@hookimpl\ndef extend_cli(app):\n    app.add_command('hello')",
@@ -106,7 +106,7 @@ BROKEN = [
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Writes a module that can be imported, by other processes too."""
+    """Returns a function that writes a module which any process can import."""
     names = []
 
     def write(source):
@@ -122,7 +122,7 @@ def module(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("source", "checks", "message"), BROKEN)
 def test_a_broken_plugin_fails(module, failures, source, checks, message):
-    """ "*" stands for checks that fail as a consequence."""
+    """ "*" means that further checks may fail as a consequence."""
     bound = 0.3 if "sleep" in source else 30.0
     found = failures(CHECKS, PluginSubject.of(module(source), max_import_seconds=bound))
     first = next(name for name in NAMES if name in checks)
@@ -142,14 +142,14 @@ def test_every_check_has_a_broken_plugin():
 
 
 def test_a_module_that_no_other_process_has(failures):
-    """A module object made by a test: what needs a fresh process is skipped, the rest is not."""
+    """A module that exists only in this process skips the checks that need a fresh process."""
     code = compile(IMPORTS + GOOD, "made up", "exec")
     made = type(sys)("kit_in_memory")
     exec(code, vars(made))
     assert failures(CHECKS, PluginSubject.of(made)) == {}
 
 
-def test_every_hook_is_tried():
+def test_every_hook_is_checked():
     """A new hook needs an example of its arguments."""
     assert set(plugins._arguments()) | set(PROVIDED) == set(PluginRegistry().hooks)
 

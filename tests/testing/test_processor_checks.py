@@ -1,4 +1,4 @@
-"""Broken media processors: each fails the check it is for, which says what to do."""
+"""Each broken media processor fails its check, whose message says what to do."""
 
 import re
 import time
@@ -22,7 +22,8 @@ TOO_LARGE = {"a claim": (b"FAKE 9999x9999 ", MediaLimits(max_pixels=1000))}
 
 
 def changed(**fields):
-    """A processor whose MediaInputs have other fields; a function gets the right value."""
+    """Returns a processor that changes fields of its MediaInputs; a function gets the right
+    value."""
 
     class Changed(FakeMediaProcessor):
         def process(self, item, options):
@@ -118,11 +119,11 @@ class NoLimits(FakeMediaProcessor):
 
 
 class DecodesFirst(FakeMediaProcessor):
-    """Finds its file broken before it looks at the limits."""
+    """Reports a broken file before it checks the limits."""
 
     def decode(self, source, limits):
         if source.endswith(b" "):
-            raise MediaError("the fake image ends behind its header")
+            raise MediaError("the fake image ends after its header")
         return super().decode(source, limits)
 
 
@@ -143,7 +144,7 @@ class ClosesOnce(FakeMediaProcessor):
 
 
 BROKEN = [
-    # factory, checks that fail, what the message of the first says
+    # factory, failing checks, regex for the message of the first
     (OtherKind, {"builds"}, "`kind` is 'video', but the spec says 'image'; make them equal"),
     (
         lambda checkpoint, options: {},
@@ -151,11 +152,11 @@ BROKEN = [
         "derive it from mmdeploy_llm.hooks.MediaProcessor",
     ),
     (NoToken, {"token_and_markers_are_texts"}, "set it to the text of the placeholder token"),
-    (NoMarkers, {"token_and_markers_are_texts"}, "name the texts that stand for one item"),
-    (GivesATuple, {"samples_are_processed", "*"}, "gives a tuple; return a MediaInput"),
-    (NoTokens, {"samples_are_processed"}, "num_tokens is 0; give an int above 0"),
+    (NoMarkers, {"token_and_markers_are_texts"}, "list the texts that mark the position"),
+    (GivesATuple, {"samples_are_processed", "*"}, "returns a tuple; return a MediaInput"),
+    (NoTokens, {"samples_are_processed"}, "num_tokens is 0; set it to an int above 0"),
     (changed(kind="video"), {"samples_are_processed"}, "has kind 'video'; set 'image'"),
-    (changed(key=""), {"samples_are_processed", "*"}, "give a digest of the content"),
+    (changed(key=""), {"samples_are_processed", "*"}, "set it to a digest of content"),
     (with_tensor(torch.Tensor.double), {"tensors_are_ready"}, "convert it to float32"),
     (with_tensor(torch.Tensor.numpy), {"tensors_are_ready", "*"}, "make it a tensor with"),
     (
@@ -163,7 +164,7 @@ BROKEN = [
         {"tensors_are_ready"},
         "is not contiguous; call .contiguous",
     ),
-    (with_tensor(lambda x: x.float() * np.inf), {"tensors_are_ready"}, "holds NaN or infinity"),
+    (with_tensor(lambda x: x.float() * np.inf), {"tensors_are_ready"}, "contains NaN or infinity"),
     (
         with_tensor(lambda x: x.float().requires_grad_()),
         {"tensors_are_ready"},
@@ -173,9 +174,9 @@ BROKEN = [
     (
         CountsOtherwise,
         {"count_tokens_equals_process"},
-        "what decode gave is 6, but process gives 7 tokens; compute both from one function",
+        "result of decode is 6, but process returns 7 tokens; compute both from one function",
     ),
-    (PeeksOtherwise, {"count_tokens_equals_process"}, "what peek gave is 12, but process gives 6"),
+    (PeeksOtherwise, {"count_tokens_equals_process"}, "result of peek is 12, but process returns"),
     (
         changed(prompt_text="<|image_pad|>\n"),
         {"prompt_text_holds_the_tokens"},
@@ -184,7 +185,7 @@ BROKEN = [
     (
         changed(key=lambda key: uuid.uuid4().hex),
         {"keys_are_deterministic", "threads_do_not_disturb_each_other"},
-        r"nothing but the content and the options may count \(no time",
+        r"may depend only on the content and the options \(no time",
     ),
     (
         changed(key="picture"),
@@ -210,7 +211,7 @@ BROKEN = [
     (
         StumblesOverShortFiles,
         {"damaged_samples_raise_nothing_else"},
-        "cut off at byte .* raised IndexError: .*; raise MediaError instead",
+        "truncated at byte .* raised IndexError: .*; raise MediaError instead",
     ),
     (NoLimits, {"limits_are_respected"}, "but was processed; raise MediaLimitError in `decode`"),
     (DecodesFirst, {"limits_are_respected"}, "raised MediaError: .* before the content is decoded"),
@@ -232,7 +233,7 @@ def subject(factory):
 
 @pytest.mark.parametrize(("processor", "checks", "message"), BROKEN)
 def test_a_broken_processor_fails(subject, failures, processor, checks, message):
-    """ "*" stands for checks that fail as a consequence."""
+    """ "*" means that further checks may fail as a consequence."""
     found = failures(CHECKS, subject(processor))
     first = next(name for name in NAMES if name in checks)
     assert re.search(message, found[first]), found[first]

@@ -1,4 +1,4 @@
-"""Broken tool parsers: each fails the check it is for, which says what to do."""
+"""Each broken tool parser fails its check, whose message says what to do."""
 
 import pytest
 
@@ -11,7 +11,7 @@ NAMES = {check.__name__ for check in CHECKS}
 
 
 class Whole(ToolParser):
-    """Reads <call>name</call> at the end of the text: simple, late and right."""
+    """Reads <call>name</call> only when the text is complete; it passes all checks."""
 
     markers = (START, END)
 
@@ -47,7 +47,7 @@ def make_shared():
 
 
 class ListOfMarkers(Whole):
-    markers = [START]  # noqa: RUF012 - what is wrong with it
+    markers = [START]  # noqa: RUF012 - the fault
 
 
 class GivesNone(Whole):
@@ -97,7 +97,7 @@ class Raises(Whole):
 
 
 class StateInTheClass(Whole):
-    texts: list = []  # noqa: RUF012 - what is wrong with it
+    texts: list = []  # noqa: RUF012 - the fault
 
     def __init__(self):
         super().__init__()
@@ -119,13 +119,13 @@ ROWS = [
     (make_shared(), "builds_without_arguments", "return a new one"),
     (ListOfMarkers, "builds_without_arguments", "make it a tuple"),
     (GivesNone, "items_are_well_formed", "return a list of texts and ToolCalls"),
-    (EmptyTexts, "items_are_well_formed", "give texts that are not empty"),
-    (EmptyTexts, "empty_text_gives_nothing", "give nothing"),
+    (EmptyTexts, "items_are_well_formed", "return texts that are not empty"),
+    (EmptyTexts, "empty_text_gives_nothing", "return an empty list"),
     (NoObject, "items_are_well_formed", "text of a JSON object"),
-    (LosesBrokenCalls, "nothing_is_lost", "tags included"),
-    (LosesTheRest, "plain_text_is_kept", "give it as content"),
+    (LosesBrokenCalls, "nothing_is_lost", "including its tags"),
+    (LosesTheRest, "plain_text_is_kept", "return it as content"),
     (LooksAtOnePiece, "any_split_equals_the_whole", "hold back text"),
-    (Raises, "nothing_is_lost", "a parser must take any text"),
+    (Raises, "nothing_is_lost", "a parser must accept any text"),
     (StateInTheClass, "no_state_is_shared", "keep the state in the instance"),
 ]
 

@@ -1,4 +1,4 @@
-"""A small model with every kind of target, and its checkpoint."""
+"""A small model that uses every kind of target, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOE = MoEConfig(num_experts=3, top_k=1, intermediate_size=6)
 
 
 class Small(nn.Module):
-    """config.size is the width of everything."""
+    """A model whose layers are all config.size wide."""
 
     def __init__(self, config) -> None:
         super().__init__()
@@ -67,13 +67,13 @@ def tensors():
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """The folder tmp_path, with a config."""
+    """A Checkpoint in tmp_path with a config."""
     return Checkpoint(folder=tmp_path, config=SimpleNamespace(size=8))
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """On tiny models, handing work to other threads takes longer than the work."""
+    """Uses one thread: for tiny models, starting threads takes longer than the work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

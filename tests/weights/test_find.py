@@ -1,4 +1,4 @@
-"""Which files are taken, and what is refused."""
+"""Which weight files of a folder are found, and which folders are refused."""
 
 import json
 

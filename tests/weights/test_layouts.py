@@ -1,5 +1,5 @@
-"""The layouts in which the in-tree families are found: published, sharded, and as transformers'
-modules name their parameters."""
+"""Checkpoints of this package's families load in every layout: published, sharded, and with the
+names of transformers' modules."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def published(family, tmp_path_factory):
-    """A folder written by save_pretrained, transformers' model of it, and our parameters."""
+    """A folder written by save_pretrained, its model in transformers, and our parameters."""
     folder = write_tiny(family, tmp_path_factory.mktemp(family))
     reference = Reference(folder)
     model = build(SPECS[family], folder, reference.config, torch.float32)
@@ -54,7 +54,7 @@ def test_a_checkpoint_of_another_family_is_refused(family, published):
 
 
 class _Tokenizer:
-    """Ids enough for a config."""
+    """The token ids that a config needs."""
 
     eos_token_id = pad_token_id = bos_token_id = 0
 

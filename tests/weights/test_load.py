@@ -1,4 +1,4 @@
-"""Values land where they belong; anything else is an error that names the keys."""
+"""Every value is loaded into its parameter; anything else raises an error that names the keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def load(tmp_path, factory, checkpoint):
-    """Writes tensors and builds the model from them."""
+    """Returns a function that writes tensors and builds the model from them."""
 
     def run(tensors, dtype=torch.float32):
         save_file(tensors, tmp_path / "model.safetensors")
@@ -105,16 +105,16 @@ class TestErrors:
         del tensors["attn.k.weight"], tensors["stacked"]
         with pytest.raises(CheckpointError) as info:
             load(tensors)
-        assert "attn.qkv_proj.weight (part of it), gate.correction_bias" in str(info.value)
+        assert "attn.qkv_proj.weight (some values), gate.correction_bias" in str(info.value)
 
     def test_a_missing_last_part(self, load, tensors):
         del tensors["experts.2.down_proj.weight"]
-        with pytest.raises(CheckpointError, match=r"experts\.down_proj \(part of it\)"):
+        with pytest.raises(CheckpointError, match=r"experts\.down_proj \(some values\)"):
             load(tensors)
 
     def test_ten_surplus_keys_and_how_many_more(self, load, tensors):
         surplus = {f"extra.{i:02}": torch.zeros(1) for i in range(13)}
-        with pytest.raises(CheckpointError, match="no place") as info:
+        with pytest.raises(CheckpointError, match="no parameters for") as info:
             load({**tensors, **surplus})
         assert "extra.09 and 3 more" in str(info.value)
         assert "extra.10" not in str(info.value)
@@ -190,7 +190,7 @@ class TestErrors:
 
 
 class Wide(nn.Module):
-    """48 matrices of 8 MB."""
+    """A model of 48 matrices of 8 MB."""
 
     def __init__(self, config) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ print(peak() - before)
 
 @pytest.fixture(scope="module")
 def wide_folder(tmp_path_factory):
-    """400 MB of float32."""
+    """A checkpoint of 400 MB in float32."""
     folder = tmp_path_factory.mktemp("wide")
     tensors = {f"layers.{i}.weight": torch.zeros(2048, 1024) for i in range(48)}
     save_file(tensors, folder / "model.safetensors")
@@ -235,7 +235,7 @@ def wide_folder(tmp_path_factory):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 1.0), ("bfloat16", 0.5)])
 def test_no_second_copy_of_the_model_in_memory(wide_folder, request, dtype, share):
-    """The growth of the peak is what the model itself takes, and a third of the file at most."""
+    """Peak memory grows by the model's own size plus at most a third of the file."""
     script = MEASURE.format(tests=str(request.path.parent), folder=str(wide_folder), dtype=dtype)
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

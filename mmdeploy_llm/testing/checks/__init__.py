@@ -1,1 +1,1 @@
-"""What every plugin must satisfy, as plain functions: one check each, without pytest."""
+"""The checks that every plugin must pass, as plain functions that do not need pytest."""

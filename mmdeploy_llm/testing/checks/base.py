@@ -1,4 +1,4 @@
-"""What a check is: a function that takes a subject and raises CheckFailed."""
+"""Defines checks: functions that take a subject and raise CheckFailed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from mmdeploy_llm.hooks import ReasoningParserSpec, ToolParserSpec
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import Spec
 
-# A check's name is its function's; the first line of its docstring says what it demands.
+# A check is named after its function; the first line of its docstring states the requirement.
 Check = Callable[[Any], None]
 
 
 class CheckFailed(AssertionError):
-    """A plugin breaks its contract; the message says what was found and what to do."""
+    """A plugin breaks its contract. The message says what was found and what to do."""
 
 
 class CheckSkipped(Exception):
-    """A check does not apply, or lacks what it needs; the message says why."""
+    """A check does not apply or lacks an input. The message says why."""
 
 
 def demand(condition: object, message: str) -> None:
@@ -31,7 +31,8 @@ def demand(condition: object, message: str) -> None:
 
 @contextmanager
 def attributed(doing: str, advice: str) -> Iterator[None]:
-    """An exception inside becomes a CheckFailed that says what was being done, and the advice."""
+    """Converts an exception inside the block to a CheckFailed that names the action `doing` and
+    the advice."""
     try:
         yield
     except (CheckFailed, CheckSkipped):
@@ -41,7 +42,7 @@ def attributed(doing: str, advice: str) -> Iterator[None]:
 
 
 def new_parser(spec: ReasoningParserSpec | ToolParserSpec, base: type[Any]) -> Any:
-    """A parser for one request. Raises CheckFailed when the factory does not give a `base`."""
+    """Builds a parser for one request. Raises CheckFailed when it is not a `base`."""
     factory = factory_of(spec)
     with attributed(
         f"{spec.factory}()", "a parser's factory is called without arguments, per request"
@@ -49,14 +50,14 @@ def new_parser(spec: ReasoningParserSpec | ToolParserSpec, base: type[Any]) -> A
         parser = factory()
     demand(
         isinstance(parser, base),
-        f"{spec.factory}() gives a {type(parser).__name__}; derive it from "
+        f"{spec.factory}() returns a {type(parser).__name__}; derive it from "
         f"mmdeploy_llm.hooks.{base.__name__}",
     )
     return parser
 
 
 def factory_of(spec: Spec) -> Callable[..., Any]:
-    """What the spec's factory names. Raises CheckFailed when it cannot be imported."""
+    """Imports the factory that the spec names. Raises CheckFailed when that fails."""
     module, _, attributes = spec.factory.partition(":")
     with attributed(
         f"importing the factory {spec.factory!r} of {spec.name!r}",

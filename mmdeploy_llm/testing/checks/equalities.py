@@ -1,4 +1,4 @@
-"""The checks of a model that compare two ways to compute the same.
+"""Checks that a model computes the same in every way that the engine may run it.
 
 transformers == dense == paged == in chunks == in a batch == from the prefix cache == preempted
 """
@@ -19,14 +19,14 @@ from mmdeploy_llm.testing.paged import BLOCK_SIZE, Generated
 from .base import Check, CheckSkipped, attributed, demand
 from .models import ModelSubject
 
-NUM_TOKENS = 20  # greedy tokens that must agree
-CHUNK_SIZES = (3, 11)  # smaller than most images
-PAGED_CHUNK = 9  # tokens of a step, prompts and decoding together
-BF16_ERROR = 0.15  # standard deviation of the error over that of the logits
+NUM_TOKENS = 20  # number of greedy tokens that must agree
+CHUNK_SIZES = (3, 11)  # tokens; smaller than most images
+PAGED_CHUNK = 9  # tokens per step, prompts and decoding together
+BF16_ERROR = 0.15  # limit of the error's standard deviation relative to that of the logits
 
 
 def logits_equal_the_reference(subject: ModelSubject) -> None:
-    """All tokens of the prompt, in one piece, against transformers."""
+    """The logits of all prompt tokens, computed in one step, equal those of transformers."""
     for name, (ids, media) in subject.prompts.items():
         expected = subject.reference.logits(ids, media)
         error = max_difference(subject.runner.run(subject.runner.add(ids, media)), expected)
@@ -39,41 +39,41 @@ def logits_equal_the_reference(subject: ModelSubject) -> None:
 
 
 def greedy_tokens_equal_the_reference(subject: ModelSubject) -> None:
-    """Prompt and decoding, token for token."""
+    """Greedy decoding yields the tokens of transformers."""
     for name, (ids, media) in subject.prompts.items():
         expected = list(subject.reference.generate(ids, NUM_TOKENS, media))
         found = subject.runner.generate(subject.runner.add(ids, media), NUM_TOKENS)
         demand(
             found == expected,
-            f"case {name!r}: greedy tokens differ from the reference from number "
-            f"{_first_difference(found, expected)} on, {found} is not {expected}; where the logits "
+            f"case {name!r}: greedy tokens differ from the reference from index "
+            f"{_first_difference(found, expected)} on, {found} is not {expected}; if the logits "
             "of the prompt agree, the positions of generated tokens are the usual cause",
         )
 
 
 def positions_equal_the_reference(subject: ModelSubject) -> None:
-    """M-RoPE positions, where the model has them."""
+    """M-RoPE positions equal those of transformers; skipped for a model without them."""
     if subject.model.positions(1, ()) is None:
-        raise CheckSkipped("position i of a prompt is i")
+        raise CheckSkipped("the model has no M-RoPE: token i has position i")
     inner = getattr(getattr(subject.reference, "model", None), "model", None)
     if not hasattr(inner, "get_rope_index"):
-        raise CheckSkipped("the reference does not tell its positions")
+        raise CheckSkipped("the reference has no get_rope_index")
     for name, (ids, media) in subject.prompts.items():
         if not media:
             continue
         expected = subject.reference.positions(ids, media)
         found = subject.model.positions(len(ids), media)
         same = torch.equal(found, expected)
-        place = "" if same else f" from token {int((found != expected).any(0).int().argmax())} on"
+        where = "" if same else f" from token {int((found != expected).any(0).int().argmax())} on"
         demand(
             same,
-            f"case {name!r}: positions differ from the reference{place}; see get_rope_index in "
+            f"case {name!r}: positions differ from the reference{where}; see get_rope_index in "
             "transformers' model",
         )
 
 
 def chunks_equal_the_whole(subject: ModelSubject) -> None:
-    """The prompt cut anywhere, inside media too unless they are atomic."""
+    """A prompt split at any token yields the same logits; also inside media, unless atomic."""
     for name, (ids, media) in subject.prompts.items():
         whole = subject.runner.run(subject.runner.add(ids, media))
         for size in CHUNK_SIZES:
@@ -83,29 +83,29 @@ def chunks_equal_the_whole(subject: ModelSubject) -> None:
                 error < subject.tolerance,
                 f"case {name!r}: in chunks of {size} tokens the logits differ by {error:.2g} from "
                 "the whole; take positions from inputs.positions, media from inputs.media_rows, "
-                "and attend only through inputs.attn, which sees the tokens of earlier chunks",
+                "and attend only through inputs.attn, which has the tokens of earlier chunks",
             )
 
 
 def a_packed_batch_equals_single_sequences(subject: ModelSubject) -> None:
-    """One sequence decodes while the others are prefilled, all in one forward."""
+    """One forward of several sequences, decoding and prefill mixed, equals one per sequence."""
     runner, prompts = subject.runner, list(subject.prompts.values())
     decoding, single = runner.add(*prompts[0]), runner.add(*prompts[0])
     for sequence in (decoding, single):
         runner.generate(sequence, 2)
     expected = [runner.run(single), *(runner.run(runner.add(*prompt)) for prompt in prompts)]
     packed = [(decoding, 1), *((runner.add(*prompt), len(prompt[0])) for prompt in prompts)]
-    with attributed("a batch of several sequences", "let forward take [tokens], not one sequence"):
+    with attributed("a batch of several sequences", "forward gets [tokens] of any sequences"):
         error = max_difference(runner.step(packed), torch.cat(expected))
     demand(
         error < subject.tolerance,
         f"in a batch the logits differ by {error:.2g} from those of single sequences; rows of "
-        "other sequences must not count: nothing may be summed, normalised or shifted over tokens",
+        "other sequences must not count: do not sum, normalise or shift over tokens",
     )
 
 
 def paged_equals_dense(subject: ModelSubject) -> None:
-    """Through the real scheduler, runner and paged cache."""
+    """The real scheduler, runner and paged cache yield what dense attention yields."""
     paged = subject.paged()
     for name, (ids, media) in subject.prompts.items():
         (found,) = paged.generate([(ids, media)], NUM_TOKENS)
@@ -115,13 +115,13 @@ def paged_equals_dense(subject: ModelSubject) -> None:
             f"case {name!r}: the paged cache",
             found,
             expected,
-            "give every layer its own number in inputs.attn.attend, write keys nowhere else, and "
-            "set num_layers, num_kv_heads and head_dim to what attend gets",
+            "pass each layer's own index to inputs.attn.attend, store keys nowhere else, and set "
+            "num_layers, num_kv_heads and head_dim to the values that attend receives",
         )
 
 
 def a_paged_batch_equals_singles(subject: ModelSubject) -> None:
-    """All prompts at once, decoding together, against one by one."""
+    """A batch of all prompts yields the tokens that each prompt yields alone."""
     together = subject.paged().generate(list(subject.prompts.values()), NUM_TOKENS)
     for name, found in zip(subject.prompts, together, strict=True):
         (alone,) = subject.paged().generate([subject.prompts[name]], NUM_TOKENS)
@@ -135,22 +135,22 @@ def a_paged_batch_equals_singles(subject: ModelSubject) -> None:
 
 
 def paged_chunks_equal_the_whole(subject: ModelSubject) -> None:
-    """Few tokens a step, so that prompts are cut and mixed with decoding."""
+    """Few tokens per step, which mix prompt chunks and decoding, yield the same tokens."""
     chunked = subject.paged(max_num_batched_tokens=PAGED_CHUNK)
     found = chunked.generate(list(subject.prompts.values()), NUM_TOKENS)
     whole = subject.paged().generate(list(subject.prompts.values()), NUM_TOKENS)
     for name, one, other in zip(subject.prompts, found, whole, strict=True):
         _demand_equal(
             subject,
-            f"case {name!r}: {PAGED_CHUNK} tokens a step",
+            f"case {name!r}: {PAGED_CHUNK} tokens per step",
             one,
             other,
-            "tokens of earlier steps are seen through inputs.attn only",
+            "only inputs.attn gives access to tokens of earlier steps",
         )
 
 
 def a_prefix_hit_equals_a_cold_start(subject: ModelSubject) -> None:
-    """The same prompt again, its beginning taken from the prefix cache."""
+    """A repeated prompt whose prefix comes from the prefix cache yields the same tokens."""
     for name, prompt in subject.prompts.items():
         paged = subject.paged()
         (cold,) = paged.generate([prompt], NUM_TOKENS, has_prompt_logprobs=False)
@@ -161,13 +161,13 @@ def a_prefix_hit_equals_a_cold_start(subject: ModelSubject) -> None:
             f"case {name!r}: a prefix hit of {hit.num_cached_tokens} tokens",
             hit,
             cold,
-            "nothing may depend on having seen the beginning of a prompt: a prompt's first step "
-            "can start at any token (inputs.positions tells where)",
+            "the model must not rely on seeing the prefix of a prompt: a prompt's first step can "
+            "start at any token (see inputs.positions)",
         )
 
 
 def a_preempted_request_equals_an_uninterrupted_one(subject: ModelSubject) -> None:
-    """Requests that lose their cache and compute prompt and generated tokens again."""
+    """A request that is preempted and computes its tokens again yields the same tokens."""
     name, prompt = min(subject.prompts.items(), key=lambda item: len(item[1][0]))
     num_blocks = 2 * -(-(len(prompt[0]) + 2) // BLOCK_SIZE) + 1
     pressed = subject.paged(num_blocks=num_blocks)
@@ -180,13 +180,13 @@ def a_preempted_request_equals_an_uninterrupted_one(subject: ModelSubject) -> No
             f"case {name!r}: a preempted request",
             found,
             expected,
-            "generated tokens that are computed again come in one step with the prompt, told "
-            "apart by inputs.in_prompt alone",
+            "generated tokens that are computed again come in one step with the prompt; only "
+            "inputs.in_prompt distinguishes them",
         )
 
 
 def bf16_stays_near_float32(subject: ModelSubject) -> None:
-    """Same weights, eight bits of precision."""
+    """Logits in bfloat16 stay close to those in float32."""
     half = DenseRunner(subject.build(torch.bfloat16), has_atomic_media=subject.spec.atomic_media)
     for name, (ids, media) in subject.prompts.items():
         expected = subject.runner.run(subject.runner.add(ids, media))
@@ -196,15 +196,15 @@ def bf16_stays_near_float32(subject: ModelSubject) -> None:
             found = half.run(half.add(ids, media))
         demand(
             found.dtype is torch.bfloat16,
-            f"case {name!r}: logits of a bfloat16 model are {found.dtype}; cast back after parts "
-            "that are computed in float32",
+            f"case {name!r}: logits of a bfloat16 model are {found.dtype}; cast back after "
+            "computing in float32",
         )
         error = float((found.float() - expected).std() / expected.std())
         demand(
             error < BF16_ERROR,
-            f"case {name!r}: logits in bfloat16 are off by {error:.0%} of their spread, "
-            f"{BF16_ERROR:.0%} is allowed; compute norms, rotary angles, softmax and router scores "
-            "in float32",
+            f"case {name!r}: the error of bfloat16 logits is {error:.0%} of their standard "
+            f"deviation, {BF16_ERROR:.0%} is allowed; compute norms, rotary angles, softmax and "
+            "router scores in float32",
         )
 
 
@@ -224,7 +224,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def max_difference(found: Tensor, expected: Tensor) -> float:
-    """Largest absolute difference; the shapes must be equal."""
+    """Returns the largest absolute difference. Raises CheckFailed when the shapes differ."""
     demand(
         found.shape == expected.shape,
         f"the shape is {tuple(found.shape)}, must be {tuple(expected.shape)}",
@@ -253,8 +253,8 @@ def _run_in_chunks(subject: ModelSubject, sequence: DenseSequence, size: int) ->
         start = sequence.num_computed
         end = min(start + size, len(sequence.token_ids))
         if subject.spec.atomic_media:
-            cut = [span.end for span in sequence.media if span.offset < end < span.end]
-            end = max([end, *cut])
+            ends = [span.end for span in sequence.media if span.offset < end < span.end]
+            end = max([end, *ends])
         logits.append(subject.runner.step([(sequence, end - start)]))
     return torch.cat(logits)
 
@@ -264,18 +264,19 @@ def _demand_equal(
 ) -> None:
     error = max(_differences(found, expected), default=0.0)
     demand(
-        error < 2 * subject.tolerance,  # a log-probability moves by twice what a logit does
+        error < 2 * subject.tolerance,  # a log-probability changes by up to twice as much as logits
         f"{what} changes log-probabilities by {error:.2g}; {advice}",
     )
     demand(
         found.token_ids == expected.token_ids,
-        f"{what} changes the tokens from number "
+        f"{what} changes the tokens from index "
         f"{_first_difference(found.token_ids, expected.token_ids)} on; {advice}",
     )
 
 
 def _differences(found: Generated, expected: Generated) -> Iterator[float]:
-    """Of prompt tokens, and of generated ones as long as both have the same."""
+    """Yields differences of log-probabilities: of prompt tokens, and of generated tokens up to the
+    first that differs."""
     for one, other in zip(found.prompt_logprobs, expected.prompt_logprobs, strict=True):
         yield abs(one - other)
     same = _first_difference(found.token_ids, expected.token_ids)

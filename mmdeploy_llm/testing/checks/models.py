@@ -1,4 +1,4 @@
-"""The checks of a model by itself: how it is built, loaded, and the shapes it gives."""
+"""Checks of a model by itself: building, loading, and the shapes of its results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mmdeploy_llm.weights.find import find_weights
 from .base import Check, CheckFailed, CheckSkipped, attributed, demand, factory_of
 
 UNKNOWN_KEY = "no_model_has.this_key.weight"
-MOST_BYTES = 256 * 2**20  # of a checkpoint that is copied, a key less
+MAX_COPY_BYTES = 256 * 2**20  # a larger checkpoint is not copied to remove a key from it
 
 Grid = tuple[int, int, int]
 Prompt = tuple[list[int], list[MediaSpan]]
@@ -47,17 +47,17 @@ class ModelSubject:
 
     @cached_property
     def reference(self) -> Any:
-        """transformers' model of the folder."""
+        """The reference model of the folder, by default transformers'."""
         return self.make_reference(self.folder)
 
     @cached_property
     def model(self) -> Any:
-        """Our model with its weights, float32."""
+        """The plugin's model with its weights, in float32."""
         return self.build(torch.float32)
 
     @cached_property
     def runner(self) -> DenseRunner:
-        """Our model on plain attention without pages."""
+        """The plugin's model with plain attention, without a paged cache."""
         return DenseRunner(self.model, has_atomic_media=self.spec.atomic_media)
 
     @cached_property
@@ -80,13 +80,13 @@ class ModelSubject:
         folder: Path | None = None,
         split: Any = None,
     ) -> Any:
-        """Another model, on the CPU. split: see build_model."""
+        """Builds another instance of the plugin's model on the CPU. split: see build_model."""
         checkpoint = Checkpoint(folder=folder or self.folder, config=self.config)
         cpu = torch.device("cpu")
         return build_model(factory_of(self.spec), checkpoint, dtype, cpu, load_format, split)
 
     def paged(self, **limits: Any) -> PagedRunner:
-        """Our model behind the real scheduler and runner."""
+        """Returns the plugin's model driven by the real scheduler and runner."""
         media = [span for _, spans in self.prompts.values() for span in spans]
         if self.spec.atomic_media and "max_num_batched_tokens" in limits:
             largest = max((span.end - span.offset for span in media), default=0)
@@ -102,31 +102,31 @@ class ModelSubject:
 
 
 def builds_on_meta(subject: ModelSubject) -> None:
-    """The factory builds a whole model on the meta device, without memory."""
+    """The factory builds the whole model on the meta device, without allocating memory."""
     factory = factory_of(subject.spec)
     with (
         attributed(
             f"{subject.spec.factory}(config) on the meta device",
-            "build from the config alone, create parameters empty, read no values while building: "
-            "they have none yet",
+            "build from the config alone, create empty parameters, read no values while building: "
+            "parameters have none yet",
         ),
         torch.device("meta"),
     ):
         model = factory(subject.config)
     demand(
         isinstance(model, torch.nn.Module),
-        f"{subject.spec.factory} gives a {type(model).__name__}; return a torch.nn.Module",
+        f"{subject.spec.factory} returns a {type(model).__name__}; return a torch.nn.Module",
     )
     real = [name for name, param in model.named_parameters() if param.device.type != "meta"]
     demand(
         not real,
-        f"{_some(real)} took memory while building on the meta device; create parameters without "
-        "`device=` and values, with torch.empty",
+        f"{_some(real)} allocated memory while building on the meta device; create parameters "
+        "with torch.empty, without `device=` and values",
     )
 
 
 def has_what_the_engine_asks_for(subject: ModelSubject) -> None:
-    """Methods and sizes of the Model protocol."""
+    """The model has the methods and sizes of the Model protocol."""
     with torch.device("meta"):
         model = factory_of(subject.spec)(subject.config)
     methods = (*MODEL_METHODS, "weight_targets", *(["encode_media"] if subject.spec.media else []))
@@ -135,46 +135,46 @@ def has_what_the_engine_asks_for(subject: ModelSubject) -> None:
     demand(
         not missing,
         f"{type(model).__name__} lacks {', '.join(missing)}; the Model protocol in "
-        "mmdeploy_llm.hooks says what each of them is (sizes are ints)",
+        "mmdeploy_llm.hooks describes each of them (sizes are ints)",
     )
 
 
 def loads_the_checkpoint(subject: ModelSubject) -> None:
-    """Every key of the checkpoint has a place, and every parameter a key."""
+    """Every key of the checkpoint has a parameter or is ignored, and every parameter has a key."""
     try:
         _ = subject.model
     except CheckpointError as error:
         raise CheckFailed(
-            f"the checkpoint does not load: {error}. In the model: name the keys that it needs in "
-            "weight_targets (usually WeightMap's `renames`), those that it does not need in "
+            f"the checkpoint does not load: {error}. In the model, name the keys that it needs in "
+            "weight_targets (usually WeightMap's `renames`), and keys that it does not need in "
             "`ignored`"
         ) from error
 
 
 def unknown_keys_are_refused(subject: ModelSubject) -> None:
-    """A key that the model does not know is an error, not passed over."""
+    """An unknown key is an error and is not ignored."""
     with torch.device("meta"):
         model = factory_of(subject.spec)(subject.config)
     targets = model.weight_targets(UNKNOWN_KEY)
     demand(
         targets is None,
-        f"weight_targets({UNKNOWN_KEY!r}) gives {targets!r}; give None for a key that the model "
-        "does not know, so that a checkpoint of another kind is refused (() is for known keys that "
-        "are not needed: narrow the patterns in `ignored`)",
+        f"weight_targets({UNKNOWN_KEY!r}) returns {targets!r}; return None for a key that the "
+        "model does not know, so that a checkpoint of another kind is refused (() is for known "
+        "keys that are not needed: narrow the patterns in `ignored`)",
     )
 
 
 def missing_keys_are_refused(subject: ModelSubject) -> None:
-    """A checkpoint that lacks a key the model reads is an error."""
+    """A checkpoint without a key that the model reads is an error."""
     paths = find_weights(subject.folder)
-    if sum(path.stat().st_size for path in paths) > MOST_BYTES:
+    if sum(path.stat().st_size for path in paths) > MAX_COPY_BYTES:
         raise CheckSkipped("the checkpoint is too large to be copied")
     tensors = {key: value for path in paths for key, value in load_file(path).items()}
     wanted = [key for key in tensors if subject.model.weight_targets(key)]
     demand(
         wanted,
-        "the model reads no key of the checkpoint, so that nothing can be missing; make its "
-        "weights parameters, and let weight_targets name them",
+        "the model reads no key of the checkpoint, so none can be missing; make its weights "
+        "parameters, and return them from weight_targets",
     )
     for key in (wanted[0], wanted[-1]):
         rest = {name: tensor for name, tensor in tensors.items() if name != key}
@@ -185,31 +185,31 @@ def missing_keys_are_refused(subject: ModelSubject) -> None:
             except CheckpointError:
                 continue
         raise CheckFailed(
-            f"without {key!r}, which it reads, the checkpoint still loads; make every weight a "
-            "parameter when the model is built"
+            f"the checkpoint loads even without {key!r}, which the model reads; make every weight "
+            "a parameter when the model is built"
         )
 
 
 def ignored_keys_are_not_needed(subject: ModelSubject) -> None:
-    """No key is passed over that transformers' model computes with."""
+    """No ignored key is a parameter of transformers' model."""
     ignored = [key for key in _keys(subject.folder) if subject.model.weight_targets(key) == ()]
     if not ignored:
         return
     inner = getattr(subject.reference, "model", None)
     if not isinstance(inner, torch.nn.Module):
-        raise CheckSkipped("the reference does not tell its parameters")
-    # A tied head is one parameter under its first name.
+        raise CheckSkipped("the reference has no torch module with parameters")
+    # A tied output head is listed once, under the embedding's name.
     used = set(dict(inner.named_parameters()))
     needed = [key for key in ignored if key in used]
     demand(
         not needed,
-        f"{_some(needed)} are passed over, but transformers' model computes with them; give them "
-        "a place in weight_targets, or narrow the patterns in `ignored`",
+        f"{_some(needed)} are ignored, but transformers' model computes with them; return targets "
+        "for them from weight_targets, or narrow the patterns in `ignored`",
     )
 
 
 def dummy_weights_give_finite_logits(subject: ModelSubject) -> None:
-    """load_format="dummy" reads nothing and computes something."""
+    """A model with load_format="dummy" reads no file and computes finite logits."""
     model = subject.build(torch.float32, "dummy")
     runner = DenseRunner(model, has_atomic_media=subject.spec.atomic_media)
     ids, media = subject.make_prompt(subject.config, (), seed=0)
@@ -221,7 +221,7 @@ def dummy_weights_give_finite_logits(subject: ModelSubject) -> None:
 
 
 def shapes_are_right(subject: ModelSubject) -> None:
-    """forward, logits, positions and encode_media give the shapes of their contract."""
+    """forward, logits, positions and encode_media return the shapes of their contract."""
     model, runner = subject.model, subject.runner
     for name, (ids, media) in subject.prompts.items():
         _check_positions(model, name, ids, media)
@@ -237,17 +237,17 @@ def shapes_are_right(subject: ModelSubject) -> None:
             given = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
             demand(
                 given == shape,
-                f"case {name!r}: {what} gives {given}, must be {shape}; "
+                f"case {name!r}: {what} returns {given}, must be {shape}; "
                 "hidden states are [tokens, hidden_size], logits [rows, vocab_size]",
             )
             demand(
                 found.dtype == torch.float32,
-                f"case {name!r}: {what} gives {found.dtype} from float32 weights; keep the dtype",
+                f"case {name!r}: {what} returns {found.dtype} for float32 weights; keep the dtype",
             )
 
 
 def encoding_together_equals_one_by_one(subject: ModelSubject) -> None:
-    """encode_media gives an item the same embeddings alone and among others."""
+    """encode_media returns the same embeddings for an item alone and among others."""
     items = [span.item for _, media in subject.prompts.values() for span in media]
     if not items:
         raise CheckSkipped("no case has media")
@@ -259,16 +259,16 @@ def encoding_together_equals_one_by_one(subject: ModelSubject) -> None:
             demand(
                 error < subject.tolerance,
                 f"the embeddings of {item.key!r} differ by {error:.2g} when it is encoded among "
-                "others; let the encoder's attention and pooling end at each item",
+                "others; restrict the encoder's attention and pooling to each item",
             )
 
 
 def transformers_reference(folder: Path) -> Any:
-    """transformers' own model of the folder. Raises CheckSkipped when it has none."""
+    """Loads transformers' model of the folder. Raises CheckSkipped when transformers has none."""
     architecture = transformers.AutoConfig.from_pretrained(folder).architectures[0]
     if not hasattr(transformers, architecture):
         raise CheckSkipped(
-            f"transformers has no {architecture}; give a reference of your own in `make_reference`"
+            f"transformers has no {architecture}; return your own reference in `make_reference`"
         )
     return Reference(folder)
 
@@ -281,7 +281,7 @@ def _check_positions(model: Any, name: str, ids: Sequence[int], media: Sequence[
         isinstance(positions, torch.Tensor)
         and positions.dtype is torch.int64
         and tuple(positions.shape) == (3, len(ids)),
-        f"case {name!r}: positions gives {_shape(positions)}; give None, or int64 of shape "
+        f"case {name!r}: positions returns {_shape(positions)}; return None, or int64 of shape "
         f"{(3, len(ids))} (time, height, width)",
     )
 
@@ -293,14 +293,14 @@ def _check_embeddings(model: Any, name: str, media: Sequence[MediaSpan]) -> None
         embeds = model.encode_media([span.item for span in media])
     demand(
         len(embeds) == len(media),
-        f"case {name!r}: encode_media gives {len(embeds)} outputs for {len(media)} items; give one "
-        "for each item, in order",
+        f"case {name!r}: encode_media returns {len(embeds)} outputs for {len(media)} items; return "
+        "one per item, in order",
     )
     for span, embed in zip(media, embeds, strict=True):
         shape = (span.item.num_tokens, media_size(model))
         demand(
             tuple(embed.shape) == shape,
-            f"case {name!r}: encode_media gives {tuple(embed.shape)} for an item of "
+            f"case {name!r}: encode_media returns {tuple(embed.shape)} for an item of "
             f"{span.item.num_tokens} tokens, must be {shape} (num_tokens, media_size or "
             "hidden_size); the processor's num_tokens and the encoder's merging must agree",
         )

@@ -1,4 +1,4 @@
-"""The checks of a reasoning parser."""
+"""Checks of a reasoning parser."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PLAIN = "Two and two are four.\nWell: 4 < 5 > 3, said he."
 SCRAPS = ("a", "b c", " ", "\n\n", "<", "</", "é", "[", "|", ">")
 NUM_RANDOM_TEXTS = 30
 NUM_RANDOM_SPLITS = 6
-MOST_PAIRED = 8  # markers of which every pair makes a text
+MAX_PAIRED = 8  # number of markers that are combined in pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserExample:
-    """What the parser must make of `text`, generated behind `prompt`."""
+    """The reasoning and content expected for `text`, generated after `prompt`."""
 
     text: str
     reasoning: str
@@ -32,13 +32,13 @@ class ParserExample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserSubject:
-    """A parser to check, and what its author says of it."""
+    """A parser to check, and its author's examples."""
 
     spec: ReasoningParserSpec
     examples: tuple[ParserExample, ...] = ()
 
     def new(self) -> ReasoningParser:
-        """A parser for one request."""
+        """Builds a parser for one request."""
         parser: ReasoningParser = new_parser(self.spec, ReasoningParser)
         return parser
 
@@ -48,38 +48,38 @@ class ParserSubject:
         return self.new().markers
 
     def texts(self) -> Iterator[str]:
-        """Texts to parse: the examples, and all that its markers can be combined to."""
+        """Yields texts to parse: those of the examples, and combinations of the markers."""
         yield from dict.fromkeys((*(item.text for item in self.examples), *_generic(self.markers)))
 
     def prompts(self) -> tuple[str, ...]:
-        """Prompts that may have opened or closed the reasoning."""
-        ends = tuple(f"Q: hi\nA: {marker}\n" for marker in self.markers[:MOST_PAIRED])
+        """Returns prompts, some of which end in a marker that may open or close the reasoning."""
+        ends = tuple(f"Q: hi\nA: {marker}\n" for marker in self.markers[:MAX_PAIRED])
         return tuple(dict.fromkeys(("", *(item.prompt for item in self.examples), *ends)))
 
     def parse(self, pieces: Sequence[str], prompt: str = "") -> tuple[Segment, ...]:
-        """All segments of a text that comes in pieces."""
+        """Feeds a text in pieces; returns all segments."""
         parser = self.new()
         with attributed(
-            f"parsing {''.join(pieces)!r} behind prompt {prompt!r}",
-            "a parser must take any text; let what it cannot read be content",
+            f"parsing {''.join(pieces)!r} after prompt {prompt!r}",
+            "a parser must accept any text; return what it cannot interpret as content",
         ):
             parser.start(prompt)
             segments = [segment for piece in pieces for segment in parser.feed(piece)]
             return (*segments, *parser.finish())
 
     def split(self, pieces: Sequence[str], prompt: str = "") -> tuple[str, str]:
-        """(reasoning, content)."""
+        """Feeds a text in pieces; returns (reasoning, content)."""
         segments = self.parse(pieces, prompt)
         return _of_kind(segments, "reasoning"), _of_kind(segments, "content")
 
 
 def builds_without_arguments(subject: ParserSubject) -> None:
-    """The factory gives a new ReasoningParser each time."""
+    """The factory returns a new ReasoningParser each time."""
     first, second = subject.new(), subject.new()
     demand(
         first is not second,
-        f"{subject.spec.factory}() gives the same object twice; each request needs a parser of its "
-        "own, so return a new one",
+        f"{subject.spec.factory}() returns the same object twice; each request needs a parser of "
+        "its own, so return a new one",
     )
 
 
@@ -115,8 +115,8 @@ def markers_are_consistent(subject: ParserSubject) -> None:
 
 
 def _ends_reasoning(subject: ParserSubject, end: str) -> bool:
-    """Whether `end` ends what some marker or prompt opened. Where a single marker opens nothing,
-    whether it is taken for a marker at all."""
+    """Returns whether `end` ends reasoning that some marker or prompt opens. If none opens any,
+    returns whether the parser recognizes `end` as a marker."""
     found = [
         subject.split((f"{opening}why{end}so",), prompt)
         for opening, prompt in product(("", *subject.markers), subject.prompts())
@@ -135,31 +135,32 @@ def _opens_reasoning(subject: ParserSubject, start: str, end: str) -> bool:
 
 
 def segments_are_well_formed(subject: ParserSubject) -> None:
-    """feed and finish give lists of Segments with a text each."""
+    """feed and finish return lists of Segments that are not empty."""
     for text, prompt in product(subject.texts(), subject.prompts()):
         parser = subject.new()
-        with attributed(f"parsing {text!r} behind prompt {prompt!r}", "a parser takes any text"):
+        with attributed(f"parsing {text!r} after prompt {prompt!r}", "a parser accepts any text"):
             parser.start(prompt)
             answers = (parser.feed(text), parser.finish())
         for method, answer in zip(("feed", "finish"), answers, strict=True):
             demand(
                 isinstance(answer, list),
-                f"{method} gives a {type(answer).__name__} for {text!r}; return a list of Segments",
+                f"{method} returns a {type(answer).__name__} for {text!r}; return a list of "
+                "Segments",
             )
             for segment in answer:
                 demand(
                     isinstance(segment, Segment) and segment.kind in KINDS,
-                    f"{method} gives {segment!r} for {text!r}; give Segments of kind "
+                    f"{method} returns {segment!r} for {text!r}; return Segments of kind "
                     f"{' or '.join(map(repr, KINDS))}",
                 )
                 demand(
                     isinstance(segment.text, str) and segment.text,
-                    f"{method} gives a segment without text for {text!r}; leave it out",
+                    f"{method} returns a segment without text for {text!r}; leave it out",
                 )
 
 
 def any_split_equals_the_whole(subject: ParserSubject) -> None:
-    """The result does not depend on how the text is cut into `feed` calls."""
+    """The result does not depend on how the text is split into `feed` calls."""
     rng = random.Random(0)
     for text, prompt in product(subject.texts(), subject.prompts()):
         whole = subject.split((text,), prompt)
@@ -167,47 +168,48 @@ def any_split_equals_the_whole(subject: ParserSubject) -> None:
             found = subject.split(pieces, prompt)
             demand(
                 found == whole,
-                f"{text!r} behind prompt {prompt!r} gives (reasoning, content) {whole!r} in one "
+                f"{text!r} after prompt {prompt!r} yields (reasoning, content) {whole!r} in one "
                 f"piece, but {found!r} when it comes as {list(pieces)!r}; hold back text at the "
-                "end of a piece that may yet become a marker or decide what the text before it is",
+                "end of a piece while it may be the start of a marker, and text whose kind a later "
+                "marker decides",
             )
 
 
 def nothing_is_made_up(subject: ParserSubject) -> None:
-    """What comes out is the text in its order, with nothing added to it."""
+    """The segments are pieces of the text in their order, with nothing added."""
     for text, prompt in product(subject.texts(), subject.prompts()):
         found = "".join(segment.text for segment in subject.parse((text,), prompt))
         rest = iter(text)
         demand(
             all(character in rest for character in found),
-            f"{text!r} behind prompt {prompt!r} gives {found!r}, which is not that text with parts "
-            "left out; a parser divides the text, it does not add to it or reorder it",
+            f"{text!r} after prompt {prompt!r} yields {found!r}, which has characters added or "
+            "reordered; a parser splits the text, it does not add to it or reorder it",
         )
 
 
 def plain_text_is_kept(subject: ParserSubject) -> None:
-    """A text without any marker comes out whole, blanks at its ends aside."""
+    """A text without markers comes out whole, except for whitespace at its ends."""
     for pieces in ((PLAIN,), tuple(PLAIN)):
         reasoning, content = subject.split(pieces)
         demand(
             (reasoning + content).strip() == PLAIN.strip(),
-            f"of the text {PLAIN!r}, which holds no marker, {reasoning + content!r} is left; give "
-            "in `finish` what was held back, so that an answer without markers is not lost",
+            f"the text {PLAIN!r}, which has no marker, yields {reasoning + content!r}; return in "
+            "`finish` what was held back, so that an answer without markers is not lost",
         )
 
 
 def empty_text_gives_nothing(subject: ParserSubject) -> None:
-    """No text in, no segment out."""
+    """An empty text yields no segments."""
     for pieces, prompt in product(((), ("",)), subject.prompts()):
         found = subject.parse(pieces, prompt)
         demand(
             not found,
-            f"an empty text behind prompt {prompt!r} gives {list(found)!r}; give no segments",
+            f"an empty text after prompt {prompt!r} yields {list(found)!r}; return no segments",
         )
 
 
 def no_state_is_shared(subject: ParserSubject) -> None:
-    """Two requests at the same time do not influence each other."""
+    """Parsers of concurrent requests do not influence each other."""
     prompts = subject.prompts()
     texts = tuple(subject.texts())
     for number, (text, other) in enumerate(zip(texts, texts[::-1], strict=True)):
@@ -216,7 +218,7 @@ def no_state_is_shared(subject: ParserSubject) -> None:
         found = _interleaved(subject, (text, prompt), (other, other_prompt))
         demand(
             found == expected,
-            f"{text!r} gives {expected!r} alone, but {found!r} while another parser reads "
+            f"{text!r} yields {expected!r} alone, but {found!r} while another parser reads "
             f"{other!r}; keep the state in the instance (`self`, set in __init__), not in the "
             "class or the module",
         )
@@ -225,11 +227,11 @@ def no_state_is_shared(subject: ParserSubject) -> None:
 def _interleaved(
     subject: ParserSubject, one: tuple[str, str], other: tuple[str, str]
 ) -> tuple[str, str]:
-    """(reasoning, content) of `one`, a text and its prompt, fed character by character in turn
-    with `other`."""
+    """Feeds two (text, prompt) pairs to two parsers, alternating by character; returns (reasoning,
+    content) of `one`."""
     first, second = subject.new(), subject.new()
     segments: list[Segment] = []
-    with attributed(f"parsing {one[0]!r} and {other[0]!r} in turn", "a parser takes any text"):
+    with attributed(f"parsing {one[0]!r} and {other[0]!r} in turn", "a parser accepts any text"):
         first.start(one[1])
         second.start(other[1])
         for index in range(max(len(one[0]), len(other[0]))):
@@ -241,7 +243,7 @@ def _interleaved(
 
 
 def examples_hold(subject: ParserSubject) -> None:
-    """The author's examples, whole and character by character."""
+    """The author's examples hold, in one piece and character by character."""
     if not subject.examples:
         raise CheckSkipped("no examples were given; add some to `examples`")
     for example in subject.examples:
@@ -249,7 +251,7 @@ def examples_hold(subject: ParserSubject) -> None:
             found = subject.split(pieces, example.prompt)
             demand(
                 found == (example.reasoning, example.content),
-                f"{example.text!r} behind prompt {example.prompt!r} gives (reasoning, content) "
+                f"{example.text!r} after prompt {example.prompt!r} yields (reasoning, content) "
                 f"{found!r}, but the example says {(example.reasoning, example.content)!r}; "
                 "correct the parser or the example",
             )
@@ -273,12 +275,12 @@ def _of_kind(segments: Sequence[Segment], kind: str) -> str:
 
 
 def _generic(markers: Sequence[str]) -> Iterator[str]:
-    """Texts made of the markers: alone, at either end, cut off, in pairs, at random."""
+    """Yields texts built from the markers: alone, at either end, truncated, in pairs, at random."""
     yield from ("", " ", PLAIN)
     for marker in markers:
         yield from (marker, f"{marker}a", f"a{marker}", f"a{marker}b", f" \n{marker}\n\nb ")
         yield from (f"a{marker[:-1]}", f"a{marker[:-1]}b", marker * 2, marker[1:])
-    for first, second in product(markers[:MOST_PAIRED], repeat=2):
+    for first, second in product(markers[:MAX_PAIRED], repeat=2):
         yield from (f"{first}a{second}b", f"a{first}{second}b")
     rng = random.Random(1)
     for _ in range(NUM_RANDOM_TEXTS):
@@ -286,9 +288,9 @@ def _generic(markers: Sequence[str]) -> Iterator[str]:
 
 
 def _splits(text: str, rng: random.Random) -> Iterator[tuple[str, ...]]:
-    """Character by character, every way to cut it in two, and some at random."""
+    """Yields splits of a text: by character, every split in two, and some random ones."""
     yield tuple(text)
-    yield from ((text[:place], text[place:]) for place in range(1, len(text)))
+    yield from ((text[:at], text[at:]) for at in range(1, len(text)))
     for _ in range(NUM_RANDOM_SPLITS if len(text) > 2 else 0):
         cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randint(2, 6)))
         bounds = zip((0, *cuts), (*cuts, len(text)), strict=True)

@@ -1,4 +1,4 @@
-"""The checks of a plugin as a whole: its module, its hooks, the specs it lists."""
+"""Checks of a plugin as a whole: its module, its hooks and the specs that it lists."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_IMPORT_SECONDS = 3.0
 PROBE_TIMEOUT = 120.0
 HEAVY = ("torch", "transformers")
 
-# Runs in a fresh process; argv[1] holds sys.path and the module's name.
+# Runs in a fresh process. argv[1]: sys.path, name of the module, provide_ hooks; argv[2]: HEAVY.
 PROBE = """
 import json, sys, time
 path, name, hooks = json.loads(sys.argv[1])
@@ -58,19 +58,19 @@ print("PROBE" + json.dumps({"seconds": seconds, "heavy": heavy}))
 
 @dataclass(kw_only=True)
 class PluginSubject:
-    """A plugin to check. name: of its entry point, of its module where it is not installed."""
+    """A plugin to check. name: of its entry point, or of its module if it is not installed."""
 
     name: str
     module_name: str
     module: ModuleType | None = None
     max_import_seconds: float = MAX_IMPORT_SECONDS
-    _told: set[str] = field(default_factory=set, init=False)  # failures; written by _told_once
+    _reported: set[str] = field(default_factory=set, init=False)  # failures seen by _report_once
 
     @classmethod
     def of(
         cls, plugin: ModuleType | str, *, max_import_seconds: float = MAX_IMPORT_SECONDS
     ) -> PluginSubject:
-        """A module, its name, or the name of an installed plugin."""
+        """Returns the subject for a module, its name, or the name of an installed plugin."""
         if isinstance(plugin, ModuleType):
             name = module_name = plugin.__name__
             module: ModuleType | None = plugin
@@ -87,7 +87,7 @@ class PluginSubject:
 
     @cached_property
     def loaded(self) -> ModuleType:
-        """The module, imported."""
+        """The imported module. Raises CheckFailed when the import fails."""
         if self.module is not None:
             return self.module
         with attributed(
@@ -97,20 +97,20 @@ class PluginSubject:
             return importlib.import_module(self.module_name)
 
     @contextmanager
-    def _told_once(self, what: str) -> Iterator[None]:
-        """What fails inside fails the check that meets it first; those behind it are skipped."""
-        if what in self._told:
-            raise CheckSkipped(f"{what}, as a check before has told")
+    def _report_once(self, what: str) -> Iterator[None]:
+        """Lets a failure inside the block fail only the first check; later ones are skipped."""
+        if what in self._reported:
+            raise CheckSkipped(f"{what}, as an earlier check has reported")
         try:
             yield
         except CheckFailed:
-            self._told.add(what)
+            self._reported.add(what)
             raise
 
     @cached_property
     def manager(self) -> PluginManager:
-        """A manager with this plugin only."""
-        with self._told_once("the plugin does not load"):
+        """A PluginManager with this plugin only."""
+        with self._report_once("the plugin does not load"):
             module = self.loaded
             try:
                 if self.module is None and installed(self.name) is not None:
@@ -125,19 +125,19 @@ class PluginSubject:
 
     @property
     def specs(self) -> tuple[Spec, ...]:
-        """All that the plugin provides."""
+        """All specs that the plugin provides."""
         return _specs(self.manager)
 
     def has_hook(self, hook: str) -> bool:
-        """Whether the plugin implements a hook that provides nothing."""
+        """Returns whether the plugin implements `hook`, one that provides no specs."""
         return f"hook {hook}" in self.manager.plugins[0].provides
 
     @cached_property
     def probe(self) -> Mapping[str, Any]:
-        """What a fresh process saw: seconds of the import, heavy modules that it pulled in."""
+        """Findings of a fresh process: seconds of the import, and imported HEAVY modules."""
         if self.module is not None and getattr(self.module, "__spec__", None) is None:
-            raise CheckSkipped(f"{self.module_name} is no file that another process could import")
-        with self._told_once("a fresh process cannot list what the plugin provides"):
+            raise CheckSkipped(f"{self.module_name} is not a file that another process can import")
+        with self._report_once("a fresh process cannot list what the plugin provides"):
             return self._probed()
 
     def _probed(self) -> Mapping[str, Any]:
@@ -148,7 +148,7 @@ class PluginSubject:
         except subprocess.TimeoutExpired:
             raise CheckFailed(
                 f"importing {self.module_name!r} and listing took over {PROBE_TIMEOUT:g} s; do no "
-                "work at import, put it behind the factory"
+                "work at import, move it into the factory"
             ) from None
         _, mark, answer = done.stdout.rpartition("PROBE")
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -157,30 +157,30 @@ class PluginSubject:
         demand(
             mark and done.returncode == 0,
             f"{doing} {self.module_name!r} in a fresh process failed: {last}; a plugin must be "
-            "importable and list what it provides by itself, at any time",
+            "importable on its own and list what it provides",
         )
         found: Mapping[str, Any] = json.loads(answer)
         return found
 
 
 def installed(name: str) -> InstalledPlugin | None:
-    """The installed plugin of this name, None without one."""
+    """Returns the installed plugin of this name, or None."""
     found = [p for p in discover().plugins if normalise(p.origin.name) == normalise(name)]
     return found[0] if found else None
 
 
 def imports_in_a_fresh_process(subject: PluginSubject) -> None:
-    """The module can be imported, and lists what it provides, in a process of its own."""
+    """The module can be imported and lists what it provides in a fresh process."""
     demand(subject.probe is not None, "unreachable")
 
 
 def lists_without_torch(subject: PluginSubject) -> None:
-    """Importing the module and listing imports neither torch nor transformers."""
+    """Importing the module and listing what it provides imports neither torch nor transformers."""
     heavy = subject.probe["heavy"]
     demand(
         not heavy,
-        f"importing {subject.module_name!r} and listing imports {', '.join(heavy)}; move what "
-        'needs it into another module, and name that one in the spec\'s factory "module:Class"',
+        f"importing {subject.module_name!r} and listing imports {', '.join(heavy)}; move the code "
+        'that needs it into another module, and name that in the spec\'s factory "module:Class"',
     )
 
 
@@ -190,24 +190,24 @@ def imports_quickly(subject: PluginSubject) -> None:
     demand(
         seconds <= allowed,
         f"importing {subject.module_name!r} took {seconds:.1f} s, {allowed:g} s are allowed; do "
-        "nothing at import (no file, no network, no model), put the work behind the factory",
+        "nothing at import (no file, no network, no model), move the work into the factory",
     )
 
 
 def hooks_are_valid(subject: PluginSubject) -> None:
-    """Every hook exists, takes the arguments it names, and provides valid specs."""
+    """Every hook exists, has documented arguments, and provides valid specs."""
     demand(subject.manager.plugins, "unreachable")
 
 
 def provides_the_same_twice(subject: PluginSubject) -> None:
-    """The provide_ hooks give equal specs each time."""
+    """The provide_ hooks return equal specs each time."""
     first = subject.specs
     again = PluginSubject(name=subject.name, module_name=subject.module_name, module=subject.loaded)
     second = again.specs
     demand(
         first == second,
-        f"the provide_ hooks gave {_names(first)}, then {_names(second)}; return the same specs "
-        "each time, made of constants",
+        f"the provide_ hooks returned {_names(first)}, then {_names(second)}; return the same "
+        "specs each time, built from constants",
     )
 
 
@@ -223,7 +223,7 @@ def factories_can_be_imported(subject: PluginSubject) -> None:
 
 
 def names_are_unique(subject: PluginSubject) -> None:
-    """No other installed plugin claims the same at the same priority."""
+    """No other installed plugin claims the same name or architecture at the same priority."""
     others = PluginManager.load(plugins=tuple(_other_names(subject)))
     taken = {
         (claim, spec.priority): others.owner(spec)
@@ -236,13 +236,13 @@ def names_are_unique(subject: PluginSubject) -> None:
             demand(
                 owner is None,
                 f"{describe(spec)} claims {claim} at priority {spec.priority}, as the installed "
-                f"plugin {owner!r} does, so that neither can be chosen; rename it, or set another "
+                f"plugin {owner!r} does, so the choice is ambiguous; rename it, or set another "
                 "`priority` (the highest wins)",
             )
 
 
 def hooks_take_what_is_documented(subject: PluginSubject) -> None:
-    """Observers, fetchers and CLI extensions take the documented arguments and do not raise."""
+    """Observers, fetchers and CLI extensions accept the documented arguments and do not raise."""
     checked = False
     for hook, arguments in _arguments().items():
         if not subject.has_hook(hook):
@@ -250,7 +250,7 @@ def hooks_take_what_is_documented(subject: PluginSubject) -> None:
         checked = True
         function = getattr(subject.loaded, hook)
         given = {name: arguments[name] for name in inspect.signature(function).parameters}
-        with attributed(f"{hook}({', '.join(given)})", "let the hook take any valid argument"):
+        with attributed(f"{hook}({', '.join(given)})", "let the hook accept any valid argument"):
             try:
                 answer = function(**given)
             except MediaError:
@@ -258,11 +258,11 @@ def hooks_take_what_is_documented(subject: PluginSubject) -> None:
         is_bytes = hook == "fetch_media" and isinstance(answer, bytes)
         demand(
             answer is None or is_bytes,
-            f"{hook} gives a {type(answer).__name__}; "
+            f"{hook} returns a {type(answer).__name__}; "
             + ("return bytes, or None to pass" if hook == "fetch_media" else "return nothing"),
         )
     if not checked:
-        raise CheckSkipped("it only provides specs")
+        raise CheckSkipped("the plugin only provides specs")
 
 
 CHECKS: tuple[Check, ...] = (
@@ -291,14 +291,14 @@ def _names(specs: Sequence[Spec]) -> str:
 
 
 def _other_names(subject: PluginSubject) -> Iterator[str]:
-    """Installed plugins that load, without this one."""
+    """Yields the names of the other installed plugins that load."""
     for info in PluginManager.load().plugins:
         if info.module != subject.module_name and not info.failures:
             yield info.name
 
 
 def _arguments() -> dict[str, dict[str, Any]]:
-    """Hook -> an example of each of its arguments."""
+    """Returns hook -> name of each argument -> an example."""
     info = EngineInfo(
         model="folder",
         architecture="ExampleForCausalLM",

@@ -1,119 +1,26 @@
-"""The checks of a media processor."""
+"""Checks of a media processor."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from mmdeploy_llm.errors import MediaError, MediaLimitError
-from mmdeploy_llm.hooks import (
-    Checkpoint,
-    MediaInput,
-    MediaLimits,
-    MediaProcessor,
-    MediaProcessorSpec,
-)
-from mmdeploy_llm.testing import samples as generated
+from mmdeploy_llm.hooks import MediaInput, MediaLimits
 
-from .base import Check, CheckFailed, CheckSkipped, attributed, demand, factory_of
+from .base import Check, CheckFailed, CheckSkipped, attributed, demand
+from .processor_subject import ProcessorSubject
 
 NUM_THREADS = 6
-NUM_DAMAGED = 4  # of each sample's bytes, and as many cut off
-
-
-@dataclass(kw_only=True)
-class ProcessorSubject:
-    """A processor to check; see MediaProcessorConformance for the fields."""
-
-    spec: MediaProcessorSpec
-    checkpoint: Checkpoint
-    samples: Mapping[str, Any] | None = None
-    corrupt: Mapping[str, bytes] | None = None
-    too_large: Mapping[str, tuple[Any, MediaLimits]] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    other_options: Mapping[str, Any] | None = None
-    item_options: Mapping[str, Any] | None = None
-    limits: MediaLimits = field(default_factory=MediaLimits)
-
-    def __post_init__(self) -> None:
-        self._built: list[MediaProcessor] = []
-        self._made: dict[str, MediaInput] = {}
-        if self.too_large is None:
-            self.too_large = {} if self.samples is not None else generated.too_large(self.spec.kind)
-        if self.samples is None:
-            self.samples = generated.samples(self.spec.kind)
-        if self.corrupt is None:
-            self.corrupt = generated.CORRUPT
-
-    @cached_property
-    def processor(self) -> MediaProcessor:
-        """The processor that all checks share, as an engine's threads do."""
-        return self.build()
-
-    def build(self, options: Mapping[str, Any] | None = None) -> MediaProcessor:
-        """Another processor; `close` closes it."""
-        given = dict(self.options if options is None else options)
-        with attributed(
-            f"{self.spec.factory}(checkpoint, {given!r})",
-            "a processor's factory is called as factory(checkpoint, options); where it needs files "
-            "or a config, the test class gives them in `checkpoint`",
-        ):
-            built = factory_of(self.spec)(self.checkpoint, given)
-        demand(
-            isinstance(built, MediaProcessor),
-            f"{self.spec.factory} builds a {type(built).__name__}; derive it from "
-            "mmdeploy_llm.hooks.MediaProcessor",
-        )
-        self._built.append(built)
-        return built  # type: ignore[no-any-return]
-
-    def sources(self) -> Mapping[str, Any]:
-        """The samples."""
-        if not self.samples:
-            raise CheckSkipped("no samples were given; add some to `samples`")
-        return self.samples
-
-    def encoded(self) -> dict[str, bytes]:
-        """The samples that are bytes."""
-        return {name: it for name, it in self.sources().items() if isinstance(it, bytes)}
-
-    def made(self, name: str) -> MediaInput:
-        """The model inputs of a sample, made once for all checks that look at them."""
-        if name not in self._made:
-            self._made[name] = self.run(name)
-        return self._made[name]
-
-    def run(
-        self,
-        name: str,
-        processor: MediaProcessor | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> MediaInput:
-        """The model inputs of a sample."""
-        processor = processor or self.processor
-        with attributed(f"sample {name!r}: decode and process", "a sample must be processed"):
-            item = processor.decode(self.sources()[name], self.limits)
-            made = processor.process(item, dict(options or {}))
-        demand(
-            isinstance(made, MediaInput),
-            f"sample {name!r}: process gives a {type(made).__name__}; return a MediaInput",
-        )
-        return made
-
-    def close(self) -> None:
-        """Closes all processors that were built."""
-        while self._built:
-            self._built.pop().close()
+NUM_DAMAGED = 4  # variants of each sample with changed bytes, and as many truncated ones
 
 
 def builds(subject: ProcessorSubject) -> None:
-    """The factory gives a MediaProcessor of the spec's kind."""
+    """The factory returns a MediaProcessor of the spec's kind."""
     found = getattr(subject.processor, "kind", None)
     demand(
         found == subject.spec.kind,
@@ -122,7 +29,7 @@ def builds(subject: ProcessorSubject) -> None:
 
 
 def token_and_markers_are_texts(subject: ProcessorSubject) -> None:
-    """`token` is one text, `markers` a tuple of texts, each once."""
+    """`token` is a string, `markers` a tuple of distinct strings."""
     token = getattr(subject.processor, "token", None)
     markers = getattr(subject.processor, "markers", None)
     demand(
@@ -134,8 +41,8 @@ def token_and_markers_are_texts(subject: ProcessorSubject) -> None:
     assert isinstance(markers, tuple)
     demand(
         markers,
-        "`markers` is empty; name the texts that stand for one item in a prompt, `token` itself "
-        "where there is no other",
+        "`markers` is empty; list the texts that mark the position of one item in a prompt, "
+        "`token` itself if there is no other",
     )
     demand(
         len(set(markers)) == len(markers), f"`markers` {markers!r} holds a text twice; remove one"
@@ -143,7 +50,7 @@ def token_and_markers_are_texts(subject: ProcessorSubject) -> None:
 
 
 def samples_are_processed(subject: ProcessorSubject) -> None:
-    """Every sample becomes a MediaInput that keeps its contract."""
+    """Every sample is processed to a MediaInput that keeps its contract."""
     for name in subject.sources():
         made = subject.made(name)
         demand(
@@ -152,21 +59,21 @@ def samples_are_processed(subject: ProcessorSubject) -> None:
         )
         demand(
             type(made.num_tokens) is int and made.num_tokens > 0,
-            f"sample {name!r}: num_tokens is {made.num_tokens!r}; give an int above 0",
+            f"sample {name!r}: num_tokens is {made.num_tokens!r}; set it to an int above 0",
         )
         demand(
             isinstance(made.key, str) and made.key,
-            f"sample {name!r}: key is {made.key!r}; give a digest of the content and the options",
+            f"sample {name!r}: key is {made.key!r}; set it to a digest of content and options",
         )
 
 
 def tensors_are_ready(subject: ProcessorSubject) -> None:
-    """Tensors lie contiguous on the CPU, are finite and need no gradient."""
+    """Tensors are on the CPU, contiguous, finite and without gradient."""
     for name in subject.sources():
         tensors = subject.made(name).tensors
         demand(
             isinstance(tensors, Mapping),
-            f"sample {name!r}: `tensors` is a {type(tensors).__name__}; give a dict of tensors",
+            f"sample {name!r}: `tensors` is a {type(tensors).__name__}; use a dict of tensors",
         )
         for key, tensor in tensors.items():
             problem = _tensor_problem(tensor)
@@ -174,24 +81,24 @@ def tensors_are_ready(subject: ProcessorSubject) -> None:
 
 
 def _tensor_problem(tensor: Any) -> str | None:
-    """What is wrong with a tensor, and what to do."""
+    """Returns what is wrong with a tensor and what to do, or None."""
     if not isinstance(tensor, torch.Tensor):
         return f"is a {type(tensor).__name__}; make it a tensor with torch.from_numpy or as_tensor"
     if tensor.device.type != "cpu":
-        return f"lies on {tensor.device}; leave it on the CPU, the engine moves it"
+        return f"is on {tensor.device}; leave it on the CPU, the engine copies it to the device"
     if tensor.requires_grad:
         return "requires a gradient; detach it"
     if tensor.dtype in (torch.float64, torch.complex64, torch.complex128):
-        return f"is {tensor.dtype}, which no model reads; convert it to float32"
+        return f"is {tensor.dtype}, which no model uses; convert it to float32"
     if not tensor.is_contiguous():
         return "is not contiguous; call .contiguous()"
     if tensor.is_floating_point() and not tensor.isfinite().all():
-        return "holds NaN or infinity; a model would pass it on to every token"
+        return "contains NaN or infinity, which attention would spread to every token"
     return None
 
 
 def count_tokens_equals_process(subject: ProcessorSubject) -> None:
-    """count_tokens gives num_tokens, from `peek` too where the processor has one."""
+    """count_tokens returns num_tokens, also from the result of `peek` if the processor has one."""
     processor = subject.processor
     for name, source in subject.sources().items():
         made = subject.made(name)
@@ -199,17 +106,18 @@ def count_tokens_equals_process(subject: ProcessorSubject) -> None:
         if callable(getattr(processor, "peek", None)):
             finders["peek"] = processor.peek  # type: ignore[attr-defined]
         for method, find in finders.items():
-            with attributed(f"sample {name!r}: {method} and count_tokens", "mend count_tokens"):
+            with attributed(f"sample {name!r}: {method} and count_tokens", "correct count_tokens"):
                 count = processor.count_tokens(find(source, subject.limits), {})
             demand(
                 count == made.num_tokens,
-                f"sample {name!r}: count_tokens of what {method} gave is {count!r}, but process "
-                f"gives {made.num_tokens} tokens; compute both from one function of the size",
+                f"sample {name!r}: count_tokens of the result of {method} is {count!r}, but "
+                f"process returns {made.num_tokens} tokens; compute both from one function of the "
+                "size",
             )
 
 
 def prompt_text_holds_the_tokens(subject: ProcessorSubject) -> None:
-    """`prompt_text`, where there is one, holds `token` num_tokens times."""
+    """`prompt_text`, if there is one, contains `token` num_tokens times."""
     token, checked = subject.processor.token, False
     for name in subject.sources():
         made = subject.made(name)
@@ -219,7 +127,7 @@ def prompt_text_holds_the_tokens(subject: ProcessorSubject) -> None:
         count = made.prompt_text.count(token)
         demand(
             count == made.num_tokens,
-            f"sample {name!r}: prompt_text holds {token!r} {count} times, but num_tokens is "
+            f"sample {name!r}: prompt_text contains {token!r} {count} times, but num_tokens is "
             f"{made.num_tokens}; each embedding needs one placeholder token in it",
         )
     if not checked:
@@ -227,7 +135,7 @@ def prompt_text_holds_the_tokens(subject: ProcessorSubject) -> None:
 
 
 def keys_are_deterministic(subject: ProcessorSubject) -> None:
-    """The same source gives the same key and tensors, in another processor too."""
+    """The same source yields the same key and tensors, in another processor too."""
     other = subject.build()
     for name in subject.sources():
         first = subject.made(name)
@@ -235,8 +143,8 @@ def keys_are_deterministic(subject: ProcessorSubject) -> None:
             problem = _difference(first, made)
             demand(
                 problem is None,
-                f"sample {name!r}: processed again, {problem}; nothing but the content and the "
-                "options may count (no time, id() or random value)",
+                f"sample {name!r}: processed again, {problem}; the result may depend only on the "
+                "content and the options (no time, id() or random value)",
             )
 
 
@@ -244,18 +152,18 @@ def keys_change_with_the_content(subject: ProcessorSubject) -> None:
     """Samples of different content have different keys."""
     seen: dict[str, str] = {}
     if len(subject.sources()) < 2:
-        raise CheckSkipped("there is one sample only; add one of other content to `samples`")
+        raise CheckSkipped("there is only one sample; add one of different content to `samples`")
     for name in subject.sources():
         twin = seen.setdefault(subject.made(name).key, name)
         demand(
             twin == name,
-            f"samples {twin!r} and {name!r} have the same key, so that one would be answered with "
-            "the other's embeddings; hash the content, its shape and type into the key",
+            f"samples {twin!r} and {name!r} have the same key, so a cache would return one's "
+            "embeddings for the other; hash the content, its shape and type into the key",
         )
 
 
 def keys_change_with_the_options(subject: ProcessorSubject) -> None:
-    """Options that shape the result are part of the key."""
+    """Options that change the result change the key."""
     if subject.other_options is None and subject.item_options is None:
         raise CheckSkipped("neither `other_options` nor `item_options` were given")
     name = next(iter(subject.sources()))
@@ -277,19 +185,19 @@ def keys_change_with_the_options(subject: ProcessorSubject) -> None:
 
 
 def corrupt_bytes_are_media_errors(subject: ProcessorSubject) -> None:
-    """What cannot be read raises MediaError."""
+    """Bytes that cannot be read raise MediaError."""
     assert subject.corrupt is not None
     for name, blob in subject.corrupt.items():
         found = _outcome(subject, blob, {}, f"corrupt bytes {name!r} ({len(blob)} bytes)")
         demand(
             isinstance(found, MediaError),
             f"corrupt bytes {name!r} ({len(blob)} bytes) were processed without an error; raise "
-            "MediaError from mmdeploy_llm.errors for what cannot be read",
+            "MediaError from mmdeploy_llm.errors for sources that cannot be read",
         )
 
 
 def damaged_samples_raise_nothing_else(subject: ProcessorSubject) -> None:
-    """A sample cut off or damaged anywhere is processed or raises MediaError."""
+    """A sample truncated or damaged anywhere is processed or raises MediaError."""
     encoded = subject.encoded()
     if not encoded:
         raise CheckSkipped("no sample is bytes; add an encoded one to `samples`")
@@ -299,7 +207,7 @@ def damaged_samples_raise_nothing_else(subject: ProcessorSubject) -> None:
 
 
 def limits_are_respected(subject: ProcessorSubject) -> None:
-    """What is over a limit raises MediaLimitError."""
+    """A source over a limit raises MediaLimitError."""
     encoded, large = subject.encoded(), subject.too_large
     assert large is not None
     if not encoded and not large:
@@ -314,12 +222,12 @@ def limits_are_respected(subject: ProcessorSubject) -> None:
         demand(
             isinstance(found, MediaLimitError),
             f"too_large {name!r} is over its limits, but {how}; raise MediaLimitError in `decode`, "
-            "from the header, before the content is decoded",
+            "by the header, before the content is decoded",
         )
 
 
 def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
-    """Many threads on one processor get what one alone gets."""
+    """Concurrent threads on one processor get the results of a single one."""
     names = tuple(subject.sources()) * NUM_THREADS
     expected = {name: subject.made(name) for name in subject.sources()}
     with ThreadPoolExecutor(NUM_THREADS) as pool:
@@ -327,18 +235,18 @@ def threads_do_not_disturb_each_other(subject: ProcessorSubject) -> None:
             problem = _difference(expected[name], made)
             demand(
                 problem is None,
-                f"sample {name!r}: with {NUM_THREADS} threads at work, {problem}; keep what "
-                "belongs to one item in local variables, not in `self`",
+                f"sample {name!r}: with {NUM_THREADS} concurrent threads, {problem}; keep the "
+                "state of an item in local variables, not in `self`",
             )
 
 
 def closes_twice(subject: ProcessorSubject) -> None:
-    """`close` may be called before any use, after use, and again."""
+    """`close` may be called before any use, after use, and repeatedly."""
     unused, used = subject.build(), subject.build()
     subject.run(next(iter(subject.sources())), used)
     for processor, when in ((unused, "before any use"), (used, "after use")):
         for number in ("first", "second"):
-            with attributed(f"the {number} close() {when}", "let close() be called any time"):
+            with attributed(f"the {number} close() {when}", "allow close() at any time"):
                 processor.close()
 
 
@@ -363,7 +271,8 @@ CHECKS: tuple[Check, ...] = (
 def _outcome(
     subject: ProcessorSubject, source: Any, given: Mapping[str, Any], what: str
 ) -> MediaError | None:
-    """The MediaError of a source, None where it is processed; anything else is a CheckFailed."""
+    """Returns the MediaError of a source, or None if it is processed. Raises CheckFailed for any
+    other exception."""
     processor, limits = subject.processor, given.get("limits", subject.limits)
     try:
         processor.process(processor.decode(source, limits), {})
@@ -372,18 +281,18 @@ def _outcome(
         return error
     except (Exception, SystemExit) as error:
         raise CheckFailed(
-            f"{what} raised {type(error).__name__}: {error}; raise MediaError instead, so that the "
-            "caller is told what is wrong with the item"
+            f"{what} raised {type(error).__name__}: {error}; raise MediaError instead, which "
+            "reports to the caller what is wrong with the item"
         ) from error
     return None
 
 
 def _damaged(blob: bytes) -> Iterator[tuple[str, bytes]]:
-    """Cut off, and with bytes changed, at places spread over the whole."""
+    """Yields truncated copies, and copies with eight bytes changed at random positions."""
     rng = random.Random(len(blob))
     for number in range(NUM_DAMAGED):
-        place = len(blob) * (number + 1) // (NUM_DAMAGED + 1)
-        yield f"cut off at byte {place}", blob[:place]
+        end = len(blob) * (number + 1) // (NUM_DAMAGED + 1)
+        yield f"truncated at byte {end}", blob[:end]
         broken = bytearray(blob)
         for at in rng.sample(range(len(blob)), min(len(blob), 8)):
             broken[at] = rng.randrange(256)
@@ -391,7 +300,7 @@ def _damaged(blob: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _difference(first: MediaInput, other: MediaInput) -> str | None:
-    """In words, None where they are equal."""
+    """Describes the first difference; None when they are equal."""
     for name in ("key", "num_tokens", "grid_thw", "prompt_text"):
         one, two = getattr(first, name), getattr(other, name)
         if one != two:
@@ -405,7 +314,7 @@ def _difference(first: MediaInput, other: MediaInput) -> str | None:
 
 
 def _is_same(one: Any, two: Any) -> bool:
-    """What is no tensor on the CPU is for tensors_are_ready to report."""
+    """Returns whether two tensors are equal; ignores those that tensors_are_ready reports."""
     if _tensor_problem(one) is not None:
         return True
     return isinstance(two, torch.Tensor) and one.dtype == two.dtype and torch.equal(one, two)

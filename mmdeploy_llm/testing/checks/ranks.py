@@ -1,5 +1,4 @@
-"""The checks of a model that is divided among ranks (tensor_parallel_size), with ranks in
-threads."""
+"""Checks of a model under tensor parallelism, with ranks in threads."""
 
 from __future__ import annotations
 
@@ -19,18 +18,18 @@ from .equalities import max_difference
 from .models import ModelSubject
 
 NUM_RANKS = 2
-NUM_TOKENS = 3  # generated, so that keys of earlier steps are read
+NUM_TOKENS = 3  # generated tokens, so that keys of earlier steps are read
 ADVICE = (
     "in `tp_plan` of the ModelSpec give a style to layers that are not from mmdeploy_llm.layers, "
-    "and take numbers of heads and channels from shapes, or from attributes when the model runs"
+    "and read the numbers of heads and channels in forward, from shapes or attributes"
 )
 
 
 def two_ranks_equal_one(subject: ModelSubject) -> None:
-    """Divided among two ranks, the model gives the logits of the whole one."""
-    with attributed("a model divided among two ranks", ADVICE):
+    """A model sharded over two ranks yields the logits of the whole model."""
+    with attributed("a model sharded over two ranks", ADVICE):
         ranks = thread_ranks(NUM_RANKS)
-        try:  # one after the other: transformers' config classes are not made for threads
+        try:  # one after the other: transformers' config classes are not thread-safe
             runners = [_runner_of_rank(subject, own) for own in ranks]
         except ConfigError as reason:
             raise CheckSkipped(str(reason)) from reason
@@ -41,7 +40,7 @@ def two_ranks_equal_one(subject: ModelSubject) -> None:
             difference = max_difference(logits[name], expected)
             demand(
                 difference < subject.tolerance,
-                f"case {name!r}: on rank {rank} the logits are off by {difference:.2g} "
+                f"case {name!r}: on rank {rank} the logits differ by {difference:.2g} "
                 f"from those of the whole model; {ADVICE}",
             )
 
@@ -54,7 +53,7 @@ def _runner_of_rank(subject: ModelSubject, ranks: ThreadRanks) -> DenseRunner:
 
 
 def _all_logits(runner: DenseRunner, subject: ModelSubject) -> dict[str, Tensor]:
-    """By case."""
+    """Returns name of a case -> logits."""
     return {
         name: _logits(runner, runner.add(ids, media))
         for name, (ids, media) in subject.prompts.items()
@@ -62,7 +61,7 @@ def _all_logits(runner: DenseRunner, subject: ModelSubject) -> dict[str, Tensor]
 
 
 def _logits(runner: DenseRunner, sequence: DenseSequence) -> Tensor:
-    """Of the prompt, and of a few greedy tokens behind it."""
+    """Returns the logits of the prompt and of NUM_TOKENS greedy tokens after it."""
     logits = runner.run(sequence)
     for _ in range(NUM_TOKENS):
         sequence.token_ids.append(int(logits[-1].argmax()))

@@ -1,4 +1,4 @@
-"""The checks of a parser of tool calls."""
+"""Checks of a parser of tool calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .parsers import PLAIN
 from .parsers import _generic as generic_texts
 from .parsers import _splits as splits
 
-MOST_TEXTS = 80  # made of the markers; each is tried in many pieces
+MAX_TEXTS = 80  # texts built from the markers; each is split in many ways
 
 TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -25,13 +25,13 @@ TOOL: Mapping[str, Any] = {
     },
 }
 
-Case = tuple[str, tuple[Mapping[str, Any], ...]]  # a text, and the tools that it comes with
-Result = tuple[str, tuple[tuple[str, str], ...]]  # content, and (name, arguments) of the calls
+Case = tuple[str, tuple[Mapping[str, Any], ...]]  # text, tools of the request
+Result = tuple[str, tuple[tuple[str, str], ...]]  # content, (name, arguments) of each call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolParserExample:
-    """What the parser must make of `text`: content, and the name and arguments of each call.
+    """The content, and the name and arguments of each call, expected for `text`.
 
     tools: JSON schemas of the request's tools.
     """
@@ -44,49 +44,49 @@ class ToolParserExample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolParserSubject:
-    """A parser to check, and what its author says of it."""
+    """A parser to check, and its author's examples."""
 
     spec: ToolParserSpec
     examples: tuple[ToolParserExample, ...] = ()
 
     def new(self) -> ToolParser:
-        """A parser for one request."""
+        """Builds a parser for one request."""
         parser: ToolParser = new_parser(self.spec, ToolParser)
         return parser
 
     def cases(self) -> Iterator[Case]:
-        """Texts and the tools they come with: the examples, and what its markers combine to."""
+        """Yields texts with their tools: the examples, and texts built from the markers."""
         yield from ((example.text, example.tools) for example in self.examples)
         made = list(dict.fromkeys(generic_texts(self.new().markers)))
         rng = random.Random(2)
-        for text in rng.sample(made, min(MOST_TEXTS, len(made))):
+        for text in rng.sample(made, min(MAX_TEXTS, len(made))):
             yield text, (TOOL,)
 
     def items(
         self, pieces: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[str | ToolCall]:
-        """All that the parser gives for a text that comes in pieces."""
+        """Feeds a text in pieces; returns all texts and calls."""
         parser = self.new()
         with attributed(
             f"parsing {''.join(pieces)!r}",
-            "a parser must take any text; let what it cannot read be content",
+            "a parser must accept any text; return what it cannot interpret as content",
         ):
             parser.start(tools)
             found = [item for piece in pieces for item in parser.feed(piece)]
             return found + parser.finish()
 
     def result(self, pieces: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()) -> Result:
-        """Content, and name and arguments of each call."""
+        """Feeds a text in pieces; returns content, and name and arguments of each call."""
         return _result(self.items(pieces, tools))
 
 
 def builds_without_arguments(subject: ToolParserSubject) -> None:
-    """The factory gives a new ToolParser each time, with texts as markers."""
+    """The factory returns a new ToolParser each time, whose markers are strings."""
     first, second = subject.new(), subject.new()
     demand(
         first is not second,
-        f"{subject.spec.factory}() gives the same object twice; each request needs a parser of its "
-        "own, so return a new one",
+        f"{subject.spec.factory}() returns the same object twice; each request needs a parser of "
+        "its own, so return a new one",
     )
     markers = first.markers
     is_texts = isinstance(markers, tuple) and all(isinstance(m, str) and m for m in markers)
@@ -94,16 +94,16 @@ def builds_without_arguments(subject: ToolParserSubject) -> None:
 
 
 def items_are_well_formed(subject: ToolParserSubject) -> None:
-    """feed and finish give lists of texts and ToolCalls; arguments are JSON objects as text."""
+    """feed and finish return lists of strings and ToolCalls; arguments are JSON objects as text."""
     for text, tools in subject.cases():
         parser = subject.new()
-        with attributed(f"parsing {text!r}", "a parser takes any text"):
+        with attributed(f"parsing {text!r}", "a parser accepts any text"):
             parser.start(tools)
             answers = (parser.feed(text), parser.finish())
         for method, answer in zip(("feed", "finish"), answers, strict=True):
             demand(
                 isinstance(answer, list),
-                f"{method} gives a {type(answer).__name__} for {text!r}; return a list of texts "
+                f"{method} returns a {type(answer).__name__} for {text!r}; return a list of texts "
                 "and ToolCalls",
             )
             for item in answer:
@@ -114,7 +114,8 @@ def _check_item(item: object, method: str, text: str) -> None:
     if not isinstance(item, ToolCall):
         demand(
             isinstance(item, str) and item,
-            f"{method} gives {item!r} for {text!r}; give texts that are not empty, and ToolCalls",
+            f"{method} returns {item!r} for {text!r}; return texts that are not empty, and "
+            "ToolCalls",
         )
         return
     try:
@@ -123,43 +124,43 @@ def _check_item(item: object, method: str, text: str) -> None:
         is_object = False
     demand(
         isinstance(item.name, str) and item.name and is_object,
-        f"{method} gives {item!r} for {text!r}; a call needs a name, and arguments that are the "
-        "text of a JSON object; what has neither is content",
+        f"{method} returns {item!r} for {text!r}; a call needs a name, and arguments that are the "
+        "text of a JSON object; return anything else as content",
     )
 
 
 def empty_text_gives_nothing(subject: ToolParserSubject) -> None:
-    """No text in, nothing out."""
+    """An empty text yields nothing."""
     for pieces in ((), ("",)):
         found = subject.items(pieces)
-        demand(not found, f"an empty text gives {found!r}; give nothing")
+        demand(not found, f"an empty text yields {found!r}; return an empty list")
 
 
 def plain_text_is_kept(subject: ToolParserSubject) -> None:
-    """A text without any marker comes out as it is."""
+    """A text without markers comes out unchanged."""
     for pieces in ((PLAIN,), tuple(PLAIN)):
         found = subject.result(pieces)
         demand(
             found == (PLAIN, ()),
-            f"of the text {PLAIN!r}, which holds no marker, {found!r} is left; give it as content, "
-            "what was held back in `finish`",
+            f"the text {PLAIN!r}, which has no marker, yields {found!r}; return it as content, "
+            "and in `finish` what was held back",
         )
 
 
 def nothing_is_lost(subject: ToolParserSubject) -> None:
-    """A text in which no call is found comes out whole."""
+    """A text without a call comes out whole."""
     for text, tools in subject.cases():
         for end in (len(text), len(text) - 1, len(text) // 2):
             content, calls = subject.result((text[:end],), tools)
             demand(
                 calls or content == text[:end],
-                f"no call is found in {text[:end]!r}, but its content is {content!r}; give what "
-                "turns out to be no call as content, tags included",
+                f"no call is found in {text[:end]!r}, but its content is {content!r}; return text "
+                "that turns out to be no call as content, including its tags",
             )
 
 
 def any_split_equals_the_whole(subject: ToolParserSubject) -> None:
-    """The result does not depend on how the text is cut into `feed` calls."""
+    """The result does not depend on how the text is split into `feed` calls."""
     rng = random.Random(0)
     for text, tools in subject.cases():
         whole = subject.result((text,), tools)
@@ -167,31 +168,31 @@ def any_split_equals_the_whole(subject: ToolParserSubject) -> None:
             found = subject.result(pieces, tools)
             demand(
                 found == whole,
-                f"{text!r} gives (content, calls) {whole!r} in one piece, but {found!r} when it "
-                f"comes as {list(pieces)!r}; hold back text at the end of a piece that may yet "
-                "become a call",
+                f"{text!r} yields (content, calls) {whole!r} in one piece, but {found!r} when it "
+                f"comes as {list(pieces)!r}; hold back text at the end of a piece while it may be "
+                "the start of a call",
             )
 
 
 def no_state_is_shared(subject: ToolParserSubject) -> None:
-    """Two requests at the same time do not influence each other."""
+    """Parsers of concurrent requests do not influence each other."""
     cases = list(subject.cases())
     for (text, tools), (other, other_tools) in zip(cases, cases[::-1], strict=True):
         expected = subject.result(tuple(text), tools)
-        found = _beside(subject, (text, tools), (other, other_tools))
+        found = _interleaved(subject, (text, tools), (other, other_tools))
         demand(
             found == expected,
-            f"{text!r} gives {expected!r} alone, but {found!r} while another parser reads "
+            f"{text!r} yields {expected!r} alone, but {found!r} while another parser reads "
             f"{other!r}; keep the state in the instance (`self`, set in __init__), not in the "
             "class or the module",
         )
 
 
-def _beside(subject: ToolParserSubject, case: Case, other: Case) -> Result:
-    """The result of one case while another parser reads the other one."""
+def _interleaved(subject: ToolParserSubject, case: Case, other: Case) -> Result:
+    """Feeds two cases to two parsers, alternating by character; returns the result of `case`."""
     first, second = subject.new(), subject.new()
     items: list[str | ToolCall] = []
-    with attributed(f"parsing {case[0]!r} beside {other[0]!r}", "a parser takes any text"):
+    with attributed(f"parsing {case[0]!r} and {other[0]!r} in turn", "a parser accepts any text"):
         first.start(case[1])
         second.start(other[1])
         for index in range(max(len(case[0]), len(other[0]))):
@@ -202,7 +203,7 @@ def _beside(subject: ToolParserSubject, case: Case, other: Case) -> Result:
 
 
 def examples_hold(subject: ToolParserSubject) -> None:
-    """The author's examples, whole and character by character."""
+    """The author's examples hold, in one piece and character by character."""
     if not subject.examples:
         raise CheckSkipped("no examples were given; add some to `examples`")
     for example in subject.examples:
@@ -211,7 +212,7 @@ def examples_hold(subject: ToolParserSubject) -> None:
             read = tuple((name, json.loads(arguments)) for name, arguments in calls)
             demand(
                 (content, read) == (example.content, example.calls),
-                f"{example.text!r} gives (content, calls) {(content, read)!r}, but the example "
+                f"{example.text!r} yields (content, calls) {(content, read)!r}, but the example "
                 f"says {(example.content, example.calls)!r}; correct the parser or the example",
             )
 

@@ -1,7 +1,7 @@
-"""Tiny random checkpoints of the in-tree families: real config, safetensors, tokenizer, chat
-template and preprocessor files, written through transformers, for tests against transformers.
+"""Writes tiny random checkpoints of this package's families: config, safetensors, tokenizer, chat
+template and preprocessor files, all written by transformers, for tests against transformers.
 
-A module per plugin holds its FAMILIES; common.py what they share.
+Each module holds the FAMILIES of one plugin; common.py holds shared code.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def write_tiny(
 ) -> Path:
     """Writes a tiny checkpoint of `family` (a name in FAMILIES) and returns its folder.
 
-    The same seed gives the same weights. text_options replace fields of the text model's config.
-    Every parameter is random, norm weights and biases too, so that a misplaced one shows. Raises
-    KeyError for an unknown family.
+    The same seed yields the same weights. Every parameter is random, including norm weights and
+    biases, so that tests detect a misplaced one.
+    text_options: replacements for fields of the text model's config.
+    Raises KeyError for an unknown family.
     """
     described = FAMILIES[family]
     tokenizer = make_tokenizer(family)
@@ -92,5 +93,5 @@ def write_tiny(
 
 
 def make_tokenizer(family: str = "qwen2") -> transformers.PreTrainedTokenizerFast:
-    """The family's tokenizer with its chat template, see common.build_tokenizer."""
+    """Returns the family's tokenizer with its chat template, see common.build_tokenizer."""
     return build_tokenizer(FAMILIES[family])

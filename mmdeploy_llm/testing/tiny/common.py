@@ -1,5 +1,4 @@
-"""What the tiny checkpoints share: the tokenizer, the sizes, random weights, the description of a
-family."""
+"""Shared code of the tiny checkpoints: tokenizer, sizes, random weights, the class Family."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ SPECIAL_TOKENS = (
     "<|video@placeholder|>",
     *QWEN_TOKENS.values(),
 )
-TEXT_TOKENS = ("<think>", "</think>", "<response>", "</response>")  # one token each, not special
+TEXT_TOKENS = ("<think>", "</think>", "<response>", "</response>")  # single tokens, not special
 VOCAB_SIZE = 384
 
 CORPUS = (
@@ -56,11 +55,12 @@ MAX_PIXELS = 28 * 28 * 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How the tiny checkpoint of a family is made.
+    """How to write the tiny checkpoint of a family.
 
-    make_config: the tokenizer and the fields of the text model's config that a test replaces ->
-    transformers' config. architecture: the class in transformers. special_tokens: those beyond
-    SPECIAL_TOKENS. files: further JSON files of the folder, name -> contents.
+    architecture: the model's class in transformers.
+    make_config: (tokenizer, replaced fields of the text model's config) -> transformers' config.
+    special_tokens: special tokens in addition to SPECIAL_TOKENS.
+    files: further JSON files of the folder, name -> contents.
     """
 
     architecture: str
@@ -72,7 +72,8 @@ class Family:
 
 
 def randomize(model: nn.Module) -> None:
-    """Fills all parameters with values that keep activations near 1, from torch's global seed."""
+    """Fills all parameters with random values (torch's global generator) that keep activations
+    near 1."""
     for name, parameter in model.named_parameters():
         values = torch.randn_like(parameter)
         if "norm" in name or ".ln" in name:
@@ -88,8 +89,8 @@ def randomize(model: nn.Module) -> None:
 
 
 def build_tokenizer(family: Family) -> transformers.PreTrainedTokenizerFast:
-    """Byte-level BPE with the special tokens of ERNIE, of Qwen and of the family: every text can be
-    encoded and comes back unchanged."""
+    """Trains a byte-level BPE with the special tokens of ERNIE, Qwen and the family. It encodes any
+    text, and decoding restores the text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -143,8 +144,11 @@ def token_ids(
 def preprocessor_files(
     prefix: str, *, image: Mapping[str, Any] | None = None, video: Mapping[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """preprocessor_config.json and video_preprocessor_config.json of a family whose processors are
-    called `prefix`ImageProcessor and `prefix`VideoProcessor; image, video: fields of its own."""
+    """Returns preprocessor_config.json and video_preprocessor_config.json of a family.
+
+    prefix: its processors are <prefix>ImageProcessor and <prefix>VideoProcessor.
+    image, video: fields that differ from the shared ones.
+    """
     shared = {
         "do_convert_rgb": True,
         "do_normalize": True,

@@ -12,7 +12,7 @@ from .qwen import TEMPLATE
 
 HALF = [0.5, 0.5, 0.5]
 QWEN3_SIZE = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 64}
-# The whole video's, all frames together.
+# Pixels of all frames of a video together.
 QWEN3_VIDEO_SIZE = {"shortest_edge": 4 * 64 * 64, "longest_edge": 32 * 32 * 256}
 
 
@@ -35,7 +35,7 @@ def _qwen2_vl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _qwen3_fields(tokenizer: Any, options: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
-    """Keyword arguments of Qwen3-VL's configs. Heads are wider than hidden / heads."""
+    """Returns keyword arguments of Qwen3-VL's configs; head_dim is larger than hidden / heads."""
     rope = {
         "rope_type": "default",
         "rope_theta": 10000.0,
