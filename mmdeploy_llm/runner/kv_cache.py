@@ -1,5 +1,5 @@
-"""How many KV cache blocks fit, and their memory. Sizes in bytes unless the name says tokens or
-blocks."""
+"""The KV cache: how many blocks fit, and their memory. Sizes are in bytes unless the name says
+tokens or blocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from mmdeploy_llm.attention.base import KVCache
 from mmdeploy_llm.errors import ConfigError
 
-CPU_SHARE_OF_FREE_RAM = 0.4  # the rest is for activations, media and whatever else runs
+CPU_SHARE_OF_FREE_RAM = 0.4  # the rest is for activations, media and other processes
 CPU_MOST_BYTES = 8 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheShape:
-    """One block of all layers, keys and values."""
+    """The shape of one block: keys and values of `block_size` tokens in every layer."""
 
     num_layers: int
     num_kv_heads: int
@@ -35,13 +35,13 @@ class KVCacheShape:
 
     @property
     def scale_size(self) -> int:
-        """Bytes of the scale of one token and head: float32 in 8 bits, else none."""
+        """Bytes of the scale of one token and head: a float32 for 8-bit caches, otherwise 0."""
         return 4 if self.dtype.itemsize == 1 else 0
 
 
 def count_blocks(shape: KVCacheShape, memory: int, most_blocks: int) -> int:
-    """Blocks that fit into `memory`, at most `most_blocks`: what all concurrent requests at full
-    length would use. Raises ConfigError when not even two blocks fit.
+    """Returns how many blocks fit into `memory`, at most `most_blocks`, which all concurrent
+    requests at full length would use. Raises ConfigError when not even two blocks fit.
     """
     num_blocks = min(memory // shape.bytes_per_block, max(2, most_blocks))
     if num_blocks < 2:
@@ -64,11 +64,11 @@ def available_memory(device: torch.device, utilization: float) -> int:
 
 
 def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
-    """The cache, zeroed: rows behind a sequence's end must be finite for every backend.
+    """Allocates the cache, zeroed: backends need finite values past the end of a sequence.
 
     On the CPU its pages are zero pages of the system until they are written: a cache of gigabytes
-    costs nothing at start, and no memory that is not used. Raises ConfigError where a card has not
-    so much.
+    costs nothing at start, and later only the memory that is used. Raises ConfigError where a GPU
+    has not enough memory.
     """
     try:
         return _allocated(shape, num_blocks, device)
@@ -102,7 +102,8 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def _free_ram() -> int:
-    """MemAvailable where the system tells it (Linux), else half of all physical memory."""
+    """Returns MemAvailable where the system reports it (Linux), else half of the physical
+    memory."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

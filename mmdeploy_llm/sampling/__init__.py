@@ -3,11 +3,12 @@
 from .grammar import GrammarBackend
 from .logprobs import prompt_logprobs
 from .make import make_sampler
-from .sampler import Sampler, SampleResult
+from .sampler import PendingSample, Sampler, SampleResult
 from .state import SlotRequest
 
 __all__ = [
     "GrammarBackend",
+    "PendingSample",
     "SampleResult",
     "Sampler",
     "SlotRequest",

@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdeploy_llm.transfer import to_device
+
 from .grammar import GrammarMatcher, banned_mask
 from .state import HUGE, TINY, SlotState
-from .upload import upload
 
 
 def adjust(logits: Tensor, states: Sequence[SlotState], holds_stops: NDArray[np.bool_]) -> None:
@@ -89,4 +90,4 @@ def _flat(ids: Sequence[NDArray[np.int64]], logits: Tensor) -> Tensor:
 
 
 def _tensor(values: NDArray[np.generic], like: Tensor) -> Tensor:
-    return upload(values, like.device)
+    return to_device(values, like.device)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.params import GuidedDecodingParams
-
-from .upload import upload
+from mmdeploy_llm.transfer import to_device
 
 CACHE_SIZE = 64  # compiled grammars
 MAX_GRAMMAR_CHARACTERS = 100_000
@@ -58,7 +57,7 @@ def banned_mask(
     for row, matcher in enumerate(matchers):
         matcher.fill(mask, row)
     shifts = torch.arange(BITS, dtype=torch.int32, device=device)
-    bits = upload(mask.numpy(), device)[:, :, None] >> shifts & 1
+    bits = to_device(mask, device)[:, :, None] >> shifts & 1
     return bits.flatten(1)[:, :vocab_size] == 0
 
 

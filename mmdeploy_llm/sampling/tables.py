@@ -13,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from mmdeploy_llm.cuda import choose as columns
+from mmdeploy_llm.transfer import to_device, to_device_together
 
 from .draw import least
 from .state import HUGE, TINY, SlotNumbers, SlotState, resolved
-from .upload import upload, upload_all
 
 FIRST_EDITS = 16  # that a slot has room for; doubled when one has more
 
 
 class SlotTables:
-    """Rows of up to `max_num_slots` slots. The DeviceSampler is its only user."""
+    """Rows of up to `max_num_slots` slots. The CudaSampler is its only user."""
 
     def __init__(self, max_num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -33,10 +33,10 @@ class SlotTables:
         self._edit_values = np.zeros((max_num_slots, FIRST_EDITS), dtype=np.float32)
         self._changed: set[int] = set()
         self._rules = columns.Rules(
-            ints=upload(self._ints.copy(), device),
-            reals=upload(self._reals.copy(), device),
-            edit_ids=upload(self._edit_ids.copy(), device),
-            edit_values=upload(self._edit_values.copy(), device),
+            ints=to_device(self._ints.copy(), device),
+            reals=to_device(self._reals.copy(), device),
+            edit_ids=to_device(self._edit_ids.copy(), device),
+            edit_values=to_device(self._edit_values.copy(), device),
             counts=torch.zeros(1, dtype=torch.int16, device=device),
         )
 
@@ -79,7 +79,8 @@ class SlotTables:
             rows, rules = np.array(sorted(self._changed)), self._rules
             mine = self._ints, self._reals, self._edit_ids, self._edit_values
             theirs = rules.ints, rules.reals, rules.edit_ids, rules.edit_values
-            index, *values = upload_all([rows, *(table[rows] for table in mine)], self._device)
+            arrays = [rows, *(table[rows] for table in mine)]
+            index, *values = to_device_together(arrays, self._device)
             for table, changed in zip(theirs, values, strict=True):
                 table.index_copy_(0, index, changed)
             self._changed.clear()
@@ -105,8 +106,8 @@ class SlotTables:
         self._edit_values = np.pad(self._edit_values, ((0, 0), (0, extra)))
         self._rules = replace(
             self._rules,
-            edit_ids=upload(self._edit_ids.copy(), self._device),
-            edit_values=upload(self._edit_values.copy(), self._device),
+            edit_ids=to_device(self._edit_ids.copy(), self._device),
+            edit_values=to_device(self._edit_values.copy(), self._device),
         )
 
     def _write_counts(self, slot: int, state: SlotState) -> bool:
@@ -120,6 +121,6 @@ class SlotTables:
         values = np.minimum(state.counts.counts + 1, int(columns.MAX_COUNT)).astype(np.int16)
         row = self._rules.counts[slot].zero_()
         if len(values):
-            ids, counts = upload_all([state.counts.ids, values], self._device)
+            ids, counts = to_device_together([state.counts.ids, values], self._device)
             row.index_copy_(0, ids, counts)
         return True
