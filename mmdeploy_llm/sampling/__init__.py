@@ -1,4 +1,4 @@
-"""From logits to the next token of every request, vectorised over the batch."""
+"""Chooses the next token of every request from its logits, vectorised over the batch."""
 
 from .grammar import GrammarBackend
 from .logprobs import prompt_logprobs

@@ -79,7 +79,7 @@ class CudaSampler(Sampler):
         is_random = bool(self._state.is_random[slot])
         self._tables.add(slot, self._state.numbers(slot), state, is_random=is_random)
         if not state.needs_host:
-            self._state.hand_over(slot)
+            self._state.move_to_device(slot)
 
     def needs_host(self, slots: Sequence[int] | NDArray[np.int64]) -> bool:
         """See Sampler."""
@@ -159,7 +159,7 @@ class CudaSampler(Sampler):
         rows_on_device, slots = to_device(rows, self._device), index[rows]
         own = logits.index_select(0, rows_on_device).float()
         states = [self._state[slot] for slot in slots.tolist()]
-        adjust(own, states, self._state.holds_stops(slots))
+        adjust(own, states, self._state.bans_stops(slots))
         return logits.float().index_copy(0, rows_on_device, own)
 
     def _finish(self, launch: _Launch) -> SampleResult:

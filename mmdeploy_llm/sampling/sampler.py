@@ -194,7 +194,7 @@ class Sampler:
         work = self._work_rows(len(rows))
         work.copy_(take_rows(logits, rows))
         states = [self._state[slot] for slot in index.tolist()]
-        adjust(work, states, self._state.holds_stops(index))
+        adjust(work, states, self._state.bans_stops(index))
         token_ids, peaks = first_argmax(work)
         random = np.flatnonzero(self._state.is_random[index])
         if len(random):
