@@ -41,7 +41,7 @@ from .executor import Facts
 from .overlap import Started, deferred
 from .rank import BuildRank, serve_rank
 from .rank_messages import (
-    CheckpointMessage,
+    BarrierMessage,
     DoneMessage,
     FinishMessage,
     ReadyMessage,
@@ -94,9 +94,9 @@ class DistributedRunner:
 
     def start(self, plan: StepPlan, before: Started | None = None) -> Started:
         """See Executor. Unfinished steps are abandoned when this one does not follow them, such as
-        a step that Ctrl-C has taken from the caller.
+        a step whose caller was interrupted by Ctrl-C.
 
-        Where steps cannot overlap, a step is one message and not two: `finish` sends it."""
+        Where steps cannot overlap, a step is one message and not two, sent by `finish`."""
         if not self.can_overlap:
             return deferred(plan, self._run_in_one_message)
         message = StepMessage.of(plan, "start" if before is None else "follow")
@@ -153,26 +153,26 @@ class DistributedRunner:
         return answers
 
     def _gather(self, first_seconds: float | None, more_seconds: float) -> list[Any]:
-        """Waits for the next answer of each rank; handles checkpoints on the way. Raises
+        """Waits for the next answer of each rank; handles barriers on the way. Raises
         WorkerDiedError when a rank ends or is too late.
 
         first_seconds: for the first answer; None: no limit. more_seconds: for each one after it.
         """
         answers: dict[int, Any] = {}
-        checkpoints: dict[int, CheckpointMessage] = {}
+        barriers: dict[int, BarrierMessage] = {}
         ranks = {worker.connection: rank for rank, worker in enumerate(self._workers)}
         while len(answers) < len(self._workers):
-            silent = [link for link, rank in ranks.items() if rank not in answers | checkpoints]
+            silent = [link for link, rank in ranks.items() if rank not in answers | barriers]
             seconds = more_seconds if answers else first_seconds
-            if any(message.problem for message in checkpoints.values()):
+            if any(message.problem for message in barriers.values()):
                 seconds = FAULT_SECONDS
             ready = wait(silent, seconds) if silent else []
             for link in ready:
                 rank = ranks[link]  # type: ignore[index]
                 value = self._workers[rank].receive()
-                (checkpoints if isinstance(value, CheckpointMessage) else answers)[rank] = value
-            if checkpoints:
-                self._settle(checkpoints, answers, is_late=not ready)
+                (barriers if isinstance(value, BarrierMessage) else answers)[rank] = value
+            if barriers:
+                self._settle(barriers, answers, is_late=not ready)
             elif not ready:
                 rank = ranks[silent[0]]
                 raise WorkerDiedError(
@@ -182,20 +182,18 @@ class DistributedRunner:
         return [answers[rank] for rank in range(len(self._workers))]
 
     def _settle(
-        self, checkpoints: dict[int, CheckpointMessage], answers: dict[int, Any], *, is_late: bool
+        self, barriers: dict[int, BarrierMessage], answers: dict[int, Any], *, is_late: bool
     ) -> None:
         """Lets the ranks continue once all are at the same position. Raises WorkerDiedError when
         they cannot get there any more."""
-        positions = {message.position for message in checkpoints.values()}
-        if len(checkpoints) == len(self._workers) and len(positions) == 1:
-            is_fine = not any(message.problem for message in checkpoints.values())
-            checkpoints.clear()
+        positions = {message.position for message in barriers.values()}
+        if len(barriers) == len(self._workers) and len(positions) == 1:
+            is_fine = not any(message.problem for message in barriers.values())
+            barriers.clear()
             for worker in self._workers:
                 worker.send(is_fine)
         elif answers or is_late or len(positions) > 1:
-            rank, message = min(
-                checkpoints.items(), key=lambda item: (not item[1].problem, item[0])
-            )
+            rank, message = min(barriers.items(), key=lambda item: (not item[1].problem, item[0]))
             reason = message.problem or "the ranks are at different points of the step"
             raise WorkerDiedError(
                 f"the model failed on rank {rank} and not on all ranks, which cannot continue "

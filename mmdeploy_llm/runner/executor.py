@@ -25,7 +25,7 @@ class Executor(Protocol):
         ...
 
     def start(self, plan: StepPlan, before: Started | None = None) -> Started:
-        """Starts a step; `finish` of what is returned gives its result.
+        """Starts a step; `Started.finish` returns its result.
 
         before: the step before this one, where it is not finished yet: one with `can_follow`, whose
         requests all continue decoding in this step, in the same order. Both this and `finish` raise

@@ -16,7 +16,7 @@ from .out_of_memory import is_out_of_memory
 from .overlap import Started
 from .peers import Peers
 from .rank_messages import (
-    CheckpointMessage,
+    BarrierMessage,
     DoneMessage,
     FinishMessage,
     Position,
@@ -92,7 +92,7 @@ class RankLostError(BaseException):
 
 
 class ChannelPeers:
-    """Peers that are asked through DistributedRunner."""
+    """Reaches the other ranks through DistributedRunner. See Peers."""
 
     def __init__(self, ranks: Ranks, channel: Channel) -> None:
         self._ranks, self._channel = ranks, channel
@@ -114,7 +114,7 @@ class ChannelPeers:
             is_out_of_memory=is_out_of_memory,
         )
         try:
-            self._channel.send(CheckpointMessage(position=position, problem=problem))
+            self._channel.send(BarrierMessage(position=position, problem=problem))
             return bool(self._channel.receive())
         except (EOFError, OSError) as error:
             raise RankLostError from error

@@ -2,7 +2,7 @@
 
 engine --Step----> rank --Started or Done-->  engine
        --Finish-->      --Done----------->
-                        --Checkpoint----->    before anything that not all ranks may do
+                        --Barrier-------->    before what not all ranks may do
        <bool------
 """
 
@@ -105,7 +105,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointMessage:
+class BarrierMessage:
     """A rank waits until all ranks are at its position. It is answered with True, or with False
     when any of them has a problem. problem: "" for none."""
 

@@ -1,5 +1,5 @@
-"""Returns one random number for each (seed, position): a hash and not a stream, so that neither the
-batch nor a preemption can change it."""
+"""One random number for each (seed, position), from a hash and not from a stream, so that neither
+the batch nor a preemption can change it."""
 
 from __future__ import annotations
 

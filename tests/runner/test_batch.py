@@ -153,38 +153,16 @@ def test_runs_of_atomic_media_reach_the_attention(slots):
     assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.spans == ()
 
 
-class TestTransfer:
-    def test_packed_arrays_are_the_arrays(self):
-        """One buffer and one copy, however odd the sizes between are."""
-        arrays = (
-            np.arange(5, dtype=np.int64) - 2,
-            np.array([[True], [False], [True]]),
-            np.arange(12, dtype=np.int32).reshape(3, 4).T,
-            np.arange(3, dtype=np.int64).reshape(3, 1),
-        )
-        packed = transfer.pack(arrays, CPU)
-        for array, tensor in zip(arrays, packed, strict=True):
-            assert tensor.numpy().dtype == array.dtype
-            assert np.array_equal(tensor.numpy(), array)
-        assert len({tensor.untyped_storage().data_ptr() for tensor in packed}) == 1
-
-    def test_on_the_cpu_nothing_is_copied(self):
-        array = np.arange(4)
-        (tensor,) = transfer.to_device_together([array], CPU)
-        assert tensor.data_ptr() == array.ctypes.data
-
-    def test_lengths_lie_on_another_device(self, slots, monkeypatch):
-        """Where the device is no CPU, the layout brings its lengths; `meta` stands for it here."""
-        monkeypatch.setattr(
-            batches, "to_device_together", lambda arrays, _: transfer.pack(arrays, CPU)
-        )
-        items = step(("a", 11, 1), ("b", 1, 4))
-        lengths = prepare(items, slots, BLOCK_SIZE, False, torch.device("meta")).layout.lengths
-        assert lengths.query_starts.tolist() == [0, 1, 5]
-        assert lengths.context_lens.tolist() == [12, 5]
-        assert {lengths.query_starts.dtype, lengths.context_lens.dtype} == {torch.int32}
-        assert (lengths.max_query, lengths.max_context) == (4, 12)
-        assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.lengths is None
+def test_lengths_lie_on_another_device(slots, monkeypatch):
+    """Where the device is no CPU, the layout brings its lengths; `meta` stands for it here."""
+    monkeypatch.setattr(batches, "to_device_together", lambda arrays, _: transfer.pack(arrays, CPU))
+    items = step(("a", 11, 1), ("b", 1, 4))
+    lengths = prepare(items, slots, BLOCK_SIZE, False, torch.device("meta")).layout.lengths
+    assert lengths.query_starts.tolist() == [0, 1, 5]
+    assert lengths.context_lens.tolist() == [12, 5]
+    assert {lengths.query_starts.dtype, lengths.context_lens.dtype} == {torch.int32}
+    assert (lengths.max_query, lengths.max_context) == (4, 12)
+    assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.lengths is None
 
 
 class TestDecodeFrame:
