@@ -1,6 +1,7 @@
-"""Engine.step: one step is five calls in a straight line. The only file that knows all four rooms.
+"""Engine: runs requests step by step; a step is five calls in a straight line. The only file that
+knows all four rooms.
 
-plan -> run -> commit -> deliver -> release
+plan -> compute -> commit -> deliver -> release
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from .hooks.names import error_text
 from .outputs import RequestOutput
 from .plan import RequestFailure, StepPlan, StepResult, TokenUpdate
 from .request import Request
-from .runner.ahead import Started, runs_ahead
 from .runner.executor import Executor
+from .runner.overlap import Started
 from .schedule.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs requests to their end. `add` and `step` belong to one thread; `abort` may come from
-    any."""
+    """Runs requests to their end. `add` and `step` are called by one thread; `abort` by any."""
 
     def __init__(
         self,
@@ -40,8 +40,7 @@ class Engine:
         self.info = info
         self._scheduler = scheduler
         self._runner = runner
-        self._ahead = runs_ahead(runner)
-        self._started: Started | None = None  # the step behind the one that was committed last
+        self._started: Started | None = None  # the next step, where it is in flight already
         self._delivery = delivery
         self._plugins = plugins
         self._requests: dict[str, Request] = {}
@@ -57,32 +56,29 @@ class Engine:
         return self._scheduler.has_work
 
     @property
-    def num_unfinished(self) -> int:
-        """Requests that were added and have not ended."""
-        return len(self._requests)
-
-    @property
     def death(self) -> WorkerDiedError | None:
-        """Why no step can compute any more. Steps still end what was added, in error."""
+        """Why no step can compute any more; None while steps can. Later steps end their requests in
+        error."""
         return self._death
 
     def add(self, request: Request) -> None:
-        """Queues a request; its outputs come out of `step`."""
+        """Queues a request; `step` returns its outputs."""
         self._requests[request.request_id] = request
         self._scheduler.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Asks for the end of these requests; the next `step` delivers their last output."""
+        """Ends these requests in the next `step`, which returns their last outputs."""
         with self._inbox_lock:
             self._inbox.extend(request_ids)
 
     def step(self) -> tuple[RequestOutput, ...]:
-        """One step. Whatever fails in it becomes the error output of the requests it was for."""
+        """Runs one step and returns its outputs. A failure becomes the error output of the requests
+        that it affects."""
         begin = time.perf_counter()
         ended = self._drain_inbox()
         plan = self._scheduler.plan(time.time()) if self._started is None else self._started.plan
         planned = time.perf_counter()
-        updates = ended + self._run(plan)
+        updates = ended + self._compute(plan)
         ran = time.perf_counter()
         outputs = self._delivery.deliver(updates)
         self._scheduler.release(outputs)
@@ -90,7 +86,7 @@ class Engine:
         return outputs
 
     def close(self) -> None:
-        """Ends what computes and tells observers; aborts nothing, since no step follows."""
+        """Closes the runner and notifies observers. Aborts nothing, since no step follows."""
         if not self._is_closed:
             self._is_closed = True
             self._runner.close()
@@ -101,9 +97,9 @@ class Engine:
             request_ids, self._inbox = self._inbox, []
         return self._scheduler.abort(request_ids) if request_ids else ()
 
-    def _run(self, plan: StepPlan) -> tuple[TokenUpdate, ...]:
+    def _compute(self, plan: StepPlan) -> tuple[TokenUpdate, ...]:
         try:
-            result = self._computed(plan)
+            result = self._result_of(plan)
         except WorkerDiedError as error:
             if self._death is None:
                 self._death = error
@@ -115,15 +111,13 @@ class Engine:
             return self._scheduler.fail(plan, RequestFailure(code=500, message=message))
         return self._scheduler.commit(plan, result, time.time())
 
-    def _computed(self, plan: StepPlan) -> StepResult:
-        """The step's result. Before it waits for the device, it gives the device the step behind,
-        where that can be known."""
-        if self._ahead is None:
-            return self._runner.run(plan)
-        started, self._started = self._started or self._ahead.start(plan), None
+    def _result_of(self, plan: StepPlan) -> StepResult:
+        """Returns the step's result. Starts the next step before it waits for this one, where the
+        executor and the scheduler allow it."""
+        started, self._started = self._started or self._runner.start(plan), None
         following = self._scheduler.plan_next(plan) if started.can_follow else None
         if following is not None:
-            self._started = self._ahead.start(following, started)
+            self._started = self._runner.start(following, started)
         return started.finish()
 
     def _report(

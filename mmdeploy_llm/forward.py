@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -109,9 +108,3 @@ class ForwardInputs:
             return hidden
         embeds = self.media_embeds[:, : hidden.shape[1]]
         return hidden.index_copy_(0, self.media_rows, embeds.to(hidden.dtype))
-
-
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """What the host made, on the device; on CUDA without waiting for the work in front."""
-    is_there = x.device.type == device.type
-    return x if is_there else x.pin_memory().to(device, non_blocking=True)

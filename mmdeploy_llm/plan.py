@@ -1,5 +1,4 @@
-"""The only language between scheduler, runner and delivery: what a step does, and what came of
-it."""
+"""The values that scheduler, runner and delivery exchange: what a step does, and its results."""
 
 from __future__ import annotations
 
@@ -13,12 +12,15 @@ from .request import MediaInput, MediaSpan, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """All the runner must know of a request when it starts, or starts again after a preemption.
+    """What the runner must know of a request when it starts, or starts again after a preemption.
 
-    token_ids: prompt, and behind `prompt_len` the tokens generated before a preemption.
-    reasoning_end_ids: what ends the thinking once it has params.reasoning_max_tokens tokens; ()
-    when
-    nothing does. bad_words_token_ids: sequences whose last id is banned after the others.
+    token_ids: the prompt, followed by tokens generated before a preemption.
+    prompt_len: tokens in the prompt.
+    media: in prompt order.
+    reasoning_end_ids: forced once the thinking has params.reasoning_max_tokens tokens; () forces
+        nothing.
+    bad_words_token_ids: sequences that are never generated: after all ids but the last, the last
+        one is banned.
     """
 
     request_id: str
@@ -33,10 +35,11 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledTokens:
-    """Tokens `start` .. `start + num_tokens` of one request are computed in this step.
+    """The tokens of one request that a step computes: `start` .. `start + num_tokens`.
 
-    new_block_ids are appended to the request's block table before the step. samples: the last of
-    these tokens is the last known one, so that its logits give the next token.
+    new_block_ids: appended to the request's block table before the step.
+    samples: whether the next token is sampled from the logits of the last one, because it is the
+        last token known so far.
     """
 
     request_id: str
@@ -48,12 +51,13 @@ class ScheduledTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step, in the order in which the runner carries it out: drop, forget, new, encode,
-    compute.
+    """One step; the fields are in the order in which the runner carries them out.
 
     drop: request ids whose slots are freed (ended, aborted or preempted since the last plan).
-    forget: media keys whose encoder output is no longer needed. encode: media to encode first; each
-    key at most once. `scheduled` lists the requests that sample one token (decode) first.
+    forget: media keys whose encoder output is no longer needed.
+    new: requests that get a slot.
+    encode: media to encode; each key at most once.
+    scheduled: the tokens to compute; requests that compute one token (decode) come first.
     """
 
     step_id: int
@@ -79,13 +83,12 @@ class RequestFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What the runner computed.
+    """The results of a step, by request id.
 
-    sampled: request id -> next token id, for every scheduled item with `samples` that did not fail.
-    logprobs: request id -> log-probabilities of that token, where asked for.
-    prompt_logprobs: request id -> entries for the prompt tokens computed in this step, where
-    asked for.
-    errors: request id -> why its step failed; such a request has no entry in `sampled`.
+    sampled: the next token id, for every scheduled item with `samples` that did not fail.
+    logprobs: log-probabilities of that token, where requested.
+    prompt_logprobs: entries for the prompt tokens computed in this step, where requested.
+    errors: why the request failed in this step; it has no entry in `sampled` then.
     """
 
     step_id: int
@@ -97,10 +100,12 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUpdate:
-    """What a step changed for one request: the scheduler's word to delivery.
+    """What a step changed for one request; passed from the scheduler to delivery.
 
-    new_token_ids: tokens appended in this step. finish_reason: set by the scheduler for end of
-    sequence and stop ids ("stop"), length, error and abort; None while the request goes on.
+    new_token_ids: tokens appended in this step.
+    finish_reason: set by the scheduler: "stop" for end-of-sequence and stop ids, "length", "error"
+        or "abort"; None while the request continues.
+    failure: why it ended with "error" or "abort".
     """
 
     request: Request

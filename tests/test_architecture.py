@@ -30,6 +30,7 @@ LAYERS = (
     ("request",),
     ("plan", "forward"),
     ("hooks",),
+    ("transfer",),
     ("native", "cuda", "parallel"),
     ("attention", "layers", "sampling", "weights"),
     ("intake", "schedule", "runner", "delivery"),

@@ -9,6 +9,7 @@ from mmdeploy_llm.hooks import EngineInfo, PluginManager, hookimpl
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure, StepResult
 from mmdeploy_llm.request import Request
+from mmdeploy_llm.runner.overlap import deferred
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
@@ -30,7 +31,13 @@ class FakeRunner:
     def __init__(self):
         self.num_steps, self.raises, self.errors = 0, set(), {}
 
-    def run(self, plan):
+    can_overlap = False
+
+    def start(self, plan, before=None):
+        assert before is None
+        return deferred(plan, self.compute)
+
+    def compute(self, plan):
         self.num_steps += 1
         if self.num_steps in self.raises:
             raise RuntimeError("the device is gone")
@@ -115,7 +122,7 @@ def test_requests_run_to_their_end(engine, observer):
         engine.add(request(name))
     outputs = run(engine)
     assert all(output.outputs.token_ids == (40,) * 3 for output in outputs.values())
-    assert engine.num_unfinished == 0
+    assert not engine._requests
     assert {record.request_id for record in observer.records} == {"a", "b"}
     assert all(record.num_output_tokens == 3 for record in observer.records)
     assert sum(stats.num_sampled_tokens for stats in observer.steps) == 6

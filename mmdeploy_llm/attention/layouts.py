@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.forward import sent
+from mmdeploy_llm.transfer import to_device
 
 from .base import BatchLayout, StepLengths
 
@@ -23,8 +23,8 @@ def lengths_of(layout: BatchLayout) -> StepLengths:
     device = layout.slots.device
     starts = list(accumulate(layout.query_lens, initial=0))
     return StepLengths(
-        query_starts=sent(torch.tensor(starts, dtype=torch.int32), device),
-        context_lens=sent(torch.tensor(layout.context_lens, dtype=torch.int32), device),
+        query_starts=to_device(torch.tensor(starts, dtype=torch.int32), device),
+        context_lens=to_device(torch.tensor(layout.context_lens, dtype=torch.int32), device),
         max_query=max(layout.query_lens),
         max_context=max(layout.context_lens),
     )

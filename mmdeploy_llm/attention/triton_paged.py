@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import HeadTurn, sent
+from mmdeploy_llm.forward import HeadTurn
+from mmdeploy_llm.transfer import to_device
 
 from . import libraries
 from .base import BatchLayout, KVCache
@@ -135,7 +136,7 @@ class TritonContext:
             starts, places = places_of(self._layout)
             device = self._layout.slots.device
             first, behind = (
-                sent(torch.from_numpy(x).int(), device)
+                to_device(torch.from_numpy(x).int(), device)
                 for x in visible_ranges(self._layout, starts, places, window)
             )
             self._ranges[window] = first, behind

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import AttentionContext, HeadTurn, sent
+from mmdeploy_llm.forward import AttentionContext, HeadTurn
+from mmdeploy_llm.transfer import to_device
 
 from .base import BatchLayout, KVCache
 from .layouts import lengths_of
@@ -202,7 +203,7 @@ def span_call(layout: BatchLayout) -> tuple[Call, Tensor]:
         num_decode=0,
         query_lens=tuple(query_lens),
         context_lens=tuple(context_lens),
-        block_tables=layout.block_tables[sent(torch.tensor(sequences), device)],
+        block_tables=layout.block_tables[to_device(torch.tensor(sequences), device)],
         slots=layout.slots,
     )
     lengths = lengths_of(own)
@@ -214,4 +215,4 @@ def span_call(layout: BatchLayout) -> tuple[Call, Tensor]:
         max_context=lengths.max_context,
         is_causal=False,
     )
-    return call, sent(torch.cat(rows), device)
+    return call, to_device(torch.cat(rows), device)

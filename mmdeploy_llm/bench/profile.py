@@ -36,10 +36,10 @@ TIMED_METHODS = (
     ("_engine._scheduler.plan_next", "schedule"),
     ("_engine._scheduler.commit", "schedule"),
     ("_engine._scheduler.release", "schedule"),
-    ("_engine._runner.run", "prepare"),
     ("_engine._runner.start", "prepare"),
+    ("_engine._runner._finish", "prepare"),
     ("_engine._runner._encoder.encode", "encode"),
-    ("_engine._runner._sampler.sample", "sample"),
+    ("_engine._runner._sampler.launch", "sample"),
     ("_engine._delivery.deliver", "deliver"),
     ("model.forward", "forward"),
 )
@@ -165,7 +165,7 @@ class Profiler:
             self._replace(
                 stack, "model.logits", partial(self._clock.timed, phase="forward", kind="logits")
             )
-            self._replace(stack, "_engine._runner._backend.begin", self._timed_begin)
+            self._replace(stack, "_engine._runner._forward._backend.begin", self._timed_begin)
             self._watch_layers(stack)
             begin = time.perf_counter()
             yield

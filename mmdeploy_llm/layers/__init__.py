@@ -5,7 +5,7 @@ Every module takes and gives plain tensors of one device; its weights come from 
 fresh module holds undefined values until weights.load has filled it.
 """
 
-from mmdeploy_llm.forward import sent
+from mmdeploy_llm.transfer import to_device
 
 from .decoder import CausalLM, Decoder, DecoderConfig
 from .from_config import layer_windows, rotary_config, standard_decoder
@@ -62,8 +62,8 @@ __all__ = [
     "quick_gelu",
     "rotary_config",
     "sectioned_axes",
-    "sent",
     "standard_decoder",
+    "to_device",
     "vision_activation",
     "vision_theta",
 ]

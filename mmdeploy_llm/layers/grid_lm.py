@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import sent
 from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.transfer import to_device
 
 from .decoder import CausalLM, DecoderConfig
 from .vision import Grid, grid_positions
@@ -35,7 +35,7 @@ class GridLM(CausalLM):
         """One [num_tokens, media size] per item; all items in one call of `encode`."""
         device = self.model.embed_tokens.weight.device
         # Large ones may lie on the device already, small ones do not.
-        pixels = torch.cat([sent(item.tensors["pixels"], device) for item in items])
+        pixels = torch.cat([to_device(item.tensors["pixels"], device) for item in items])
         rows = self.encode(pixels, [media_grid(item) for item in items])
         return torch.split(rows, [item.num_tokens for item in items])
 

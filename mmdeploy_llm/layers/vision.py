@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import sent
 from mmdeploy_llm.native import Kernels, Sequences
+from mmdeploy_llm.transfer import to_device
 
 from .linear import Linear, MergedLinear, empty_parameter
 from .mlp import MLP, quick_gelu
@@ -80,7 +80,7 @@ class Segments:
     @cached_property
     def starts(self) -> Tensor:
         """The first patch of each segment, and the end: [S + 1] int32 on the device."""
-        return sent(F.pad(self._sizes.cumsum(0), (1, 0)).int(), self._device)
+        return to_device(F.pad(self._sizes.cumsum(0), (1, 0)).int(), self._device)
 
     @cached_property
     def longest(self) -> int:
@@ -128,7 +128,7 @@ def _group(starts: Tensor, length: int, device: torch.device) -> SegmentGroup:
     num, first = starts.numel(), int(rows[0])
     if torch.equal(rows, torch.arange(first, first + rows.numel())):
         return SegmentGroup(num=num, length=length, start=first)
-    return SegmentGroup(num=num, length=length, rows=sent(rows, device))
+    return SegmentGroup(num=num, length=length, rows=to_device(rows, device))
 
 
 def _attend(group: SegmentGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -326,7 +326,7 @@ def axial_rotary(head_dim: int, theta: float) -> RotaryConfig:
 
 def patch_positions(grids: Sequence[Grid], merge: int, device: torch.device) -> Tensor:
     """Row and column of every patch in its frame, [2, P] int64, in the patches' order."""
-    return sent(torch.cat([_grid_positions(*grid, merge) for grid in grids], 1), device)
+    return to_device(torch.cat([_grid_positions(*grid, merge) for grid in grids], 1), device)
 
 
 def _grid_positions(num_frames: int, height: int, width: int, merge: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""From a plan's scheduled tokens to the arrays and tensors of one forward pass.
+"""Prepares one forward pass: from scheduled tokens to its arrays and tensors.
 
 slots      0: [a a a a a a a . .]     1: [b b b b b .]
 scheduled  request a: 4 .. 7          request b: 4 .. 5
-step       rows   [1 | 0 0 0]         decode first
-           places [4 | 4 5 6]         index of each token in its own sequence
+step       slots   [1 | 0 0 0]        decode first
+           offsets [4 | 4 5 6]        index of each token in its own sequence
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from torch import Tensor
 from mmdeploy_llm.attention.base import BatchLayout, StepLengths
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.transfer import Array, to_device_together
 
 from .slots import Slots
-from .staging import Array, DecodeFrame, StepArrays, StepTensors, to_device
+from .step_inputs import DecodeFrame, StepArrays, StepTensors
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPiece:
-    """`rows` of the step take embeddings begin..end of one media item."""
+    """Embeddings begin..end of one media item, which replace the token embeddings of `rows`."""
 
     item: MediaInput
     begin: int
@@ -41,10 +42,13 @@ class MediaPiece:
 class StepBatch:
     """One forward pass. T tokens of B scheduled items, in the plan's order.
 
-    token_ids [T], positions [T] or [3, T], in_prompt [T]: tensors on the device. has_prompt:
-    whether any of in_prompt is True. slots: [B] slot of each item. last_rows: [B] row of each
-    item's last token. ends: [B] tokens of each sequence after the step. frame: of a captured decode
-    step, whose tensors these are, with rows of padding behind the batch.
+    token_ids [T], positions [T] or [3, T], in_prompt [T]: tensors on the device.
+    has_prompt: whether any of in_prompt is True.
+    slots: [B] slot of each item.
+    last_rows: [B] row of each item's last token.
+    ends: [B] tokens of each sequence after the step.
+    frame: the recorded decode step that owns the tensors, which then end with rows of padding;
+        None when the pass has tensors of its own.
     """
 
     scheduled: tuple[ScheduledTokens, ...]
@@ -70,27 +74,25 @@ def prepare(
     has_atomic_media: bool = False,
     frame_for: Callable[[StepArrays], DecodeFrame | None] | None = None,
 ) -> StepBatch:
-    """The step's inputs; block tables in `slots` already hold the step's new blocks.
-
-    frame_for: chooses the captured decode step whose tensors take the inputs; None where there is
-    none for this step, which then has tensors of its own.
-    """
+    """Builds the inputs of a pass and copies them to the device. The block tables in `slots` hold
+    the new blocks of the step already. frame_for: returns the frame of a recorded decode step that
+    fits, or None."""
     indices = np.array([slots[item.request_id].index for item in scheduled], dtype=np.int64)
     starts = np.array([item.start for item in scheduled], dtype=np.int64)
     counts = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
     stops = np.cumsum(counts)
     rows = np.repeat(indices, counts)  # [T] slot of each token
-    places = np.arange(stops[-1]) + np.repeat(starts - stops + counts, counts)  # [T] in sequences
-    positions = places
+    offsets = np.arange(stops[-1]) + np.repeat(starts - stops + counts, counts)  # [T]
+    positions = offsets
     if has_mrope:
-        positions = _mrope_positions(scheduled, slots, places + slots.deltas[rows], stops - counts)
+        positions = _mrope_positions(scheduled, slots, offsets + slots.deltas[rows], stops - counts)
     arrays = StepArrays(
-        token_ids=slots.token_ids[rows, places],
+        token_ids=slots.token_ids[rows, offsets],
         positions=positions,
-        in_prompt=places < slots.prompt_lens[rows],
+        in_prompt=offsets < slots.prompt_lens[rows],
         query_lens=counts,
         context_lens=starts + counts,
-        **_paging(slots, indices, starts + counts, rows, places, block_size),
+        **_paging(slots, indices, starts + counts, rows, offsets, block_size),
     )
     spans = _spans(scheduled, slots) if has_atomic_media else ()
     media = _media_pieces(scheduled, slots, stops - counts)
@@ -112,28 +114,36 @@ def prepare(
 
 
 def _paging(
-    slots: Slots, indices: Ints, ends: Ints, rows: Ints, places: Ints, block_size: int
+    slots: Slots, indices: Ints, ends: Ints, rows: Ints, offsets: Ints, block_size: int
 ) -> dict[str, Array]:
-    """Block tables as wide as the longest, and where each token's key and value go."""
+    """Returns block tables as wide as the longest, and the cache slot of each token's key and
+    value."""
     num_blocks = -(-int(ends.max()) // block_size)
-    blocks = slots.tables[rows, places // block_size].astype(np.int64)
+    blocks = slots.tables[rows, offsets // block_size].astype(np.int64)
     return {
         "block_tables": slots.tables[indices, :num_blocks],
-        "slots": blocks * block_size + places % block_size,
+        "slots": blocks * block_size + offsets % block_size,
     }
 
 
 def _tensors(
     arrays: StepArrays, spans: tuple[tuple[int, int, int], ...], device: torch.device
 ) -> StepTensors:
-    """On a CPU the lengths stay lists: its kernels read no others."""
+    """Copies the arrays to the device. The lengths are copied for a GPU only: CPU kernels read the
+    tuples."""
     counts, ends = arrays.query_lens, arrays.context_lens
-    sent = [arrays.token_ids, arrays.positions, arrays.in_prompt, arrays.slots, arrays.block_tables]
+    inputs = [
+        arrays.token_ids,
+        arrays.positions,
+        arrays.in_prompt,
+        arrays.slots,
+        arrays.block_tables,
+    ]
     if device.type != "cpu":
         starts = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=starts[1:])
-        sent += [starts, ends.astype(np.int32)]
-    token_ids, positions, in_prompt, slots, tables, *lengths = to_device(sent, device)
+        inputs += [starts, ends.astype(np.int32)]
+    token_ids, positions, in_prompt, slots, tables, *lengths = to_device_together(inputs, device)
     is_prefill = counts > 1
     layout = BatchLayout(
         num_decode=int(is_prefill.argmax()) if is_prefill.any() else len(counts),
@@ -155,10 +165,11 @@ def _tensors(
 
 
 def _mrope_positions(
-    scheduled: Sequence[ScheduledTokens], slots: Slots, behind: Ints, first_rows: Ints
+    scheduled: Sequence[ScheduledTokens], slots: Slots, generated: Ints, first_rows: Ints
 ) -> Ints:
-    """[3, T]: `behind` on all axes for generated tokens, the prompt's own positions before."""
-    positions = np.repeat(behind[None], 3, axis=0)
+    """Returns [3, T]: the model's positions for prompt tokens, `generated` [T] on all axes for the
+    others. first_rows: [B] row of each item's first token."""
+    positions = np.repeat(generated[None], 3, axis=0)
     for item, row in zip(scheduled, first_rows.tolist(), strict=True):
         own = slots[item.request_id].positions
         if own is not None and item.start < own.shape[1]:
@@ -173,7 +184,7 @@ def _media_pieces(
     pieces = []
     for item, row in zip(scheduled, first_rows.tolist(), strict=True):
         stop = item.start + item.num_tokens
-        for span in slots[item.request_id].media:
+        for span in slots[item.request_id].media_in(item):
             piece = _media_piece(span, item.start, stop, row)
             if piece is not None:
                 pieces.append(piece)
@@ -181,24 +192,24 @@ def _media_pieces(
 
 
 def _media_piece(span: MediaSpan, start: int, stop: int, row: int) -> MediaPiece | None:
-    """The part of the span in tokens start..stop, the first of which is `row` of the step."""
-    if stop <= span.offset or span.end <= start:
-        return None
+    """Returns the embeddings of a span in tokens start..stop; None when there are none. row: of
+    token `start` in the step."""
     if span.rows is None:
         begin, end = max(start - span.offset, 0), min(stop, span.end) - span.offset
-        places = np.arange(begin, end)
+        offsets = np.arange(begin, end)
     else:
         begin = bisect_left(span.rows, start - span.offset)
         end = bisect_left(span.rows, stop - span.offset)
-        places = np.array(span.rows[begin:end], dtype=np.int64)
+        offsets = np.array(span.rows[begin:end], dtype=np.int64)
     if begin == end:
         return None
-    rows = places + (span.offset - start + row)
+    rows = offsets + (span.offset - start + row)
     return MediaPiece(item=span.item, begin=begin, end=end, rows=rows)
 
 
 def _spans(scheduled: Sequence[ScheduledTokens], slots: Slots) -> tuple[tuple[int, int, int], ...]:
-    """Of atomic media: (sequence, start, end) of every run of embeddings in this step."""
+    """Returns (sequence, start, end) of every run of media embeddings that this step touches, for
+    models with atomic media."""
     return tuple(
         (sequence, start, end)
         for sequence, item in enumerate(scheduled)

@@ -1,4 +1,4 @@
-"""CheckedModel: a model whose answers have the shapes that the runner relies on."""
+"""CheckedModel: a plugin's model, its outputs checked for the shapes that the runner relies on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mmdeploy_llm.request import MediaSpan
 
 
 class CheckedModel:
-    """Calls the model. An answer of another shape is a PluginContractError that names the model,
-    since with it rows of other requests might be read.
+    """Calls the model. Raises PluginContractError for an output of another shape, since the runner
+    might read rows of other requests from it.
 
     name: the model in messages, such as "Qwen2ForCausalLM (plugin 'qwen')".
     """
@@ -31,13 +31,13 @@ class CheckedModel:
         return self._checked("forward", self._model.forward(inputs), shape, meaning)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, vocab] of hidden states [N, hidden]."""
+        """Logits [N, vocab] of hidden states [N, hidden]."""
         shape = (hidden.shape[0], self._vocab_size)
-        meaning = "a row for each one that it is given, a value for each id of the vocabulary"
+        meaning = "a row for each row of its input, a value for each token id of the vocabulary"
         return self._checked("logits", self._model.logits(hidden), shape, meaning)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """[3, num_tokens], or None where position i is i."""
+        """M-RoPE positions [3, num_tokens]; None where token i has position i."""
         found = self._model.positions(num_tokens, media)
         if found is None:
             return None

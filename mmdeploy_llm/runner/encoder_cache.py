@@ -1,5 +1,5 @@
-"""Encoder outputs by media key. What is kept, and for how long, is the scheduler's decision; here
-are the tensors."""
+"""EncoderCache: encoder outputs by media key. The scheduler decides what is kept and for how long;
+the tensors are here."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from mmdeploy_llm.hooks.contracts import media_size
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.request import MediaInput
+from mmdeploy_llm.transfer import to_device
 
-from .out_of_memory import give_back_memory, is_out_of_memory
+from .out_of_memory import is_out_of_memory, release_cached_memory
 from .peers import NoPeers, Peers
 
 logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
-LEAST_SENT = 4096  # values: smaller tensors are read by the host too, and cost no time to copy
+MIN_COPIED = 4096  # values: models read smaller tensors on the host, and these copy fast anyway
 
 
 def values_per_call(device: torch.device) -> int:
-    """Values of pixels in one encoder call: on a CPU more at once gains no speed and only needs
-    larger buffers, a GPU needs more to be busy."""
+    """Returns the upper bound of pixel values in one encoder call. On a CPU more of them gain no
+    speed and need larger buffers; a GPU needs more to be busy."""
     return (32 if device.type == "cuda" else 8) * 2**20
 
 
@@ -44,8 +45,8 @@ class EncoderCache:
         device: torch.device = CPU,
         peers: Peers | None = None,
     ) -> None:
-        """name: the model in messages. device: of its weights. peers: None where the model is not
-        shared."""
+        """name: the model in messages. device: of its weights. peers: the other ranks of the model;
+        None: there are none."""
         self._peers = peers or NoPeers()
         self._model = model
         self._name = name
@@ -62,17 +63,18 @@ class EncoderCache:
             self._failures.pop(key, None)
 
     def encode(self, items: Sequence[MediaInput]) -> None:
-        """Encodes all items, several in one call. An item that fails is remembered; the
-        others are not harmed."""
+        """Encodes all items, several in one call. The next call's media are copied to the device
+        while one computes. An item that fails is remembered and harms no other."""
         if not items:
             return
         batches = [*_batches(items, values_per_call(self._device))]
-        sent = self._copies.send(batches[0])
+        following = self._copies.start(batches[0])
         for number, batch in enumerate(batches):
-            here = sent
-            sent = self._copies.send(batches[number + 1]) if number + 1 < len(batches) else []
-            error = self._error_of(self._copies.wait_for(here))
-            del here
+            current = following
+            is_last = number + 1 == len(batches)
+            following = [] if is_last else self._copies.start(batches[number + 1])
+            error = self._error_of(self._copies.wait_for(current))
+            del current
             if error is not None:
                 self._encode_alone(batch, error)
 
@@ -81,11 +83,12 @@ class EncoderCache:
         return self._embeds.get(key)
 
     def failure(self, key: str) -> str:
-        """Why `get` gives None."""
+        """Returns why `get` returns None."""
         return self._failures.get(key, "its encoder output is not available")
 
     def _error_of(self, items: Sequence[MediaInput]) -> BaseException | None:
-        """One call; why it failed, if so, without what it held in memory."""
+        """Runs one encoder call. Returns the exception with its traceback dropped, so that its
+        tensors are freed, or None."""
         try:
             self._encode(items)
         except FAULTS as error:
@@ -96,10 +99,10 @@ class EncoderCache:
         return None
 
     def _encode_alone(self, items: Sequence[MediaInput], error: BaseException) -> None:
-        """Items of a call that failed, one by one."""
+        """Encodes the items of a failed call one by one."""
         for item in items:
             if is_out_of_memory(error):
-                give_back_memory(self._device)
+                release_cached_memory(self._device)
             found = self._error_of([item])
             if found is not None:
                 text = f"the {item.kind} could not be encoded: {error_text(found)}"
@@ -119,40 +122,39 @@ class EncoderCache:
                     f"{item.num_tokens} tokens, must be {(item.num_tokens, self._media_size)}"
                 )
         for item, rows in zip(items, embeds, strict=True):
-            # A copy of its own, so that a small item does not keep its whole batch alive.
+            # A copy, so that a small item does not keep the output of the whole call alive.
             self._embeds[item.key] = rows.clone() if len(items) > 1 else rows
 
 
 class MediaCopies:
-    """Brings media to a card through pinned memory and on a stream of their own, so that the next
-    are copied while the encoder computes. On a CPU nothing is copied."""
+    """Copies media to a GPU on a stream of their own, so that the next ones are copied while the
+    encoder computes. On a CPU nothing is copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         new_stream: Any = torch.cuda.Stream
         self._stream = new_stream(device) if device.type == "cuda" else None
 
-    def send(self, items: Sequence[MediaInput]) -> list[MediaInput]:
-        """The items with their large tensors on the device, once `wait_for` was called. Where it
-        has no memory for them now, the items as they are: the model copies them itself."""
+    def start(self, items: Sequence[MediaInput]) -> list[MediaInput]:
+        """Returns the items with their large tensors on the device; the copies are done once
+        `wait_for` was called. When the device is out of memory, returns the items as they are: the
+        model copies them itself."""
         if self._stream is None:
             return list(items)
         try:
             with torch.cuda.stream(self._stream):
-                return [replace(item, tensors=self._sent(item)) for item in items]
+                return [replace(item, tensors=self._on_device(item)) for item in items]
         except torch.OutOfMemoryError:
             return list(items)
 
-    def _sent(self, item: MediaInput) -> dict[str, Tensor]:
+    def _on_device(self, item: MediaInput) -> dict[str, Tensor]:
         return {
-            name: tensor.pin_memory().to(self._device, non_blocking=True)
-            if tensor.numel() >= LEAST_SENT
-            else tensor
+            name: to_device(tensor, self._device) if tensor.numel() >= MIN_COPIED else tensor
             for name, tensor in item.tensors.items()
         }
 
     def wait_for(self, items: list[MediaInput]) -> list[MediaInput]:
-        """The same items; what is computed from now on sees their copies."""
+        """Makes the current stream wait for the copies; returns the same items."""
         if self._stream is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(self._stream)
@@ -162,14 +164,14 @@ class MediaCopies:
         return items
 
 
-def _batches(items: Sequence[MediaInput], most_values: int) -> Iterator[list[MediaInput]]:
-    """Items of one kind, in order, at most `most_values` tensor values in a batch (or one
-    item)."""
+def _batches(items: Sequence[MediaInput], max_values: int) -> Iterator[list[MediaInput]]:
+    """Yields the items in order, in groups of one kind with at most `max_values` tensor values (or
+    one item)."""
     batch: list[MediaInput] = []
     num_values = 0
     for item in items:
         size = sum(tensor.numel() for tensor in item.tensors.values())
-        is_full = num_values + size > most_values or (batch and batch[0].kind != item.kind)
+        is_full = num_values + size > max_values or (batch and batch[0].kind != item.kind)
         if batch and is_full:
             yield batch
             batch, num_values = [], 0

@@ -1,4 +1,4 @@
-"""Executor: whoever carries out the plans of one engine.
+"""Executor: runs the step plans of one engine.
 
 Engine --plan--> Runner                              in this process, a direct call
 Engine --plan--> DistributedRunner --> N x Runner    in processes that share the model
@@ -13,24 +13,43 @@ from mmdeploy_llm.plan import StepPlan, StepResult
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .kv_cache import KVCacheShape
+from .overlap import Started
 
 
 class Executor(Protocol):
-    """Runner, and what stands for several of them."""
+    """Runs step plans, in this process or through one process per rank."""
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether a step may ever be started before the one before it is finished."""
+        ...
+
+    def start(self, plan: StepPlan, before: Started | None = None) -> Started:
+        """Starts a step; `Started.finish` returns its result.
+
+        before: the step before this one, where it is not finished yet: one with `can_follow`, whose
+        requests all continue decoding in this step, in the same order. Both this and `finish` raise
+        WorkerDiedError when no step can be computed any more.
+        """
+        ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Carries out a plan. Raises WorkerDiedError when it can carry out none any more."""
+        """Starts a step and finishes it."""
         ...
 
     def close(self) -> None:
-        """Lets go of processes and devices; `run` is not called again."""
+        """Releases processes and devices; no step is started afterwards."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the other rooms must know of an executor: the options as they were resolved where it
-    computes, a block of its KV cache (of one rank) and how many there are."""
+    """What the rest of the engine must know about an executor.
+
+    runtime: the options as they were resolved in the process that computes.
+    shape: one block of the KV cache; of one rank, under tensor parallelism.
+    num_blocks: blocks in the KV cache.
+    """
 
     runtime: RuntimeConfig
     shape: KVCacheShape

@@ -1,11 +1,12 @@
 """CUDA graphs of decode steps: one launch instead of hundreds, for steps in which every request
 computes one token.
 
-    sizes     1  2  4  8  16  24 .. max_num_seqs       recorded at start, largest first, one memory
+    sizes     1  2  4  8  16  24 .. max_num_seqs       recorded at start, largest first, one pool
     step      [a b c d e] --> frame of 8 [a b c d e - - -] --> replay --> rows a .. e
 
-A frame holds the inputs of a graph at places that stay (staging.DecodeFrame). Prefill, media and
-whatever does not fit a frame run without a graph, as does all of a model that cannot be recorded.
+A frame holds the inputs of a graph at fixed addresses (step_inputs.DecodeFrame). Prefill, media and
+whatever does not fit a frame run without a graph, as do all steps of a model that cannot be
+recorded.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 
 from .peers import NoPeers, Peers
-from .staging import DecodeFrame, StepArrays, StepTensors
+from .step_inputs import DecodeFrame, StepArrays, StepTensors
 
 logger = logging.getLogger(__name__)
 
 FIRST_SIZES = (1, 2, 4)
 SIZE_STEP = 8
-NUM_WARM_UPS = 2  # passes before a recording: libraries set themselves up in their first
+NUM_WARM_UPS = 2  # passes before a recording: libraries initialise themselves in the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOutputs:
-    """What a decode pass of B rows gives: hidden states [B, hidden], logits [B, V], and what
-    first_argmax gives of the logits, [B] each. Those of a graph are valid until its next replay."""
+    """The outputs of a decode pass of B rows: hidden states [B, hidden], logits [B, V], and the
+    first_argmax of the logits, [B] each. Those of a graph are valid until its next replay."""
 
     hidden: Tensor
     logits: Tensor
@@ -45,11 +46,11 @@ class DecodeOutputs:
     peaks: Tensor
 
     def first(self, num_rows: int) -> DecodeOutputs:
-        """Without the rows behind, which are padding."""
+        """Returns the first rows, without the padding after them."""
         return DecodeOutputs(**{name: rows[:num_rows] for name, rows in self._rows()})
 
     def take(self, other: DecodeOutputs) -> DecodeOutputs:
-        """Copies the values of `other`, of as many rows."""
+        """Overwrites these tensors with those of `other`, which has as many rows."""
         for (_, mine), (_, theirs) in zip(self._rows(), other._rows(), strict=True):
             mine.copy_(theirs)
         return self
@@ -62,22 +63,22 @@ Compute = Callable[[StepTensors], DecodeOutputs]
 
 
 class Recorder(Protocol):
-    """Records what is launched to launch it again."""
+    """Records kernel launches, to replay them."""
 
     def record(
         self, compute: Callable[[], DecodeOutputs]
     ) -> tuple[Callable[[], None], DecodeOutputs]:
-        """Runs `compute`; gives what runs it again, on the same inputs' places into the same
-        outputs."""
+        """Runs `compute`; returns a function that repeats it, from the same input tensors into the
+        same outputs, and these outputs."""
         ...
 
     def recover(self) -> None:
-        """After a `record` that raised: the device works again."""
+        """Makes the device usable again after a `record` that raised."""
         ...
 
 
 class CudaRecorder:
-    """CUDA graphs that share their memory: only one of them runs at a time."""
+    """Records CUDA graphs that share one memory pool: only one of them runs at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -88,14 +89,14 @@ class CudaRecorder:
     def record(
         self, compute: Callable[[], DecodeOutputs]
     ) -> tuple[Callable[[], None], DecodeOutputs]:
-        """See Recorder. Raises what torch raises for operations that cannot be recorded."""
+        """See Recorder. Raises torch's error for operations that cannot be recorded."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for _ in range(NUM_WARM_UPS):
                 compute()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph: Any = torch.cuda.CUDAGraph()
-        # Other threads may ask for their events meanwhile, as the one that watches NCCL does.
+        # Other threads may query events meanwhile, as the one that watches NCCL does.
         new_capture: Any = torch.cuda.graph
         with new_capture(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -119,7 +120,7 @@ class _Recorded:
 
 
 class DecodeGraphs:
-    """The recorded decode steps of one runner, its only user."""
+    """The recorded decode steps of one runner, which is their only user."""
 
     def __init__(self, recorder: Recorder, peers: Peers | None = None) -> None:
         self._recorder = recorder
@@ -134,8 +135,8 @@ class DecodeGraphs:
     def record(
         self, sizes: Sequence[int], new_frame: Callable[[int], DecodeFrame], compute: Compute
     ) -> None:
-        """A graph of `compute` for each size. Where one cannot be recorded, on any rank, there are
-        none, and the log says why."""
+        """Records `compute` for each size. Where one cannot be recorded on any rank, keeps none and
+        logs why."""
         begin = time.perf_counter()
         found: list[_Recorded] = []
         for size in tqdm(sorted(sizes, reverse=True), desc="CUDA graphs", unit="graph"):
@@ -143,7 +144,7 @@ class DecodeGraphs:
             try:
                 found.append(self._record(new_frame(size), compute, found[:1]))
             except FAULTS as error:
-                reason = error_text(_first(error)).partition("\n")[0]
+                reason = error_text(_root_cause(error)).partition("\n")[0]
             if not self._peers.agree(not reason):
                 reason = reason or "another rank could not record them"
                 logger.warning("no CUDA graphs, decoding is slower without: %s", reason)
@@ -157,18 +158,18 @@ class DecodeGraphs:
     def _record(
         self, frame: DecodeFrame, compute: Compute, largest: Sequence[_Recorded]
     ) -> _Recorded:
-        """All sizes give their outputs in the place of the largest one's: logits of each would take
-        a gigabyte."""
+        """Records one size. All sizes write their outputs into those of the largest: logits for
+        each would take a gigabyte."""
         if largest:
-            place = largest[0].outputs.first(frame.num_seqs)
-            replay, outputs = self._recorder.record(lambda: place.take(compute(frame.tensors)))
+            shared = largest[0].outputs.first(frame.num_seqs)
+            replay, outputs = self._recorder.record(lambda: shared.take(compute(frame.tensors)))
         else:
             replay, outputs = self._recorder.record(lambda: compute(frame.tensors))
         return _Recorded(frame=frame, replay=replay, outputs=outputs)
 
     def frame_for(self, arrays: StepArrays) -> DecodeFrame | None:
-        """The smallest frame that the step fits; None for a step that must run without a graph:
-        prompt tokens, which may be media, or more than the largest frame holds."""
+        """Returns the smallest frame that the step fits; None for a step that must run without a
+        graph: one with prompt tokens, which may be media, or larger than the largest frame."""
         at = bisect_left(self.sizes, len(arrays.context_lens))
         if at == len(self._recorded) or arrays.in_prompt.any():
             return None
@@ -176,22 +177,24 @@ class DecodeGraphs:
         return frame if frame.fits(arrays) else None
 
     def replay(self, frame: DecodeFrame, num_rows: int) -> DecodeOutputs:
-        """The step whose inputs are in the frame, of num_rows sequences."""
+        """Replays the step whose inputs are in the frame; returns the outputs of its num_rows
+        sequences."""
         recorded = self._recorded[bisect_left(self.sizes, frame.num_seqs)]
-        assert recorded.frame is frame, "frame_for gave it"
+        assert recorded.frame is frame, "returned by frame_for"
         recorded.replay()
         return recorded.outputs.first(num_rows)
 
 
-def _first(error: BaseException) -> BaseException:
-    """What went wrong first: a recording that cannot be ended raises once more."""
+def _root_cause(error: BaseException) -> BaseException:
+    """Returns the first error: ending a failed recording raises another one."""
     while error.__context__ is not None:
         error = error.__context__
     return error
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Rows of the graphs for up to so many sequences: steps of 8 waste little on padding."""
+    """Returns the numbers of rows to record for up to max_num_seqs sequences. Multiples of 8 waste
+    little on padding."""
     steps = range(SIZE_STEP, max_num_seqs, SIZE_STEP)
     return tuple(
         sorted({*(size for size in FIRST_SIZES if size < max_num_seqs), *steps, max_num_seqs})

@@ -1,8 +1,8 @@
-"""Peers: the runners of the other ranks, as one of them sees them.
+"""Peers: the other ranks of a model under tensor parallelism, as one rank sees them.
 
-Ranks that share a model must do the same, in the same order: one that goes on alone, or gives up
-alone, leaves the others in an exchange for ever. What may happen on one rank only (an error, a want
-of memory) is therefore told to all before anything follows from it.
+Ranks must do the same work in the same order: one that continues or gives up alone leaves the
+others waiting in an exchange for ever. What may happen on one rank only (an error, memory that runs
+out) is therefore reported to all ranks before any of them acts on it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ class Peers(Protocol):
     """The ranks that compute the same as this one."""
 
     def raised(self, error: BaseException) -> None:
-        """Returns when all ranks have raised such an error at the same place; where only some have,
-        the process ends instead."""
+        """Returns once all ranks have reported an error of the same kind after the same number of
+        exchanges. Where only some have, the process ends instead."""
         ...
 
     def agree(self, is_fine: bool) -> bool:
-        """Whether it is so on all ranks, all of which ask at the same place."""
+        """Returns whether `is_fine` is True on all ranks, all of which call this at the same
+        point."""
         ...
 
 
 class NoPeers:
-    """Of a runner that has the model alone."""
+    """For a runner that has the whole model: there are no other ranks."""
 
     def raised(self, error: BaseException) -> None:
         """See Peers."""

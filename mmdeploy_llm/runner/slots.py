@@ -1,5 +1,5 @@
-"""The runner's view of running requests, in arrays over slots, so that a step is prepared without a
-loop over tokens."""
+"""Slots: what the runner knows of running requests, in arrays over slots, so that a step is
+prepared without a loop over tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from mmdeploy_llm.request import MediaSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotInfo:
-    """What does not change while a request is in its slot. positions: [3, prompt_len] or None."""
+    """What does not change while a request is in its slot.
+
+    positions: M-RoPE positions of the prompt, [3, prompt_len]; None where token i has position i.
+    """
 
     index: int
     request: NewRequest
@@ -26,13 +29,20 @@ class SlotInfo:
         """The request's media, in prompt order."""
         return self.request.media
 
+    def media_in(self, item: ScheduledTokens) -> tuple[MediaSpan, ...]:
+        """Returns the media that overlap the tokens of a scheduled item."""
+        stop = item.start + item.num_tokens
+        return tuple(span for span in self.media if span.offset < stop and item.start < span.end)
+
 
 class Slots:
     """Token ids, block tables and position offsets of up to `num_slots` requests. The runner is
     its only writer.
 
-    token_ids: [slots, max_model_len]. tables: [slots, max_blocks]. prompt_lens, deltas: [slots];
-    token i behind the prompt has M-RoPE position i + delta on all axes.
+    token_ids: [slots, max_model_len + 1].
+    tables: [slots, max_blocks], the block table of each request.
+    prompt_lens: [slots].
+    deltas: [slots]; a generated token i has M-RoPE position i + delta on all axes.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
@@ -54,13 +64,12 @@ class Slots:
         return len(self._infos)
 
     def add(self, request: NewRequest, positions: NDArray[np.int64] | None) -> SlotInfo:
-        """Gives the request a slot; there is always a free one, since the plan keeps
-        max_num_seqs."""
+        """Puts the request into a free slot. There is one: the scheduler keeps to max_num_seqs."""
         index = self._free.pop()
         self.token_ids[index, : len(request.token_ids)] = request.token_ids
         self.prompt_lens[index] = request.prompt_len
-        # As transformers' generate: on from the last token, also where a long video before it
-        # reaches further in time.
+        # As in transformers' generate: positions continue from the last token of the prompt, even
+        # where a long video before it reaches further in time.
         last = request.prompt_len - 1 if positions is None else positions[:, -1].max()
         self.deltas[index] = last + 1 - request.prompt_len
         self._num_blocks[index] = 0
@@ -87,7 +96,8 @@ class Slots:
                 self._num_blocks[index] = end
 
     def append(
-        self, indices: NDArray[np.int64], places: NDArray[np.int64], token_ids: Sequence[int]
+        self, indices: NDArray[np.int64], ends: NDArray[np.int64], token_ids: Sequence[int]
     ) -> None:
-        """Writes the sampled token of each slot at its place."""
-        self.token_ids[indices, places] = token_ids
+        """Writes the sampled token of each slot after the tokens known so far, of which there are
+        `ends`. All three: [N]."""
+        self.token_ids[indices, ends] = token_ids

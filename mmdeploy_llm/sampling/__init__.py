@@ -1,13 +1,14 @@
-"""From logits to the next token of every request, vectorised over the batch."""
+"""Chooses the next token of every request from its logits, vectorised over the batch."""
 
 from .grammar import GrammarBackend
 from .logprobs import prompt_logprobs
 from .make import make_sampler
-from .sampler import Sampler, SampleResult
+from .sampler import PendingSample, Sampler, SampleResult
 from .state import SlotRequest
 
 __all__ = [
     "GrammarBackend",
+    "PendingSample",
     "SampleResult",
     "Sampler",
     "SlotRequest",

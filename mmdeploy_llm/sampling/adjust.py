@@ -1,7 +1,7 @@
-"""The deterministic rules on logits: bias, bans and penalties, in place, on the rows that have any.
+"""Applies the deterministic rules to logits, in place: bias, bans and penalties.
 
-Only the logits that a rule names are touched, through flat indices into [R, V]; a grammar, which
-speaks of every token, is the exception.
+Only the logits that a rule names are read and written, through flat indices into [R, V]. A grammar
+is the exception: it allows or bans every token.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdeploy_llm.transfer import to_device
+
 from .grammar import GrammarMatcher, banned_mask
 from .state import HUGE, TINY, SlotState
-from .upload import upload
 
 
-def adjust(logits: Tensor, states: Sequence[SlotState], holds_stops: NDArray[np.bool_]) -> None:
+def adjust(logits: Tensor, states: Sequence[SlotState], bans_stops: NDArray[np.bool_]) -> None:
     """Applies logit_bias, grammar, min_tokens, bad words, no_repeat_ngram_size, repetition,
     presence and frequency penalty to contiguous float32 logits [R, V], in this order.
 
-    holds_stops: [R], whether the ids that would stop the request are banned.
+    bans_stops: [R], whether the ids that would stop the request are banned.
     """
     _add_biases(logits, states)
     _apply_grammars(logits, states)
-    _ban(logits, states, holds_stops)
+    _ban(logits, states, bans_stops)
     _penalize(logits, states)
 
 
 def _add_biases(logits: Tensor, states: Sequence[SlotState]) -> None:
-    places = _flat([state.bias_ids for state in states], logits)
+    index = _flat_index([state.bias_ids for state in states], logits)
     values = np.concatenate([state.bias_values for state in states])
-    logits.view(-1)[places] += _tensor(values, logits)
+    logits.view(-1)[index] += _tensor(values, logits)
 
 
 def _apply_grammars(logits: Tensor, states: Sequence[SlotState]) -> None:
@@ -44,24 +45,24 @@ def _apply_grammars(logits: Tensor, states: Sequence[SlotState]) -> None:
     if not matchers:
         return
     mask = banned_mask(list(matchers.values()), logits.shape[1], logits.device)
-    for place, row in enumerate(matchers):
-        logits[row].masked_fill_(mask[place], -torch.inf)
+    for mask_row, row in zip(mask, matchers, strict=True):
+        logits[row].masked_fill_(mask_row, -torch.inf)
 
 
-def _ban(logits: Tensor, states: Sequence[SlotState], holds_stops: NDArray[np.bool_]) -> None:
+def _ban(logits: Tensor, states: Sequence[SlotState], bans_stops: NDArray[np.bool_]) -> None:
     vocab_size = logits.shape[1]
     ids = []
-    for state, is_held in zip(states, holds_stops, strict=True):
+    for state, has_ban in zip(states, bans_stops, strict=True):
         now = np.fromiter(state.banned_now(), dtype=np.int64)
         now = now[(now >= 0) & (now < vocab_size)]  # a placeholder id may lie outside
-        ids.append(np.concatenate([state.banned_ids, now, *([state.stop_ids] if is_held else [])]))
-    logits.view(-1)[_flat(ids, logits)] = -torch.inf
+        ids.append(np.concatenate([state.banned_ids, now, *([state.stop_ids] if has_ban else [])]))
+    logits.view(-1)[_flat_index(ids, logits)] = -torch.inf
 
 
 def _penalize(logits: Tensor, states: Sequence[SlotState]) -> None:
-    """repetition_penalty on prompt and output: positive logits are divided, others multiplied
-    (Keskar et al., "CTRL", 2019, with transformers' rule of signs); then frequency_penalty times
-    the count in the output and presence_penalty once are taken off."""
+    """Applies repetition_penalty to the tokens of prompt and output: divides positive logits,
+    multiplies the others (Keskar et al., "CTRL", 2019; the sign rule is that of transformers). Then
+    subtracts frequency_penalty times the count in the output, and presence_penalty once."""
     chosen = [(row, state, state.counts) for row, state in enumerate(states)]
     used = [(row, state.params, counts) for row, state, counts in chosen if counts is not None]
     if not used:
@@ -75,18 +76,18 @@ def _penalize(logits: Tensor, states: Sequence[SlotState]) -> None:
     )
     penalties[:, 0].clip(TINY, HUGE, out=penalties[:, 0])
     repetition, frequency, presence = np.repeat(penalties, sizes, axis=0).astype(np.float32).T
-    places = _tensor(rows * logits.shape[1] + ids, logits)
-    factors, off = _tensor(repetition, logits), frequency * counts + presence * (counts > 0)
-    values = logits.view(-1)[places]
+    index = _tensor(rows * logits.shape[1] + ids, logits)
+    factors, subtracted = _tensor(repetition, logits), frequency * counts + presence * (counts > 0)
+    values = logits.view(-1)[index]
     values = torch.where(values > 0, values / factors, values * factors)
-    logits.view(-1)[places] = values - _tensor(off, logits)
+    logits.view(-1)[index] = values - _tensor(subtracted, logits)
 
 
-def _flat(ids: Sequence[NDArray[np.int64]], logits: Tensor) -> Tensor:
-    """Per-row ids as indices into the flattened logits."""
+def _flat_index(ids: Sequence[NDArray[np.int64]], logits: Tensor) -> Tensor:
+    """Returns the ids of each row as indices into the flattened logits."""
     rows = np.repeat(np.arange(len(ids)), [len(one) for one in ids])
     return _tensor(rows * logits.shape[1] + np.concatenate(ids), logits)
 
 
 def _tensor(values: NDArray[np.generic], like: Tensor) -> Tensor:
-    return upload(values, like.device)
+    return to_device(values, like.device)

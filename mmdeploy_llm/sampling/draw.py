@@ -1,19 +1,19 @@
-"""The random choice of a token: min-p, top-k and top-p, mostly without sorting the vocabulary.
+"""Draws a token at random: min-p, top-k and top-p, mostly without sorting the vocabulary.
 
 For one row, with z = (logit - largest logit) / temperature:
 
     min_p   keeps z >= log(min_p), that is p >= largest p * min_p
     top_k   keeps z >= the k-th largest z
-    top_p   keeps z >= the z at which the mass of larger ones first reaches top_p of what is left
+    top_p   keeps z >= the z at which the probability mass of larger ones reaches top_p of the rest
 
-Every rule keeps all values from a cut upwards, so that equal logits are kept or dropped together
-and no result depends on the order in which a sort leaves them. One uniform then picks a token by
-inverse CDF, in vocabulary order.
+Every rule keeps all values from a cutoff upwards, so that equal logits are kept or dropped together
+and no result depends on the order in which a sort leaves them. One uniform number then selects a
+token by inverse CDF, in vocabulary order.
 
-A row is first tried on its 64 largest logits and falls back to the whole vocabulary when a rule may
-keep more. Which way a row goes depends on that row alone, softmax works row by row, and masses are
+A row is first drawn from its 64 largest logits, and from the whole vocabulary when a rule may keep
+more. Which of the two depends on that row alone, softmax works row by row, and probabilities are
 whole multiples of 2**-50, whose sums are exact in any order: the same row gives the same token in
-every batch. The CPU kernels compute the same values, so that they give the same token too.
+every batch. The CPU kernels compute the same values and therefore draw the same token.
 
 Shapes: R rows, V vocabulary, K prefix, B blocks, W width of a block.
 """
@@ -32,15 +32,15 @@ from mmdeploy_llm.native import Kernels
 
 from .largest import largest
 
-UNITS = 2.0**50  # of probability; sums stay below 2**53, where float64 is exact
+UNITS = 2.0**50  # in probability 1; sums stay below 2**53, where float64 is exact
 PREFIX_SIZE = 64
-CHUNK_SIZE = 2**19  # logits looked at together where it is all of a row: temporaries stay small
+CHUNK_SIZE = 2**19  # logits in one operation over whole rows, to bound temporaries
 WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawParams:
-    """How to draw, row by row, all [R]. top_k 0, top_p 1 and min_p 0 are off.
+    """How to draw each row, all [R]. top_k 0, top_p 1 and min_p 0 switch the rule off.
 
     temperature > 0. uniforms: random numbers in [0, 1).
     """
@@ -52,7 +52,7 @@ class DrawParams:
     uniforms: NDArray[np.float64]
 
     def take(self, rows: NDArray[np.int64]) -> DrawParams:
-        """The params of some rows."""
+        """Returns the params of some rows."""
         return DrawParams(
             temperature=self.temperature[rows],
             top_k=self.top_k[rows],
@@ -63,16 +63,17 @@ class DrawParams:
 
 
 def draw(logits: Tensor, params: DrawParams, kernels: Kernels | None = None) -> Tensor:
-    """A token id for each row of [R, V] floats; [R] int64. Rows that hold NaN give any id.
+    """Draws a token id for each row of logits [R, V], of any float dtype; [R] int64. Rows with NaN
+    get an arbitrary id.
 
-    kernels: for the work over the whole vocabulary, where they take the logits.
+    kernels: of the CPU, for operations over the whole vocabulary where they support the dtype.
     """
     if kernels is not None and not kernels.takes(logits):
         kernels = None
     num_rows, vocab_size = logits.shape
     tokens = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
-    is_mixed = (params.top_k == 0) & (params.min_p == 0)  # before top_p nothing is dropped
-    # The k-th value and one below it must be in the prefix.
+    is_mixed = (params.top_k == 0) & (params.min_p == 0)  # no rule drops tokens before top_p
+    # The prefix must hold the k-th value and one below it.
     is_wide = (params.top_k >= PREFIX_SIZE) | (is_mixed & (params.top_p >= 1))
     is_wide |= vocab_size <= PREFIX_SIZE
     wide = [np.flatnonzero(is_wide)]
@@ -85,20 +86,20 @@ def draw(logits: Tensor, params: DrawParams, kernels: Kernels | None = None) -> 
             tokens[rows] = found
             wide.append(rows[~is_closed.cpu().numpy()])
     chosen = np.sort(np.concatenate(wide))
-    for part in _parts(len(chosen), vocab_size):
-        rows = chosen[part]
+    for chunk in _chunks(len(chosen), vocab_size):
+        rows = chosen[chunk]
         tokens[rows] = _draw_from_all(take_rows(logits, rows), params.take(rows), kernels)
     return tokens
 
 
 def take_rows(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """Some rows, rising, of [R, V]; without a copy when it is all of them."""
+    """Returns some rows of [R, V], in ascending order; without a copy when it is all of them."""
     if len(rows) == logits.shape[0]:
         return logits
     return logits[torch.from_numpy(rows).to(logits.device)]
 
 
-def _parts(num_rows: int, vocab_size: int) -> Iterator[slice]:
+def _chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:
     step = max(1, CHUNK_SIZE // vocab_size)
     return (slice(first, first + step) for first in range(0, num_rows, step))
 
@@ -106,10 +107,10 @@ def _parts(num_rows: int, vocab_size: int) -> Iterator[slice]:
 def _draw_from_prefix(
     logits: Tensor, params: DrawParams, is_top_p_alone: bool, kernels: Kernels | None
 ) -> tuple[Tensor, Tensor]:
-    """Token ids [R], and whether the prefix held all that the rules keep [R] bool.
+    """Returns token ids [R], and whether the prefix holds all tokens that the rules keep [R] bool.
 
-    is_top_p_alone: top_p speaks of the mass of the whole vocabulary; otherwise of what an earlier
-    rule left, all of it in the prefix.
+    is_top_p_alone: top_p is a share of the whole vocabulary's probability; otherwise of the tokens
+    that the other rules keep, all of which are in the prefix.
     """
     if kernels is None:
         values, ids = largest(logits, PREFIX_SIZE)  # [R, K]
@@ -128,23 +129,23 @@ def _draw_from_prefix(
         weights = _weights(z.softmax(dim=1)).masked_fill_(~kept, 0.0)
         kept &= _kept_by_top_p(z, weights, weights.sum(dim=1, keepdim=True), params)
     ids, order = ids.sort(dim=1)
-    place = _invert(weights.masked_fill_(~kept, 0.0).gather(1, order), params.uniforms)
-    return ids.gather(1, place)[:, 0], is_closed
+    column = _invert(weights.masked_fill_(~kept, 0.0).gather(1, order), params.uniforms)
+    return ids.gather(1, column)[:, 0], is_closed
 
 
 def _prefix_probs(
     logits: Tensor, ids: Tensor, params: DrawParams, kernels: Kernels | None
 ) -> Tensor:
-    """Probabilities within the whole vocabulary of the tokens `ids` [R, K], as float32."""
+    """Returns the probabilities of the tokens `ids` [R, K] in the whole vocabulary, float32."""
     probs = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
-    for part in _parts(*logits.shape):
-        z = _tempered(logits[part], params.temperature[part], kernels)
-        probs[part] = z.softmax(dim=1).gather(1, ids[part])
+    for chunk in _chunks(*logits.shape):
+        z = _tempered(logits[chunk], params.temperature[chunk], kernels)
+        probs[chunk] = z.softmax(dim=1).gather(1, ids[chunk])
     return probs
 
 
 def _tempered(logits: Tensor, temperature: NDArray[np.float32], kernels: Kernels | None) -> Tensor:
-    """z of the whole vocabulary, [R, V] float32."""
+    """Returns z of the whole vocabulary, [R, V] float32."""
     if kernels is not None:
         return kernels.temper(logits, torch.from_numpy(temperature))
     peaks = logits.amax(dim=1, keepdim=True).float()
@@ -152,77 +153,79 @@ def _tempered(logits: Tensor, temperature: NDArray[np.float32], kernels: Kernels
 
 
 def _draw_from_all(logits: Tensor, params: DrawParams, kernels: Kernels | None) -> Tensor:
-    """Token ids [R], by any rules, with the sorted values of the whole vocabulary if need be."""
+    """Returns token ids [R], by any rules; sorts the whole vocabulary where there are any."""
     z = _tempered(logits, params.temperature, kernels)
     probs = z.softmax(dim=1)
     if (params.top_k > 0).any() or (params.top_p < 1).any() or (params.min_p > 0).any():
         if kernels is None:
-            cut = _cut(z, probs, params)
+            cutoff = _cutoff(z, probs, params)
         else:
-            rules = (least(params), params.top_k, params.top_p)
-            cut = kernels.cut(z, probs, *map(torch.from_numpy, rules))[:, None]
-        probs = z.masked_fill_(z < cut, -torch.inf).softmax(dim=1)
+            rules = (min_p_cutoff(params), params.top_k, params.top_p)
+            cutoff = kernels.cut(z, probs, *map(torch.from_numpy, rules))[:, None]
+        probs = z.masked_fill_(z < cutoff, -torch.inf).softmax(dim=1)
     if kernels is not None:
         return kernels.invert(probs, torch.from_numpy(params.uniforms))
     return _invert_by_blocks(_weights(probs), params.uniforms)
 
 
-def _cut(z: Tensor, probs: Tensor, params: DrawParams) -> Tensor:
-    """The smallest z of each row that the rules keep, [R, 1]."""
-    falling = _falling(z)
-    kept = _kept_before_top_p(falling, params)
-    # Larger z have larger probabilities, so that both fall in the same order.
-    weights = _weights(_falling(probs)).masked_fill_(~kept, 0.0)
-    kept &= _kept_by_top_p(falling, weights, weights.sum(dim=1, keepdim=True), params)
+def _cutoff(z: Tensor, probs: Tensor, params: DrawParams) -> Tensor:
+    """Returns the smallest z of each row that the rules keep, [R, 1]."""
+    descending = _descending(z)
+    kept = _kept_before_top_p(descending, params)
+    # Larger z have larger probabilities, so that both have the same order.
+    weights = _weights(_descending(probs)).masked_fill_(~kept, 0.0)
+    kept &= _kept_by_top_p(descending, weights, weights.sum(dim=1, keepdim=True), params)
     last = (kept.sum(dim=1, keepdim=True) - 1).clamp_(min=0)
-    return falling.gather(1, last)
+    return descending.gather(1, last)
 
 
-def _falling(z: Tensor) -> Tensor:
-    """Each row sorted, largest first. On the host by numpy, whose sort is vectorised."""
+def _descending(z: Tensor) -> Tensor:
+    """Sorts each row, largest first; on the host with numpy, whose sort is vectorised."""
     if z.device.type != "cpu":
         return z.sort(dim=1, descending=True).values
     return torch.from_numpy(np.sort(z.numpy(), axis=1)).flip(1)
 
 
 def _kept_before_top_p(z: Tensor, params: DrawParams) -> Tensor:
-    """[R, K] bool: what min_p and top_k leave of falling values z [R, K]; never a banned token."""
+    """Returns [R, K] bool: which of the descending values z [R, K] min_p and top_k keep; never a
+    banned token."""
     size = z.shape[1]
     last = np.where(params.top_k == 0, size, np.minimum(params.top_k, size)) - 1
-    kept = (z > -torch.inf) & (z >= _column(least(params), z))
+    kept = (z > -torch.inf) & (z >= _column(min_p_cutoff(params), z))
     kept &= z >= z.gather(1, _column(last, z))
     return kept
 
 
-def least(params: DrawParams) -> NDArray[np.float32]:
-    """The smallest z that min_p keeps, [R]; -inf when it is off."""
+def min_p_cutoff(params: DrawParams) -> NDArray[np.float32]:
+    """Returns the smallest z that min_p keeps, [R]; -inf when it is off."""
     with np.errstate(divide="ignore"):
         return np.log(params.min_p).astype(np.float32)
 
 
 def _kept_by_top_p(z: Tensor, weights: Tensor, total: Tensor, params: DrawParams) -> Tensor:
-    """[R, K] bool: the shortest prefix with top_p of the mass `total` [R, 1], and what ties with
-    its end."""
-    before = weights.cumsum(dim=1) - weights  # mass of what comes first; exact
+    """Returns [R, K] bool: the shortest prefix with top_p of the mass `total` [R, 1], and all
+    values equal to its last one."""
+    before = weights.cumsum(dim=1) - weights  # mass of the larger values; exact
     count = (before < _column(params.top_p, weights) * total).sum(dim=1, keepdim=True)
-    cut = z.gather(1, (count - 1).clamp_(min=0))
-    return (z >= cut) | _column(params.top_p >= 1, z)
+    cutoff = z.gather(1, (count - 1).clamp_(min=0))
+    return (z >= cutoff) | _column(params.top_p >= 1, z)
 
 
 def _weights(probs: Tensor) -> Tensor:
-    """Probabilities in whole units, float64."""
+    """Returns probabilities as whole multiples of 1 / UNITS, float64."""
     return (probs * UNITS).floor_().double()
 
 
 def _invert(weights: Tensor, uniforms: NDArray[np.float64]) -> Tensor:
-    """[R, 1]: the first place at which the running sum of `weights` [R, K] passes the uniform."""
+    """Returns [R, 1]: the first column at which the running sum of `weights` [R, K] exceeds the
+    uniform number's share of their sum."""
     sums = weights.cumsum(dim=1)
     target = (_column(uniforms, weights) * sums[:, -1:]).floor()  # always below the last sum
     return torch.searchsorted(sums, target, right=True).clamp_(max=weights.shape[1] - 1)
 
 
 def _invert_by_blocks(weights: Tensor, uniforms: NDArray[np.float64]) -> Tensor:
-    """[R]: as `_invert`, first among sums of blocks [R, B], then in one block."""
+    """Returns [R], the columns of `_invert`: first among sums of blocks [R, B], then in a block."""
     num_rows, vocab_size = weights.shape
     weights = torch.nn.functional.pad(weights, (0, -vocab_size % WIDTH))
     sums = weights.view(num_rows, -1, WIDTH).sum(dim=2).cumsum(dim=1)
@@ -231,10 +234,10 @@ def _invert_by_blocks(weights: Tensor, uniforms: NDArray[np.float64]) -> Tensor:
     columns = block * WIDTH + torch.arange(WIDTH, device=weights.device)  # [R, W]
     inner = weights.gather(1, columns)
     start = sums.gather(1, block) - inner.sum(dim=1, keepdim=True)
-    place = torch.searchsorted(start + inner.cumsum(dim=1), target, right=True)
-    return (block[:, 0] * WIDTH + place[:, 0]).clamp_(max=vocab_size - 1)
+    offset = torch.searchsorted(start + inner.cumsum(dim=1), target, right=True)
+    return (block[:, 0] * WIDTH + offset[:, 0]).clamp_(max=vocab_size - 1)
 
 
 def _column(values: NDArray[np.generic], like: Tensor) -> Tensor:
-    """[R] on the host as [R, 1] on the device of `like`."""
+    """Copies [R] on the host to [R, 1] on the device of `like`."""
     return torch.from_numpy(values).to(like.device)[:, None]

@@ -1,5 +1,5 @@
-"""Guided decoding through xgrammar, an optional dependency that is imported here only, when the
-first request asks for it."""
+"""Guided decoding with xgrammar, an optional dependency that is imported in this file only, by the
+first request with guided_decoding."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.params import GuidedDecodingParams
-
-from .upload import upload
+from mmdeploy_llm.transfer import to_device
 
 CACHE_SIZE = 64  # compiled grammars
 MAX_GRAMMAR_CHARACTERS = 100_000
 MAX_SCHEMA_DEPTH = 100  # xgrammar's time grows with the cube of it
-SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")  # how xgrammar's messages begin
+SOURCE_LOCATION = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")  # prefix of xgrammar's messages
 BITS = 32  # tokens in one word of a mask
 
 
@@ -34,13 +33,13 @@ class GrammarMatcher:
         self._eos_token_ids = tuple(eos_token_ids)
 
     def accept(self, token_id: int) -> None:
-        """Takes the next token, one that `fill` allowed. What follows the end is not looked at."""
+        """Advances by the next token, which `fill` allowed. Ignores tokens after the end."""
         if not self._matcher.is_terminated():
             assert self._matcher.accept_token(token_id), f"token {token_id} was not allowed"
 
     def fill(self, mask: Tensor, row: int) -> None:
-        """Writes which tokens may come next as bits of mask[row], int32 [ceil(V / 32)] on the
-        host; end of sequence only behind the grammar's end."""
+        """Writes which tokens are allowed next as bits of mask[row], int32 [ceil(V / 32)] on the
+        host; only end-of-sequence tokens after the grammar's end."""
         if not self._matcher.is_terminated():
             self._matcher.fill_next_token_bitmask(mask, row)
             return
@@ -53,20 +52,19 @@ class GrammarMatcher:
 def banned_mask(
     matchers: Sequence[GrammarMatcher], vocab_size: int, device: torch.device
 ) -> Tensor:
-    """[len(matchers), V] bool on `device`: what each grammar does not allow next."""
+    """Returns [len(matchers), V] bool on `device`: the tokens that each grammar bans next."""
     mask = torch.full((len(matchers), -(-vocab_size // BITS)), -1, dtype=torch.int32)
     for row, matcher in enumerate(matchers):
         matcher.fill(mask, row)
     shifts = torch.arange(BITS, dtype=torch.int32, device=device)
-    bits = upload(mask.numpy(), device)[:, :, None] >> shifts & 1
+    bits = to_device(mask, device)[:, :, None] >> shifts & 1
     return bits.flatten(1)[:, :vocab_size] == 0
 
 
 class GrammarBackend:
-    """Makes matchers of constraints for one model and keeps the last 64 compiled grammars.
+    """Makes matchers of constraints for one model and caches the last 64 compiled grammars.
 
-    tokenizer: transformers' fast tokenizer. vocab_size: width of the logits. May be used by several
-    threads at once.
+    tokenizer: transformers' fast tokenizer. vocab_size: width of the logits. Thread-safe.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> None:
@@ -78,12 +76,12 @@ class GrammarBackend:
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def validate(self, params: GuidedDecodingParams) -> None:
-        """Compiles the constraint and keeps it. Raises RequestError when no grammar can be made of
-        it, ConfigError when xgrammar is missing or cannot read the model's tokenizer."""
+        """Compiles the constraint into the cache. Raises RequestError for an invalid constraint,
+        ConfigError when xgrammar is missing or cannot read the model's tokenizer."""
         self._compile(params)
 
     def matcher(self, params: GuidedDecodingParams) -> GrammarMatcher:
-        """A matcher at the start of the constraint. Raises as `validate`."""
+        """Returns a matcher at the start of the constraint. Raises as `validate` does."""
         compiled = self._compile(params)
         return GrammarMatcher(_xgrammar().GrammarMatcher(compiled), self._eos_token_ids)
 
@@ -126,7 +124,7 @@ class GrammarBackend:
 
 
 def _source(params: GuidedDecodingParams) -> tuple[str, str]:
-    """Which constraint it is, by field name, and its text."""
+    """Returns the field name of the constraint and its text."""
     if params.json_schema is not None:
         return "json", _schema_text(params.json_schema)
     if params.choice is not None:
@@ -163,7 +161,8 @@ def _children(node: Any) -> Collection[Any]:
 
 
 def _choice_grammar(choices: Sequence[str]) -> str:
-    """An EBNF grammar of exactly these texts; control characters and quotes escaped as in JSON."""
+    """Returns an EBNF grammar of exactly these texts; control characters and quotes are escaped as
+    in JSON."""
     return "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
 
 
@@ -178,7 +177,7 @@ def _compile(compiler: Any, kind: str, text: str) -> Any:
     try:
         return compilers[kind]()
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = SOURCE_PLACE.sub("", str(error))
+        reason = SOURCE_LOCATION.sub("", str(error))
         raise RequestError(f"guided_decoding.{kind} is not valid: {reason}") from error
 
 

@@ -1,4 +1,5 @@
-"""The largest values of each row in one pass over the vocabulary, exact, by way of block maxima.
+"""Finds the largest values of each row exactly, in one pass over the vocabulary, through block
+maxima.
 
 Shapes: R rows, V vocabulary, B blocks, W width of a block.
 """
@@ -9,11 +10,12 @@ import torch
 from torch import Tensor
 
 WIDTH = 128  # of a block, for maxima at memory speed in float32 and bfloat16
-MAX_SIZE_BY_BLOCKS = 128  # beyond it, topk over whole rows is as fast
+MAX_SIZE_BY_BLOCKS = 128  # for more values, topk over whole rows is as fast
 
 
 def first_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row of [R, V]: the lowest index of the largest value [R] int64, and the value [R].
+    """Returns the lowest index of the largest value of each row of [R, V], [R] int64, and that
+    value, [R].
 
     A NaN counts as largest, as in torch.argmax. Maxima are vectorised on CPUs and argmax is not, so
     argmax runs over block maxima and then over one block only: 5 to 10 times faster.
@@ -33,16 +35,17 @@ def first_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def largest(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The `size` largest values of each row of [R, V], falling [R, size], and their indices.
+    """Returns the `size` largest values of each row of [R, V], descending [R, size], and their
+    indices.
 
-    The values are exact; which of several equal ones are named is not specified. NaN counts as
+    The values are exact; which of several equal ones are chosen is unspecified. NaN counts as
     largest. `size` <= V.
     """
     num_rows, vocab_size = logits.shape
     if size > MAX_SIZE_BY_BLOCKS or vocab_size < 4 * size * WIDTH:
         found = logits.topk(size, dim=1)
         return found.values, found.indices
-    # A block with none of the `size` largest maxima holds nothing larger than all of these.
+    # A block whose maximum is not among the `size` largest maxima holds none of the `size` values.
     maxima = _block_maxima(logits)
     columns = _columns(maxima.topk(size, dim=1, sorted=False).indices)
     rest = torch.arange(maxima.shape[1] * WIDTH, vocab_size, device=logits.device)
@@ -52,12 +55,12 @@ def largest(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _block_maxima(logits: Tensor) -> Tensor:
-    """[R, B], of the whole blocks."""
+    """Returns the maxima of all complete blocks, [R, B]."""
     num_rows, vocab_size = logits.shape
     num_blocks = vocab_size // WIDTH
     return logits[:, : num_blocks * WIDTH].view(num_rows, num_blocks, WIDTH).amax(dim=2)
 
 
 def _columns(blocks: Tensor) -> Tensor:
-    """The columns of some blocks of each row, [R, n] -> [R, n * W]."""
+    """Returns the columns of some blocks of each row, [R, n] -> [R, n * W]."""
     return (blocks[:, :, None] * WIDTH + torch.arange(WIDTH, device=blocks.device)).flatten(1)

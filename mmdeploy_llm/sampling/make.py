@@ -1,4 +1,4 @@
-"""Which sampler an engine has."""
+"""Makes the sampler of an engine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def make_sampler(
     kernels: Kernels | None,
     has_triton: bool,
 ) -> Sampler:
-    """has_triton: whether the device's kernels are in use; the sampler is a DeviceSampler then."""
+    """kernels: of the CPU, see Sampler. has_triton: whether the Triton kernels are in use, which
+    makes it a CudaSampler."""
     if has_triton:
-        from .device import DeviceSampler
+        from .cuda_sampler import CudaSampler
 
-        return DeviceSampler(
+        return CudaSampler(
             max_num_slots=max_num_slots, vocab_size=vocab_size, device=device, grammars=grammars
         )
     return Sampler(

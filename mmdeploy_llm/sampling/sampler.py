@@ -1,18 +1,18 @@
-"""Sampler: the next token of every request of a batch.
+"""Sampler: chooses the next token of every request of a batch.
 
-logits [N, V] --> log-probabilities asked for (of the unchanged logits)
-              --> bias, grammar, min_tokens, bad words, n-grams, penalties   adjust.py
-              --> greedy: first of the largest                               largest.py
-                  else temperature, min_p, top_k, top_p, one uniform         draw.py
-              --> thinking cap: the forced token instead
-              --> the state takes the tokens
+logits [N, V] --> bias, grammar, min_tokens, bad words, n-grams, penalties   adjust.py
+              --> greedy: lowest index of the largest logit                  largest.py
+                  random: temperature, min_p, top_k, top_p, one uniform      draw.py
+              --> end of thinking: the forced token instead                  trackers.py
+              --> requested log-probabilities, of the unchanged logits       logprobs.py
+              --> the state records the tokens                               state.py
 
 A batch of greedy requests without rules costs one pass over the logits and no copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,10 +42,11 @@ NOTHING_ALLOWED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleResult:
-    """What came of N rows.
+    """The tokens of N rows.
 
-    token_ids: [N], 0 where the row failed. logprobs: [N], None where none were asked for or the row
-    failed. errors: row -> why it has no token.
+    token_ids: [N], 0 where the row failed.
+    logprobs: [N], None where none were requested or the row failed.
+    errors: row -> why it has no token.
     """
 
     token_ids: list[int]
@@ -53,12 +54,30 @@ class SampleResult:
     errors: Mapping[int, str] = field(default_factory=dict)
 
 
-class Sampler:
-    """Samples for up to `max_num_slots` requests. Owned and called by the runner only.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingSample:
+    """Tokens that were launched.
 
-    The token of a request depends on its own logits, params and tokens: neither the batch nor the
-    slot nor a preemption changes it.
+    finish: waits for them; called once, in the order of the launches.
+    token_ids: [N] int64 on the device, 0 where the row failed; None from samplers that compute on
+        the host.
     """
+
+    finish: Callable[[], SampleResult]
+    token_ids: Tensor | None = None
+
+
+class Sampler:
+    """Samples for up to `max_num_slots` requests, on the host. The runner owns it and is its only
+    caller.
+
+    The token of a request depends on its own logits, params and tokens only: neither the batch nor
+    the slot nor a preemption changes it.
+
+    can_overlap: whether `launch` returns before the device has computed the tokens.
+    """
+
+    can_overlap = False
 
     def __init__(
         self,
@@ -69,7 +88,7 @@ class Sampler:
         grammars: GrammarBackend | None = None,
         kernels: Kernels | None = None,
     ) -> None:
-        """kernels: for random draws; without them the same tokens come later."""
+        """kernels: of the CPU, for random draws; without them the same tokens take longer."""
         self._kernels = kernels
         self._vocab_size = vocab_size
         self._work = torch.empty(0, vocab_size, device=device)
@@ -88,7 +107,11 @@ class Sampler:
         """Frees a slot; a free one stays free."""
         self._state.remove(slot)
 
-    @torch.inference_mode()
+    def needs_host(self, slots: Sequence[int] | NDArray[np.int64]) -> bool:
+        """Whether the next tokens of `slots` can be launched only after the last ones are
+        finished, because the host must know them."""
+        return True
+
     def sample(
         self,
         logits: Tensor,
@@ -96,17 +119,37 @@ class Sampler:
         *,
         largest: tuple[Tensor, Tensor] | None = None,
     ) -> SampleResult:
-        """The next token of the request in each of `slots` [N], from logits [N, V] of any float
-        dtype, which stay as they are. largest: what first_argmax gives of them, where it is known.
+        """Launches the tokens and finishes them; see `launch`."""
+        return self.launch(logits, slots, largest=largest).finish()
 
-        The state takes the tokens at the end, so that the next call samples the tokens after them;
-        that of a failed row stays as it was, and so does all of it when this raises.
+    @torch.inference_mode()
+    def launch(
+        self,
+        logits: Tensor,
+        slots: Sequence[int] | NDArray[np.int64] | Tensor,
+        *,
+        largest: tuple[Tensor, Tensor] | None = None,
+    ) -> PendingSample:
+        """Chooses the next token of the request in each of `slots` [N], from logits [N, V] of any
+        float dtype, which are not changed. largest: first_argmax of the logits, where it is known.
+
+        The state records the tokens, so that the next call samples the tokens after them; a failed
+        row leaves its state unchanged, and a call that raises leaves all of them unchanged.
         """
+        result = self._sampled(logits, slots, largest)
+        return PendingSample(finish=lambda: result)
+
+    def _sampled(
+        self,
+        logits: Tensor,
+        slots: Sequence[int] | NDArray[np.int64] | Tensor,
+        largest: tuple[Tensor, Tensor] | None,
+    ) -> SampleResult:
         index = np.asarray(slots, dtype=np.int64)
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
         forced = self._state.forced(index)
         token_ids, is_finite, is_allowed = self._choose(logits, index, list(forced), largest)
-        # The one transfer to the host.
+        # The only transfer to the host.
         chosen, finite, allowed = torch.stack([token_ids, is_finite, is_allowed]).tolist()
         errors = {row: NOTHING_ALLOWED for row, is_ok in enumerate(allowed) if not is_ok}
         errors |= {row: NOT_FINITE for row, is_ok in enumerate(finite) if not is_ok}
@@ -125,7 +168,8 @@ class Sampler:
         forced: Sequence[int],
         largest: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Token ids, whether the logits are finite, whether any token is allowed: [N] each."""
+        """Returns token ids, whether the logits are finite, whether any token is allowed: [N]
+        each."""
         token_ids, peaks = first_argmax(logits) if largest is None else largest
         is_finite = peaks.isfinite()
         is_allowed = torch.ones_like(is_finite)
@@ -145,11 +189,12 @@ class Sampler:
     def _choose_adjusted(
         self, logits: Tensor, index: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:
-        """Token ids of some rows, whose slots are `index`, and whether any token is allowed."""
+        """Returns the token ids of some rows, whose slots are `index`, and whether any token is
+        allowed."""
         work = self._work_rows(len(rows))
         work.copy_(take_rows(logits, rows))
         states = [self._state[slot] for slot in index.tolist()]
-        adjust(work, states, self._state.holds_stops(index))
+        adjust(work, states, self._state.bans_stops(index))
         token_ids, peaks = first_argmax(work)
         random = np.flatnonzero(self._state.is_random[index])
         if len(random):
@@ -158,7 +203,8 @@ class Sampler:
         return token_ids, peaks > -torch.inf
 
     def _work_rows(self, num_rows: int) -> Tensor:
-        """Float32 rows to change, kept between steps: fresh memory costs more than the rules."""
+        """Returns float32 rows to write into, kept between steps: allocating them would take longer
+        than the rules."""
         if len(self._work) < num_rows:
             num_rows_now = max(num_rows, 2 * len(self._work))
             self._work = self._work.new_empty(num_rows_now, self._vocab_size)
@@ -191,7 +237,8 @@ class Sampler:
 def logprobs_of(
     logits: Tensor, rows: NDArray[np.int64], chosen: Sequence[int], wanted: NDArray[np.int64]
 ) -> tuple[TokenLogprobs | None, ...]:
-    """[N]: entries of some rows, whose logits are given, and None. wanted: [N] candidates."""
+    """Returns [N] entries: of `rows`, whose logits are given, and None for the others. wanted: [N]
+    how many candidates."""
     entries: list[TokenLogprobs | None] = [None] * len(chosen)
     ids = torch.tensor(chosen)[torch.from_numpy(rows)]
     found = sampled_logprobs(logits, ids, wanted[rows])

@@ -1,5 +1,5 @@
-"""What the sampler knows of each running request, in fixed slots: numbers in arrays over slots, the
-rest in one SlotState each."""
+"""SamplingState: what the sampler knows of each running request. Numbers are arrays over slots, the
+rest is one SlotState for each request."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from .grammar import GrammarBackend, GrammarMatcher
 from .trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
 from .uniform import first_states, uniforms
 
-NO_LOGPROBS = -2  # -1 asks for the whole vocabulary
-TINY, HUGE = 1e-30, 1e30  # of float32: what divides or multiplies a logit without a NaN
+NO_LOGPROBS = -2  # -1 requests the whole vocabulary
+TINY, HUGE = 1e-30, 1e30  # bounds of float32 factors of a logit that never make a NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRequest:
-    """A request as the sampler sees it, when it starts and when it starts again after a preemption.
+    """What the sampler needs of a request when it starts, or starts again after a preemption.
 
-    params: every field resolved. output_token_ids: generated before a preemption.
-    bad_words_token_ids: sequences never generated, those of params included. reasoning_end_ids:
-    forced at params.reasoning_max_tokens; () forces nothing.
+    params: with every field resolved.
+    output_token_ids: generated before a preemption.
+    bad_words_token_ids: sequences that are never generated, those of params included.
+    reasoning_end_ids: forced after params.reasoning_max_tokens tokens; () forces nothing.
     """
 
     params: SamplingParams
@@ -38,10 +39,12 @@ class SlotRequest:
 
 
 class SlotState:
-    """One request's own state. SamplingState is its only writer.
+    """The state of one request. SamplingState is its only writer.
 
-    banned_ids: never generated. stop_ids: not before params.min_tokens. bias_ids, bias_values: of
-    logit_bias. Trackers are None where the request does not need them.
+    banned_ids: never generated.
+    stop_ids: not generated before params.min_tokens.
+    bias_ids, bias_values: logit_bias.
+    grammar, thinking, counts, ngrams, bad_sequences: trackers; None where the request needs none.
     """
 
     def __init__(
@@ -64,30 +67,31 @@ class SlotState:
 
     @property
     def has_transforms(self) -> bool:
-        """Whether logits are changed at every step, min_tokens apart."""
+        """Whether rules other than min_tokens change the logits of every step."""
         trackers = (self.counts, self.ngrams, self.bad_sequences, self.grammar)
         is_tracked = any(tracker is not None for tracker in trackers)
         return is_tracked or len(self.banned_ids) > 0 or len(self.bias_ids) > 0
 
     @property
     def has_trackers(self) -> bool:
-        """Whether anything must be told the generated tokens."""
+        """Whether any tracker must receive the generated tokens."""
         trackers = (self.counts, self.ngrams, self.bad_sequences, self.grammar, self.thinking)
         return any(tracker is not None for tracker in trackers)
 
     @property
     def needs_host(self) -> bool:
-        """Whether the rules need more of the tokens before than how often each was generated."""
+        """Whether a rule needs more than the counts of the generated tokens, which the device keeps
+        itself."""
         trackers = (self.ngrams, self.bad_sequences, self.grammar, self.thinking)
         return any(tracker is not None for tracker in trackers)
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the cap is on and the thinking has not ended."""
+        """Whether the thinking is limited and has not ended."""
         return self.thinking is not None and not self.thinking.is_closed
 
     def append(self, token_id: int) -> None:
-        """Takes the next generated token. A grammar holds for what follows the thinking."""
+        """Records the next generated token. A grammar applies after the thinking only."""
         if self.grammar is not None and not self.is_thinking:
             self.grammar.accept(token_id)
         for tracker in (self.counts, self.ngrams, self.bad_sequences, self.thinking):
@@ -95,7 +99,7 @@ class SlotState:
                 tracker.append(token_id)
 
     def banned_now(self) -> Iterable[int]:
-        """Ids that would complete what must not be repeated or written."""
+        """Yields the ids that would complete a repeated n-gram or a bad sequence."""
         for tracker in (self.ngrams, self.bad_sequences):
             if tracker is not None:
                 yield from tracker.banned()
@@ -103,8 +107,8 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotNumbers:
-    """Of one slot. draw: one row. first_state: [1], see uniform.py. stops_from: outputs before a
-    stop is free."""
+    """The numbers of one slot. draw: of one row. first_state: [1], see uniform.py. stops_from: how
+    many outputs come before a stop token is allowed."""
 
     draw: DrawParams
     first_state: NDArray[np.uint64]
@@ -113,9 +117,9 @@ class SlotNumbers:
 
 
 class SamplingState:
-    """All slots. The Sampler is its only writer.
+    """The state of all slots. The Sampler is its only writer.
 
-    Arrays over slots, [max_num_slots]; where a slot is free its values mean nothing.
+    Its arrays are [max_num_slots]; the values of a free slot are undefined.
     """
 
     def __init__(
@@ -132,7 +136,7 @@ class SamplingState:
         self._min_p = np.zeros(max_num_slots)
         self._seeds = np.zeros(max_num_slots, dtype=np.uint64)
         self._num_outputs = np.zeros(max_num_slots, dtype=np.int64)
-        self._stops_from = np.zeros(max_num_slots, dtype=np.int64)  # outputs before a stop is free
+        self._stops_from = np.zeros(max_num_slots, dtype=np.int64)  # see SlotNumbers
         self._has_transforms = np.zeros(max_num_slots, dtype=bool)
         self._has_trackers = np.zeros(max_num_slots, dtype=bool)
 
@@ -168,25 +172,25 @@ class SamplingState:
         """Frees a slot; a free one stays free."""
         self._slots[slot] = None
 
-    def hand_over(self, slot: int) -> None:
-        """From now on the device changes the logits of the slot and counts its tokens."""
+    def move_to_device(self, slot: int) -> None:
+        """Leaves the rules and token counts of a slot to the device from now on."""
         self._stops_from[slot] = 0
         self._has_transforms[slot] = self._has_trackers[slot] = False
 
     def tracked(self, slots: NDArray[np.int64]) -> dict[int, SlotState]:
-        """Row -> state, for the rows that must be told their tokens."""
+        """Returns row -> state for the rows whose trackers must receive their tokens."""
         return {row: self[slots[row]] for row in np.flatnonzero(self._has_trackers[slots]).tolist()}
 
     def holds(self, slot: int, state: SlotState) -> bool:
-        """Whether the request is still in the slot."""
+        """Whether the request of `state` is still in the slot."""
         return self._slots[slot] is state
 
     def is_mixed(self, slots: NDArray[np.int64]) -> bool:
-        """Whether one is drawn with neither top_k nor min_p: of the whole vocabulary."""
+        """Whether a slot is drawn from the whole vocabulary: with neither top_k nor min_p."""
         return bool(((self._top_k[slots] == 0) & (self._min_p[slots] == 0)).any())
 
     def numbers(self, slot: int) -> SlotNumbers:
-        """The numbers of a slot."""
+        """Returns the numbers of a slot."""
         return SlotNumbers(
             draw=self.draw_params(np.array([slot])),
             first_state=first_states(self._seeds[[slot]]),
@@ -195,28 +199,28 @@ class SamplingState:
         )
 
     def append(self, slots: NDArray[np.int64], token_ids: Sequence[int]) -> None:
-        """Takes the next token of each of `slots`, all different."""
+        """Records the next token of each of `slots`, all different."""
         self._num_outputs[slots] += 1
         for row in np.flatnonzero(self._has_trackers[slots]).tolist():
             self[slots[row]].append(token_ids[row])
 
-    def holds_stops(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[N]: whether the next token must not stop the request yet."""
+    def bans_stops(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns [N]: whether min_tokens forbids that the next token stops the request."""
         return self._num_outputs[slots] < self._stops_from[slots]
 
     def needs_transforms(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[N]: whether the logits of the next token are changed before the choice."""
-        return self._has_transforms[slots] | self.holds_stops(slots)
+        """Returns [N]: whether rules change the logits of the next token."""
+        return self._has_transforms[slots] | self.bans_stops(slots)
 
     def forced(self, slots: NDArray[np.int64]) -> dict[int, int]:
-        """Row -> next token, for the rows whose thinking is being ended."""
+        """Returns row -> next token for the rows whose thinking is being ended."""
         tracked = np.flatnonzero(self._has_trackers[slots]).tolist()
         caps = {row: self[slots[row]].thinking for row in tracked}
         found = {row: cap.forced for row, cap in caps.items() if cap is not None}
         return {row: token_id for row, token_id in found.items() if token_id is not None}
 
     def draw_params(self, slots: NDArray[np.int64]) -> DrawParams:
-        """How to draw the next token of each of `slots`."""
+        """Returns how to draw the next token of each of `slots`."""
         return DrawParams(
             temperature=self._temperature[slots],
             top_k=self._top_k[slots],
@@ -227,13 +231,13 @@ class SamplingState:
 
 
 def resolved(value: float | None) -> float:
-    """A param that intake has set."""
+    """Returns a param that intake has set."""
     assert value is not None, "params are resolved at intake"
     return value
 
 
 def _ids(ids: Iterable[int], vocab_size: int) -> NDArray[np.int64]:
-    """Those the model can generate, each once."""
+    """Returns the ids that the model can generate, sorted, each once."""
     return np.array(sorted({one for one in ids if 0 <= one < vocab_size}), dtype=np.int64)
 
 
@@ -249,7 +253,7 @@ def _counts(request: SlotRequest, vocab_size: int) -> TokenCounts | None:
     is_repetition = resolved(params.repetition_penalty) != 1
     if not (is_repetition or params.presence_penalty or params.frequency_penalty):
         return None
-    # The other penalties look at the output only.
+    # The other penalties apply to the output only.
     return TokenCounts(request.prompt_token_ids if is_repetition else (), vocab_size)
 
 

@@ -1,7 +1,8 @@
-"""What the kernels know of each slot, on the device: numbers, and the rules that need no host.
+"""SlotTables: what the CUDA kernels know of each slot, on the device: numbers, and the rules that
+do not need the host.
 
-A request's rows are written when it starts, or starts again; from then on the kernels count its
-tokens. Nothing here waits for the device.
+A request's rows are written when it starts, or starts again after a preemption; from then on the
+kernels count its tokens. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from mmdeploy_llm.cuda import choose as columns
+from mmdeploy_llm.transfer import to_device, to_device_together
 
-from .draw import least
+from .draw import min_p_cutoff
 from .state import HUGE, TINY, SlotNumbers, SlotState, resolved
-from .upload import upload, upload_all
 
-FIRST_EDITS = 16  # that a slot has room for; doubled when one has more
+FIRST_EDITS = 16  # capacity of a slot; doubled when a request has more
 
 
 class SlotTables:
-    """Rows of up to `max_num_slots` slots. The DeviceSampler is its only user."""
+    """Tables with a row for each of `max_num_slots` slots. CudaSampler is its only user."""
 
     def __init__(self, max_num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -33,27 +34,29 @@ class SlotTables:
         self._edit_values = np.zeros((max_num_slots, FIRST_EDITS), dtype=np.float32)
         self._changed: set[int] = set()
         self._rules = columns.Rules(
-            ints=upload(self._ints.copy(), device),
-            reals=upload(self._reals.copy(), device),
-            edit_ids=upload(self._edit_ids.copy(), device),
-            edit_values=upload(self._edit_values.copy(), device),
+            ints=to_device(self._ints.copy(), device),
+            reals=to_device(self._reals.copy(), device),
+            edit_ids=to_device(self._edit_ids.copy(), device),
+            edit_values=to_device(self._edit_values.copy(), device),
             counts=torch.zeros(1, dtype=torch.int16, device=device),
         )
 
     def has_rules(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[N]: whether the kernels change the next logits or count the tokens of the slots."""
+        """Returns [N]: whether the kernels change the next logits of the slots or count their
+        tokens."""
         rows = self._ints[slots]
-        is_held = rows[:, int(columns.NUM_OUTPUTS)] < rows[:, int(columns.MIN_OUTPUTS)]
-        last = np.where(is_held, int(columns.NUM_ALL_EDITS), int(columns.NUM_EDITS))
+        bans_stops = rows[:, int(columns.NUM_OUTPUTS)] < rows[:, int(columns.MIN_OUTPUTS)]
+        last = np.where(bans_stops, int(columns.NUM_ALL_EDITS), int(columns.NUM_EDITS))
         has_edits = np.take_along_axis(rows, last[:, None], 1)[:, 0] > 0
         return has_edits | (rows[:, int(columns.HAS_COUNTS)] > 0)
 
     def advance(self, slots: NDArray[np.int64]) -> None:
-        """The slots, all different, will have taken a token each; their rows are not sent again."""
+        """Counts a launched token for each of the slots, all different. The device counts in its
+        own rows, so that none is copied."""
         self._ints[slots, int(columns.NUM_OUTPUTS)] += 1
 
     def add(self, slot: int, numbers: SlotNumbers, state: SlotState, *, is_random: bool) -> None:
-        """Writes the rows of a slot; the rules of a request that needs the host stay there."""
+        """Writes the rows of a slot. Rules of a request that needs the host stay on the host."""
         draw, params = numbers.draw, state.params
         ints, reals = self._ints[slot], self._reals[slot]
         ints[:] = 0
@@ -66,7 +69,7 @@ class SlotTables:
             self._write_edits(slot, state)
             ints[columns.HAS_COUNTS] = self._write_counts(slot, state)
         reals[columns.TEMPERATURE] = draw.temperature[0]
-        reals[columns.LEAST] = least(draw)[0]
+        reals[columns.LEAST] = min_p_cutoff(draw)[0]
         reals[columns.TOP_P] = draw.top_p[0]
         reals[columns.REPETITION] = np.clip(resolved(params.repetition_penalty), TINY, HUGE)
         reals[columns.FREQUENCY] = resolved(params.frequency_penalty)
@@ -74,43 +77,44 @@ class SlotTables:
         self._changed.add(slot)
 
     def rules(self) -> columns.Rules:
-        """With all changes on the device, in the order of its stream."""
+        """Returns the rules after copying all changes to the device, ordered in its stream."""
         if self._changed:
             rows, rules = np.array(sorted(self._changed)), self._rules
-            mine = self._ints, self._reals, self._edit_ids, self._edit_values
-            theirs = rules.ints, rules.reals, rules.edit_ids, rules.edit_values
-            index, *values = upload_all([rows, *(table[rows] for table in mine)], self._device)
-            for table, changed in zip(theirs, values, strict=True):
+            on_host = self._ints, self._reals, self._edit_ids, self._edit_values
+            on_device = rules.ints, rules.reals, rules.edit_ids, rules.edit_values
+            arrays = [rows, *(table[rows] for table in on_host)]
+            index, *values = to_device_together(arrays, self._device)
+            for table, changed in zip(on_device, values, strict=True):
                 table.index_copy_(0, index, changed)
             self._changed.clear()
         return self._rules
 
     def _write_edits(self, slot: int, state: SlotState) -> None:
-        """Biases, then bans, then the bans of what would stop the request."""
+        """Writes biases, then bans, then the bans of stop tokens."""
         banned = np.concatenate([state.banned_ids, state.stop_ids])
         ids = np.concatenate([state.bias_ids, banned])
-        self._make_room(len(ids))
+        self._reserve_edits(len(ids))
         self._edit_ids[slot, : len(ids)] = ids
         self._edit_values[slot, : len(ids)] = -np.inf
         self._edit_values[slot, : len(state.bias_ids)] = state.bias_values
         self._ints[slot, columns.NUM_EDITS] = len(ids) - len(state.stop_ids)
         self._ints[slot, columns.NUM_ALL_EDITS] = len(ids)
 
-    def _make_room(self, num_edits: int) -> None:
-        room = self._edit_ids.shape[1]
-        if num_edits <= room:
+    def _reserve_edits(self, num_edits: int) -> None:
+        capacity = self._edit_ids.shape[1]
+        if num_edits <= capacity:
             return
-        extra = max(room, num_edits - room)
+        extra = max(capacity, num_edits - capacity)
         self._edit_ids = np.pad(self._edit_ids, ((0, 0), (0, extra)))
         self._edit_values = np.pad(self._edit_values, ((0, 0), (0, extra)))
         self._rules = replace(
             self._rules,
-            edit_ids=upload(self._edit_ids.copy(), self._device),
-            edit_values=upload(self._edit_values.copy(), self._device),
+            edit_ids=to_device(self._edit_ids.copy(), self._device),
+            edit_values=to_device(self._edit_values.copy(), self._device),
         )
 
     def _write_counts(self, slot: int, state: SlotState) -> bool:
-        """Whether the request has penalties."""
+        """Writes the token counts of a request with penalties; returns whether it has any."""
         if state.counts is None:
             return False
         if self._rules.counts.dim() == 1:
@@ -120,6 +124,6 @@ class SlotTables:
         values = np.minimum(state.counts.counts + 1, int(columns.MAX_COUNT)).astype(np.int16)
         row = self._rules.counts[slot].zero_()
         if len(values):
-            ids, counts = upload_all([state.counts.ids, values], self._device)
+            ids, counts = to_device_together([state.counts.ids, values], self._device)
             row.index_copy_(0, ids, counts)
         return True

@@ -1,8 +1,8 @@
-"""What must be remembered of a sequence to sample its next token: counts, n-grams, bad words, the
-thinking.
+"""Trackers: what the rules need to know of a sequence: token counts, n-grams, bad words, the length
+of the thinking.
 
-Each is built from a prompt and told every token after it, so that a request that starts again after
-a preemption stands exactly where it stood.
+Each is built from the prompt and receives every token after it, so that a request that starts again
+after a preemption is in exactly the same state.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ class TokenCounts:
     def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int) -> None:
         prompt = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
         prompt = prompt[(prompt >= 0) & (prompt < vocab_size)]
-        self._places = {token_id: place for place, token_id in enumerate(prompt.tolist())}
+        self._index = {token_id: index for index, token_id in enumerate(prompt.tolist())}
         self._ids = prompt
         self._counts = np.zeros(len(prompt), dtype=np.float32)
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The different tokens, in no special order."""
-        return self._ids[: len(self._places)]
+        """The distinct tokens, in no particular order."""
+        return self._ids[: len(self._index)]
 
     @property
     def counts(self) -> NDArray[np.float32]:
         """How often each of `ids` was generated; 0 for those of the prompt only."""
-        return self._counts[: len(self._places)]
+        return self._counts[: len(self._index)]
 
     def append(self, token_id: int) -> None:
         """Counts a generated token."""
-        place = self._places.setdefault(token_id, len(self._places))
-        if place == len(self._ids):
+        index = self._index.setdefault(token_id, len(self._index))
+        if index == len(self._ids):
             self._grow()
-        self._ids[place] = token_id
-        self._counts[place] += 1
+        self._ids[index] = token_id
+        self._counts[index] += 1
 
     def _grow(self) -> None:
         extra = max(64, len(self._ids))
@@ -53,8 +53,8 @@ class TokenCounts:
 
 
 class NGrams:
-    """Which tokens would complete an n-gram that prompt or output already hold. Written by its
-    SlotState only."""
+    """Knows which tokens would repeat an n-gram of prompt or output. Written by its SlotState
+    only."""
 
     def __init__(self, size: int, prompt_token_ids: Iterable[int]) -> None:
         self._size = size
@@ -64,20 +64,20 @@ class NGrams:
             self.append(token_id)
 
     def append(self, token_id: int) -> None:
-        """Takes the next token of the sequence."""
+        """Records the next token of the sequence."""
         if len(self._tail) == self._size - 1:
             self._next.setdefault(tuple(self._tail), set()).add(token_id)
         self._tail.append(token_id)
 
     def banned(self) -> set[int]:
-        """Ids that would repeat an n-gram."""
+        """Returns the ids that would repeat an n-gram."""
         if len(self._tail) < self._size - 1:
             return set()
         return self._next.get(tuple(self._tail), set())
 
 
 class BadSequences:
-    """Which tokens would complete a banned sequence of two tokens or more. Written by its
+    """Knows which tokens would complete a banned sequence of two or more tokens. Written by its
     SlotState only."""
 
     def __init__(
@@ -88,21 +88,21 @@ class BadSequences:
         self._tail = deque(prompt_token_ids[-length:], maxlen=length)
 
     def append(self, token_id: int) -> None:
-        """Takes the next token of the sequence."""
+        """Records the next token of the sequence."""
         self._tail.append(token_id)
 
     def banned(self) -> set[int]:
-        """Last ids of the sequences whose other ids were just generated."""
+        """Returns the last ids of the sequences whose other ids were just generated."""
         tail = tuple(self._tail)
         return {ids[-1] for ids in self._sequences if tail[1 - len(ids) :] == ids[:-1]}
 
 
 class ThinkingCap:
-    """Ends the thinking after `limit` tokens by forcing `end_ids`, one a step. Written by its
+    """Ends the thinking after `limit` tokens by forcing `end_ids`, one id per step. Written by its
     SlotState only.
 
-    The thinking starts with the first generated token and ends with the whole of `end_ids`,
-    generated or forced; a beginning of it that was generated right before the limit is completed.
+    The thinking starts with the first generated token and ends with all of `end_ids`, generated or
+    forced; a prefix of them that was generated right before the limit is completed.
     """
 
     def __init__(self, end_ids: Sequence[int], limit: int) -> None:
@@ -113,7 +113,7 @@ class ThinkingCap:
         self.is_closed = False
 
     def append(self, token_id: int) -> None:
-        """Takes the next token of the output."""
+        """Records the next token of the output."""
         if self.is_closed:
             return
         self._num_tokens += 1
@@ -122,7 +122,7 @@ class ThinkingCap:
 
     @property
     def forced(self) -> int | None:
-        """The next token, where it is not free."""
+        """The next token where it is forced, else None."""
         if self.is_closed or self._num_tokens < self._limit:
             return None
         tail = tuple(self._tail)

@@ -17,7 +17,7 @@ from mmdeploy_llm.layers import (
     RMSNorm,
     VisionConfig,
     VisionEncoder,
-    sent,
+    to_device,
     vision_theta,
 )
 
@@ -96,7 +96,7 @@ class Resampler(nn.Module):
             cells = torch.arange(start, start + frames * num_cells)
             start += frames * num_cells
             rows.append(_frame_pairs(cells.view(frames, num_cells)))
-        pairs = sent(torch.cat(rows), x.device)
+        pairs = to_device(torch.cat(rows), x.device)
         return x[pairs].flatten(1)
 
 

@@ -31,7 +31,7 @@ from mmdeploy_llm.layers import (
     axial_rotary,
     frame_lengths,
     patch_positions,
-    sent,
+    to_device,
     vision_theta,
 )
 
@@ -117,13 +117,13 @@ class WindowTower(nn.Module):
         windows = Segments([length * unit for length in window_lengths], device)
         frames = Segments(frame_lengths(grids), device)  # windows do not cross them
         positions = patch_positions(grids, self.merge_size, device)
-        patch_order = sent(patch_order, device)
+        patch_order = to_device(patch_order, device)
         rope = self.rotary(positions[:, patch_order])
         x = self.patch_embed(pixels.index_select(0, patch_order))
         for index, block in enumerate(self.blocks):
             x = block(x, frames if index in self.full_blocks else windows, rope)
         tokens: Tensor = self.merger(x)
-        return tokens.index_select(0, sent(order.argsort(), device))
+        return tokens.index_select(0, to_device(order.argsort(), device))
 
 
 def window_order(

@@ -1,4 +1,4 @@
-"""Steps that start from tokens on the device: an engine with the DeviceSampler, against one with
+"""Steps that start from tokens on the device: an engine with the CudaSampler, against one with
 the Sampler, which waits for each step."""
 
 import dataclasses
@@ -22,13 +22,13 @@ def make(ahead, load_file):
 
 @pytest.fixture
 def small(triton_device):
-    """A DeviceSampler with small tiles."""
+    """A CudaSampler with small tiles."""
     if triton_device.type != "cpu":
         pytest.skip("the model of these tests is on the CPU")
     from mmdeploy_llm.cuda.choose import Tiling
-    from mmdeploy_llm.sampling.device import DeviceSampler
+    from mmdeploy_llm.sampling.cuda_sampler import CudaSampler
 
-    class Small(DeviceSampler):
+    class Small(CudaSampler):
         def __init__(self, **options):
             super().__init__(**options, tiling=Tiling(block=512, candidates=32, together=512))
 

@@ -1,4 +1,4 @@
-"""DeviceSampler against Sampler, and what it does without waiting."""
+"""CudaSampler against Sampler, and what it does without waiting."""
 
 import random
 
@@ -33,13 +33,13 @@ def make_request(**fields):
 def make(triton_device):
     """Both samplers, with the given requests in slots 0, 1, ..."""
     from mmdeploy_llm.cuda.choose import Tiling
-    from mmdeploy_llm.sampling.device import DeviceSampler
+    from mmdeploy_llm.sampling.cuda_sampler import CudaSampler
 
     def make(requests, vocab_size=50, tiling=None, num_slots=None):
         common = {"max_num_slots": num_slots or len(requests), "vocab_size": vocab_size}
         tiling = tiling or Tiling(block=64, candidates=16, together=128)
         host = Sampler(**common, device=torch.device("cpu"))
-        device = DeviceSampler(**common, device=triton_device, tiling=tiling)
+        device = CudaSampler(**common, device=triton_device, tiling=tiling)
         for slot, request in enumerate(requests):
             host.add(slot, request)
             device.add(slot, request)
@@ -214,7 +214,7 @@ def test_largest_that_are_known(make, triton_device):
 
 @pytest.mark.parametrize("has_triton", [False, True])
 def test_make_sampler(triton_device, has_triton):
-    from mmdeploy_llm.sampling.device import DeviceSampler
+    from mmdeploy_llm.sampling.cuda_sampler import CudaSampler
 
     sampler = make_sampler(
         max_num_slots=2,
@@ -224,7 +224,7 @@ def test_make_sampler(triton_device, has_triton):
         kernels=None,
         has_triton=has_triton,
     )
-    assert type(sampler) is (DeviceSampler if has_triton else Sampler)
+    assert type(sampler) is (CudaSampler if has_triton else Sampler)
     sampler.add(1, make_request())
     logits = torch.arange(20.0, device=triton_device)[None]
     assert sampler.sample(logits, [1]).token_ids == [19]

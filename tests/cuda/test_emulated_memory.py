@@ -81,7 +81,7 @@ def test_a_pass_without_memory_becomes_smaller_ones(folder, new_card, caplog):
         peak = card.most_reserved - card.allocated
         card.others = card.total - card.allocated - int(0.7 * peak)
         assert tokens(llm, prompts) == expected
-    assert "passes have 30 now" in caplog.text
+    assert "passes have at most 30 tokens now" in caplog.text
 
 
 def test_preempted_requests_go_on_as_if_they_had_not_been(folder, new_card):

@@ -81,8 +81,7 @@ def build(config, ranks, peers, *, num_blocks=64, most=None, fails=(), graphs_fa
     if most is None:
         recorder = FailingRecorder(graphs.Recorder(), graphs_fail == ranks.rank)
         runner.record_graphs([1, 2, 4, ahead.SEQS], recorder)
-    sizes = runner._graphs.sizes if runner._graphs else ()
-    return SimpleNamespace(runner=runner, facts=sizes)
+    return SimpleNamespace(runner=runner, facts=runner._forward.graph_sizes)
 
 
 @pytest.fixture(scope="module")
@@ -147,14 +146,14 @@ def test_the_same_outputs_with_preemptions_and_ends_in_between(make, ahead, expe
 
 def test_a_step_is_with_the_ranks_before_the_one_in_front_is_done(two, ahead, monkeypatch):
     """By the messages: a step that follows is sent, then the one in front is asked for."""
-    order, exchanged = [], two._runner._exchanged
+    order, exchanged = [], two._runner._exchange
 
     def noted(value):
         plan = getattr(value, "plan", value)
-        order.append((getattr(value, "how", "finish"), plan.step_id))
+        order.append((getattr(value, "mode", "finish"), plan.step_id))
         return exchanged(value)
 
-    monkeypatch.setattr(two._runner, "_exchanged", noted)
+    monkeypatch.setattr(two._runner, "_exchange", noted)
     ahead.outputs_of(two, ahead.requests(0, 2))
     follows = [place for place, (how, _) in enumerate(order) if how == "follow"]
     assert len(follows) > 5
@@ -242,7 +241,7 @@ def abandon(engine):
 def test_ctrl_c_with_steps_in_flight(two, ahead, expected, what, monkeypatch):
     """It comes when one rank of two has the message: the message goes out, and later requests are
     answered as ever."""
-    exchanged, first = two._runner._exchanged, two._runner._workers[0]
+    exchanged, first = two._runner._exchange, two._runner._workers[0]
     send = first.send_message
 
     def sent_and_interrupted(message):
@@ -250,12 +249,12 @@ def test_ctrl_c_with_steps_in_flight(two, ahead, expected, what, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
 
     def interrupted(value):
-        is_it = what == getattr(value, "how", "finish")
+        is_it = what == getattr(value, "mode", "finish")
         monkeypatch.setattr(first, "send_message", sent_and_interrupted if is_it else send)
         return exchanged(value)
 
     with monkeypatch.context() as patch:
-        patch.setattr(two._runner, "_exchanged", interrupted)
+        patch.setattr(two._runner, "_exchange", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ahead.outputs_of(two, ahead.requests(6))
     monkeypatch.setattr(first, "send_message", send)

@@ -50,6 +50,8 @@ class Runner:
     def __init__(self, model, peers):
         self.model, self.peers = model, peers
 
+    can_overlap = False
+
     def run(self, plan):
         sampled, errors = {}, {}
         for item in plan.scheduled:
@@ -85,9 +87,9 @@ def test_the_same_error_on_all_ranks_and_then_different_results(runner):
     assert result.sampled == {PLAIN: 2, "plain too": 2}
     assert result.errors[ALL].message == "broken on all"
     assert runner.run(plan(PLAIN)).sampled == {PLAIN: 2}
-    with pytest.raises(WorkerDiedError, match="come to different results in one step"):
+    with pytest.raises(WorkerDiedError, match="computed different results in one step"):
         runner.run(plan(APART))
-    with pytest.raises(WorkerDiedError, match="come to different results"):
+    with pytest.raises(WorkerDiedError, match="computed different results"):
         runner.run(plan(PLAIN))
 
 
@@ -102,16 +104,16 @@ def test_an_error_that_not_all_ranks_have(runner, what, monkeypatch):
 def test_a_rank_that_does_not_answer(runner, monkeypatch):
     """The others are done with the step: it is stuck, and nobody waits for ever."""
     monkeypatch.setattr(distributed, "STEP_SECONDS", 1.0)
-    with pytest.raises(WorkerDiedError, match="rank 1 has said nothing for 1 seconds"):
+    with pytest.raises(WorkerDiedError, match="rank 1 has not answered for 1 seconds"):
         runner.run(plan(SILENT))
 
 
 def test_ranks_on_cards_that_are_stuck_together(runner, monkeypatch):
     """What hangs in a recorded step is seen by nobody but the one who waits."""
-    runner._patience = 0.5
+    runner._first_answer_seconds = 0.5
     for worker in runner._workers:
         os.kill(worker.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerDiedError, match=r"rank 0 has said nothing for 0\.5 seconds"):
+    with pytest.raises(WorkerDiedError, match=r"rank 0 has not answered for 0\.5 seconds"):
         runner.run(plan(PLAIN))
 
 

@@ -219,11 +219,11 @@ def random_requests(count):
 
 
 def samplers(count):
-    from mmdeploy_llm.sampling.device import DeviceSampler
+    from mmdeploy_llm.sampling.cuda_sampler import CudaSampler
 
     common = {"max_num_slots": count, "vocab_size": VOCAB_SIZE}
     host = Sampler(**common, device=torch.device("cpu"))
-    device = DeviceSampler(**common, device=torch.device("cuda"))
+    device = CudaSampler(**common, device=torch.device("cuda"))
     for slot, request in enumerate(random_requests(count)):
         host.add(slot, request)
         device.add(slot, request)

@@ -33,7 +33,7 @@ def test_the_same_tokens(family, is_eager, cards, make_llm, prompts_of):
     prompts = prompts_of(family)
     options = {"kv_cache_memory": None} if cards == "cuda" else {}  # what is measured is agreed on
     two = make_llm(family, cards, tensor_parallel_size=2, enforce_eager=is_eager, **options)
-    assert two._engine._runner.can_run_ahead == (cards == "cuda")
+    assert two._engine._runner.can_overlap == (cards == "cuda")
     assert tokens(two, prompts) == tokens(make_llm(family, "cpu"), prompts)
 
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from mmdeploy_llm import transfer
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens
 from mmdeploy_llm.request import MediaInput, MediaSpan
 from mmdeploy_llm.runner import batch as batches
-from mmdeploy_llm.runner import staging
+from mmdeploy_llm.runner import step_inputs
 from mmdeploy_llm.runner.batch import prepare
 from mmdeploy_llm.runner.slots import Slots
 
@@ -152,41 +153,21 @@ def test_runs_of_atomic_media_reach_the_attention(slots):
     assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.spans == ()
 
 
-class TestStaging:
-    def test_packed_arrays_are_the_arrays(self):
-        """One buffer and one copy, however odd the sizes between are."""
-        arrays = (
-            np.arange(5, dtype=np.int64) - 2,
-            np.array([[True], [False], [True]]),
-            np.arange(12, dtype=np.int32).reshape(3, 4).T,
-            np.arange(3, dtype=np.int64).reshape(3, 1),
-        )
-        packed = staging.pack(arrays, CPU)
-        for array, tensor in zip(arrays, packed, strict=True):
-            assert tensor.numpy().dtype == array.dtype
-            assert np.array_equal(tensor.numpy(), array)
-        assert len({tensor.untyped_storage().data_ptr() for tensor in packed}) == 1
-
-    def test_on_the_cpu_nothing_is_copied(self):
-        array = np.arange(4)
-        (tensor,) = staging.to_device([array], CPU)
-        assert tensor.data_ptr() == array.ctypes.data
-
-    def test_lengths_lie_on_another_device(self, slots, monkeypatch):
-        """Where the device is no CPU, the layout brings its lengths; `meta` stands for it here."""
-        monkeypatch.setattr(batches, "to_device", lambda arrays, _: staging.pack(arrays, CPU))
-        items = step(("a", 11, 1), ("b", 1, 4))
-        lengths = prepare(items, slots, BLOCK_SIZE, False, torch.device("meta")).layout.lengths
-        assert lengths.query_starts.tolist() == [0, 1, 5]
-        assert lengths.context_lens.tolist() == [12, 5]
-        assert {lengths.query_starts.dtype, lengths.context_lens.dtype} == {torch.int32}
-        assert (lengths.max_query, lengths.max_context) == (4, 12)
-        assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.lengths is None
+def test_lengths_lie_on_another_device(slots, monkeypatch):
+    """Where the device is no CPU, the layout brings its lengths; `meta` stands for it here."""
+    monkeypatch.setattr(batches, "to_device_together", lambda arrays, _: transfer.pack(arrays, CPU))
+    items = step(("a", 11, 1), ("b", 1, 4))
+    lengths = prepare(items, slots, BLOCK_SIZE, False, torch.device("meta")).layout.lengths
+    assert lengths.query_starts.tolist() == [0, 1, 5]
+    assert lengths.context_lens.tolist() == [12, 5]
+    assert {lengths.query_starts.dtype, lengths.context_lens.dtype} == {torch.int32}
+    assert (lengths.max_query, lengths.max_context) == (4, 12)
+    assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.lengths is None
 
 
 class TestDecodeFrame:
     def frame(self, has_mrope=False, num_seqs=4, num_blocks=6):
-        return staging.DecodeFrame(
+        return step_inputs.DecodeFrame(
             num_seqs=num_seqs,
             num_blocks=num_blocks,
             max_context=24,

@@ -83,8 +83,8 @@ def test_the_next_items_are_on_their_way_before_the_encoder_is_called(monkeypatc
     cache = EncoderCache(model)
 
     class Copies:
-        def send(self, items):
-            told.append(("send", *(one.key for one in items)))
+        def start(self, items):
+            told.append(("start", *(one.key for one in items)))
             return list(items)
 
         def wait_for(self, items):
@@ -93,7 +93,7 @@ def test_the_next_items_are_on_their_way_before_the_encoder_is_called(monkeypatc
 
     cache._copies = Copies()
     cache.encode([item("a"), item("b"), item("c")])
-    assert told == [("send", "a"), ("send", "b"), ("wait", "a"), ("send", "c"), ("wait", "b"),
+    assert told == [("start", "a"), ("start", "b"), ("wait", "a"), ("start", "c"), ("wait", "b"),
                     ("wait", "c")]  # fmt: skip
     assert model.calls == [["a"], ["b"], ["c"]]
 
@@ -107,4 +107,4 @@ def test_items_that_find_no_room_on_the_card_go_as_they_are(monkeypatch):
     copies._sent = full
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     given = [item("a"), item("b")]
-    assert copies.send(given) == given
+    assert copies.start(given) == given

@@ -12,7 +12,7 @@ from mmdeploy_llm.runner.graphs import DecodeGraphs, DecodeOutputs, graph_sizes
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
-from mmdeploy_llm.runner.staging import DecodeFrame, StepArrays
+from mmdeploy_llm.runner.step_inputs import DecodeFrame, StepArrays
 from mmdeploy_llm.sampling import Sampler
 
 CPU = torch.device("cpu")
@@ -212,7 +212,7 @@ def test_a_batch_larger_than_the_largest_runs_without():
 
 
 def test_outputs_of_all_sizes_share_their_memory():
-    graphs = make([1, 2, 8])._graphs
+    graphs = make([1, 2, 8])._forward._graphs
     places = {recorded.outputs.logits.untyped_storage().data_ptr() for recorded in graphs._recorded}
     assert len(places) == 1
 
@@ -220,7 +220,7 @@ def test_outputs_of_all_sizes_share_their_memory():
 def test_what_cannot_be_recorded_runs_without_and_says_why(caplog):
     recorder = Recorder(breaks_at=2)
     runner = make([1, 2, 4, 8], recorder)
-    assert runner._graphs is None
+    assert runner._forward.graph_sizes == ()
     assert recorder.is_recovered
     assert "no CUDA graphs, decoding is slower without: RuntimeError: operation not" in caplog.text
     assert "more" not in caplog.text.partition("operation")[2]
@@ -229,7 +229,7 @@ def test_what_cannot_be_recorded_runs_without_and_says_why(caplog):
 
 def test_a_backend_that_cannot_be_recorded_is_named(caplog):
     runner = make([1, 2], backend=ReferenceAttention())
-    assert runner._graphs is None
+    assert runner._forward.graph_sizes == ()
     assert "the attention backend 'reference' cannot be recorded" in caplog.text
 
 

@@ -10,7 +10,8 @@ from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens, StepPlan
 from mmdeploy_llm.request import MediaInput, MediaSpan
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
-from mmdeploy_llm.runner.out_of_memory import GOOD_PASSES, PassSize, is_out_of_memory
+from mmdeploy_llm.runner.out_of_memory import is_out_of_memory
+from mmdeploy_llm.runner.retry import GOOD_PASSES, PassSize
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
 from mmdeploy_llm.sampling import Sampler
@@ -150,7 +151,7 @@ def test_what_is_too_large_alone_fails_alone(runner, model):
     assert result.sampled == {"a": 4, "b": 6}
     assert set(result.errors) == {"heavy"}
     message = result.errors["heavy"].message
-    assert "not even this request alone finds memory on cpu" in message
+    assert "cpu has not enough memory even for this request alone" in message
     assert "Tried to allocate" not in message
     assert runner.run(plan(new("c", [7]))).sampled == {"c": 8}
 
@@ -218,19 +219,19 @@ def test_passes_keep_order_and_cover_all_tokens_once():
     size = PassSize(lambda item: item.num_tokens > 1)
     step = (item("a", 9, 1), item("b", 3, 1), item("c", 0, 10, new_block_ids=(4, 5)))
     assert size.passes(step) == (step,)
-    passes = size.smaller(step)
-    assert size.most_tokens == 6
+    passes = size.split(step)
+    assert size.max_tokens == 6
     assert passes == (
         [*step[:2], item("c", 0, 4, new_block_ids=(4, 5), samples=False)],
         [item("c", 4, 6)],
     )
     assert tuple(size.passes(step)) == passes
-    assert size.smaller([item("a", 9, 1)]) == ()
+    assert size.split([item("a", 9, 1)]) == ()
 
 
 def test_passes_grow_again():
     size = PassSize(lambda item: item.num_tokens > 1)
-    size.smaller([item("a", 0, 64)])
+    size.split([item("a", 0, 64)])
     for _ in range(GOOD_PASSES):
         assert len(size.passes([item("a", 0, 64)])) == 2
     assert len(size.passes([item("a", 0, 64)])) == 1

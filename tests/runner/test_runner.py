@@ -132,6 +132,21 @@ def test_everybody_gets_the_next_token(runner):
     assert runner.run(decode).sampled == {"a": 5, "b": 8}
 
 
+def test_run_is_start_and_finish(runner, model):
+    """A sampler on the host has nothing to overlap: `finish` computes, once."""
+    requests = (new("a", [3]), new("poison", [POISON]), new("b", [5, 6], logprobs=1))
+    started = runner.start(plan(*requests))
+    assert not runner.can_overlap
+    assert not started.can_follow
+    assert started.token_ids is None
+    assert model.num_forwards == 0
+    found = started.finish()
+    assert model.num_forwards == 4
+    names = tuple(one.request_id for one in requests)
+    assert runner.run(plan(*requests, drop=names)) == found
+    assert set(found.sampled) == {"a", "b"}
+
+
 def test_a_request_at_which_the_model_raises_fails_alone(runner, model):
     result = runner.run(plan(new("a", [3]), new("poison", [POISON]), new("b", [5, 6])))
     assert result.sampled == {"a": 4, "b": 7}

@@ -1,6 +1,8 @@
 """The random choice: kept tokens against transformers' warpers, draws against the readable
 reference, frequencies against probabilities."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,6 @@ from transformers.generation.logits_process import (
 )
 
 from mmdeploy_llm.sampling.draw import DrawParams, draw
-from mmdeploy_llm.sampling.reference import draw_one, kept_tokens, probabilities
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,6 +54,36 @@ def logits_of(num_rows, vocab_size, seed, spread=3.0):
 
 def small_k(rule, vocab_size):
     return {**rule, "top_k": rule["top_k"] if rule["top_k"] < vocab_size else 0}
+
+
+def kept_tokens(logits, *, temperature, top_k, top_p, min_p):
+    """[V] bool: the tokens that may be drawn from one row of logits [V], found with full sorts."""
+    z = (logits.float() - logits.float().max()) / temperature
+    kept = z > -torch.inf
+    if min_p > 0:
+        kept &= z >= math.log(min_p)
+    if 0 < top_k < len(z):
+        kept &= z >= z.sort(descending=True).values[top_k - 1]
+    if top_p < 1:
+        probs = probabilities(z, kept)
+        order = probs.sort(descending=True).indices
+        before = probs[order].cumsum(0) - probs[order]
+        count = int((before < top_p).sum())
+        kept &= z >= z[order[max(count - 1, 0)]]
+    return kept
+
+
+def probabilities(z, kept):
+    """[V] float64: softmax of z over the kept tokens, zero elsewhere."""
+    return z.double().masked_fill(~kept, -torch.inf).softmax(0)
+
+
+def draw_one(logits, *, temperature, top_k, top_p, min_p, uniform):
+    """The first token at which the running sum of probabilities, in vocabulary order, passes
+    `uniform`."""
+    kept = kept_tokens(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    probs = probabilities((logits.float() - logits.float().max()) / temperature, kept)
+    return int((probs.cumsum(0) <= uniform).sum().clamp(max=len(logits) - 1))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

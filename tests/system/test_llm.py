@@ -374,7 +374,7 @@ class TestFastDeployBugs:
     def test_a_refused_request_leaves_no_orphans(self, text_llm):
         with pytest.raises(PromptTooLongError):
             text_llm.generate(["a", "b", "fox " * 5000], GREEDY, on_error="raise", use_tqdm=False)
-        assert text_llm._engine.num_unfinished == 0
+        assert not text_llm._engine._requests
 
     def test_empty_text_is_a_result(self, vl_llm, tiny_folder):
         from transformers import AutoTokenizer

@@ -11,11 +11,11 @@ from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens
 from mmdeploy_llm.sampling import prompt_logprobs
 
-MAX_ROWS = 256  # of logits at a time: those of a whole step would take gigabytes
+MAX_ROWS = 256  # of logits at once: those of a whole step would take gigabytes
 
 
-def asks_for_prompt(request: NewRequest, item: ScheduledTokens) -> bool:
-    """Whether prompt tokens of the item are to be told of."""
+def wants_prompt_logprobs(request: NewRequest, item: ScheduledTokens) -> bool:
+    """Whether the item holds prompt tokens whose log-probabilities were requested."""
     return request.params.prompt_logprobs is not None and item.start < request.prompt_len
 
 
@@ -25,14 +25,15 @@ def prompt_entries(
     hidden: Tensor,
     logits_of: Callable[[Tensor], Tensor],
 ) -> tuple[TokenLogprobs | None, ...]:
-    """One for each of the item's tokens that the model can tell of: the logits at token i speak of
-    token i + 1, and the prompt's first token has none. hidden: [num_tokens, hidden] of the item."""
+    """Returns an entry for each prompt token that follows one of the item's tokens: the logits at
+    token i score token i + 1. The first item's entries begin with None, for the prompt's first
+    token. hidden: [num_tokens, hidden] of the item."""
     count = request.params.prompt_logprobs
-    assert count is not None, "asks_for_prompt says so"
+    assert count is not None, "checked by wants_prompt_logprobs"
     num_next = min(item.num_tokens, request.prompt_len - 1 - item.start)
     following = torch.tensor(request.token_ids[item.start + 1 : item.start + 1 + num_next])
     entries: list[TokenLogprobs | None] = [None] if item.start == 0 else []
     for first in range(0, num_next, MAX_ROWS):
-        part = slice(first, min(first + MAX_ROWS, num_next))
-        entries += prompt_logprobs(logits_of(hidden[part]), following[part], count)
+        chunk = slice(first, min(first + MAX_ROWS, num_next))
+        entries += prompt_logprobs(logits_of(hidden[chunk]), following[chunk], count)
     return tuple(entries)

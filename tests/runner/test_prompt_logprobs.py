@@ -5,7 +5,7 @@ import torch
 
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens
-from mmdeploy_llm.runner import prompt as module
+from mmdeploy_llm.runner import prompt_logprobs as module
 
 VOCAB_SIZE, LENGTH = 11, 9
 
@@ -55,4 +55,4 @@ def test_chunks_of_a_prompt(request_):
 
 def test_who_asks(request_):
     item = ScheduledTokens(request_id="r", start=LENGTH, num_tokens=1, samples=True)
-    assert not module.asks_for_prompt(request_, item)
+    assert not module.wants_prompt_logprobs(request_, item)

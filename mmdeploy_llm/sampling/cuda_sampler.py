@@ -1,10 +1,10 @@
-"""DeviceSampler: the Sampler whose rules and draws are kernels, and whose tokens the next step can
-start from before the host has them.
+"""CudaSampler: a Sampler whose rules and draws are kernels, so that the next step can start from
+its tokens before the host has them.
 
-logits [N, V] --> needing the host (grammar, n-grams, longer bad words): adjust.py, as in Sampler
-              --> all others, the draw, and the state of each slot: cuda/choose.py
-              --> token ids and log-probabilities on the device, and on their way to the host
-    finish    --> the host has them: errors, entries, trackers
+logits [N, V] --> rules that need the host (grammar, n-grams, longer bad words): adjust.py
+              --> all other rules, the draw, the state of each slot: cuda/choose.py
+              --> token ids and log-probabilities on the device, their copies to the host launched
+    finish    --> waits for the copies: errors, entries, trackers
 """
 
 from __future__ import annotations
@@ -20,46 +20,41 @@ from torch import Tensor
 
 from mmdeploy_llm.cuda import choose as kernels
 from mmdeploy_llm.outputs import TokenLogprobs
+from mmdeploy_llm.transfer import to_device
 
 from .adjust import adjust
 from .grammar import GrammarBackend
 from .logprobs import Measured, measure
-from .sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler, SampleResult
+from .sampler import NOT_FINITE, NOTHING_ALLOWED, PendingSample, Sampler, SampleResult
 from .state import NO_LOGPROBS, SlotRequest, SlotState
 from .tables import SlotTables
-from .upload import upload
 
-CHUNK = 32  # rows whose log-probabilities are measured at once: temporaries stay small
+CHUNK = 32  # rows whose log-probabilities are computed at once, to bound temporaries
 MESSAGES = {kernels.NOT_FINITE: NOT_FINITE, kernels.NOTHING_ALLOWED: NOTHING_ALLOWED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PendingSample:
-    """What a launch will have come to.
+class _Launch:
+    """A launch whose results are on the host once `wait` has returned.
 
-    token_ids: [N] int64 on the device, 0 where the row failed. finish: waits for it; called once,
-    in the order of the launches.
+    index: [N] slots.
+    token_ids: [2, N] token ids and their outcomes, see cuda/choose.py.
+    tracked: see SamplingState.
+    logprobs: rows and their log-probabilities.
     """
 
-    token_ids: Tensor
-    finish: Callable[[], SampleResult]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Launched:
-    """index: [N] slots. arrived: [2, N] token ids and what became of them, on the host once `wait`
-    has returned. tracked: see SamplingState. measured: log-probabilities of some rows, on the host
-    then too."""
-
     index: NDArray[np.int64]
-    arrived: Tensor
+    token_ids: Tensor
     wait: Callable[[], None]
     tracked: Mapping[int, SlotState]
-    measured: Sequence[tuple[NDArray[np.int64], Measured]]
+    logprobs: Sequence[tuple[NDArray[np.int64], Measured]]
 
 
-class DeviceSampler(Sampler):
-    """Gives the tokens of a Sampler, but for roundings of the device's arithmetic."""
+class CudaSampler(Sampler):
+    """Samples on the device: the tokens of Sampler, apart from the rounding of the device's
+    arithmetic. See Sampler."""
+
+    can_overlap = True
 
     def __init__(
         self,
@@ -84,21 +79,11 @@ class DeviceSampler(Sampler):
         is_random = bool(self._state.is_random[slot])
         self._tables.add(slot, self._state.numbers(slot), state, is_random=is_random)
         if not state.needs_host:
-            self._state.hand_over(slot)
+            self._state.move_to_device(slot)
 
     def needs_host(self, slots: Sequence[int] | NDArray[np.int64]) -> bool:
-        """Whether a request in `slots` is launched only after the last one was finished."""
-        return bool(self._state.tracked(np.asarray(slots, dtype=np.int64)))
-
-    def sample(
-        self,
-        logits: Tensor,
-        slots: Sequence[int] | NDArray[np.int64] | Tensor,
-        *,
-        largest: tuple[Tensor, Tensor] | None = None,
-    ) -> SampleResult:
         """See Sampler."""
-        return self.launch(logits, slots, largest=largest).finish()
+        return bool(self._state.tracked(np.asarray(slots, dtype=np.int64)))
 
     @torch.inference_mode()
     def launch(
@@ -108,21 +93,21 @@ class DeviceSampler(Sampler):
         *,
         largest: tuple[Tensor, Tensor] | None = None,
     ) -> PendingSample:
-        """As `sample`, without waiting for the device. The logits may be overwritten by later work
-        of the device."""
+        """See Sampler. Does not wait for the device; later work of the device may overwrite the
+        logits."""
         index = np.asarray(slots, dtype=np.int64)
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
         out = self._choose_on_device(logits, index, largest)
         self._tables.advance(index)
-        measured = [*self._measured(logits, index, out[0])]
-        launched = _Launched(
+        logprobs = [*self._logprobs_on_device(logits, index, out[0])]
+        launch = _Launch(
             index=index,
-            arrived=_to_host(out),
+            token_ids=_to_host(out),
             tracked=self._state.tracked(index),
-            measured=[(rows, one.each(_to_host)) for rows, one in measured],
-            wait=_arrival(self._device),
+            logprobs=[(rows, one.each(_to_host)) for rows, one in logprobs],
+            wait=_copies_done(self._device),
         )
-        return PendingSample(token_ids=out[0], finish=lambda: self._finish(launched))
+        return PendingSample(token_ids=out[0], finish=lambda: self._finish(launch))
 
     def _choose_on_device(
         self,
@@ -130,7 +115,7 @@ class DeviceSampler(Sampler):
         index: NDArray[np.int64],
         largest: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        """Token ids and what became of them, [2, N] int64."""
+        """Returns token ids and their outcomes, [2, N] int64."""
         forced = self._state.forced(index)
         is_random = self._state.is_random[index]
         is_plain = not (is_random.any() or forced or self._tables.has_rules(index).any())
@@ -143,54 +128,55 @@ class DeviceSampler(Sampler):
         if forced:
             ids = np.full(len(index), -1)
             ids[list(forced)] = list(forced.values())
-            forced_ids = upload(ids, self._device)
+            forced_ids = to_device(ids, self._device)
         return kernels.choose(
             adjusted,
-            upload(index, self._device),
+            to_device(index, self._device),
             self._tables.rules(),
             weighs=self._state.is_mixed(index[is_random]),
             forced=forced_ids,
             tiling=self._tiling,
         )
 
-    def _measured(
+    def _logprobs_on_device(
         self, logits: Tensor, index: NDArray[np.int64], token_ids: Tensor
     ) -> Iterator[tuple[NDArray[np.int64], Measured]]:
-        """The log-probabilities that are asked for, by rows with equally many candidates."""
+        """Yields the requested log-probabilities, by rows with the same number of candidates."""
         wanted = self._state.num_logprobs[index]
         for k in np.unique(wanted[wanted != NO_LOGPROBS]).tolist():
             for rows in _chunks(np.flatnonzero(wanted == k)):
-                places = upload(rows, self._device)
-                part, own = (x.index_select(0, places) for x in (logits, token_ids))
-                yield rows, measure(part, own, k)
+                index_on_device = to_device(rows, self._device)
+                own, ids = (x.index_select(0, index_on_device) for x in (logits, token_ids))
+                yield rows, measure(own, ids, k)
 
     def _adjusted(self, logits: Tensor, index: NDArray[np.int64], forced: Sequence[int]) -> Tensor:
-        """The logits, changed where the host has rules."""
+        """Returns the logits with the rules applied that need the host."""
         is_adjusted = self._state.needs_transforms(index)
         is_adjusted[forced] = False
         rows = np.flatnonzero(is_adjusted)
         if not len(rows):
             return logits
-        places, slots = upload(rows, self._device), index[rows]
-        part = logits.index_select(0, places).float()
+        rows_on_device, slots = to_device(rows, self._device), index[rows]
+        own = logits.index_select(0, rows_on_device).float()
         states = [self._state[slot] for slot in slots.tolist()]
-        adjust(part, states, self._state.holds_stops(slots))
-        return logits.float().index_copy(0, places, part)
+        adjust(own, states, self._state.bans_stops(slots))
+        return logits.float().index_copy(0, rows_on_device, own)
 
-    def _finish(self, launched: _Launched) -> SampleResult:
-        launched.wait()
-        chosen, outcomes = launched.arrived.tolist()
-        errors = {row: MESSAGES[what] for row, what in enumerate(outcomes) if what != kernels.OK}
-        for row, state in launched.tracked.items():
-            slot = launched.index[row]
+    def _finish(self, launch: _Launch) -> SampleResult:
+        launch.wait()
+        chosen, outcomes = launch.token_ids.tolist()
+        errors = {row: MESSAGES[code] for row, code in enumerate(outcomes) if code != kernels.OK}
+        for row, state in launch.tracked.items():
+            slot = launch.index[row]
             if row not in errors and self._state.holds(slot, state):
-                self._state.append(launched.index[[row]], [chosen[row]])
-        return SampleResult(token_ids=chosen, logprobs=_logprobs(launched, errors), errors=errors)
+                self._state.append(launch.index[[row]], [chosen[row]])
+        return SampleResult(token_ids=chosen, logprobs=_entries(launch, errors), errors=errors)
 
 
-def _logprobs(launched: _Launched, errors: Mapping[int, str]) -> tuple[TokenLogprobs | None, ...]:
-    entries: list[TokenLogprobs | None] = [None] * len(launched.index)
-    for rows, measured in launched.measured:
+def _entries(launch: _Launch, errors: Mapping[int, str]) -> tuple[TokenLogprobs | None, ...]:
+    """Returns [N] log-probabilities, None for rows that failed or requested none."""
+    entries: list[TokenLogprobs | None] = [None] * len(launch.index)
+    for rows, measured in launch.logprobs:
         for row, entry in zip(rows.tolist(), measured.entries(), strict=True):
             entries[row] = None if row in errors else entry
     return tuple(entries)
@@ -201,15 +187,16 @@ def _chunks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 def _to_host(values: Tensor) -> Tensor:
-    """The tensor on the host, whose values arrive behind the work that the device has now."""
+    """Returns a host tensor into which the values are copied after the device's work so far; valid
+    once `_copies_done` has been waited for."""
     if values.device.type != "cuda":
         return values
-    arrived = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return arrived.copy_(values, non_blocking=True)
+    copied = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return copied.copy_(values, non_blocking=True)
 
 
-def _arrival(device: torch.device) -> Callable[[], None]:
-    """What waits until all that was sent to the host has arrived there."""
+def _copies_done(device: torch.device) -> Callable[[], None]:
+    """Returns a function that waits for all copies to the host that were launched before."""
     if device.type != "cuda":
         return lambda: None
     new_event: Any = torch.cuda.Event

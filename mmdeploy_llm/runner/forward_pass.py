@@ -1,0 +1,203 @@
+"""ForwardPass: from scheduled tokens to the logits that the step samples from.
+
+scheduled --prepare--> tensors --model.forward--> hidden [T, hidden] --> last token of each item
+                          |                                                  | model.logits
+                          +-- recorded decode step (graphs.py) --------------+--> logits [N, V]
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.attention.base import AttentionBackend, KVCache
+from mmdeploy_llm.forward import ForwardInputs
+from mmdeploy_llm.plan import ScheduledTokens
+from mmdeploy_llm.sampling.largest import first_argmax
+from mmdeploy_llm.transfer import to_device
+
+from .batch import Ints, StepBatch, prepare
+from .checked import CheckedModel
+from .encoder_cache import EncoderCache
+from .graphs import DecodeGraphs, DecodeOutputs, Recorder
+from .outcome import StepOutcome
+from .peers import Peers
+from .prompt_logprobs import prompt_entries, wants_prompt_logprobs
+from .slots import Slots
+from .step_inputs import DecodeFrame, StepTensors
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRows:
+    """What a pass leaves to sample from: N items that sample a token.
+
+    slots: [N] of the items. ends: [N] tokens of their sequences after the step. logits: [N, V].
+    largest: first_argmax of the logits, where a recorded step has computed it already.
+    """
+
+    items: Sequence[ScheduledTokens]
+    slots: Ints
+    ends: Ints
+    logits: Tensor
+    largest: tuple[Tensor, Tensor] | None = None
+
+
+class ForwardPass:
+    """Runs the model for one runner, which is its only user: with new kernel launches, or by
+    replaying a recorded decode step that fits."""
+
+    def __init__(
+        self,
+        *,
+        model: CheckedModel,
+        backend: AttentionBackend,
+        cache: KVCache,
+        slots: Slots,
+        encoder: EncoderCache,
+        device: torch.device,
+        has_mrope: bool,
+        has_atomic_media: bool,
+        peers: Peers,
+    ) -> None:
+        self._model = model
+        self._backend = backend
+        self._cache = cache
+        self._slots = slots
+        self._encoder = encoder
+        self._device = device
+        self._has_mrope = has_mrope
+        self._has_atomic_media = has_atomic_media
+        self._peers = peers
+        self._graphs: DecodeGraphs | None = None
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Rows of each recorded decode step, ascending."""
+        return self._graphs.sizes if self._graphs else ()
+
+    def compute(
+        self,
+        scheduled: Sequence[ScheduledTokens],
+        outcome: StepOutcome,
+        token_ids: Tensor | None = None,
+    ) -> SampleRows | None:
+        """Computes the items and returns the rows to sample from; None when no item samples. Writes
+        prompt log-probabilities into `outcome`.
+
+        token_ids: the input token of each item, on the device, where the host does not know it yet.
+        """
+        batch = prepare(
+            scheduled,
+            self._slots,
+            self._cache.block_size,
+            self._has_mrope,
+            self._device,
+            has_atomic_media=self._has_atomic_media,
+            frame_for=self._graphs.frame_for if self._graphs else None,
+        )
+        if token_ids is not None:
+            batch.token_ids[: len(token_ids)].copy_(token_ids)
+        replayed = None
+        if self._graphs is not None and batch.frame is not None:
+            replayed = self._graphs.replay(batch.frame, len(scheduled))
+        hidden = self._model.forward(self._inputs(batch)) if replayed is None else replayed.hidden
+        self._add_prompt_logprobs(batch, hidden, outcome)
+        return self._sample_rows(batch, hidden, replayed)
+
+    @torch.inference_mode()
+    def record_graphs(self, sizes: Sequence[int], recorder: Recorder) -> None:
+        """Records decode steps of these sizes. Where that is impossible, logs why, and all steps
+        run without recordings."""
+        if not self._backend.can_capture:
+            logger.warning(
+                "no CUDA graphs, decoding is slower without: the attention backend %r cannot be "
+                "recorded",
+                self._backend.name,
+            )
+            return
+        graphs = DecodeGraphs(recorder, self._peers)
+        graphs.record(sizes, self._new_frame, self._decode)
+        self._graphs = graphs if graphs.sizes else None
+
+    def _new_frame(self, num_seqs: int) -> DecodeFrame:
+        return DecodeFrame(
+            num_seqs=num_seqs,
+            num_blocks=self._slots.tables.shape[1],
+            max_context=self._slots.token_ids.shape[1] - 1,
+            has_mrope=self._has_mrope,
+            device=self._device,
+        )
+
+    def _decode(self, tensors: StepTensors) -> DecodeOutputs:
+        """Computes a decode step as it is recorded: from its inputs to the largest logits."""
+        hidden = self._model.forward(
+            ForwardInputs(
+                token_ids=tensors.token_ids,
+                positions=tensors.positions,
+                in_prompt=tensors.in_prompt,
+                has_prompt=False,  # DecodeGraphs.frame_for accepts no others
+                attn=self._backend.begin(tensors.layout, self._cache),
+            )
+        )
+        logits = self._model.logits(hidden)
+        token_ids, peaks = first_argmax(logits)
+        return DecodeOutputs(hidden=hidden, logits=logits, token_ids=token_ids, peaks=peaks)
+
+    def _inputs(self, batch: StepBatch) -> ForwardInputs:
+        rows, embeds = None, None
+        if batch.media:
+            pieces = batch.media
+            rows = to_device(np.concatenate([piece.rows for piece in pieces]), self._device)
+            embeds = torch.cat([self._embeds(p.item.key)[p.begin : p.end] for p in pieces])
+        return ForwardInputs(
+            token_ids=batch.token_ids,
+            positions=batch.positions,
+            in_prompt=batch.in_prompt,
+            has_prompt=batch.has_prompt,
+            attn=self._backend.begin(batch.layout, self._cache),
+            media_rows=rows,
+            media_embeds=embeds,
+        )
+
+    def _embeds(self, key: str) -> Tensor:
+        embeds = self._encoder.get(key)
+        assert embeds is not None, "the runner schedules no item without its media"
+        return embeds
+
+    def _sample_rows(
+        self, batch: StepBatch, hidden: Tensor, replayed: DecodeOutputs | None
+    ) -> SampleRows | None:
+        """replayed: outputs of a recorded step, with logits for each item already."""
+        chosen = [row for row, item in enumerate(batch.scheduled) if item.samples]
+        if not chosen:
+            return None
+        items, ends = batch.scheduled, batch.ends
+        last_rows, slots = batch.last_rows, batch.slots
+        if len(chosen) < len(batch.scheduled):
+            items = tuple(items[row] for row in chosen)
+            last_rows, slots, ends = last_rows[chosen], slots[chosen], ends[chosen]
+            replayed = None
+        if replayed is not None:
+            largest = replayed.token_ids, replayed.peaks
+            return SampleRows(
+                items=items, slots=slots, ends=ends, logits=replayed.logits, largest=largest
+            )
+        if len(last_rows) < hidden.shape[0]:
+            hidden = hidden[to_device(last_rows, self._device)]
+        return SampleRows(items=items, slots=slots, ends=ends, logits=self._model.logits(hidden))
+
+    def _add_prompt_logprobs(self, batch: StepBatch, hidden: Tensor, outcome: StepOutcome) -> None:
+        """Adds entries for the prompt tokens of this pass, for requests that want them."""
+        for item, last_row in zip(batch.scheduled, batch.last_rows.tolist(), strict=True):
+            request = self._slots[item.request_id].request
+            if wants_prompt_logprobs(request, item):
+                own = hidden[last_row + 1 - item.num_tokens : last_row + 1]
+                entries = prompt_entries(request, item, own, self._model.logits)
+                outcome.prompt_logprobs[item.request_id] = entries

@@ -1,0 +1,46 @@
+"""StepOutcome: the results of a step while its passes are computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mmdeploy_llm.errors import MMDeployLLMError
+from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.outputs import TokenLogprobs
+from mmdeploy_llm.plan import RequestFailure, StepPlan, StepResult
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What StepResult will hold, by request id. The runner and its Retry are the only writers."""
+
+    sampled: dict[str, int] = field(default_factory=dict)
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
+    errors: dict[str, RequestFailure] = field(default_factory=dict)
+
+    def merge(self, later: StepOutcome) -> None:
+        """Adds the results of a later pass; its prompt log-probabilities follow the earlier
+        ones."""
+        self.sampled.update(later.sampled)
+        self.logprobs.update(later.logprobs)
+        self.errors.update(later.errors)
+        for request_id, entries in later.prompt_logprobs.items():
+            earlier = self.prompt_logprobs.get(request_id, ())
+            self.prompt_logprobs[request_id] = earlier + entries
+
+    def result(self, plan: StepPlan) -> StepResult:
+        """Returns the result of the whole step."""
+        return StepResult(
+            step_id=plan.step_id,
+            sampled=self.sampled,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            errors=self.errors,
+        )
+
+
+def failure_of(event: str, error: BaseException) -> RequestFailure:
+    """Returns why a request failed. event: what happened, with which the message begins."""
+    code = error.code if isinstance(error, MMDeployLLMError) else 500
+    return RequestFailure(code=code, message=f"{event}: {error_text(error)}")
