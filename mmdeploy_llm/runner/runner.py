@@ -125,10 +125,6 @@ class Runner:
     def close(self) -> None:
         """See Executor. Memory is freed with the object."""
 
-    def warm_up(self, num_tokens: int) -> None:
-        """See trial.warm_up."""
-        warm_up(self.run, num_tokens, self._cache.block_size)
-
     def record_graphs(self, sizes: Sequence[int], recorder: Recorder) -> None:
         """See ForwardPass."""
         self._forward.record_graphs(sizes, recorder)
