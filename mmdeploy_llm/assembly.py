@@ -46,10 +46,11 @@ from .intake.intake import Intake
 from .intake.media import MediaLoader, media_limits
 from .intake.template import checkpoint_template, load_template
 from .intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
-from .layers.kernels import AnyKernels, use_kernels
+from .kernels import Kernels
+from .layers.install import install_kernels
 from .layers.tp_plan import tp_plan
 from .messages import MEDIA_KINDS
-from .native import ComputeThreads, Kernels, Placement
+from .native import ComputeThreads, Placement
 from .parallel import FirstRank, Ranks, shares_of
 from .runner import devices, sizing
 from .runner.distributed import DistributedRunner
@@ -159,8 +160,8 @@ def _computer(parts: _Parts, ranks: Ranks | None = None, peers: Peers | None = N
     if runtime.num_threads != torch.get_num_threads():
         torch.set_num_threads(runtime.num_threads)
     threads = None
-    if placement is not None and kernels is not None:
-        threads = native.ComputeThreads(kernels, placement, runtime.num_threads)
+    if placement is not None and kernels is not None and kernels.threads is not None:
+        threads = native.ComputeThreads(kernels.threads, placement, runtime.num_threads)
         threads.place()  # before the weights take memory
     used = kernels or load_device_kernels(config, torch.device(runtime.device))
     model = _model(parts, runtime, used, ranks)
@@ -169,14 +170,14 @@ def _computer(parts: _Parts, ranks: Ranks | None = None, peers: Peers | None = N
     num_blocks = _num_blocks(parts, runtime, model, shape, used, ranks, peers)
     runtime = sizing.fitted(config, runtime, num_blocks)
     runner = _runner(parts, runtime, model, shape, num_blocks, used, threads, peers)
-    if kernels is not None:
-        kernels.memory.settle()
+    if used is not None and used.memory is not None:
+        used.memory.settle()
     facts = Facts(runtime=runtime, shape=shape, num_blocks=num_blocks)
     return Computer(runner=runner, model=model, facts=facts, kernels=kernels)
 
 
 def _model(
-    parts: _Parts, runtime: RuntimeConfig, kernels: AnyKernels | None, ranks: Ranks | None
+    parts: _Parts, runtime: RuntimeConfig, kernels: Kernels | None, ranks: Ranks | None
 ) -> Model:
     """With its weights; of ranks, the part of one."""
     build, num_ranks = parts.plugins.build, 1 if ranks is None else ranks.size
@@ -187,10 +188,10 @@ def _model(
         device=torch.device(runtime.device),
         load_format=parts.config.load_format,
         split=None if ranks is None else _split(parts, ranks),
-        memory=kernels.memory if isinstance(kernels, Kernels) else None,
+        memory=None if kernels is None else kernels.memory,
     )
     if kernels is not None and isinstance(model, nn.Module):
-        use_kernels(model, kernels, parts.config.quantization)
+        install_kernels(model, kernels, parts.config.quantization)
     return model
 
 
@@ -272,7 +273,7 @@ def _runtime(
     heads = getattr(text, "num_attention_heads", None)
     choose = partial(
         attention.select,
-        has_kernels=kernels is not None,
+        has_kernels=kernels is not None and kernels.attention is not None,
         capabilities=[card.capability for card in cuda.cards],
         head_dim=getattr(text, "head_dim", None) or (heads and text.hidden_size // heads),
     )
@@ -287,7 +288,7 @@ def _num_blocks(
     runtime: RuntimeConfig,
     model: Model,
     shape: KVCacheShape,
-    kernels: AnyKernels | None,
+    kernels: Kernels | None,
     ranks: Ranks | None,
     peers: Peers | None,
 ) -> int:
@@ -354,24 +355,22 @@ def _runner(
     model: Model,
     shape: KVCacheShape,
     num_blocks: int,
-    kernels: AnyKernels | None,
+    kernels: Kernels | None,
     threads: ComputeThreads | None,
     peers: Peers | None,
 ) -> Runner:
     device = torch.device(runtime.device)
     chosen = AttentionChoice(name=runtime.attention_backend, block_size=runtime.block_size)
-    for_cpu = kernels if isinstance(kernels, Kernels) else None
     runner = Runner(
         model=model,
-        backend=attention.create(chosen, for_cpu, model.head_dim, device),
+        backend=attention.create(chosen, kernels, model.head_dim, device),
         cache=allocate(shape, num_blocks, device),
         sampler=make_sampler(
             max_num_slots=runtime.max_num_seqs,
             vocab_size=parts.vocab_size,
             device=device,
             grammars=parts.grammars,
-            kernels=for_cpu,
-            has_triton=kernels is not None and for_cpu is None,
+            kernels=kernels,
         ),
         slots=Slots(runtime.max_num_seqs, runtime.max_model_len, runtime.block_size),
         device=device,
@@ -410,9 +409,9 @@ def _full_name(plugins: PluginManager, spec: ReasoningParserSpec | ToolParserSpe
 
 def _intake(parts: _Parts, runtime: RuntimeConfig, kernels: Kernels | None) -> Intake:
     config, processors = parts.config, _processors(parts)
-    if kernels is not None:
+    if kernels is not None and kernels.pixels is not None:
         for processor in processors.values():
-            processor.use_kernels(kernels)
+            processor.use_kernels(kernels.pixels)
     return Intake(
         tokenizer=parts.tokenizer,
         processors=processors,

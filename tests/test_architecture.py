@@ -29,6 +29,7 @@ LAYERS = (
     ("request",),
     ("plan", "forward"),
     ("hooks",),
+    ("kernels",),
     ("native", "cuda", "parallel"),
     ("attention", "layers", "sampling", "weights"),
     ("intake", "schedule", "runner", "delivery"),

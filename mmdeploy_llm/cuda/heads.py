@@ -1,13 +1,12 @@
-"""What happens to the heads of q, k and v between their product and attention, in one launch: norms
-of the heads, rotary turns, and the way of k and v into the paged KV cache.
+"""Norms and rotates the heads of q and k, and writes k and v to the paged KV cache, in one launch.
 
-    q   norm, turn    in place
-    k   norm, turn    into the cache; in place without one
-    v                 into the cache
+    q   norm, rotate    in place
+    k   norm, rotate    into the cache; in place without a cache
+    v                   into the cache
 
-A head is read as the two channels of its R pairs, and the channels behind those. The caches may
-have 8 bits, with a scale for each token and head. Shapes: T tokens, N heads, H of q, K of k and v,
-D head size.
+A head is read as the first and second channels of its R rotary pairs, and the channels after them.
+The caches may have 8 bits, with a scale for each token and head. The kernels say "turn" for rotate.
+Shapes: T tokens, N heads, H of q, K of k and v, D head size.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.forward import HeadTurn
+    from mmdeploy_llm.forward import QKRotary
 
-TILE = 512  # channel pairs that a program has in hand
-PROGRAMS = 8192  # that fill a GPU: of more tokens, each takes more of its token's heads
-LARGEST = {2: 127.0, 3: 448.0}  # of the kernel's kinds int8 and float8 e4m3
+TILE = 512  # channel pairs that a program holds at once
+PROGRAMS = 8192  # enough to fill a GPU; with more tokens a program takes more heads of its token
+LARGEST = {2: 127.0, 3: 448.0}  # largest value of the kernel's kinds int8 and float8 e4m3
 
 
 @triton.jit
@@ -192,10 +191,10 @@ def _heads(
             )  # fmt: skip
 
 
-def rotate(x: Tensor, turn: HeadTurn, num_q_heads: int) -> None:
-    """Turns the heads of `x` [T, N, D] in place, behind their norms; the first num_q_heads are
-    those of q."""
-    _launch(x[:, :num_q_heads], x[:, num_q_heads:], None, turn)
+def rotate(x: Tensor, rotary: QKRotary, num_q_heads: int) -> None:
+    """Norms and rotates the heads of `x` [T, N, D] in place; the first num_q_heads are those of
+    q."""
+    _launch(x[:, :num_q_heads], x[:, num_q_heads:], None, rotary)
 
 
 def write_cache(
@@ -208,22 +207,22 @@ def write_cache(
     value_scales: Tensor | None = None,
     *,
     q: Tensor | None = None,
-    turn: HeadTurn | None = None,
+    rotary: QKRotary | None = None,
 ) -> None:
-    """`k`, `v` [T, K, D] into the rows `slots` [T] of `keys`, `values` [N, P, K, D], in the cache's
-    dtype; scales: [N, P, K] float32, of 8-bit caches. Negative slots are skipped.
+    """Writes `k`, `v` [T, K, D] to the rows `slots` [T] of `keys`, `values` [N, P, K, D], in the
+    cache's dtype; scales: [N, P, K] float32, of 8-bit caches. Skips negative slots.
 
-    With `q` [T, H, D] and `turn` as `rotate` of q and k before that, bit for bit, but that only `q`
-    is turned in place; channels lie side by side.
+    With `q` [T, H, D] and `rotary` it first does as `rotate` on q and k, bit for bit, but writes
+    only `q` in place; the channels of all three are contiguous.
     """
     k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
-    if q is None or turn is None:
-        q, turn = k[:, :0], None
-    _launch(q, k, v, turn, keys, values, key_scales, value_scales, slots)
+    if q is None or rotary is None:
+        q, rotary = k[:, :0], None
+    _launch(q, k, v, rotary, keys, values, key_scales, value_scales, slots)
 
 
 def _launch(
-    q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None, *cache: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor | None, rotary: QKRotary | None, *cache: Tensor | None
 ) -> None:
     (num_tokens, num_q, head_dim), num_kv = q.shape, k.shape[1]
     keys, values, key_scales, value_scales, slots = cache or (None,) * 5
@@ -236,17 +235,17 @@ def _launch(
     groups = triton.cdiv(num_q, heads) + (2 if kind else 1) * triton.cdiv(num_kv, heads)
     programs = max(1, min(groups, PROGRAMS // max(1, num_tokens)))
     _heads[(num_tokens, programs)](
-        q, k, v, keys, values, key_scales, value_scales, slots, *_operands(turn),
+        q, k, v, keys, values, key_scales, value_scales, slots, *_operands(rotary),
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         NUM_Q=num_q, NUM_KV=num_kv, D=head_dim,
-        PAIRS=head_dim // 2 if turn is None else turn.cosines.shape[1],
-        IS_INTERLEAVED=turn is not None and turn.is_interleaved, TURNS=turn is not None,
-        HAS_NORM=turn is not None and turn.q_weight is not None, KIND=kind,
+        PAIRS=head_dim // 2 if rotary is None else rotary.cosines.shape[1],
+        IS_INTERLEAVED=rotary is not None and rotary.is_interleaved, TURNS=rotary is not None,
+        HAS_NORM=rotary is not None and rotary.q_weight is not None, KIND=kind,
         LARGEST_VALUE=LARGEST.get(kind, 0.0), HEADS=heads, num_warps=2,
     )  # fmt: skip
 
 
-def _operands(turn: HeadTurn | None) -> tuple[Tensor | float | None, ...]:
-    if turn is None:
+def _operands(rotary: QKRotary | None) -> tuple[Tensor | float | None, ...]:
+    if rotary is None:
         return None, None, None, None, 0.0
-    return turn.cosines, turn.sines, turn.q_weight, turn.k_weight, turn.eps
+    return rotary.cosines, rotary.sines, rotary.q_weight, rotary.k_weight, rotary.eps

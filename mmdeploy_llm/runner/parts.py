@@ -13,8 +13,7 @@ import torch
 from mmdeploy_llm import cuda, native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.layers.with_kernels import DeviceKernels
-from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.kernels import Kernels
 
 from .devices import check_device, read_cuda
 from .kv_cache import available_memory
@@ -106,7 +105,7 @@ def load_kernels(config: EngineConfig) -> Kernels | None:
     return None
 
 
-def load_device_kernels(config: EngineConfig, device: torch.device) -> DeviceKernels | None:
+def load_device_kernels(config: EngineConfig, device: torch.device) -> Kernels | None:
     """The Triton kernels on CUDA, unless plain torch is asked for."""
     if device.type != "cuda" or config.native_kernels is False:
         return None

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.kernels import DrawKernels
 
 from .largest import largest
 
@@ -62,7 +62,7 @@ class DrawParams:
         )
 
 
-def draw(logits: Tensor, params: DrawParams, kernels: Kernels | None = None) -> Tensor:
+def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None) -> Tensor:
     """A token id for each row of [R, V] floats; [R] int64. Rows that hold NaN give any id.
 
     kernels: for the work over the whole vocabulary, where they take the logits.
@@ -104,7 +104,7 @@ def _parts(num_rows: int, vocab_size: int) -> Iterator[slice]:
 
 
 def _draw_from_prefix(
-    logits: Tensor, params: DrawParams, is_top_p_alone: bool, kernels: Kernels | None
+    logits: Tensor, params: DrawParams, is_top_p_alone: bool, kernels: DrawKernels | None
 ) -> tuple[Tensor, Tensor]:
     """Token ids [R], and whether the prefix held all that the rules keep [R] bool.
 
@@ -133,7 +133,7 @@ def _draw_from_prefix(
 
 
 def _prefix_probs(
-    logits: Tensor, ids: Tensor, params: DrawParams, kernels: Kernels | None
+    logits: Tensor, ids: Tensor, params: DrawParams, kernels: DrawKernels | None
 ) -> Tensor:
     """Probabilities within the whole vocabulary of the tokens `ids` [R, K], as float32."""
     probs = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
@@ -143,7 +143,9 @@ def _prefix_probs(
     return probs
 
 
-def _tempered(logits: Tensor, temperature: NDArray[np.float32], kernels: Kernels | None) -> Tensor:
+def _tempered(
+    logits: Tensor, temperature: NDArray[np.float32], kernels: DrawKernels | None
+) -> Tensor:
     """z of the whole vocabulary, [R, V] float32."""
     if kernels is not None:
         return kernels.temper(logits, torch.from_numpy(temperature))
@@ -151,7 +153,7 @@ def _tempered(logits: Tensor, temperature: NDArray[np.float32], kernels: Kernels
     return (logits.float() - peaks).div_(_column(temperature, logits))
 
 
-def _draw_from_all(logits: Tensor, params: DrawParams, kernels: Kernels | None) -> Tensor:
+def _draw_from_all(logits: Tensor, params: DrawParams, kernels: DrawKernels | None) -> Tensor:
     """Token ids [R], by any rules, with the sorted values of the whole vocabulary if need be."""
     z = _tempered(logits, params.temperature, kernels)
     probs = z.softmax(dim=1)

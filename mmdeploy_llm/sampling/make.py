@@ -1,10 +1,10 @@
-"""Which sampler an engine has."""
+"""Builds the sampler of an engine."""
 
 from __future__ import annotations
 
 import torch
 
-from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.kernels import Kernels
 
 from .grammar import GrammarBackend
 from .sampler import Sampler
@@ -17,10 +17,9 @@ def make_sampler(
     device: torch.device,
     grammars: GrammarBackend | None,
     kernels: Kernels | None,
-    has_triton: bool,
 ) -> Sampler:
-    """has_triton: whether the device's kernels are in use; the sampler is a DeviceSampler then."""
-    if has_triton:
+    """Builds a DeviceSampler for kernels that sample on the device, else a Sampler."""
+    if kernels is not None and kernels.samples_on_device:
         from .device import DeviceSampler
 
         return DeviceSampler(
@@ -31,5 +30,5 @@ def make_sampler(
         vocab_size=vocab_size,
         device=device,
         grammars=grammars,
-        kernels=kernels,
+        kernels=None if kernels is None else kernels.draws,
     )

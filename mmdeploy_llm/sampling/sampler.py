@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.kernels import DrawKernels
 from mmdeploy_llm.outputs import TokenLogprobs
 
 from .adjust import adjust
@@ -67,7 +67,7 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
         grammars: GrammarBackend | None = None,
-        kernels: Kernels | None = None,
+        kernels: DrawKernels | None = None,
     ) -> None:
         """kernels: for random draws; without them the same tokens come later."""
         self._kernels = kernels

@@ -11,7 +11,7 @@ from mmdeploy_llm.runner.parts import load_device_kernels
 
 PROGRAM = """
 import sys
-import mmdeploy_llm.assembly, mmdeploy_llm.cuda, mmdeploy_llm.layers.kernels, mmdeploy_llm.sampling
+import mmdeploy_llm.assembly, mmdeploy_llm.cuda, mmdeploy_llm.layers.install, mmdeploy_llm.sampling
 print([name for name in sys.modules if name.startswith("mmdeploy_llm.cuda.")])
 """
 
