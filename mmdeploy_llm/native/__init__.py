@@ -1,8 +1,8 @@
-"""C++ kernels for the CPU: what torch has no single operation for.
+"""C++ kernels for the CPU: operations that torch would compute in several passes.
 
     kernels.cpp --compiler, once--> a library in the user's cache --ctypes--> CpuKernels
 
-Without a compiler there are no kernels, and the plain torch paths compute the same.
+Without a compiler there are no kernels, and plain torch computes the same.
 """
 
 from .build import BuildError, Level, build, cpu_level
