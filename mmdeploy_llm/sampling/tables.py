@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmdeploy_llm.cuda import choose as columns
+from mmdeploy_llm.cuda import choose_kernels as columns
+from mmdeploy_llm.cuda.choose import Rules
 
 from .draw import least
 from .state import HUGE, TINY, SlotNumbers, SlotState, resolved
@@ -32,7 +33,7 @@ class SlotTables:
         self._edit_ids = np.zeros((max_num_slots, FIRST_EDITS), dtype=np.int32)
         self._edit_values = np.zeros((max_num_slots, FIRST_EDITS), dtype=np.float32)
         self._changed: set[int] = set()
-        self._rules = columns.Rules(
+        self._rules = Rules(
             ints=upload(self._ints.copy(), device),
             reals=upload(self._reals.copy(), device),
             edit_ids=upload(self._edit_ids.copy(), device),
@@ -73,7 +74,7 @@ class SlotTables:
         reals[columns.PRESENCE] = resolved(params.presence_penalty)
         self._changed.add(slot)
 
-    def rules(self) -> columns.Rules:
+    def rules(self) -> Rules:
         """With all changes on the device, in the order of its stream."""
         if self._changed:
             rows, rules = np.array(sorted(self._changed)), self._rules

@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from mmdeploy_llm.cuda import heads, paged
+from mmdeploy_llm.cuda import heads, paged, paged_kernels
 from mmdeploy_llm.forward import QKRotary
 
 # capability -> shared memory that a block of threads may use
@@ -115,7 +115,7 @@ def compile_shape(shape, capability):
 def main(wanted):
     found = []
     for module, names in (
-        (paged, ("_prefill_kernel", "_decode_kernel", "_combine_kernel")),
+        (paged_kernels, ("prefill_kernel", "decode_kernel", "combine_kernel")),
         (heads, ("_heads",)),
     ):
         for name in names:
