@@ -2,8 +2,8 @@
 cuda.CudaKernels (Triton) implement. Where there are no kernels (None), plain torch computes the
 same, more slowly.
 
-What every device has is a method of Kernels. What only some devices have is an attribute, None
-where it is missing:
+Methods of Kernels exist on every device. A capability that only one device has is an attribute,
+None on the other:
 
                   CPU   CUDA
     memory         x           where weights lie
@@ -139,8 +139,8 @@ class ExpertKernels(Protocol):
 
 
 class DrawKernels(Protocol):
-    """Work over the whole vocabulary for random draws on the host; sampling/draw.py says what each
-    is for. R rows, V tokens."""
+    """Steps of random draws on the host that read the whole vocabulary; see sampling/draw.py.
+    R rows, V tokens."""
 
     def takes(self, *tensors: Tensor) -> bool:
         """Whether the kernels compute on tensors like these."""

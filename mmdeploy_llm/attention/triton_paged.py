@@ -125,8 +125,8 @@ class TritonContext:
             tables=self._layout.block_tables[which],
             max_query=lengths.max_query,
             max_context=lengths.max_context,
-            first_seen=first,
-            behind_seen=end,
+            first_visible=first,
+            end_visible=end,
         )
         return sequences
 

@@ -15,12 +15,12 @@ OK, NOT_FINITE, NOTHING_ALLOWED = range(3)  # outcomes of a row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the kernels know of each slot; M slots.
+    """The state of each slot on the device; M slots.
 
-    ints: [M, 8] int64 and reals: [M, 8] float64, see the columns above. edit_ids: [M, E] int32 and
-    edit_values: [M, E] float32, added to the logits of these ids. counts: [M, V] int16, 0 for a
-    token that the request does not hold, else 1 + how often it was generated; [1] while no request
-    has penalties.
+    ints, reals: [M, 8] int64 and [M, 8] float64; choose_kernels.py names the columns.
+    edit_ids, edit_values: [M, E] int32 and float32; the values are added to the logits of the ids.
+    counts: [M, V] int16, 0 for a token that is not in the request, else 1 + how often it was
+        generated; [1] while no request has penalties.
     """
 
     ints: Tensor
@@ -32,8 +32,8 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How rows are cut: tokens of a tile, candidates of a tile, tokens that a row looks at
-    together."""
+    """How rows are split. block: tokens of a tile. candidates: of a tile. together: values that
+    the program of a row processes at once."""
 
     block: int = 4096
     candidates: int = 128
@@ -49,11 +49,12 @@ def choose(
     forced: Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """Token ids and OK, NOT_FINITE or NOTHING_ALLOWED of each row, [2, N] int64 on the device.
+    """Returns token ids and outcomes (OK, NOT_FINITE or NOTHING_ALLOWED) of all rows, [2, N] int64
+    on the device, and appends the tokens to the slots.
 
-    logits: [N, V] floats. slots: [N], all different; they take their tokens. weighs: whether a row
-    may need the mass of its whole vocabulary: it is drawn without top_k and min_p. forced: [N]
-    int64, the token of a row, -1 where it is free.
+    logits: [N, V] floats. slots: [N], all different. weighs: whether a row may be drawn without
+    top_k and min_p, which needs the mass of the whole vocabulary. forced: [N] int64, the token of a
+    row; -1: choose one.
     """
     tiling = tiling or Tiling()
     num_rows, vocab_size = logits.shape

@@ -1,19 +1,19 @@
-"""The next token of every row of logits, on the device: rules, penalties, and the draw.
+"""Kernels that choose the next token of every row of logits: rules, penalties, and the draw.
 
-    survey   a program for each tile of each row: its largest logit behind the rules, and of rows
-             that are drawn from its candidates, up to 128 of its largest logits
-    weigh    the mass of each tile, of rows where it takes the mass of the whole vocabulary
+    survey   a program for each tile of each row: its largest logit after the rules; in rows that
+             are drawn, up to 128 of its largest logits are stored as candidates
+    weigh    the probability mass of each tile, for rows drawn from the whole vocabulary
     choose   a program for each row: the token
 
-What is kept and drawn is what sampling/draw.py says: z = (logit - largest) / temperature; cuts are
-found by bisection among the values that there are, and one uniform by seed and position picks a
-token by inverse CDF, in the order of the vocabulary. Here the mass of a token is a whole multiple
-of 2**-42 of the largest one's, so that sums are exact in any order: a row gives the same token in
-every batch. A cut is looked for among the candidates first; where it may lie below what they hold,
-in the whole row, which takes some passes over it.
+sampling/draw.py defines which tokens are kept and which is drawn: z = (logit - largest) /
+temperature; cutoffs are found by bisection among the values of z, and one uniform by seed and
+position picks a token by inverse CDF, in the order of the vocabulary. Here the mass of a token is a
+multiple of 2**-42 of the largest one's, so that sums are exact in any order: a row gets the same
+token in every batch. A cutoff is searched for among the candidates first, and, where it may lie
+below all of them, in the whole row, which takes several passes.
 
-Falling keys: integers that order floats, the largest first. Shapes: N rows, V vocabulary, S tiles
-of a row, C candidates of a tile.
+Falling keys: integers that sort like floats in descending order. Shapes: N rows, V vocabulary, S
+tiles of a row, C candidates of a tile.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import triton.language as tl
 # Columns of Rules.ints and Rules.reals; see choose.py.
 SEED = tl.constexpr(0)  # as uniform.py mixes it
 NUM_OUTPUTS = tl.constexpr(1)
-MIN_OUTPUTS = tl.constexpr(2)  # outputs before a stop is free
-NUM_EDITS = tl.constexpr(3)  # those of stops, which come last, not counted
+MIN_OUTPUTS = tl.constexpr(2)  # outputs before stop tokens are allowed
+NUM_EDITS = tl.constexpr(3)  # without the edits that ban stop tokens, which come last
 NUM_ALL_EDITS = tl.constexpr(4)
 TOP_K = tl.constexpr(5)
 IS_RANDOM = tl.constexpr(6)
@@ -41,7 +41,7 @@ NUM_REALS = tl.constexpr(8)
 
 MAX_COUNT = tl.constexpr(2**15 - 1)
 
-UNITS = tl.constexpr(2.0**42)  # of mass; a vocabulary has less than 2**21 tokens
+UNITS = tl.constexpr(2.0**42)  # mass of the largest token; a vocabulary has less than 2**21
 INFINITE = tl.constexpr(0x7F800000)  # the key of z = -inf
 FINITE = tl.constexpr(0x7F7FFFFF)
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -51,7 +51,7 @@ MULTIPLIER_1 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def _adjusted(raw, columns, row, vocab_size):
-    """Logits behind bias, bans and penalties, as in sampling/adjust.py. row: pointers to the row's
+    """Applies bias, bans and penalties, as sampling/adjust.py. row: pointers to the row's
     logits, ints, reals, edit ids, edit values, counts."""
     _, ints, reals, edit_ids, edit_values, counts = row
     x = raw
@@ -72,8 +72,8 @@ def _adjusted(raw, columns, row, vocab_size):
 
 @triton.jit
 def _row(logits, stride, slots, rules, room, has_table, place, vocab_size):
-    """See _adjusted. rules: pointers as in Rules. room: for how many edits a slot has some.
-    has_table: whether counts are."""
+    """Returns the row's pointers for _adjusted. rules: pointers as in Rules. room: capacity of a
+    slot for edits. has_table: whether there are counts."""
     ints, reals, edit_ids, edit_values, counts = rules
     slot = tl.load(slots + place).to(tl.int64)
     return (
@@ -88,15 +88,15 @@ def _row(logits, stride, slots, rules, room, has_table, place, vocab_size):
 
 @triton.jit
 def _falling(x):
-    """Keys of any floats."""
+    """Returns falling keys of floats."""
     bits = x.to(tl.int32, bitcast=True)
     return ~(bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
 
 @triton.jit
 def _threshold(keys, is_in, C: tl.constexpr):
-    """The largest key, but for what bisection stops short of, up to which at most C of the keys
-    lie. Of C / 2 to C it takes any number; fewer where many are equal."""
+    """Finds a key up to which at most C of the keys lie: C / 2 to C of them, or fewer where many
+    are equal."""
     low = tl.min(tl.where(is_in, keys, 0x7FFFFFFF)).to(tl.int64) - 1  # up to it: not too many
     high = tl.max(tl.where(is_in, keys, -0x80000000)).to(tl.int64)
     count = tl.sum(is_in.to(tl.int32))
@@ -141,14 +141,14 @@ def survey(
 
 @triton.jit
 def _key(x, peak, temperature):
-    """Of z, which is 0 at most: 0 for the peak, INFINITE for a banned token."""
+    """Returns the keys of z <= 0: 0 for the peak, INFINITE for a banned token."""
     z = tl.div_rn(x - peak, tl.zeros_like(x) + temperature)
     return tl.abs(z).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def _mass(keys):
-    """0 for a NaN too, in a row that fails."""
+    """Returns the mass of keys; 0 for NaN too, in a row that fails."""
     z = -tl.minimum(keys, INFINITE).to(tl.float32, bitcast=True)
     return (tl.exp(z) * UNITS).to(tl.int64)
 
@@ -174,8 +174,9 @@ def weigh(
 def _keys(
     start, is_few, row, few, vocab_size, peak, temperature, C: tl.constexpr, TILE: tl.constexpr
 ):
-    """Of the next TILE candidates of the row, or tokens. few: pointers to the candidates and how
-    many there are in each tile, and for how many all tiles have room."""
+    """Returns the keys of the next TILE candidates of the row (is_few), or of its next TILE tokens.
+    few: pointers to the candidates and to their number in each tile, and the capacity of all
+    tiles."""
     kept, num_kept, room = few
     places = start + tl.arange(0, TILE)
     if is_few:
@@ -189,7 +190,7 @@ def _keys(
 
 @triton.jit
 def _share(keys, cut, BY_MASS: tl.constexpr):
-    """How many keys up to the cut, or their mass."""
+    """Returns how many keys are at most the cut, or their mass."""
     if BY_MASS:
         found = tl.sum(tl.where(keys <= cut, _mass(keys), 0))
     else:
@@ -202,8 +203,8 @@ def _search(
     goal, is_few, row, few, vocab_size, peak, temperature,
     BY_MASS: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The smallest key up to which the keys are as many as `goal`, or have that mass; INFINITE when
-    all of them do not."""
+    """Finds the smallest key up to which there are `goal` keys, or keys of that mass; INFINITE when
+    all keys do not reach it."""
     end = tl.where(is_few, few[2], vocab_size)
     low = tl.zeros((), dtype=tl.int32)
     high = low + INFINITE
@@ -230,7 +231,8 @@ def _cut_at(
     goal, limit, row, few, vocab_size, peak, temperature,
     BY_MASS: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """As _search, among the candidates where these hold all keys up to it: those below `limit`."""
+    """Searches as _search, among the candidates if the result is below `limit`: they hold all keys
+    below it."""
     cut = tl.zeros((), dtype=tl.int32)
     is_few = tl.full((), 1, dtype=tl.int1)
     is_open = tl.full((), 1, dtype=tl.int1)
@@ -257,8 +259,8 @@ def _find(
     target, begin, before, cut, is_few, row, few, vocab_size, peak, temperature,
     C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The first place from `begin` on at which the running mass, `before` there, passes the
-    target."""
+    """Finds the first index from `begin` on where the cumulative mass, `before` at its start,
+    exceeds the target."""
     found = tl.full((), -1, dtype=tl.int32)
     for start in range(begin, tl.where(is_few, few[2], vocab_size), TILE):
         if found < 0:
@@ -280,7 +282,7 @@ def _mix(value):
 
 @triton.jit
 def _target(ints, mass):
-    """floor(uniform * mass), the uniform of sampling/uniform.py."""
+    """Returns floor(uniform * mass), with the uniform of sampling/uniform.py."""
     seed = tl.load(ints + SEED).to(tl.uint64, bitcast=True)
     position = tl.load(ints + NUM_OUTPUTS).to(tl.uint64, bitcast=True)
     bits = (_mix(seed + (position + 1) * GOLDEN) >> 11) << 11
@@ -292,9 +294,9 @@ def _draw(
     row, few, few_ids, limit, masses, vocab_size, peak,
     BLOCK: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A token id. masses: [S] of the tiles, where no rule cuts before top_p. -1 where those of
-    another launch are larger than what is found here, which takes a rounding of exp and a uniform
-    next to 1."""
+    """Draws a token id. masses: [S] of the tiles, for rows without top_k and min_p. Returns -1 if
+    these masses, from another launch, are larger than those summed here: exp must have rounded
+    differently, and the uniform be close to 1."""
     temperature = tl.load(row[2] + TEMPERATURE).to(tl.float32)
     least = tl.load(row[2] + LEAST).to(tl.float32)
     top_p = tl.load(row[2] + TOP_P)
@@ -331,7 +333,7 @@ def _draw(
 
 @triton.jit
 def _advance(ints, counts, token):
-    """The slot takes the token."""
+    """Appends the token to the state of the slot."""
     tl.store(ints + NUM_OUTPUTS, tl.load(ints + NUM_OUTPUTS) + 1)
     if tl.load(ints + HAS_COUNTS) != 0:
         seen = tl.load(counts + token).to(tl.int32)

@@ -15,20 +15,21 @@ from torch import Tensor
 from . import paged_kernels as kernels
 
 MAX_SPLITS = 64
-SMALLEST_DOT = 16  # rows of the smallest matrix product
-SMALLEST_SPLIT = 128  # keys; below, a split costs more than it saves
+MIN_DOT = 16  # rows of the smallest matrix product
+MIN_SPLIT = 128  # keys; a shorter split costs more than it saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """What launch sizes follow. shared_memory: bytes a block of threads may use."""
+    """Facts about a card that set launch sizes. shared_memory: bytes that a thread block may
+    use."""
 
     num_processors: int
     shared_memory: int
 
 
 def facts_of(device: torch.device) -> Gpu:
-    """Those of a CUDA device."""
+    """Reads the facts of a CUDA device."""
     index = torch.cuda.current_device() if device.index is None else device.index
     found = triton.runtime.driver.active.utils.get_device_properties(index)
     return Gpu(num_processors=found["multiprocessor_count"], shared_memory=found["max_shared_mem"])
@@ -47,22 +48,27 @@ class Pages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Whose tokens attend. starts: [B + 1] int32, first row of each in q. context_lens: [B] int32.
-    tables: [B, M] int32. first_seen, behind_seen: [T] int32 by row of q, where media items see
-    themselves; else None. max_query, max_context: bounds of the lengths."""
+    """The sequences whose tokens attend.
+
+    starts: [B + 1] int32, the first row of each in q, and the end.
+    context_lens: [B] int32. tables: [B, M] int32.
+    max_query, max_context: upper bounds of the lengths.
+    first_visible, end_visible: [T] int32, the range of keys of each row of q if media are atomic;
+        else None.
+    """
 
     starts: Tensor
     context_lens: Tensor
     tables: Tensor
     max_query: int
     max_context: int
-    first_seen: Tensor | None = None
-    behind_seen: Tensor | None = None
+    first_visible: Tensor | None = None
+    end_visible: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How queries and keys make scores; see forward.AttentionContext."""
+    """How scores are computed from queries and keys; see forward.AttentionContext."""
 
     scale: float
     window: int | None
@@ -72,16 +78,16 @@ class Scores:
 def prefill(
     q: Tensor, out: Tensor, pages: Pages, sequences: Sequences, scores: Scores, gpu: Gpu
 ) -> None:
-    """Attention of the sequences' rows of `q` [T, H, D] into the same rows of `out`."""
+    """Writes attention of the sequences' rows of `q` [T, H, D] to the same rows of `out`."""
     group, num_heads = q.shape[1] // pages.keys.shape[2], pages.keys.shape[2]
     tile = _tile(q, 128 * group, pages, gpu)  # short queries too: one kernel for all steps
     block_q = max(1, tile.rows // group)
     num_seqs = sequences.context_lens.shape[0]
     most_tokens = min(q.shape[0], num_seqs * sequences.max_query)
-    has_ranges = sequences.first_seen is not None
+    has_ranges = sequences.first_visible is not None
     kernels.prefill_kernel[(most_tokens // block_q + num_seqs, num_heads)](
         q, out, pages.keys, pages.values, pages.key_scales, pages.value_scales, sequences.tables,
-        sequences.starts, sequences.context_lens, sequences.first_seen, sequences.behind_seen,
+        sequences.starts, sequences.context_lens, sequences.first_visible, sequences.end_visible,
         num_seqs, scores.window or 0, scores.scale, scores.softcap or 0.0,
         q.stride(0), q.stride(1), out.stride(0), pages.keys.stride(1), pages.keys.stride(2),
         sequences.tables.stride(0),
@@ -93,8 +99,9 @@ def prefill(
 def decode(
     q: Tensor, out: Tensor, pages: Pages, sequences: Sequences, scores: Scores, gpu: Gpu
 ) -> None:
-    """Attention of one token each of B sequences: the first B rows of `q` [.., H, D] into those of
-    `out`. Launch sizes follow max_context, so that a captured launch serves every context."""
+    """Writes attention of one token each of B sequences, the first B rows of `q` [.., H, D], to the
+    same rows of `out`. Launch sizes depend on max_context alone, so that a captured launch serves
+    every context."""
     num_seqs, num_heads = sequences.context_lens.shape[0], pages.keys.shape[2]
     group = q.shape[1] // num_heads
     tile = _tile(q, group, pages, gpu)
@@ -120,16 +127,16 @@ def decode(
 
 
 def num_splits(num_rows: int, max_context: int, window: int | None, gpu: Gpu) -> int:
-    """A power of two: as many parts of each context as give every processor four, where the parts
-    stay long enough."""
+    """Returns into how many parts to split each context, a power of two: four programs for every
+    processor, but no split shorter than MIN_SPLIT."""
     longest = max_context if window is None else min(max_context, window)
-    wanted = min(4 * gpu.num_processors // num_rows, longest // SMALLEST_SPLIT, MAX_SPLITS)
+    wanted = min(4 * gpu.num_processors // num_rows, longest // MIN_SPLIT, MAX_SPLITS)
     return 1 << max(0, wanted.bit_length() - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tile:
-    """rows: of queries and heads. columns: keys in a step of the loop."""
+    """Tile sizes. rows: queries times heads. columns: keys in a step of the loop."""
 
     rows: int
     columns: int
@@ -139,14 +146,15 @@ class _Tile:
 
 
 def _tile(q: Tensor, num_rows: int, pages: Pages, gpu: Gpu) -> _Tile:
-    """What fits the registers, and as many key tiles in flight as the shared memory holds: one step
-    of the loop finds the pages, the next their keys, so that each further tile takes two stages."""
-    dims = max(SMALLEST_DOT, triton.next_power_of_2(q.shape[2]))
+    """Chooses tiles that fit the registers, with as many key tiles in flight as the shared memory
+    holds: one step of the loop loads page numbers and the next the keys, so that each further tile
+    needs two pipeline stages."""
+    dims = max(MIN_DOT, triton.next_power_of_2(q.shape[2]))
     row_bytes = dims * q.element_size()
     is_wide = q.dtype is torch.float32  # no tensor cores: larger tiles do not fit the registers
-    most_rows = SMALLEST_DOT if is_wide else 128 if row_bytes <= 256 else 64
+    most_rows = MIN_DOT if is_wide else 128 if row_bytes <= 256 else 64
     group = q.shape[1] // pages.keys.shape[2]
-    rows = max(SMALLEST_DOT, triton.next_power_of_2(max(num_rows, group)))
+    rows = max(MIN_DOT, triton.next_power_of_2(max(num_rows, group)))
     rows = max(min(rows, most_rows), triton.next_power_of_2(group))
     columns = 64 if row_bytes <= 256 and not is_wide else 32
     num_tiles = (gpu.shared_memory - rows * row_bytes) // (2 * columns * row_bytes)
@@ -160,7 +168,7 @@ def _tile(q: Tensor, num_rows: int, pages: Pages, gpu: Gpu) -> _Tile:
 
 
 def _common(q: Tensor, pages: Pages, scores: Scores, tile: _Tile) -> dict[str, object]:
-    """What the kernels are compiled for. float32 is multiplied as float32, not in TF32."""
+    """Returns the constants of the kernels. float32 is multiplied as float32, not in TF32."""
     return {
         "HAS_SCALES": pages.key_scales is not None,
         "HAS_SOFTCAP": scores.softcap is not None,

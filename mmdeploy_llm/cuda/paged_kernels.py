@@ -1,17 +1,17 @@
-"""Attention over the paged KV cache in Triton: prefill of ragged batches, and decode that cuts long
-contexts into splits so that few sequences keep a whole GPU busy.
+"""Kernels for attention over the paged KV cache: prefill of ragged batches, and decode that splits
+long contexts so that few sequences keep a whole GPU busy.
 
-What a token sees is a range of its sequence's keys, first_seen .. behind_seen: all before it, a
-window of them, or the whole of its own media item. The G query heads of a key head are rows of one
-tile, so that each key is read once for all of them.
+A token attends to a range of its sequence's keys, first .. end: all keys up to its own, a window of
+them, or its whole media item as well. The G query heads of a key head are rows of one tile, so that
+each key is read once for all of them.
 
     tile of BLOCK_M rows    token 0: head 0 .. G-1 | token 1: head 0 .. G-1 | ..
 
 Shapes: T tokens, B sequences, H query heads, K key heads, G = H // K, D head size, P tokens in a
 page, M pages in the longest block table, S splits. Keys in 8 bits have a scale for each token and
-head: scores take the key's, probabilities the value's.
+head: it multiplies the scores for keys, and the probabilities for values.
 
-Not tuned on a GPU yet: tile sizes are those that fit the shared memory of the card.
+Not tuned on a GPU yet: tile sizes are chosen to fit the shared memory of the card.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _load_pages(
     IS_KEYS: tl.constexpr, IS_MASKED: tl.constexpr, HAS_SCALES: tl.constexpr,
     D: tl.constexpr, PAGE: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Keys [BLOCK_D, BLOCK_N] or values [BLOCK_N, BLOCK_D] of the columns, and their scales."""
+    """Loads keys [BLOCK_D, BLOCK_N] or values [BLOCK_N, BLOCK_D], and their scales."""
     if IS_MASKED:
         page = tl.load(table + columns // PAGE, mask=is_there, other=0).to(tl.int64)
     else:
@@ -54,15 +54,15 @@ def _load_pages(
 
 @triton.jit
 def _attend(
-    q, acc, total, largest, table, keys, values, key_scales, value_scales, first, behind,
+    q, acc, total, largest, table, keys, values, key_scales, value_scales, first, stop,
     begin, end, head, dims, token_stride, head_stride, num_heads, scale, softcap,
     IS_MASKED: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows of q [BLOCK_M, BLOCK_D] over the keys begin .. end, on top of those before them: sums
-    weighted by 2 ** (score - largest), the weights' sums, the largest scores. IS_MASKED: row m
-    sees first[m] .. behind[m] of them; else all, which are whole tiles."""
+    """Adds attention of q [BLOCK_M, BLOCK_D] over the keys begin .. end to that over earlier keys:
+    value sums weighted by 2 ** (score - largest), sums of the weights, largest scores. IS_MASKED:
+    row m attends to the keys first[m] .. stop[m] - 1 only; else to all, which are whole tiles."""
     log2_e: tl.constexpr = 1.4426950408889634
     for at in range(begin, end, BLOCK_N):
         columns = at + tl.arange(0, BLOCK_N)
@@ -81,8 +81,8 @@ def _attend(
         else:
             scores = scores * (scale * log2_e)
         if IS_MASKED:
-            is_seen = (columns[None, :] >= first[:, None]) & (columns[None, :] < behind[:, None])
-            scores = tl.where(is_seen, scores, float("-inf"))
+            is_visible = (columns[None, :] >= first[:, None]) & (columns[None, :] < stop[:, None])
+            scores = tl.where(is_visible, scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         finite = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp2(scores - finite[:, None])
@@ -102,8 +102,8 @@ def _attend(
 
 @triton.jit
 def _sequence_of(tile, starts, num_seqs, BLOCK_Q: tl.constexpr):
-    """The last sequence whose tiles begin at or before this one. Those of sequence s begin at tile
-    (starts[s] - starts[0]) // BLOCK_Q + s, which leaves room for all of them."""
+    """Returns the sequence of a tile and the tile's first token in it. Tiles of sequence s begin at
+    (starts[s] - starts[0]) // BLOCK_Q + s, which reserves enough tiles for every sequence."""
     base = tl.load(starts)
     low = tile * 0
     high = low + num_seqs
@@ -119,33 +119,35 @@ def _sequence_of(tile, starts, num_seqs, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def _ranges(
-    places, is_row, rows, first_seen, behind_seen, window,
+    places, is_row, rows, first_visible, end_visible, window,
     HAS_WINDOW: tl.constexpr, HAS_RANGES: tl.constexpr,
 ):  # fmt: skip
-    """What tokens at these places of their sequence see; nothing where there is no row."""
+    """Returns the visible keys, first .. stop - 1, of tokens at these positions of their
+    sequence; an empty range where there is no row."""
     if HAS_RANGES:
-        first = tl.load(first_seen + rows, mask=is_row, other=0)
-        behind = tl.load(behind_seen + rows, mask=is_row, other=0)
+        first = tl.load(first_visible + rows, mask=is_row, other=0)
+        stop = tl.load(end_visible + rows, mask=is_row, other=0)
     else:
-        behind = tl.where(is_row, places + 1, 0)
-        first = behind * 0
+        stop = tl.where(is_row, places + 1, 0)
+        first = stop * 0
         if HAS_WINDOW:
-            first = tl.maximum(behind - window, 0)
-    return first, behind
+            first = tl.maximum(stop - window, 0)
+    return first, stop
 
 
-# Of what changes from step to step nothing is assumed, so that no batch compiles a kernel anew.
+# Arguments that change from step to step are not specialized, so that no batch compiles anew.
 @triton.jit(do_not_specialize=["tables", "starts", "context_lens", "num_seqs", "table_stride"])
 def prefill_kernel(
     q_ptr, out_ptr, keys, values, key_scales, value_scales, tables, starts, context_lens,
-    first_seen, behind_seen, num_seqs, window, scale, softcap,
+    first_visible, end_visible, num_seqs, window, scale, softcap,
     q_token_stride, q_head_stride, out_token_stride, token_stride, head_stride, table_stride,
     HAS_WINDOW: tl.constexpr, HAS_RANGES: tl.constexpr, HAS_SCALES: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_Q tokens of one sequence: whole key tiles that all of them see, then the others."""
+    """Computes BLOCK_Q tokens of one sequence: first over whole key tiles that all tokens attend
+    to, then over the rest."""
     head, num_heads = tl.program_id(1), tl.num_programs(1)
     seq, first_token = _sequence_of(tl.program_id(0), starts, num_seqs, BLOCK_Q)
     start = tl.load(starts + seq)
@@ -157,8 +159,8 @@ def prefill_kernel(
         mask = is_row[:, None] & (dims < D)[None, :]
         rows = (start + tokens).to(tl.int64)
         places = tl.load(context_lens + seq) - query_len + tokens
-        first, behind = _ranges(
-            places, is_row, rows, first_seen, behind_seen, window, HAS_WINDOW, HAS_RANGES
+        first, stop = _ranges(
+            places, is_row, rows, first_visible, end_visible, window, HAS_WINDOW, HAS_RANGES
         )
         lowest = tl.min(tl.where(is_row, first, 2147483647), 0) // BLOCK_N * BLOCK_N
         at = rows * q_token_stride + heads * q_head_stride
@@ -168,16 +170,16 @@ def prefill_kernel(
         total = tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         if not HAS_WINDOW and not HAS_RANGES:
-            common = tl.min(tl.where(is_row, behind, 2147483647), 0) // BLOCK_N * BLOCK_N
+            common = tl.min(tl.where(is_row, stop, 2147483647), 0) // BLOCK_N * BLOCK_N
             acc, total, largest = _attend(
                 q, acc, total, largest, table, keys, values, key_scales, value_scales, first,
-                behind, lowest, common, head, dims, token_stride, head_stride, num_heads, scale,
+                stop, lowest, common, head, dims, token_stride, head_stride, num_heads, scale,
                 softcap, False, HAS_SCALES, HAS_SOFTCAP, D, PAGE, BLOCK_N, BLOCK_D, PRECISION,
             )  # fmt: skip
             lowest = common
         acc, total, largest = _attend(
-            q, acc, total, largest, table, keys, values, key_scales, value_scales, first, behind,
-            lowest, tl.max(behind, 0), head, dims, token_stride, head_stride, num_heads, scale,
+            q, acc, total, largest, table, keys, values, key_scales, value_scales, first, stop,
+            lowest, tl.max(stop, 0), head, dims, token_stride, head_stride, num_heads, scale,
             softcap, True, HAS_SCALES, HAS_SOFTCAP, D, PAGE, BLOCK_N, BLOCK_D, PRECISION,
         )  # fmt: skip
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -194,8 +196,8 @@ def decode_kernel(
     GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, IS_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One token of one sequence over one part of its context: the attention itself where there is
-    one part, else what combine_kernel joins."""
+    """Attends with one token of one sequence over one split of its context. Stores the result if
+    there is one split, else a partial result for combine_kernel."""
     seq, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     num_splits = tl.num_programs(2)
     context = tl.load(context_lens + seq)
@@ -239,7 +241,7 @@ def combine_kernel(
     out_ptr, partial_ptr, log_sums, out_token_stride, num_splits,
     D: tl.constexpr, MOST: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Joins the parts of one head of one sequence, each with the weight of its keys."""
+    """Combines the splits of one head of one sequence, weighted by the mass of their keys."""
     seq, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     splits, dims = tl.arange(0, MOST), tl.arange(0, BLOCK_D)
     places = (seq * tl.num_programs(1) + head) * num_splits + splits

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -115,12 +115,15 @@ class Attention(nn.Module):
         """[T, hidden] -> [T, hidden]."""
         num_rotated = self.num_heads + self.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        out = None if step.rotary_attn is None else self._rotate_in(step.rotary_attn, qkv, step)
-        if out is None:
+        attended = None
+        if step.rotary_attn is not None:
+            attended = self._rotate_in(step.rotary_attn, qkv, step)
+        if attended is None:
             qk = self._rotated(qkv[:, :num_rotated], step.rope)
             q, k, v = qk[:, : self.num_heads], qk[:, self.num_heads :], qkv[:, num_rotated:]
-            out = step.attn.attend(self.layer, q, k, v, window=self.window)
-        return cast(Tensor, self.o_proj(out.flatten(1)))
+            attended = step.attn.attend(self.layer, q, k, v, window=self.window)
+        out: Tensor = self.o_proj(attended.flatten(1))
+        return out
 
     def _rotate_in(self, attn: RotaryAttention, qkv: Tensor, step: DecoderStep) -> Tensor | None:
         """Lets attention norm and rotate q and k; None if the kernels do not take them."""

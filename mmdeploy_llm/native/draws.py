@@ -9,7 +9,7 @@ from .library import DTYPES, Library
 
 
 class Draws(Library):
-    """What sampling/draw.py computes over the whole vocabulary."""
+    """Implements kernels.DrawKernels."""
 
     def largest(self, logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
         """Returns the `num` largest values of each row of [R, V], falling, [R, num] float32, and

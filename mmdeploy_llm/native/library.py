@@ -1,4 +1,4 @@
-"""The C++ library, loaded: what its functions have in common."""
+"""Library: loads the C++ library, and records calls of its functions."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ def compile_shape(shape, capability):
                 tables=ints[:, None].expand(300, 7).contiguous()[:num_seqs],
                 max_query=200,
                 max_context=max_context,
-                first_seen=ranges,
-                behind_seen=ranges,
+                first_visible=ranges,
+                end_visible=ranges,
             )
             paged.decode(q, q.clone(), pages, sequences, scores, gpu)
         paged.prefill(q, q.clone(), pages, sequences, scores, gpu)

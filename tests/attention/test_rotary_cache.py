@@ -220,7 +220,7 @@ class Launches:
 
     def __getitem__(self, grid):
         def launch(*args, **options):
-            self.asked.append((options["TURNS"], options["KIND"]))
+            self.asked.append((options["ROTATES"], options["KIND"]))
             return self._kernel[grid](*args, **options)
 
         return launch

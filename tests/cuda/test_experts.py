@@ -56,7 +56,7 @@ def test_routes_to_no_expert_add_nothing(kernels, triton_device, monkeypatch, is
     """By torch's grouped product too, which leaves their rows undefined."""
     from mmdeploy_llm.cuda import experts as module
 
-    monkeypatch.setattr(module, "_is_for_torch", lambda *_: is_by_torch)
+    monkeypatch.setattr(module, "_can_use_torch", lambda *_: is_by_torch)
     experts = filled(Experts(4, 16, 8), triton_device)
     x, weights, ids = routed(9, 4, 2, 16, triton_device, torch.float32)
     expected = experts(x, weights, ids)
