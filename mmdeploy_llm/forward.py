@@ -1,4 +1,4 @@
-"""ForwardInputs: what a model's forward receives. Shapes: T tokens of the step, H heads, K
+"""ForwardInputs: the arguments of a model's forward. Shapes: T tokens of the step, H heads, K
 key/value heads, D head size."""
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
 
 class AttentionContext(Protocol):
-    """Causal attention of this step's tokens over everything their sequences hold so far.
+    """Causal attention of this step's tokens over all tokens of their sequences so far.
 
-    Tokens of one media item of a model with atomic media see each other in both directions.
+    In a model with atomic media the tokens of one media item attend to each other in both
+    directions.
     """
 
     def attend(
@@ -30,8 +31,8 @@ class AttentionContext(Protocol):
         """Stores `k`, `v` [T, K, D] in the cache of `layer` and returns attention of `q`
         [T, H, D] as [T, H, D], in the same dtype.
 
-        scale: factor of the scores, D ** -0.5 when None. window: a token sees the last `window`
-        tokens, itself included; all when None. softcap: a score s becomes
+        scale: factor of the scores, D ** -0.5 when None. window: a token attends to the last
+        `window` tokens, itself included; to all when None. softcap: a score s becomes
         softcap * tanh(s / softcap).
         """
         ...
@@ -39,17 +40,20 @@ class AttentionContext(Protocol):
 
 @runtime_checkable
 class FixedAttention(AttentionContext, Protocol):
-    """Attention whose own tensors lie where they lay in every step of the same `frame`, so that
-    recorded kernel calls find them; None when they do not."""
+    """Attention whose tensors keep their addresses in all steps with the same `frame`, so that
+    recorded kernel calls can be replayed; None when they do not."""
 
     frame: object | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadTurn:
-    """What becomes of the heads of q and k before attention. cosines, sines: [T, R] float32, by
-    which the first 2 R channels of every head turn, see layers.rotary. q_weight, k_weight, eps: of
-    RMS norms [D] before that; None: no norms."""
+class QKRotary:
+    """Rotary embedding of q and k, with the norms before it, as data for a kernel.
+
+    cosines, sines: [T, R] float32, which rotate the first 2 R channels of every head; see
+        layers.rotary.
+    q_weight, k_weight, eps: RMS norms [D] of the heads before the rotation; None: no norms.
+    """
 
     cosines: Tensor
     sines: Tensor
@@ -60,10 +64,10 @@ class HeadTurn:
 
 
 @runtime_checkable
-class TurningAttention(AttentionContext, Protocol):
-    """Attention that turns heads while it stores keys, where `can_turn`."""
+class RotaryAttention(AttentionContext, Protocol):
+    """Attention that rotates q and k while it stores the keys, if `can_rotate`."""
 
-    can_turn: bool
+    can_rotate: bool
 
     def attend(
         self,
@@ -75,22 +79,24 @@ class TurningAttention(AttentionContext, Protocol):
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
-        turn: HeadTurn | None = None,
+        rotary: QKRotary | None = None,
     ) -> Tensor:
-        """As AttentionContext of the turned `q` and `k`, which may be written into."""
+        """Applies `rotary` to `q` and `k`, perhaps in place, then does as AttentionContext."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardInputs:
-    """All tokens of one step, of all sequences, one behind the other.
+    """All tokens of one step: those of the first sequence, then those of the next, and so on.
 
-    token_ids: [T] int64. positions: [T] int64, or [3, T] (time, height, width) for M-RoPE models.
-    in_prompt: [T] bool, False for tokens that the model generated. has_prompt: whether any may be
-    True, which the host knows without asking the device. media_rows: [T] places in
-    `token_ids` that take a media embedding instead of the token's own, int64 [M], ascending;
-    media_embeds: [M, media_size], of which the first `hidden` are the embedding itself; both None
-    when the step has no media.
+    token_ids: [T] int64.
+    positions: [T] int64, or [3, T] (time, height, width) for M-RoPE models.
+    in_prompt: [T] bool, False for tokens that the model generated.
+    has_prompt: whether any of in_prompt may be True, known on the host without a synchronisation.
+    media_rows: [M] int64, ascending, the rows whose token takes a media embedding instead of its
+        own.
+    media_embeds: [M, media_size]; its first `hidden` columns are the embedding. Both are None when
+        the step has no media.
     """
 
     token_ids: Tensor
@@ -102,8 +108,7 @@ class ForwardInputs:
     has_prompt: bool = True
 
     def merge_media(self, hidden: Tensor) -> Tensor:
-        """`hidden` [T, hidden] with the media embeddings at their places (written into
-        `hidden`)."""
+        """Writes the media embeddings into their rows of `hidden` [T, hidden], and returns it."""
         if self.media_rows is None or self.media_embeds is None:
             return hidden
         embeds = self.media_embeds[:, : hidden.shape[1]]

@@ -30,7 +30,7 @@ LAYERS = (
     ("request",),
     ("plan", "forward"),
     ("hooks",),
-    ("transfer",),
+    ("transfer", "kernels"),
     ("native", "cuda", "parallel"),
     ("attention", "layers", "sampling", "weights"),
     ("intake", "schedule", "runner", "delivery"),

@@ -25,7 +25,7 @@ from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
-from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.weights.load import build_model
 
@@ -33,19 +33,19 @@ BLOCK_SIZE = 64
 CLEAR_MARGIN = 0.1  # of the top two logits, in standard deviations of the logits
 
 
-def load(folder: Path, kernels: native.Kernels, quantization: Any) -> Any:
+def load(folder: Path, kernels: native.CpuKernels, quantization: Any) -> Any:
     """Loads the model and packs its linear layers for the kernels."""
     plugins, checkpoint = PluginManager.load(), read_checkpoint(folder)
     spec = plugins.model_for(checkpoint.config.architectures)
     device = torch.device("cpu")
     model = build_model(plugins.resolve(spec), checkpoint, torch.bfloat16, device)
-    use_kernels(model, kernels, quantization)
+    install_kernels(model, kernels, quantization)
     return model
 
 
 @torch.inference_mode()
 def logits(
-    model: Any, kernels: native.Kernels, prompts: list[list[int]], dtype: torch.dtype
+    model: Any, kernels: native.CpuKernels, prompts: list[list[int]], dtype: torch.dtype
 ) -> Tensor:
     """Returns the logits [tokens, vocab] of all prompts, computed with a KV cache of `dtype`."""
     lengths = tuple(len(prompt) for prompt in prompts)

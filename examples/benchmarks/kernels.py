@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mmdeploy_llm.native import Kernels, Sequences, load
+from mmdeploy_llm.kernels import VisibleKeys
+from mmdeploy_llm.native import CpuKernels, load
 from mmdeploy_llm.sampling.draw import DrawParams, draw
 
 BLOCK = 64
@@ -33,35 +34,35 @@ class Case:
     flops: float = 0.0
 
 
-def images(kernels: Kernels, length: int, heads: int, head_dim: int) -> Case:
+def images(kernels: CpuKernels, length: int, heads: int, head_dim: int) -> Case:
     """Builds the case of full attention over the patches of one image."""
     qkv = torch.randn(length, 3 * heads, head_dim).bfloat16()
     q, k, v = qkv.split(heads, 1)
     seen = torch.full((length,), length)
-    sequences = Sequences(
+    visible = VisibleKeys(
         query_starts=torch.tensor([0, length]),
-        first_seen=torch.zeros_like(seen),
-        behind_seen=seen,
+        first_visible=torch.zeros_like(seen),
+        end_visible=seen,
     )
     return Case(
         name=f"{length} patches, {heads} heads of {head_dim}",
-        ours=lambda: kernels.attend(q, k, v, sequences, scale=head_dim**-0.5),
+        ours=lambda: kernels.attend(q, k, v, visible, scale=head_dim**-0.5),
         plain=lambda: F.scaled_dot_product_attention(*(x[None].transpose(1, 2) for x in (q, k, v))),
         flops=4.0 * length**2 * heads * head_dim,
     )
 
 
-def decode(kernels: Kernels, num: int, context: int, heads: tuple[int, int], size: int) -> Case:
+def decode(kernels: CpuKernels, num: int, context: int, heads: tuple[int, int], size: int) -> Case:
     """Builds the case of one new token per sequence over a paged cache; plain torch gets the keys
     and values contiguous."""
     num_heads, kv_heads = heads
     pages = -(-context // BLOCK)
     keys, values = (torch.randn(num * pages, BLOCK, kv_heads, size).bfloat16() for _ in range(2))
     q = torch.randn(num, num_heads, size).bfloat16()
-    sequences = Sequences(
+    visible = VisibleKeys(
         query_starts=torch.arange(num + 1),
-        first_seen=torch.zeros(num, dtype=torch.int64),
-        behind_seen=torch.full((num,), context),
+        first_visible=torch.zeros(num, dtype=torch.int64),
+        end_visible=torch.full((num,), context),
         block_tables=torch.arange(num * pages, dtype=torch.int32).view(num, pages),
     )
     k, v = (
@@ -70,13 +71,13 @@ def decode(kernels: Kernels, num: int, context: int, heads: tuple[int, int], siz
     )
     return Case(
         name=f"decode, {num} x {context} tokens, {num_heads} heads over {kv_heads} of {size}",
-        ours=lambda: kernels.attend(q, keys, values, sequences, scale=size**-0.5),
+        ours=lambda: kernels.attend(q, keys, values, visible, scale=size**-0.5),
         plain=lambda: F.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True),
         flops=4.0 * num * context * num_heads * size,
     )
 
 
-def sampling(kernels: Kernels, name: str, spread: float, top_k: int, top_p: float) -> Case:
+def sampling(kernels: CpuKernels, name: str, spread: float, top_k: int, top_p: float) -> Case:
     """Builds the case of sampling 32 rows of a large vocabulary. spread: standard deviation of the
     logits; a small one makes flat distributions."""
     logits = torch.randn(32, NUM_LOGITS) * spread
@@ -95,7 +96,7 @@ def sampling(kernels: Kernels, name: str, spread: float, top_k: int, top_p: floa
     )
 
 
-def cases(kernels: Kernels) -> list[Case]:
+def cases(kernels: CpuKernels) -> list[Case]:
     """Returns all cases."""
     return [
         images(kernels, 1024, 12, 64),

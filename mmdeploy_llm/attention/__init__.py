@@ -1,1 +1,2 @@
-"""Attention over the paged KV cache: one protocol, several backends, one place that selects."""
+"""Attention over the paged KV cache: one interface (base.py), several backends, and the function
+that selects one (select.py)."""

@@ -1,24 +1,23 @@
-"""What an attention backend is: it writes this step's keys and values to the paged KV cache and
-attends over them.
+"""The interface of attention backends: store this step's keys and values in the paged KV cache, and
+attend over it.
 
 Shapes: T tokens of the step, B sequences, H query heads, K key/value heads, D head size,
 N blocks, P tokens in a block (page), M blocks in the longest block table.
 
-    block table of a sequence   [ 7 | 2 | 9 ]          tokens 0..P-1 in block 7, P..2P-1 in
-    block 2, ...
+    block table of a sequence   [ 7 | 2 | 9 ]    tokens 0 .. P-1 in block 7, P .. 2P-1 in block 2
     slot of token i             block_table[i // P] * P + i % P
 
-CUDA graphs. A backend that says `can_capture` attends over decode tokens alone (every sequence has
-one query token, no spans) by reading nothing but the layout's tensors and the numbers that stay
-what they are in every replay: num_decode, and the bounds in `lengths`. `begin` and `attend` are
-both called while the graph is recorded; what they launch is replayed after the contents of the
-tensors were changed in place. A layout made for this (layouts.decode_layout) has empty host lists,
-so that a backend which reads them fails at once and not in a replay.
+CUDA graphs. A backend with `can_capture` attends over decode tokens alone (one query token per
+sequence, no spans) by reading nothing but the layout's tensors and the numbers that stay the same
+in every replay: num_decode, and the bounds in `lengths`. `begin` and `attend` are both called while
+the graph is captured; a replay launches the same kernels after the contents of the tensors were
+changed in place. A layout made for capture (layouts.decode_layout) has empty host lists, so that a
+backend that reads them fails at once and not in a replay.
 
-A decode batch that is smaller than its graph is padded behind its last sequence:
+A decode batch smaller than its graph is padded after its last sequence:
 
     slot -1             the row's key and value are not stored
-    context length 1    with a block table of zeros: its output is finite, and nobody's
+    context length 1    with a block table of zeros: the output is finite, and discarded
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
     from mmdeploy_llm.forward import AttentionContext
 
-NO_SLOT = -1  # in `slots`: a row of padding
+NO_SLOT = -1  # the slot of a padding row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCache:
-    """The paged cache of all layers: keys[layer] and values[layer] are [N, P, K, D], zeroed
-    once. In int8 and in 8-bit floats each token and head has a scale, [N, P, K] float32."""
+    """The paged cache of all layers: keys[layer] and values[layer] are [N, P, K, D], zeroed once.
+    In int8 and 8-bit floats each token and head has a scale, [N, P, K] float32."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -50,7 +49,7 @@ class KVCache:
         return int(self.keys[0].shape[1])
 
     def scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """Of the layer's keys and values; None for a cache without."""
+        """Returns the scales of a layer's keys and values; None if the cache has none."""
         if self.key_scales is None or self.value_scales is None:
             return None, None
         return self.key_scales[layer], self.value_scales[layer]
@@ -58,11 +57,12 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLengths:
-    """The step's lengths for kernels that read them on the device.
+    """The step's lengths, for kernels that read them on the device.
 
-    query_starts: [B + 1] int32, the first row of each sequence, and T. context_lens: [B] int32,
-    tokens of each sequence in the cache after this step. max_query, max_context: no sequence has
-    more; launch sizes follow them. In a captured step they are bounds for every replay.
+    query_starts: [B + 1] int32, the first row of each sequence, and T.
+    context_lens: [B] int32, tokens of each sequence in the cache after this step.
+    max_query, max_context: upper bounds of the lengths, which set launch sizes; in a captured step
+        they hold for every replay.
     """
 
     query_starts: Tensor
@@ -73,15 +73,18 @@ class StepLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLayout:
-    """Where the step's tokens belong. Sequences with one query token (decode) come first.
+    """Maps the step's tokens to sequences and cache slots. Sequences with one query token (decode)
+    come first.
 
-    num_decode: how many sequences have exactly one query token. query_lens: tokens of each sequence
-    in this step. context_lens: tokens of each sequence in the cache after this step. block_tables:
-    [B, M] int32, rows padded with 0. slots: [T] int64, where each token's key and value go.
-    spans: (sequence, start, end): tokens start..end of the sequence see each other in both
-    directions; all of them that are not yet in the cache belong to this step. Lists are for the
-    host, tensors lie on the device. lengths: the same lengths on a GPU; None on a CPU. is_padded:
-    slots may have rows of NO_SLOT.
+    num_decode: how many sequences have exactly one query token.
+    query_lens: tokens of each sequence in this step, on the host.
+    context_lens: tokens of each sequence in the cache after this step, on the host.
+    block_tables: [B, M] int32 on the device, rows padded with 0.
+    slots: [T] int64 on the device, where each token's key and value are stored.
+    spans: (sequence, start, end): tokens start .. end of the sequence attend to each other in both
+        directions; those that are not yet in the cache all belong to this step.
+    lengths: the same lengths on a GPU; None on a CPU.
+    is_padded: whether slots may have rows of NO_SLOT.
     """
 
     num_decode: int
@@ -95,11 +98,12 @@ class BatchLayout:
 
 
 class AttentionBackend(Protocol):
-    """Made once per engine; `begin` is called once per step, its context once per layer."""
+    """Built once per engine. `begin` is called once per step, and attend of its context once per
+    layer."""
 
     name: str
-    can_capture: bool  # whether decode steps may be recorded in CUDA graphs; see above
+    can_capture: bool  # whether decode steps may be captured in CUDA graphs; see above
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
-        """The attention of one step; what all layers share is computed here."""
+        """Returns the attention of one step, after computing what all layers share."""
         ...

@@ -1,5 +1,5 @@
-"""flash-attn 2: prefill by its varlen function, decode by the one for KV caches, which packs the
-query heads of a key head and splits long contexts."""
+"""The backend with flash-attn 2: prefill by its varlen function, decode by the one for KV caches,
+which packs the query heads of a key head and splits long contexts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from . import libraries
 from .varlen import Call, Options, VarlenBackend
 from .writing import CacheWriter, write_plain
 
-BLOCK_MULTIPLE = 256  # it reads paged caches in blocks of a multiple of 256 tokens
+BLOCK_MULTIPLE = 256  # block sizes of a paged cache are multiples of 256 tokens
 
 
 class FlashAttention(VarlenBackend):
-    """Raises ConfigError when flash-attn 2 is not installed."""
+    """Calls flash-attn 2. Raises ConfigError when flash-attn 2 is not installed."""
 
     name = "flash-attn"
 
@@ -24,8 +24,8 @@ class FlashAttention(VarlenBackend):
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """Blocks of a multiple of 256 tokens; select sees to it."""
-        assert keys.shape[1] % BLOCK_MULTIPLE == 0, "select sees to it"
+        """See VarlenBackend. Blocks have a multiple of 256 tokens."""
+        assert keys.shape[1] % BLOCK_MULTIPLE == 0, "select() checks block sizes"
         shared = {
             "block_table": call.tables,
             "softmax_scale": options.scale,

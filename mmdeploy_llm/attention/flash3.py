@@ -1,5 +1,5 @@
-"""flash-attn 3, for Hopper: its function for KV caches takes ragged queries too, pages of any size,
-and splits long contexts."""
+"""The backend with flash-attn 3, for Hopper: its function for KV caches takes ragged queries and
+pages of any size, and splits long contexts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .writing import CacheWriter, write_plain
 
 
 class FlashAttention3(VarlenBackend):
-    """Raises ConfigError when flash-attn 3 is not installed."""
+    """Calls flash-attn 3. Raises ConfigError when flash-attn 3 is not installed."""
 
     name = "flash-attn-3"
 
@@ -22,7 +22,7 @@ class FlashAttention3(VarlenBackend):
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """Pages of any size; those of 128 keys and more suit its tiles."""
+        """See VarlenBackend. Takes pages of any size; from 128 keys on they fill its tiles."""
         out: Tensor = self._with_cache(
             q,
             keys,

@@ -1,5 +1,6 @@
-"""flash-attn 4, for Hopper and newer: a fast prefill. On Hopper it splits no context, so that a
-decode step of few sequences would leave most of the GPU idle: decode goes to our Triton kernels."""
+"""The backend with flash-attn 4, for Hopper and newer: a fast prefill. On Hopper it does not split
+contexts, so a decode step of few sequences would leave most of the GPU idle: our Triton kernels
+compute decode."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from . import libraries
 from .varlen import Call, Options, VarlenBackend
 from .writing import CacheWriter, write_plain
 
-TMA_BLOCK_SIZE = 128  # pages of its key tile are fetched by the tensor memory accelerator
+TMA_BLOCK_SIZE = 128  # tokens of a page that equals its key tile, so that the TMA unit fetches it
 
 
 class FlashAttention4(VarlenBackend):
-    """decode: computes decode calls instead of flash-attn 4; None leaves them to it. Raises
-    ConfigError when flash-attn 4 is not installed."""
+    """Calls flash-attn 4. decode: another backend for decode calls; None: flash-attn 4 computes
+    them. Raises ConfigError when flash-attn 4 is not installed."""
 
     name = "flash-attn-4"
 
@@ -28,8 +29,8 @@ class FlashAttention4(VarlenBackend):
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """Pages of any size. Rows behind a sequence's end in its last page must be finite, which
-        they are in a cache that was cleared once."""
+        """See VarlenBackend. Takes pages of any size. Rows after a sequence's end in its last page
+        must be finite, which holds because the cache is zeroed once."""
         if call.is_decode and self._decode is not None:
             return self._decode.compute(call, q, keys, values, options)
         found = self._varlen(

@@ -1,4 +1,4 @@
-"""What backends and graphs make of a layout's lengths; base.py says what they are."""
+"""Computes what backends and CUDA graphs need from a BatchLayout; see base.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 def lengths_of(layout: BatchLayout) -> StepLengths:
-    """The layout's lengths on its device, made from the host's lists where it brings none."""
+    """Returns the layout's lengths on its device, built from the host lists if it has none."""
     if layout.lengths is not None:
         return layout.lengths
     device = layout.slots.device
@@ -33,8 +33,9 @@ def lengths_of(layout: BatchLayout) -> StepLengths:
 def decode_layout(
     *, block_tables: Tensor, slots: Tensor, context_lens: Tensor, max_context: int
 ) -> BatchLayout:
-    """The layout of a captured decode step of B sequences, of tensors that keep their place: block
-    tables [B, M] int32, slots [B] int64, context lengths [B] int32, none over max_context."""
+    """Builds the layout of a captured decode step of B sequences from tensors that keep their
+    addresses: block tables [B, M] int32, slots [B] int64, context lengths [B] int32, at most
+    max_context."""
     num_seqs = slots.shape[0]
     starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=slots.device)
     return BatchLayout(
@@ -50,8 +51,9 @@ def decode_layout(
     )
 
 
-def places_of(layout: BatchLayout) -> tuple[Ints, Ints]:
-    """[B + 1], the first row of each sequence, and T; [T], each token's place in its sequence."""
+def positions_of(layout: BatchLayout) -> tuple[Ints, Ints]:
+    """Returns the first row of each sequence and T, [B + 1], and each token's index in its
+    sequence, [T]."""
     starts = np.array([0, *accumulate(layout.query_lens)], dtype=np.int64)
     before = np.array(layout.context_lens) - np.array(layout.query_lens) - starts[:-1]
     counts = np.array(layout.query_lens)
@@ -59,16 +61,16 @@ def places_of(layout: BatchLayout) -> tuple[Ints, Ints]:
 
 
 def visible_ranges(
-    layout: BatchLayout, starts: Ints, places: Ints, window: int | None
+    layout: BatchLayout, starts: Ints, positions: Ints, window: int | None
 ) -> tuple[Ints, Ints]:
-    """[T] each: a token sees the keys first .. behind of its sequence, whatever the reason: causal
-    attention and windows, and the whole of its own media item where media are atomic."""
-    behind = places + 1
-    first = np.zeros_like(behind) if window is None else np.maximum(behind - window, 0)
+    """Returns the first visible key of each token and the end of its range, [T] each: causal
+    attention within the window, and all of its own media item where media are atomic."""
+    ends = positions + 1
+    first = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
     for sequence, start, end in layout.spans:
         begin = starts[sequence]
-        own = places[begin : starts[sequence + 1]]
+        own = positions[begin : starts[sequence + 1]]
         rows = begin + np.flatnonzero((own >= start) & (own < end))
         first[rows] = np.minimum(first[rows], start)
-        behind[rows] = end
-    return first, behind
+        ends[rows] = end
+    return first, ends

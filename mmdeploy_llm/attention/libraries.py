@@ -1,5 +1,5 @@
-"""The libraries that attention backends call: where they are, and how to get them. Nothing is
-imported before a backend is made."""
+"""The libraries that attention backends call: how to import and to install them. None is imported
+before a backend is built."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from mmdeploy_llm.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """module: where the functions are. marker: a module that only this library has, by which it is
-    found without importing it. install: what to do where it is missing."""
+    """One library.
+
+    module: the module with its functions.
+    marker: a module of this library alone, looked up to detect it without an import.
+    install: what to do if it is missing.
+    parameters: names that the first function must accept.
+    """
 
     module: str
     marker: str
     functions: tuple[str, ...]
     install: str
-    parameters: tuple[str, ...] = ()  # that the first function must take
+    parameters: tuple[str, ...] = ()
 
 
 LIBRARIES: Mapping[str, Library] = MappingProxyType(
@@ -66,19 +71,20 @@ LIBRARIES: Mapping[str, Library] = MappingProxyType(
 
 
 def is_installed(name: str) -> bool:
-    """Whether the library is there, in a version with what the backend needs."""
+    """Whether the library is installed, in a version that the backend can use."""
     library = LIBRARIES[name]
     try:
         if importlib.util.find_spec(library.marker) is None:
             return False
-        # torch is imported anyway; what its function takes is told by itself alone.
+        # torch is imported anyway, and only its function shows which parameters it takes.
         return name != "torch-varlen" or _missing(library, load(name)[0]) is None
     except (ConfigError, ImportError, ValueError):  # ValueError: a module without a spec
         return False
 
 
 def load(name: str) -> tuple[Callable[..., Any], ...]:
-    """The library's functions. Raises ConfigError when it cannot be imported or is too old."""
+    """Imports the library's functions. Raises ConfigError when it cannot be imported or is too
+    old."""
     library = LIBRARIES[name]
     try:
         module = importlib.import_module(library.module)
@@ -98,6 +104,6 @@ def load(name: str) -> tuple[Callable[..., Any], ...]:
 
 
 def _missing(library: Library, function: Callable[..., Any]) -> str | None:
-    """The first parameter that the function does not take."""
+    """Returns the first parameter that the function does not accept; None if it accepts all."""
     taken = inspect.signature(function).parameters
     return next((name for name in library.parameters if name not in taken), None)

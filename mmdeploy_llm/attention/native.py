@@ -6,100 +6,101 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.native import Kernels, Sequences
+from mmdeploy_llm.kernels import AttentionKernels, VisibleKeys
 
 from .base import BatchLayout, KVCache
-from .layouts import places_of, visible_ranges
+from .layouts import positions_of, visible_ranges
 
-BLOCK_STEP = 64  # block tables of a frame grow by so many
+BLOCK_STEP = 64  # block tables of a frame grow by this many columns
 
 
 class NativeAttention:
-    """Reads keys and values where they lie in their pages. float32 and bf16, with a cache of the
-    same dtype or of int8."""
+    """Reads keys and values directly from their pages. float32 and bf16, with a cache of the same
+    dtype or int8."""
 
     name = "native"
     can_capture = False
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: AttentionKernels) -> None:
         self._kernels = kernels
         self._frames: dict[int, NativeFrame] = {}  # by number of sequences
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> NativeContext:
-        """What sequences see in the step, made once for all layers of a window."""
+        """Prepares the visible keys of the step, shared by all layers with the same window."""
         num_sequences = len(layout.query_lens)
         if layout.num_decode < num_sequences or layout.spans:
-            return NativeContext(self._kernels, cache, layout.slots, _Ranges(layout), None)
+            return NativeContext(self._kernels, cache, layout.slots, _MixedStep(layout), None)
         frame = self._frames.get(num_sequences)
-        if frame is None or not frame.has_room(layout, cache):
+        if frame is None or not frame.fits(layout, cache):
             frame = self._frames[num_sequences] = NativeFrame(layout, cache)
         frame.update(layout)
         return NativeContext(self._kernels, cache, frame.slots, frame, frame)
 
 
 class NativeFrame:
-    """What a decode step of B sequences tells the kernels, always in the same memory."""
+    """The arguments of decode steps with B sequences, always at the same addresses, so that
+    recorded kernel calls find those of a later step."""
 
     def __init__(self, layout: BatchLayout, cache: KVCache) -> None:
         num_sequences, num_blocks = layout.block_tables.shape
         self._cache = cache
         self._max_blocks = -(-num_blocks // BLOCK_STEP) * BLOCK_STEP
         self.slots = torch.empty(num_sequences, dtype=torch.int64)
-        self._behind = np.empty(num_sequences, dtype=np.int64)
+        self._ends = np.empty(num_sequences, dtype=np.int64)
         self._tables = torch.zeros(num_sequences, self._max_blocks, dtype=torch.int32)
         self._starts = torch.arange(num_sequences + 1)
-        self._sequences: dict[int | None, Sequences] = {}  # by window
+        self._visible: dict[int | None, VisibleKeys] = {}  # by window
 
-    def has_room(self, layout: BatchLayout, cache: KVCache) -> bool:
-        """Whether `update` takes a step of as many sequences in `cache`."""
+    def fits(self, layout: BatchLayout, cache: KVCache) -> bool:
+        """Whether `update` accepts a step of B sequences in `cache`."""
         return cache is self._cache and layout.block_tables.shape[1] <= self._max_blocks
 
     def update(self, layout: BatchLayout) -> None:
-        """Takes over the lengths, tables and slots of a step."""
+        """Copies the lengths, tables and slots of a step into the frame."""
         self.slots.copy_(layout.slots)
-        self._behind[:] = layout.context_lens
+        self._ends[:] = layout.context_lens
         self._tables[:, : layout.block_tables.shape[1]] = layout.block_tables
-        for window, sequences in self._sequences.items():
-            self._set_first(window, sequences)
+        for window, visible in self._visible.items():
+            self._set_first(window, visible)
 
-    def sequences(self, window: int | None) -> Sequences:
-        """What the tokens see of their sequences."""
-        if window not in self._sequences:
-            sequences = Sequences(
+    def visible(self, window: int | None) -> VisibleKeys:
+        """The keys that each token attends to."""
+        if window not in self._visible:
+            visible = VisibleKeys(
                 query_starts=self._starts,
-                first_seen=torch.from_numpy(np.zeros_like(self._behind)),
-                behind_seen=torch.from_numpy(self._behind),
+                first_visible=torch.from_numpy(np.zeros_like(self._ends)),
+                end_visible=torch.from_numpy(self._ends),
                 block_tables=self._tables,
             )
-            self._set_first(window, sequences)
-            self._sequences[window] = sequences
-        return self._sequences[window]
+            self._set_first(window, visible)
+            self._visible[window] = visible
+        return self._visible[window]
 
-    def _set_first(self, window: int | None, sequences: Sequences) -> None:
+    def _set_first(self, window: int | None, visible: VisibleKeys) -> None:
         if window is not None:
-            np.maximum(self._behind - window, 0, out=sequences.first_seen.numpy())
+            np.maximum(self._ends - window, 0, out=visible.first_visible.numpy())
 
 
-class _Ranges:
-    """What the tokens of any step see."""
+class _MixedStep:
+    """The arguments of a step with prefill chunks or spans."""
 
     def __init__(self, layout: BatchLayout) -> None:
         self._layout = layout
-        self._starts, self._places = places_of(layout)
-        self._sequences: dict[int | None, Sequences] = {}  # by window
+        self._starts, self._positions = positions_of(layout)
+        self._visible: dict[int | None, VisibleKeys] = {}  # by window
 
-    def sequences(self, window: int | None) -> Sequences:
-        """What the tokens see of their sequences."""
-        if window not in self._sequences:
-            self._sequences[window] = self._ranges(window)
-        return self._sequences[window]
+    def visible(self, window: int | None) -> VisibleKeys:
+        """The keys that each token attends to."""
+        if window not in self._visible:
+            self._visible[window] = self._ranges(window)
+        return self._visible[window]
 
-    def _ranges(self, window: int | None) -> Sequences:
-        first, behind = visible_ranges(self._layout, self._starts, self._places, window)
-        return Sequences(
+    def _ranges(self, window: int | None) -> VisibleKeys:
+        first, end = visible_ranges(self._layout, self._starts, self._positions, window)
+        return VisibleKeys(
             query_starts=torch.from_numpy(self._starts),
-            first_seen=torch.from_numpy(first),
-            behind_seen=torch.from_numpy(behind),
+            first_visible=torch.from_numpy(first),
+            end_visible=torch.from_numpy(end),
             block_tables=self._layout.block_tables,
         )
 
@@ -109,17 +110,17 @@ class NativeContext:
 
     def __init__(
         self,
-        kernels: Kernels,
+        kernels: AttentionKernels,
         cache: KVCache,
         slots: Tensor,
-        seen: _Ranges | NativeFrame,
+        step: _MixedStep | NativeFrame,
         frame: NativeFrame | None,
     ) -> None:
         """frame: see forward.FixedAttention."""
         self._kernels = kernels
         self._cache = cache
         self._slots = slots
-        self._seen = seen
+        self._step = step
         self.frame = frame
 
     def attend(
@@ -137,14 +138,14 @@ class NativeContext:
         cache, slots = self._cache, self._slots
         keys, values = cache.keys[layer], cache.values[layer]
         key_scales, value_scales = cache.scales(layer)
-        q, k, v = (_with_heads_side_by_side(x) for x in (q, k, v))
+        q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
         self._kernels.write_cache(k, keys, slots, key_scales)
         self._kernels.write_cache(v, values, slots, value_scales)
         return self._kernels.attend(
             q,
             keys,
             values,
-            self._seen.sequences(window),
+            self._step.visible(window),
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
             softcap=softcap,
             key_scales=key_scales,
@@ -152,6 +153,6 @@ class NativeContext:
         )
 
 
-def _with_heads_side_by_side(x: Tensor) -> Tensor:
-    """`x` [T, heads, D] as the kernels read it: any stride from token to token."""
+def _with_contiguous_heads(x: Tensor) -> Tensor:
+    """Returns `x` [T, heads, D] as the kernels read it: only the stride between tokens is free."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

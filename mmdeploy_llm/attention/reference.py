@@ -1,7 +1,7 @@
 """The reference backend: plain torch on any device, for mixed prefill and decode batches.
 
 Shapes: T tokens, B sequences, H query heads, K key/value heads, G = H // K, D head size,
-L context length, from the first block that the window reaches.
+L context length, counted from the first block inside the window.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from .base import BatchLayout, KVCache
 from .writing import write_plain
 
-# A decode group is split where padding would make its gathered context this much larger than
-# needed.
+# Decode sequences share a group until padding would make their gathered context this many times
+# larger than needed.
 MAX_PADDING = 1.5
 
 
@@ -26,22 +26,22 @@ class ReferenceAttention:
     scaled_dot_product_attention.
 
     Decode sequences of similar context length share one call; each prefill chunk has its own,
-    because
-    torch offers no varlen attention for CPUs.
+    because torch has no varlen attention for CPUs.
     """
 
     name = "reference"
     can_capture = False
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> ReferenceContext:
-        """Attention of one step; index tensors are made once for all layers of a window."""
+        """Returns the attention of one step; all layers with the same window share index
+        tensors."""
         return ReferenceContext(layout, cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecodeGroup:
-    """Decode sequences whose contexts are gathered together. rows [B], tables [B, M], mask [B,
-    1, 1, L]."""
+    """Decode sequences whose contexts are gathered together. rows [B], tables [B, M], mask
+    [B, 1, 1, L]."""
 
     rows: Tensor
     tables: Tensor
@@ -51,8 +51,8 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """One prefill chunk: its tokens are rows start..end. is_own: it has no earlier context. mask:
-    [n, L], None when it is simply causal over its own tokens."""
+    """One prefill chunk, rows start .. end of the step. is_own: it is the first of its sequence,
+    whose context is the chunk itself. mask: [n, L]; None when it is causal over its own tokens."""
 
     start: int
     end: int
@@ -63,8 +63,8 @@ class _Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pieces:
-    """The step in pieces that torch can compute, for layers of one window."""
+class _Calls:
+    """The calls of torch's attention for one step, for layers of one window."""
 
     groups: tuple[_DecodeGroup, ...]
     chunks: tuple[_Chunk, ...]
@@ -73,19 +73,19 @@ class _Pieces:
 def _decode_groups(
     layout: BatchLayout, block_size: int, window: int | None
 ) -> tuple[_DecodeGroup, ...]:
-    """Decode sequences by context length, longest first, cut where padding would exceed
-    MAX_PADDING."""
+    """Groups decode sequences by context length, longest first; a new group starts where padding
+    would exceed MAX_PADDING."""
     skipped = [_first_block(n - 1, window, block_size) for n in layout.context_lens]
     lens = [n - s * block_size for n, s in zip(layout.context_lens, skipped, strict=True)]
     in_spans = _in_spans(layout)
     alone = [row for row in range(layout.num_decode) if row not in in_spans]
     order = sorted(alone, key=lambda row: -lens[row])
     groups, begin, needed = [], 0, 0
-    for place, row in enumerate(order):
-        padded = lens[order[begin]] * (place - begin + 1)
-        if place > begin and padded > MAX_PADDING * (needed + lens[row]):
-            groups.append(order[begin:place])
-            begin, needed = place, 0
+    for index, row in enumerate(order):
+        padded = lens[order[begin]] * (index - begin + 1)
+        if index > begin and padded > MAX_PADDING * (needed + lens[row]):
+            groups.append(order[begin:index])
+            begin, needed = index, 0
         needed += lens[row]
     if order:
         groups.append(order[begin:])
@@ -93,13 +93,13 @@ def _decode_groups(
 
 
 def _in_spans(layout: BatchLayout) -> frozenset[int]:
-    """Sequences with a span; one with a single token is no ordinary decode step, since a token may
-    see its whole span, however short the window."""
+    """Returns the sequences with a span. One of them with a single token is no ordinary decode
+    step: the token attends to its whole span, however short the window."""
     return frozenset(sequence for sequence, _, _ in layout.spans)
 
 
 def _first_block(token: int, window: int | None, block_size: int) -> int:
-    """The first block that `token` sees."""
+    """Returns the first block that `token` attends to."""
     return 0 if window is None else max(0, token + 1 - window) // block_size
 
 
@@ -112,12 +112,12 @@ def _group(
     window: int | None,
 ) -> _DecodeGroup:
     device, length = layout.slots.device, lens[rows[0]]
-    places = torch.tensor(rows, device=device)
+    indices = torch.tensor(rows, device=device)
     own = torch.tensor([lens[row] for row in rows], device=device)[:, None]
     num_blocks = -(-length // block_size)
     tokens = torch.arange(length, device=device)
     mask = tokens < own
-    tables = layout.block_tables[places]
+    tables = layout.block_tables[indices]
     if window is None:
         tables = tables[:, :num_blocks]
     else:
@@ -125,7 +125,7 @@ def _group(
         first = torch.tensor([skipped[row] for row in rows], device=device)[:, None]
         blocks = first + torch.arange(num_blocks, device=device)
         tables = tables.gather(1, blocks.clamp(max=tables.shape[1] - 1))
-    return _DecodeGroup(rows=places, tables=tables, mask=mask[:, None, None, :], length=length)
+    return _DecodeGroup(rows=indices, tables=tables, mask=mask[:, None, None, :], length=length)
 
 
 def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[_Chunk, ...]:
@@ -160,7 +160,7 @@ def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[_
 def _mask(
     start: int, end: int, base: int, window: int | None, spans: list[tuple[int, int]]
 ) -> Tensor:
-    """[end - start, end - base]: which of tokens base..end each of start..end sees."""
+    """Returns [end - start, end - base]: whether each of start .. end attends to base .. end."""
     queries, keys = torch.arange(start, end)[:, None], torch.arange(base, end)
     mask = keys <= queries
     if window is not None:
@@ -176,7 +176,7 @@ class ReferenceContext:
     def __init__(self, layout: BatchLayout, cache: KVCache) -> None:
         self._layout = layout
         self._cache = cache
-        self._pieces: dict[int | None, _Pieces] = {}  # by window
+        self._calls: dict[int | None, _Calls] = {}  # by window
 
     def attend(
         self,
@@ -192,12 +192,12 @@ class ReferenceContext:
         """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         write_plain(k, v, keys, values, self._layout)
-        pieces = self._for_window(window)
+        calls = self._for_window(window)
         scores = _Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
         out = torch.empty_like(q)
-        for group in pieces.groups:
+        for group in calls.groups:
             out.index_copy_(0, group.rows, _attend_group(group, q, keys, values, scores))
-        for chunk in pieces.chunks:
+        for chunk in calls.chunks:
             own = slice(chunk.start, chunk.end)
             if chunk.is_own:
                 context_k, context_v = k[own], v[own]
@@ -207,14 +207,14 @@ class ReferenceContext:
             out[own] = _attend_chunk(q[own], context_k, context_v, chunk.mask, scores)
         return out
 
-    def _for_window(self, window: int | None) -> _Pieces:
-        if window not in self._pieces:
+    def _for_window(self, window: int | None) -> _Calls:
+        if window not in self._calls:
             size = self._cache.block_size
-            self._pieces[window] = _Pieces(
+            self._calls[window] = _Calls(
                 groups=_decode_groups(self._layout, size, window),
                 chunks=_chunks(self._layout, size, window),
             )
-        return self._pieces[window]
+        return self._calls[window]
 
 
 def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
@@ -232,12 +232,12 @@ class _Scores:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool = False
     ) -> Tensor:
-        """[..., n, D] over [..., L, D] -> [..., n, D]. is_causal: n = L, without a mask."""
+        """Attends [..., n, D] over [..., L, D] -> [..., n, D]. is_causal: n = L, without a mask."""
         if self.softcap is None:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=is_causal, scale=self.scale
             )
-        # torch's own attention has no cap.
+        # torch's own attention has no softcap.
         scores = q.float() @ k.float().transpose(-1, -2) * self.scale
         scores = self.softcap * torch.tanh(scores / self.softcap)
         if mask is None and is_causal:
@@ -250,7 +250,8 @@ class _Scores:
 def _attend_group(
     group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: _Scores
 ) -> Tensor:
-    """One query token each of B sequences. The G query heads of a key head act as its queries."""
+    """Attends one query token of each of B sequences; the G query heads of a key head are its
+    rows."""
     num_seqs, num_kv_heads = group.rows.shape[0], keys.shape[2]
     shape = (num_seqs, -1, *keys.shape[2:])
     tables = group.tables.flatten()
@@ -262,8 +263,8 @@ def _attend_group(
 
 
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: _Scores) -> Tensor:
-    """`q` [n, H, D] over `k`, `v` [L, K, D]. Key heads take the batch place, so none is copied
-    per query head."""
+    """Attends `q` [n, H, D] over `k`, `v` [L, K, D]. Key heads are the batch axis, so that none is
+    copied for each query head."""
     count, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     grouped = (num_kv_heads, num_heads // num_kv_heads, k.shape[0], head_dim)

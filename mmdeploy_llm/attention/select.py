@@ -1,4 +1,4 @@
-"""Which backend attends: by name, or the best one for the device that is installed."""
+"""Selects the attention backend: by name, or the best installed one for the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from types import MappingProxyType
 import torch
 
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.native import MAX_HEAD_DIM, Kernels
+from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.native import MAX_HEAD_DIM
 from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
 
 from . import libraries
@@ -35,10 +36,14 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a backend on CUDA computes. least, below: compute capability, and the first that is too
-    new; None: no bound. max_head_dim: a multiple of 8 up to it. narrow_from: compute capability
-    from which it is up to NARROW; None: nowhere. cache_dtypes: of the KV cache besides that of the
-    model. block_multiple: what block sizes are multiples of."""
+    """What a backend on CUDA supports.
+
+    least, below: the lowest compute capability, and the first that is too new; None: no bound.
+    max_head_dim: head sizes are multiples of 8 up to this.
+    narrow_from: compute capability from which head sizes are at most NARROW; None: never.
+    cache_dtypes: dtypes of the KV cache other than the model's.
+    block_multiple: block sizes are multiples of this. block_size: the default.
+    """
 
     dtypes: tuple[str, ...] = HALF_DTYPES
     least: Capability = (8, 0)
@@ -52,7 +57,7 @@ class Limits:
 
 LIMITS: Mapping[str, Limits] = MappingProxyType(
     {
-        # Both take 8-bit keys for 8-bit queries only, which ours are not.
+        # Both take 8-bit keys only together with 8-bit queries, and our queries have 16 bits.
         "flash-attn-3": Limits(least=(9, 0), below=(10, 0), block_size=TMA_BLOCK_SIZE),
         "flash-attn-4": Limits(
             least=(9, 0), below=(12, 0), narrow_from=(10, 0), block_size=TMA_BLOCK_SIZE
@@ -65,9 +70,9 @@ LIMITS: Mapping[str, Limits] = MappingProxyType(
     }
 )
 # The order of "auto" on CUDA. flash-attn 3 is made for Hopper, prefill and decode; 4 is as good at
-# prefill there and leaves decode to our kernels. flash-attn 2 comes before torch's copy of it,
-# which has no softcap. All of them were tuned for years: our Triton kernels follow, and are the
-# only ones for float32, 8-bit caches, other block sizes and old cards.
+# prefill there, but our kernels compute its decode. flash-attn 2 comes before torch's copy of it,
+# which has no softcap. Our Triton kernels come last, because the others were tuned for years; they
+# alone support float32, 8-bit caches, other block sizes and old cards.
 CUDA_ORDER = ("flash-attn-3", "flash-attn-4", "flash-attn", "torch-varlen", "triton")
 BACKENDS = (*CUDA_ORDER, "native", "reference")
 NATIVE_DTYPES = ("bfloat16", "float32")
@@ -75,7 +80,7 @@ NATIVE_DTYPES = ("bfloat16", "float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Host:
-    """What the machine and the model bring; see `select`."""
+    """Facts about machine and model; see `select`."""
 
     has_kernels: bool
     capabilities: tuple[Capability, ...]
@@ -83,7 +88,7 @@ class _Host:
     is_installed: Callable[[str], bool]
 
     def capability(self, device: str) -> Capability | None:
-        """Of "cuda" or "cuda:1"; None for a device that nothing is known of."""
+        """Returns the compute capability of "cuda" or "cuda:1"; None if it is not known."""
         index = int(device.partition(":")[2] or 0)
         return self.capabilities[index] if index < len(self.capabilities) else None
 
@@ -96,11 +101,12 @@ def select(
     head_dim: int | None = None,
     is_installed: Callable[[str], bool] = libraries.is_installed,
 ) -> AttentionChoice:
-    """The backend for what is needed. Raises ConfigError.
+    """Selects the backend for `needs`. Raises ConfigError.
 
-    has_kernels: the CPU kernels are there. capabilities: compute capability of each CUDA device.
-    head_dim: of the model, None where it is not known yet. is_installed: whether a backend's
-    library is.
+    has_kernels: whether there are kernels with attention on the CPU (Kernels.attention).
+    capabilities: compute capability of each CUDA device.
+    head_dim: of the model; None if it is not known yet.
+    is_installed: whether a backend's library is installed.
     """
     host = _Host(
         has_kernels=has_kernels,
@@ -127,8 +133,8 @@ def select(
 
 
 def check_installed(name: str) -> None:
-    """Raises ConfigError when the backend's library cannot be imported or is too old, which is
-    cheaper to find out before a model is loaded than by `create`."""
+    """Raises ConfigError when the backend's library cannot be imported or is too old: before the
+    model is loaded, not after it by `create`."""
     if name in LIMITS:
         libraries.load(name)
 
@@ -139,16 +145,18 @@ def create(
     head_dim: int,
     device: torch.device | None = None,
 ) -> AttentionBackend:
-    """The backend that was chosen, for `device` (None: the current CUDA device). Raises ConfigError
-    when what it needs is not installed, or when it cannot compute heads of head_dim channels."""
+    """Builds the chosen backend for `device` (None: the current CUDA device). kernels: those of
+    the CPU, for the backend "native". Raises ConfigError when its library is not installed, or when
+    it cannot compute heads of head_dim channels."""
     problem = _head_problem(choice.name, head_dim)
     if problem:
         raise ConfigError(f"attention_backend = {choice.name!r} {problem}")
     if choice.name == "reference":
         return ReferenceAttention()
     if choice.name == "native":
-        assert kernels is not None, "select sees to it"
-        return NativeAttention(kernels)
+        assert kernels is not None, "select() requires kernels"
+        assert kernels.attention is not None, "select() requires their attention"
+        return NativeAttention(kernels.attention)
     device = device or torch.device("cuda")
     if choice.name == "triton":
         return TritonAttention(device)
@@ -156,7 +164,8 @@ def create(
 
 
 def _library_backend(name: str, device: torch.device) -> VarlenBackend:
-    """With our kernels beside it where triton is, which comes with torch for CUDA."""
+    """Builds a backend on a library. Our Triton kernels write its cache if triton is installed,
+    which comes with torch for CUDA."""
     has_triton = libraries.is_installed("triton")
     write: CacheWriter = write_by_kernel if has_triton else write_plain
     if name == "flash-attn-4":
@@ -171,7 +180,7 @@ def _library_backend(name: str, device: torch.device) -> VarlenBackend:
 
 
 def _best(needs: AttentionNeeds, host: _Host) -> str:
-    """The first that can serve, of those for the device."""
+    """Returns the first backend for the device that supports `needs`."""
     if not needs.device.startswith("cuda"):
         return "reference" if _problem("native", needs, host) else "native"
     for name in CUDA_ORDER:
@@ -179,12 +188,12 @@ def _best(needs: AttentionNeeds, host: _Host) -> str:
         suits = needs.block_size is None or needs.block_size % multiple == 0
         if suits and _problem(name, needs, host) is None and host.is_installed(name):
             return name
-    # Only our kernels know 8 bits: they say what is in their way.
+    # Only our kernels support 8 bits: their error says what is missing.
     return "triton" if needs.kv_cache_dtype in ("int8", FLOAT8) else "reference"
 
 
 def _problem(name: str, needs: AttentionNeeds, host: _Host) -> str | None:
-    """Why the backend cannot serve, None when it can."""
+    """Returns why the backend does not support `needs`; None if it does."""
     if name == "reference":
         return _cache_problem(needs, ()) if needs.kv_cache_dtype in ("int8", FLOAT8) else None
     if name == "native":
@@ -214,7 +223,9 @@ def _capability_problem(
         return f"needs compute capability {least}, but {has}; use attention_backend='auto'"
     if limits.below is not None and found >= limits.below:
         below = f"{limits.below[0]}.{limits.below[1]}"
-        return f"knows no compute capability {below}, but {has}; use attention_backend='auto'"
+        return (
+            f"does not support compute capability {below}, but {has}; use attention_backend='auto'"
+        )
     if needs.kv_cache_dtype == FLOAT8 and found < LEAST_FOR_FLOAT8:
         return f"needs compute capability 8.9 for kv_cache_dtype = 'fp8', but {has}; use 'int8'"
     return None
@@ -242,12 +253,12 @@ def _native_problem(needs: AttentionNeeds, has_kernels: bool) -> str | None:
             f"{needs.dtype!r}; use attention_backend='auto'"
         )
     if not has_kernels:
-        return "needs the C++ kernels, which are not there; use attention_backend='auto'"
+        return "needs the C++ kernels, which are not available; use attention_backend='auto'"
     return _cache_problem(needs, ("int8",))
 
 
 def _cache_problem(needs: AttentionNeeds, others: tuple[str, ...]) -> str | None:
-    """The KV cache has the model's dtype, or one of the `others`."""
+    """Returns the problem if the KV cache has neither the model's dtype nor one of `others`."""
     wanted = needs.kv_cache_dtype
     if wanted == needs.dtype or wanted in others:
         return None
@@ -256,7 +267,9 @@ def _cache_problem(needs: AttentionNeeds, others: tuple[str, ...]) -> str | None
         where = "attention_backend='triton' on a GPU"
         if wanted == "int8":
             where += ", or the C++ kernels on a CPU"
-        return f"computes no kv_cache_dtype = {name!r}: use {where}, or leave kv_cache_dtype out"
+        return (
+            f"does not support kv_cache_dtype = {name!r}: use {where}, or leave kv_cache_dtype out"
+        )
     return (
         f"needs kv_cache_dtype = dtype, got {wanted!r}, {needs.dtype!r}; "
         "use attention_backend='reference'"

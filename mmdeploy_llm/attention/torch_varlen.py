@@ -1,5 +1,5 @@
-"""torch's own attention over ragged batches, which is flash-attn 2 in the torch wheel: nothing to
-install, with its rules for pages, without its softcap."""
+"""The backend with torch's own attention over ragged batches, which is flash-attn 2 in the torch
+wheel: nothing to install, the same block sizes, no softcap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .writing import CacheWriter, write_plain
 
 
 class TorchVarlenAttention(VarlenBackend):
-    """Raises ConfigError for a torch whose varlen_attn knows no block tables."""
+    """Calls torch's varlen_attn. Raises ConfigError if that of this torch takes no block tables."""
 
     name = "torch-varlen"
 
@@ -23,7 +23,7 @@ class TorchVarlenAttention(VarlenBackend):
         (self._varlen,) = libraries.load(self.name)
 
     def check(self, layer: int, options: Options) -> None:
-        """It has no softcap."""
+        """Raises ModelNotSupportedError for a softcap."""
         if options.softcap is not None:
             raise ModelNotSupportedError(
                 f"layer {layer} caps its attention scores (softcap = {options.softcap}), which "
@@ -33,9 +33,10 @@ class TorchVarlenAttention(VarlenBackend):
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """Blocks of a multiple of 256 tokens; select sees to it. A window of (-1, 0) is causal
-        attention there, and it wants the key lengths added up although it reads seqused_k."""
-        assert keys.shape[1] % BLOCK_MULTIPLE == 0, "select sees to it"
+        """See VarlenBackend. Blocks have a multiple of 256 tokens. varlen_attn takes a window of
+        (-1, 0) as causal attention, and requires cumulative key lengths although it reads
+        seqused_k."""
+        assert keys.shape[1] % BLOCK_MULTIPLE == 0, "select() checks block sizes"
         out: Tensor = self._varlen(
             q,
             keys,

@@ -1,5 +1,5 @@
-"""Our own kernels in Triton: any block size, 8-bit caches, windows, softcap, and media items that
-see themselves. What a token sees is a range of its sequence's keys, as on the CPU."""
+"""The backend with our own Triton kernels: any block size, 8-bit caches, windows, softcap, and
+atomic media. A token attends to a range of its sequence's keys, as on the CPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import HeadTurn
+from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.transfer import to_device
 
 from . import libraries
 from .base import BatchLayout, KVCache
-from .layouts import lengths_of, places_of, visible_ranges
+from .layouts import lengths_of, positions_of, visible_ranges
 from .varlen import Call, Options, VarlenBackend
 from .writing import write_by_kernel
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from mmdeploy_llm.cuda.paged import Gpu, Pages, Scores, Sequences
 
-Ranges = tuple[Tensor, Tensor]  # first_seen, behind_seen: [T] int32
+Ranges = tuple[Tensor, Tensor]  # first visible key and end of the range: [T] int32 each
 
 
 class TritonAttention(VarlenBackend):
-    """gpu: what launch sizes follow; None: what `device` is. Raises ConfigError when triton is not
-    installed."""
+    """gpu: facts that set launch sizes; None: read from `device`. Raises ConfigError when triton is
+    not installed."""
 
     name = "triton"
 
@@ -40,14 +40,14 @@ class TritonAttention(VarlenBackend):
         self.gpu: Gpu = gpu or paged.facts_of(device)
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> TritonContext:
-        """The step's sequences, and the ranges its tokens see where media see themselves."""
+        """Returns the attention of one step."""
         return TritonContext(self, layout, cache)
 
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """A decode call of another backend."""
-        assert call.is_decode, "other backends keep their prefill"
+        """Computes a decode call for another backend."""
+        assert call.is_decode, "other backends compute their own prefill"
         paged, out = self.paged, torch.empty_like(q, memory_format=torch.contiguous_format)
         pages = paged.Pages(keys=keys, values=values, key_scales=None, value_scales=None)
         window = None if options.left is None else options.left + 1
@@ -66,7 +66,7 @@ class TritonAttention(VarlenBackend):
 class TritonContext:
     """Attention of one step."""
 
-    can_turn = True
+    can_rotate = True
 
     def __init__(self, backend: TritonAttention, layout: BatchLayout, cache: KVCache) -> None:
         self._backend = backend
@@ -85,19 +85,19 @@ class TritonContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
-        turn: HeadTurn | None = None,
+        rotary: QKRotary | None = None,
     ) -> Tensor:
-        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.TurningAttention."""
+        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.RotaryAttention."""
         paged, gpu = self._backend.paged, self._backend.gpu
         pages = self._pages(layer)
         cache = pages.keys, pages.values, self._layout, pages.key_scales, pages.value_scales
-        write_by_kernel(k, v, *cache, q=q, turn=turn)
+        write_by_kernel(k, v, *cache, q=q, rotary=rotary)
         q = q if q.stride(2) == 1 else q.contiguous()
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         scores: Scores = paged.Scores(scale=scale, window=window, softcap=softcap)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_seqs = self._lengths.context_lens.shape[0]
-        # With spans a decode token, too, may see what no window reaches.
+        # With spans a decode token may attend to keys outside its window: by the prefill kernel.
         count = 0 if self._layout.spans else self._layout.num_decode
         if count:
             paged.decode(q, out, pages, self._sequences(slice(0, count), None), scores, gpu)
@@ -119,25 +119,25 @@ class TritonContext:
 
     def _sequences(self, which: slice, window: int | None) -> Sequences:
         lengths = self._lengths
-        first, behind = self._seen(window) if self._layout.spans else (None, None)
+        first, end = self._visible(window) if self._layout.spans else (None, None)
         sequences: Sequences = self._backend.paged.Sequences(
             starts=lengths.query_starts[which.start : which.stop + 1],
             context_lens=lengths.context_lens[which],
             tables=self._layout.block_tables[which],
             max_query=lengths.max_query,
             max_context=lengths.max_context,
-            first_seen=first,
-            behind_seen=behind,
+            first_visible=first,
+            end_visible=end,
         )
         return sequences
 
-    def _seen(self, window: int | None) -> Ranges:
+    def _visible(self, window: int | None) -> Ranges:
         if window not in self._ranges:
-            starts, places = places_of(self._layout)
+            starts, positions = positions_of(self._layout)
             device = self._layout.slots.device
-            first, behind = (
+            first, end = (
                 to_device(torch.from_numpy(x).int(), device)
-                for x in visible_ranges(self._layout, starts, places, window)
+                for x in visible_ranges(self._layout, starts, positions, window)
             )
-            self._ranges[window] = first, behind
+            self._ranges[window] = first, end
         return self._ranges[window]

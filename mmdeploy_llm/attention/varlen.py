@@ -1,10 +1,10 @@
-"""What the libraries with attention over ragged batches have in common: the step in at most three
+"""The base of backends on libraries with attention over ragged batches: a step is at most three
 calls.
 
-    rows of the step   [ decode: one token each | prefill chunks, whole sequences or parts ]
+    rows of the step   [ decode: one token each | prefill: whole prompts or chunks of them ]
     calls                first                    second
-    spans                a third one for the tokens of atomic media, which see all of their item:
-                         as a sequence that ends where the span ends, without a causal mask
+    spans                a third call for the tokens of atomic media, which attend to all of their
+                         item: a sequence that ends where the span ends, without a causal mask
 
 Shapes: T tokens of the step, B sequences, H query heads, K key/value heads, D head size, N blocks,
 P tokens in a block, M blocks in the longest block table.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.forward import AttentionContext, HeadTurn
+from mmdeploy_llm.forward import AttentionContext, QKRotary
 from mmdeploy_llm.transfer import to_device
 
 from .base import BatchLayout, KVCache
@@ -30,9 +30,14 @@ from .writing import CacheWriter, write_by_kernel, write_plain
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """B sequences that attend together. starts: [B + 1] int32, where the rows of each begin.
-    context_lens: [B] int32, keys of each; its rows are the last of them. tables: [B, M] int32.
-    is_decode: one row each. is_causal: False for spans, whose rows all see the whole context."""
+    """The sequences of one library call.
+
+    starts: [B + 1] int32, the first row of each sequence.
+    context_lens: [B] int32, keys of each sequence; its query rows are the last of them.
+    tables: [B, M] int32.
+    is_decode: every sequence has one row.
+    is_causal: False for spans, whose rows all attend to the whole context.
+    """
 
     starts: Tensor
     context_lens: Tensor
@@ -44,29 +49,29 @@ class Call:
 
     @cached_property
     def key_starts(self) -> Tensor:
-        """[B + 1] int32: the context lengths added up, for libraries that ask for them so."""
+        """Cumulative context lengths, [B + 1] int32, which some libraries require."""
         ends = self.context_lens.cumsum(0, dtype=torch.int32)
         return torch.nn.functional.pad(ends, (1, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Of one layer; see forward.AttentionContext. left: how many keys before its own a row sees;
-    None: all. scale: of the scores, always given."""
+    """Options of one layer; see forward.AttentionContext. left: how many keys before its own a row
+    attends to; None: all."""
 
     scale: float
     left: int | None
     softcap: float | None
 
     def window(self, call: Call, unbounded: int | None) -> tuple[int | None, int | None]:
-        """Keys to the left and to the right that a row sees, as the libraries count them;
-        `unbounded` is their word for all."""
+        """Returns how many keys to the left and right of its own a row attends to; `unbounded` is
+        the library's value for all."""
         left = unbounded if self.left is None else self.left
         return left, 0 if call.is_causal else unbounded
 
 
 class VarlenBackend(ABC):
-    """A library behind one method, `compute`. Reads no host lists but for spans, so that decode
+    """A library, called by one method, `compute`. Reads host lists only for spans, so that decode
     steps can be captured."""
 
     name: str
@@ -76,14 +81,14 @@ class VarlenBackend(ABC):
         self.write = write
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
-        """The step's calls, shared by all layers."""
+        """Prepares the step's calls, which all layers share."""
         return VarlenContext(self, layout, cache)
 
     @abstractmethod
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """Attention of `q` [rows of the call, H, D] over `keys`, `values` [N, P, K, D]."""
+        """Returns attention of `q` [rows of the call, H, D] over `keys`, `values` [N, P, K, D]."""
 
     def check(self, layer: int, options: Options) -> None:
         """Raises ModelNotSupportedError for options that the library cannot compute."""
@@ -97,7 +102,7 @@ class VarlenContext:
         self._backend = backend
         self._layout = layout
         self._cache = cache
-        self.can_turn = backend.write is write_by_kernel
+        self.can_rotate = backend.write is write_by_kernel
         self._num_decode = layout.num_decode
         self._decode, self._prefill = calls_of(layout)
         self._spans = span_call(layout) if layout.spans else None
@@ -113,12 +118,12 @@ class VarlenContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
-        turn: HeadTurn | None = None,
+        rotary: QKRotary | None = None,
     ) -> Tensor:
-        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.TurningAttention.
+        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.RotaryAttention.
 
         Raises ModelNotSupportedError for what the library cannot compute: an atomic media item
-        longer than the window, and whatever its own limits are.
+        longer than the window, and what `check` of the backend rejects.
         """
         options = Options(
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
@@ -127,10 +132,10 @@ class VarlenContext:
         )
         self._check(layer, window, options)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        if turn is None:
+        if rotary is None:
             self._backend.write(k, v, keys, values, self._layout)
         else:
-            write_by_kernel(k, v, keys, values, self._layout, q=q, turn=turn)
+            write_by_kernel(k, v, keys, values, self._layout, q=q, rotary=rotary)
         out = self._causal(q, keys, values, options)
         if self._spans is not None:
             call, rows = self._spans
@@ -160,7 +165,7 @@ class VarlenContext:
 
 
 def calls_of(layout: BatchLayout) -> tuple[Call | None, Call | None]:
-    """Decode and prefill of the step; None for one without sequences."""
+    """Splits the step into a decode and a prefill call; None for one without sequences."""
     lengths, count = lengths_of(layout), layout.num_decode
     num_seqs = lengths.context_lens.shape[0]
     decode = prefill = None
@@ -186,8 +191,9 @@ def calls_of(layout: BatchLayout) -> tuple[Call | None, Call | None]:
 
 
 def span_call(layout: BatchLayout) -> tuple[Call, Tensor]:
-    """The tokens of each span as a sequence that ends where the span ends: seen from its last
-    token back, that is all they may see. And their rows of the step, [R] int64."""
+    """Returns a call without causal mask for the tokens in spans, and their rows of the step, [R]
+    int64. A span becomes a sequence that ends where the span ends: all keys up to there are those
+    that its tokens attend to."""
     query_lens, context_lens, rows, sequences = [], [], [], []
     first_rows = torch.tensor((0, *layout.query_lens)).cumsum(0).tolist()
     for sequence, start, end in layout.spans:

@@ -1,4 +1,4 @@
-"""How a step's keys and values get into the cache: in plain torch, or by a kernel of the device."""
+"""Writes a step's keys and values to the cache: in plain torch, or with a Triton kernel."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import HeadTurn
+from mmdeploy_llm.forward import QKRotary
 
 from .base import BatchLayout
 
 
 class CacheWriter(Protocol):
     """Writes `k`, `v` [T, K, D] to `keys`, `values` [N, P, K, D] at layout.slots, in the cache's
-    dtype; rows of padding go nowhere. scales: of 8-bit caches, [N, P, K] float32."""
+    dtype, without padding rows. scales: [N, P, K] float32, of 8-bit caches."""
 
     def __call__(
         self,
@@ -26,7 +26,7 @@ class CacheWriter(Protocol):
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
     ) -> None:
-        """One layer of one step."""
+        """Writes one layer of one step."""
         ...
 
 
@@ -39,12 +39,12 @@ def write_plain(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> None:
-    """In plain torch, for caches without scales; a CacheWriter."""
-    assert key_scales is value_scales is None, "select sees to it"
+    """Writes in plain torch, for caches without scales; a CacheWriter."""
+    assert key_scales is value_scales is None, "select() allows no 8-bit cache here"
     slots = layout.slots
     if layout.is_padded:
-        # Padding writes the first row once more, to its own place: no branch that a graph would
-        # not have. In a batch of padding alone, which is the warm-up's, that is a place of block 0.
+        # Padding writes the first row once more, to its own slot: a graph can have no branch. In a
+        # batch of nothing but padding (warm-up) that is slot 0.
         is_real = slots >= 0
         k, v = (torch.where(is_real[:, None, None], x, x[:1]) for x in (k, v))
         slots = torch.where(is_real, slots, slots[0].clamp(min=0))
@@ -62,10 +62,10 @@ def write_by_kernel(
     value_scales: Tensor | None = None,
     *,
     q: Tensor | None = None,
-    turn: HeadTurn | None = None,
+    rotary: QKRotary | None = None,
 ) -> None:
-    """By a Triton kernel, keys and values in one launch; a CacheWriter. Needs triton. turn: what
-    the same launch does to `k`, and to `q` [T, H, D] in place."""
+    """Writes keys and values with one launch of a Triton kernel; a CacheWriter. Needs triton.
+    rotary: the same launch applies it to `k`, and to `q` [T, H, D] in place."""
     from mmdeploy_llm.cuda.heads import write_cache
 
-    write_cache(k, v, keys, values, layout.slots, key_scales, value_scales, q=q, turn=turn)
+    write_cache(k, v, keys, values, layout.slots, key_scales, value_scales, q=q, rotary=rotary)

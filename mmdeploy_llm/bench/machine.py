@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.native import CpuKernels
 
 Precision = Literal["float32", "bfloat16", "float16", "int8"]
 
@@ -36,7 +36,9 @@ class Machine:
     bandwidth: float
 
 
-def measure_machine(device: torch.device, precision: Precision, kernels: Kernels | None) -> Machine:
+def measure_machine(
+    device: torch.device, precision: Precision, kernels: CpuKernels | None
+) -> Machine:
     """Returns the best rates of torch and, when given, of the C++ kernels."""
     products = _products(device, precision, kernels)
     flops = max(_rate(product, 2 * NUM_ROWS * OUT_SIZE * IN_SIZE, device) for product in products)
@@ -54,7 +56,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def _products(
-    device: torch.device, precision: Precision, kernels: Kernels | None
+    device: torch.device, precision: Precision, kernels: CpuKernels | None
 ) -> Iterator[Callable[[], Tensor]]:
     """Yields implementations of the same product."""
     if precision == "int8":
@@ -69,7 +71,9 @@ def _products(
         yield lambda: kernels.linear_bf16(x, packed, OUT_SIZE, None)
 
 
-def _int8_products(device: torch.device, kernels: Kernels | None) -> Iterator[Callable[[], Tensor]]:
+def _int8_products(
+    device: torch.device, kernels: CpuKernels | None
+) -> Iterator[Callable[[], Tensor]]:
     x = torch.randint(-127, 128, (NUM_ROWS, IN_SIZE), dtype=torch.int8, device=device)
     weight = torch.randint(-127, 128, (OUT_SIZE, IN_SIZE), dtype=torch.int8, device=device)
     yield lambda: torch._int_mm(x, weight.T)

@@ -1,6 +1,6 @@
 """Triton kernels for CUDA: what torch has no single operation for.
 
-triton is imported in this folder alone, and only when kernels are asked for; without it the plain
+triton is imported in this folder alone, and only when kernels are loaded; without it the plain
 torch paths compute the same.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from .kernels import CudaKernels
+    from .cuda_kernels import CudaKernels
 
 __all__ = ["load"]
 
@@ -20,9 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def load(device: torch.device) -> CudaKernels | None:
-    """The kernels for a CUDA device; None, which is told, where triton cannot be imported."""
+    """Returns the kernels for a CUDA device; None, with a warning, where triton cannot be
+    imported."""
     try:
-        from .kernels import CudaKernels
+        from .cuda_kernels import CudaKernels
     except ImportError as error:
         logger.warning("no Triton kernels, plain torch computes the same more slowly: %s", error)
         return None

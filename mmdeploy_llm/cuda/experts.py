@@ -1,13 +1,13 @@
-"""Mixture of experts in five launches behind the router's product, without the host knowing how
-many tokens an expert has.
+"""Mixture of experts in five launches after the router's product, without the host knowing how many
+tokens an expert has.
 
-    logits [T, E] --route--> weights [T, k], expert numbers [R]
-    routes [R] --rank--> order: routes sorted by expert; ends: behind the last of each expert
+    logits [T, E] --route--> weights [T, k], expert ids [R]
+    routes [R] --rank--> order: routes sorted by expert; ends: the end of each expert's routes
     x [T, S] --gather, gate and up, silu * up--> [R, I] --down, scatter--> [R, S]
              --weigh, add--> [T, S]
 
-A program of the products takes one tile of one expert: the tiles are counted from `ends` on the
-device, and the grid has room for as many as there can be. Routes to expert E or above are left out.
+A program of the products computes one tile of one expert: tiles are counted from `ends` on the
+device, and the grid is as large as the worst case. Routes to expert E or above are skipped.
 
 Shapes: T tokens, E experts, k routes a token, R = T k routes, S size of the hidden states, I of an
 expert.
@@ -26,16 +26,16 @@ from torch import Tensor
 from .rows import silu_mul, silu_times
 
 RANKED = 64  # routes and experts of a program of _rank
-MAX_RANKED = 4096  # routes; beyond them sorting costs less than comparing all with all
+MAX_RANKED = 4096  # routes; with more, sorting costs less than comparing all with all
 COMBINED = 1024  # channels of a program of _combine
-# From so many routes an expert on, and on such devices, torch's grouped product is the faster one.
+# From this many routes per expert, and this compute capability, torch's grouped product is faster.
 MIN_TORCH_ROUTES = 128
 TORCH_CAPABILITY = (9, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tile:
-    """Of a grouped product: rows, columns, and how much of a sum at once, of 16-bit values."""
+    """Tile sizes of a grouped product. depth: terms of a sum at once, for 16-bit values."""
 
     rows: int
     columns: int
@@ -54,7 +54,8 @@ TILES = (
 
 @triton.jit(do_not_specialize=["num_routes"])
 def _rank(ids_ptr, num_routes, num_experts, order_ptr, ends_ptr, BLOCK: tl.constexpr):
-    """order[place of route i] = i, stable; ends[e] = how many routes go to experts up to e."""
+    """Sorts routes stably: order[rank of route i] = i; ends[e] = number of routes to experts 0 ..
+    e."""
     own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + own, mask=own < num_routes, other=0).to(tl.int32)[:, None]
     experts = own[:, None]
@@ -75,8 +76,8 @@ def _rank(ids_ptr, num_routes, num_experts, order_ptr, ends_ptr, BLOCK: tl.const
 
 @triton.jit
 def _place(tile, ends_ptr, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
-    """The expert of a tile, its first row and the end of the expert's; no rows for a tile too
-    many."""
+    """Returns the expert of a tile, its first row and the end of the expert's rows; no rows for a
+    surplus tile."""
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < num_experts
     ends = tl.load(ends_ptr + experts, mask=is_expert, other=0)
@@ -94,8 +95,9 @@ def _grouped_product(
     ROUTES_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, EXPERTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """ROUTES_PER_ROW: of `a`; 0: its rows are sorted as the routes. IS_GATED: silu(a gate') *
-    (a up') in the sorted order; otherwise a b' in that of the routes."""
+    """Multiplies rows of `a` with their experts' matrices. ROUTES_PER_ROW: routes of a row of `a`;
+    0: its rows are in the sorted order. IS_GATED: computes silu(a gate') * (a up') in the sorted
+    order; otherwise a b' in the order of the routes."""
     expert, first, end = _place(tl.program_id(1), ends_ptr, num_experts, EXPERTS, ROWS)
     rows = first + tl.arange(0, ROWS)
     is_row = rows < end
@@ -135,7 +137,7 @@ def _combine(
     routed_ptr, weights_ptr, ids_ptr, out_ptr, size, num_experts,
     K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The weighted sum over the routes of a token."""
+    """Computes the weighted sum over the routes of a token."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dtype = out_ptr.dtype.element_ty
@@ -155,7 +157,7 @@ def _route(
     HAS_BIAS: tl.constexpr, IS_NORMED: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):  # fmt: skip
-    """The experts of one token: K times the largest of what is left, the first of equal ones."""
+    """Chooses the K experts of one token one by one, the largest first, the lowest id of equals."""
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < num_experts
@@ -185,8 +187,8 @@ def _route(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """order: [R] int32, the routes sorted by expert. ends: [E] int32, how many routes go to experts
-    up to each."""
+    """Routes by expert. order: [R] int32, the routes sorted by expert. ends: [E] int32, the end of
+    each expert's routes in `order`."""
 
     order: Tensor
     ends: Tensor
@@ -195,9 +197,8 @@ class Routes:
 def route(
     logits: Tensor, bias: Tensor | None, top_k: int, dtype: torch.dtype, norm_min: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Of logits [T, E]: the weights [T, k], softmax over the experts, and the numbers [T, k] int32
-    of the k largest of that plus the bias [E] float32. norm_min: the weights are divided by their
-    sum, at least by this."""
+    """Chooses experts by logits [T, E]: weights [T, k] and ids [T, k] int32; see
+    kernels.ExpertKernels."""
     num_tokens, num_experts = logits.shape
     weights = torch.empty((num_tokens, top_k), dtype=dtype, device=logits.device)
     ids = torch.empty((num_tokens, top_k), dtype=torch.int32, device=logits.device)
@@ -212,7 +213,7 @@ def route(
 
 
 def sort_routes(ids: Tensor, num_experts: int) -> Routes:
-    """ids: [R], expert numbers; `num_experts` or more is none."""
+    """Sorts routes by expert. ids: [R]; ids from `num_experts` on are no expert."""
     num_routes = ids.shape[0]
     if num_routes > MAX_RANKED:
         found, order = ids.to(torch.int32).sort(stable=True)
@@ -229,9 +230,9 @@ def sort_routes(ids: Tensor, num_experts: int) -> Routes:
 def run_experts(
     x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
-    """[T, S], weights [T, k], expert numbers [T, k], gate_up [E, 2 I, S], down [E, S, I] -> [T, S]:
-    the sum over a token's routes of weight * down(silu(gate(x)) * up(x)). Expert numbers from E on
-    add nothing."""
+    """Returns [T, S], the sum over a token's routes of weight * down(silu(gate(x)) * up(x)): x
+    [T, S], weights [T, k], ids [T, k], gate_up [E, 2 I, S], down [E, S, I]. Ids from E on add
+    nothing."""
     num_tokens, top_k = experts.shape
     num_experts = down.shape[0]
     assert gate_up.is_contiguous()
@@ -240,8 +241,8 @@ def run_experts(
         return torch.empty_like(x)
     ids = experts.contiguous().view(-1)
     routes = sort_routes(ids, num_experts)
-    if _is_for_torch(x, ids.shape[0], down):
-        routed = _by_torch(x, routes, top_k, gate_up, down)
+    if _can_use_torch(x, ids.shape[0], down):
+        routed = _run_in_torch(x, routes, top_k, gate_up, down)
     else:
         hidden = _product(x, gate_up, routes, routes_per_row=top_k, is_gated=True)
         routed = _product(hidden, down, routes, routes_per_row=0, is_gated=False)
@@ -256,13 +257,13 @@ def run_experts(
 def _product(
     a: Tensor, b: Tensor, routes: Routes, *, routes_per_row: int, is_gated: bool
 ) -> Tensor:
-    """[R, n], of the routes' rows of `a` and their experts' matrices of b [E, n or 2 n, k]; gated
-    in the sorted order, else in that of the routes."""
+    """Multiplies the routes' rows of `a` with their experts' matrices of b [E, n or 2 n, k] ->
+    [R, n]; gated in the sorted order, else in the order of the routes."""
     num_routes, num_experts = routes.order.shape[0], b.shape[0]
     num_columns = b.shape[1] // 2 if is_gated else b.shape[1]
     tile = _tile(num_routes, num_experts)
-    used = min(num_experts, num_routes)
-    max_tiles = min(num_routes, (num_routes + used * (tile.rows - 1)) // tile.rows)
+    num_used = min(num_experts, num_routes)
+    max_tiles = min(num_routes, (num_routes + num_used * (tile.rows - 1)) // tile.rows)
     out = torch.empty((num_routes, num_columns), dtype=a.dtype, device=a.device)
     _grouped_product[(triton.cdiv(num_columns, tile.columns), max_tiles)](
         a, a.stride(0), b, out, routes.order, routes.ends, num_columns, b.shape[2], num_experts,
@@ -274,7 +275,7 @@ def _product(
 def _product_options(
     tile: _Tile, a: Tensor, b: Tensor, *, routes_per_row: int, is_gated: bool
 ) -> dict[str, int]:
-    """What the product is compiled for."""
+    """Returns the constants of the product's kernel."""
     return {
         "ROUTES_PER_ROW": routes_per_row,
         "IS_GATED": is_gated,
@@ -288,7 +289,7 @@ def _product_options(
 
 
 def compile_products(x: Tensor, top_k: int, gate_up: Tensor, down: Tensor) -> None:
-    """Of every tile, so that no later step waits for the one that its number of tokens asks for."""
+    """Compiles the products for every tile, so that no later step waits for the compiler."""
     hidden = x.new_empty((1, down.shape[2]))
     ints = torch.empty(1, dtype=torch.int32, device=x.device)
     for a, b, per_row, is_gated in ((x, gate_up, top_k, True), (hidden, down, 0, False)):
@@ -302,14 +303,14 @@ def compile_products(x: Tensor, top_k: int, gate_up: Tensor, down: Tensor) -> No
 
 
 def _tile(num_routes: int, num_experts: int) -> _Tile:
-    """For the routes that an expert has on average."""
+    """Chooses a tile by the average number of routes per expert."""
     each = num_routes / num_experts
     return next((tile for tile in TILES if each <= tile.rows), TILES[-1])
 
 
-def _is_for_torch(x: Tensor, num_routes: int, down: Tensor) -> bool:
-    """Whether torch's grouped product is called: it takes bf16 rows of whole 16 bytes; on other
-    devices it asks the host for the counts."""
+def _can_use_torch(x: Tensor, num_routes: int, down: Tensor) -> bool:
+    """Whether to call torch's grouped product: it takes bf16 rows of a multiple of 16 bytes; on
+    other cards it copies the counts to the host."""
     is_aligned = x.shape[1] % 8 == 0 and down.shape[2] % 8 == 0
     if not (x.is_cuda and x.dtype is torch.bfloat16 and is_aligned):
         return False
@@ -317,8 +318,8 @@ def _is_for_torch(x: Tensor, num_routes: int, down: Tensor) -> bool:
     return is_large and torch.cuda.get_device_capability(x.device) >= TORCH_CAPABILITY
 
 
-def _by_torch(x: Tensor, routes: Routes, top_k: int, gate_up: Tensor, down: Tensor) -> Tensor:
-    """[R, S] in the order of the routes."""
+def _run_in_torch(x: Tensor, routes: Routes, top_k: int, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Runs the experts with torch's grouped product: [R, S] in the order of the routes."""
     rows = x.index_select(0, routes.order // top_k)
     gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=routes.ends).chunk(2, -1)
     found = F.grouped_mm(silu_mul(gate, up), down.transpose(1, 2), offs=routes.ends)

@@ -1,13 +1,12 @@
-"""What happens to the heads of q, k and v between their product and attention, in one launch: norms
-of the heads, rotary turns, and the way of k and v into the paged KV cache.
+"""Norms and rotates the heads of q and k, and writes k and v to the paged KV cache, in one launch.
 
-    q   norm, turn    in place
-    k   norm, turn    into the cache; in place without one
-    v                 into the cache
+    q   norm, rotate    in place
+    k   norm, rotate    into the cache; in place without a cache
+    v                   into the cache
 
-A head is read as the two channels of its R pairs, and the channels behind those. The caches may
-have 8 bits, with a scale for each token and head. Shapes: T tokens, N heads, H of q, K of k and v,
-D head size.
+A head is read as the first and second channels of its R rotary pairs, and the channels after them.
+The caches may have 8 bits, with a scale for each token and head.
+Shapes: T tokens, N heads, H of q, K of k and v, D head size.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.forward import HeadTurn
+    from mmdeploy_llm.forward import QKRotary
 
-TILE = 512  # channel pairs that a program has in hand
-PROGRAMS = 8192  # that fill a GPU: of more tokens, each takes more of its token's heads
-LARGEST = {2: 127.0, 3: 448.0}  # of the kernel's kinds int8 and float8 e4m3
+TILE = 512  # channel pairs that a program holds at once
+PROGRAMS = 8192  # enough to fill a GPU; with more tokens a program takes more heads of its token
+LARGEST = {2: 127.0, 3: 448.0}  # largest value of the kernel's kinds int8 and float8 e4m3
 
 
 @triton.jit
 def _load(start, is_row, D: tl.constexpr, PAIRS: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
-    """The first and second channels of the pairs and the channels behind, up to D; [heads, ..] of
-    the heads that begin at start [heads, 1]. Zeros where there is nothing."""
+    """Loads the first and second channels of the pairs, and the channels after them up to D, of the
+    heads that begin at start [heads, 1]: [heads, ..] each, zeros outside a head."""
     BLOCK: tl.constexpr = triton.next_power_of_2(PAIRS)
     if IS_INTERLEAVED:  # whole rows are read, as they lie in memory
         channels = tl.arange(0, 2 * BLOCK)[None, :]
@@ -41,8 +40,8 @@ def _load(start, is_row, D: tl.constexpr, PAIRS: tl.constexpr, IS_INTERLEAVED: t
         first = tl.load(start + pairs, mask=is_in, other=0.0)
         second = tl.load(start + PAIRS + pairs, mask=is_in, other=0.0)
     if D > 2 * PAIRS:
-        behind = 2 * PAIRS + tl.arange(0, triton.next_power_of_2(D - 2 * PAIRS))[None, :]
-        rest = tl.load(start + behind, mask=is_row & (behind < D), other=0.0)
+        others = 2 * PAIRS + tl.arange(0, triton.next_power_of_2(D - 2 * PAIRS))[None, :]
+        rest = tl.load(start + others, mask=is_row & (others < D), other=0.0)
     else:
         rest = tl.zeros((first.shape[0], 1), first.dtype)
     return first, second, rest
@@ -53,7 +52,7 @@ def _store(
     start, is_row, first, second, rest,
     D: tl.constexpr, PAIRS: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """To where _load reads."""
+    """Stores what _load returns."""
     BLOCK: tl.constexpr = triton.next_power_of_2(PAIRS)
     dtype = start.dtype.element_ty
     first, second = first.to(dtype), second.to(dtype)
@@ -67,8 +66,8 @@ def _store(
         tl.store(start + pairs, first, mask=is_in)
         tl.store(start + PAIRS + pairs, second, mask=is_in)
     if D > 2 * PAIRS:
-        behind = 2 * PAIRS + tl.arange(0, triton.next_power_of_2(D - 2 * PAIRS))[None, :]
-        tl.store(start + behind, rest.to(dtype), mask=is_row & (behind < D))
+        others = 2 * PAIRS + tl.arange(0, triton.next_power_of_2(D - 2 * PAIRS))[None, :]
+        tl.store(start + others, rest.to(dtype), mask=is_row & (others < D))
 
 
 @triton.jit
@@ -77,57 +76,65 @@ def _normed(x, scale, weight, dtype: tl.constexpr):
 
 
 @triton.jit
-def _turned(
-    start, is_row, weight_ptr, turn,
-    TURNS: tl.constexpr, HAS_NORM: tl.constexpr, D: tl.constexpr, PAIRS: tl.constexpr,
+def _rotated(
+    start, is_row, weight_ptr, rotary,
+    ROTATES: tl.constexpr, HAS_NORM: tl.constexpr, D: tl.constexpr, PAIRS: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """What _load reads, behind norm and turn, each rounded to the dtype; in float32. turn: cosines
+    """Returns _load after norm and rotation, each rounded to the dtype, in float32. rotary: cosines
     and sines of the token, eps of the norm."""
     dtype = start.dtype.element_ty
     first, second, rest = _load(start, is_row, D, PAIRS, IS_INTERLEAVED)
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     if HAS_NORM:
         squares = tl.sum(first * first + second * second, axis=1) + tl.sum(rest * rest, axis=1)
-        scale = tl.rsqrt(squares / D + turn[2])[:, None]
+        scale = tl.rsqrt(squares / D + rotary[2])[:, None]
         # For each head once more: no thread needs what another one loaded.
         place = tl.zeros_like(scale).to(tl.int32)
         weights = _load(weight_ptr + place, place == 0, D, PAIRS, IS_INTERLEAVED)
         first = _normed(first, scale, weights[0], dtype)
         second = _normed(second, scale, weights[1], dtype)
         rest = _normed(rest, scale, weights[2], dtype)
-    if TURNS:
-        turned = (first * turn[0] - second * turn[1]).to(dtype).to(tl.float32)
-        second = (second * turn[0] + first * turn[1]).to(dtype).to(tl.float32)
-        first = turned
+    if ROTATES:
+        rotated = (first * rotary[0] - second * rotary[1]).to(dtype).to(tl.float32)
+        second = (second * rotary[0] + first * rotary[1]).to(dtype).to(tl.float32)
+        first = rotated
     return first, second, rest
 
 
 @triton.jit
-def _turn_in_place(
-    x, heads, head_stride, num_heads, weight_ptr, turn,
-    TURNS: tl.constexpr, HAS_NORM: tl.constexpr, D: tl.constexpr, PAIRS: tl.constexpr,
+def _rotate_in_place(
+    x, heads, head_stride, num_heads, weight_ptr, rotary,
+    ROTATES: tl.constexpr, HAS_NORM: tl.constexpr, D: tl.constexpr, PAIRS: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of the token that begins at x."""
+    """Norms and rotates some heads of the token that begins at x."""
     USED: tl.constexpr = D if HAS_NORM else 2 * PAIRS  # the other channels stay what they are
     start, is_row = x + heads * head_stride, heads < num_heads
-    first, second, rest = _turned(
-        start, is_row, weight_ptr, turn, TURNS, HAS_NORM, USED, PAIRS, IS_INTERLEAVED
+    first, second, rest = _rotated(
+        start, is_row, weight_ptr, rotary, ROTATES, HAS_NORM, USED, PAIRS, IS_INTERLEAVED
     )
     _store(start, is_row, first, second, rest, USED, PAIRS, IS_INTERLEAVED)
 
 
 @triton.jit
-def _turn_into(
-    cache, scales, slot, x, heads, head_stride, num_heads, weight_ptr, turn,
-    KIND: tl.constexpr, LARGEST_VALUE: tl.constexpr, TURNS: tl.constexpr, HAS_NORM: tl.constexpr,
+def _rotate_into(
+    cache, scales, slot, x, heads, head_stride, num_heads, weight_ptr, rotary,
+    KIND: tl.constexpr, LARGEST_VALUE: tl.constexpr, ROTATES: tl.constexpr, HAS_NORM: tl.constexpr,
     D: tl.constexpr, PAIRS: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of the token that begins at x; one without a slot is not stored."""
+    """Norms, rotates and stores some heads of the token that begins at x, if it has a slot."""
     is_row = (heads < num_heads) & (slot >= 0)
-    first, second, rest = _turned(
-        x + heads * head_stride, is_row, weight_ptr, turn, TURNS, HAS_NORM, D, PAIRS, IS_INTERLEAVED
+    first, second, rest = _rotated(
+        x + heads * head_stride,
+        is_row,
+        weight_ptr,
+        rotary,
+        ROTATES,
+        HAS_NORM,
+        D,
+        PAIRS,
+        IS_INTERLEAVED,
     )
     rows = slot * num_heads + heads
     if KIND > 1:
@@ -147,55 +154,55 @@ def _heads(
     k_weight, eps, q_token_stride, q_head_stride, k_token_stride, k_head_stride, v_token_stride,
     v_head_stride,
     NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, D: tl.constexpr, PAIRS: tl.constexpr,
-    IS_INTERLEAVED: tl.constexpr, TURNS: tl.constexpr, HAS_NORM: tl.constexpr, KIND: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr, ROTATES: tl.constexpr, HAS_NORM: tl.constexpr, KIND: tl.constexpr,
     LARGEST_VALUE: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """One token: groups of HEADS heads of q, then of k, then of v, which the programs of the token
-    share. KIND: 0 k in place, 1 into a cache of floats, 2 of int8, 3 of float8."""
+    """Computes one token: groups of HEADS heads of q, then of k, then of v, shared out among the
+    programs of the token. KIND: 0 k in place, 1 into a cache of floats, 2 of int8, 3 of float8."""
     Q_GROUPS: tl.constexpr = triton.cdiv(NUM_Q, HEADS)
     KV_GROUPS: tl.constexpr = triton.cdiv(NUM_KV, HEADS)
     BLOCK: tl.constexpr = triton.next_power_of_2(PAIRS)
     token = tl.program_id(0).to(tl.int64)
     places, pairs = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
-    pairs += tl.zeros_like(places)  # [HEADS, BLOCK], as the heads: see _turned
-    turn = (pairs, pairs, eps)
-    if TURNS:
+    pairs += tl.zeros_like(places)  # [HEADS, BLOCK], as the heads: see _rotated
+    rotary = (pairs, pairs, eps)
+    if ROTATES:
         at = token * PAIRS + pairs
         cosines = tl.load(cosines_ptr + at, mask=pairs < PAIRS, other=0.0)
         sines = tl.load(sines_ptr + at, mask=pairs < PAIRS, other=0.0)
-        turn = (cosines, sines, eps)
+        rotary = (cosines, sines, eps)
     if KIND > 0:
         slot = tl.load(slots + token)
     num_groups = Q_GROUPS + (2 * KV_GROUPS if KIND > 0 else KV_GROUPS)
     for group in range(tl.program_id(1), num_groups, tl.num_programs(1)):
         if group < Q_GROUPS:
-            _turn_in_place(
+            _rotate_in_place(
                 q + token * q_token_stride, group * HEADS + places, q_head_stride, NUM_Q,
-                q_weight, turn, TURNS, HAS_NORM, D, PAIRS, IS_INTERLEAVED,
+                q_weight, rotary, ROTATES, HAS_NORM, D, PAIRS, IS_INTERLEAVED,
             )  # fmt: skip
         elif KIND == 0:
-            _turn_in_place(
+            _rotate_in_place(
                 k + token * k_token_stride, (group - Q_GROUPS) * HEADS + places, k_head_stride,
-                NUM_KV, k_weight, turn, TURNS, HAS_NORM, D, PAIRS, IS_INTERLEAVED,
+                NUM_KV, k_weight, rotary, ROTATES, HAS_NORM, D, PAIRS, IS_INTERLEAVED,
             )  # fmt: skip
         elif group < Q_GROUPS + KV_GROUPS:
-            _turn_into(
+            _rotate_into(
                 keys, key_scales, slot, k + token * k_token_stride,
-                (group - Q_GROUPS) * HEADS + places, k_head_stride, NUM_KV, k_weight, turn,
-                KIND, LARGEST_VALUE, TURNS, HAS_NORM, D, PAIRS, IS_INTERLEAVED,
+                (group - Q_GROUPS) * HEADS + places, k_head_stride, NUM_KV, k_weight, rotary,
+                KIND, LARGEST_VALUE, ROTATES, HAS_NORM, D, PAIRS, IS_INTERLEAVED,
             )  # fmt: skip
         else:
-            _turn_into(
+            _rotate_into(
                 values, value_scales, slot, v + token * v_token_stride,
-                (group - Q_GROUPS - KV_GROUPS) * HEADS + places, v_head_stride, NUM_KV, None, turn,
-                KIND, LARGEST_VALUE, False, False, D, PAIRS, IS_INTERLEAVED,
+                (group - Q_GROUPS - KV_GROUPS) * HEADS + places, v_head_stride, NUM_KV, None,
+                rotary, KIND, LARGEST_VALUE, False, False, D, PAIRS, IS_INTERLEAVED,
             )  # fmt: skip
 
 
-def rotate(x: Tensor, turn: HeadTurn, num_q_heads: int) -> None:
-    """Turns the heads of `x` [T, N, D] in place, behind their norms; the first num_q_heads are
-    those of q."""
-    _launch(x[:, :num_q_heads], x[:, num_q_heads:], None, turn)
+def rotate(x: Tensor, rotary: QKRotary, num_q_heads: int) -> None:
+    """Norms and rotates the heads of `x` [T, N, D] in place; the first num_q_heads are those of
+    q."""
+    _launch(x[:, :num_q_heads], x[:, num_q_heads:], None, rotary)
 
 
 def write_cache(
@@ -208,22 +215,22 @@ def write_cache(
     value_scales: Tensor | None = None,
     *,
     q: Tensor | None = None,
-    turn: HeadTurn | None = None,
+    rotary: QKRotary | None = None,
 ) -> None:
-    """`k`, `v` [T, K, D] into the rows `slots` [T] of `keys`, `values` [N, P, K, D], in the cache's
-    dtype; scales: [N, P, K] float32, of 8-bit caches. Negative slots are skipped.
+    """Writes `k`, `v` [T, K, D] to the rows `slots` [T] of `keys`, `values` [N, P, K, D], in the
+    cache's dtype; scales: [N, P, K] float32, of 8-bit caches. Skips negative slots.
 
-    With `q` [T, H, D] and `turn` as `rotate` of q and k before that, bit for bit, but that only `q`
-    is turned in place; channels lie side by side.
+    With `q` [T, H, D] and `rotary` it first does as `rotate` on q and k, bit for bit, but writes
+    only `q` in place; the channels of all three are contiguous.
     """
     k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
-    if q is None or turn is None:
-        q, turn = k[:, :0], None
-    _launch(q, k, v, turn, keys, values, key_scales, value_scales, slots)
+    if q is None or rotary is None:
+        q, rotary = k[:, :0], None
+    _launch(q, k, v, rotary, keys, values, key_scales, value_scales, slots)
 
 
 def _launch(
-    q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None, *cache: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor | None, rotary: QKRotary | None, *cache: Tensor | None
 ) -> None:
     (num_tokens, num_q, head_dim), num_kv = q.shape, k.shape[1]
     keys, values, key_scales, value_scales, slots = cache or (None,) * 5
@@ -236,17 +243,17 @@ def _launch(
     groups = triton.cdiv(num_q, heads) + (2 if kind else 1) * triton.cdiv(num_kv, heads)
     programs = max(1, min(groups, PROGRAMS // max(1, num_tokens)))
     _heads[(num_tokens, programs)](
-        q, k, v, keys, values, key_scales, value_scales, slots, *_operands(turn),
+        q, k, v, keys, values, key_scales, value_scales, slots, *_operands(rotary),
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         NUM_Q=num_q, NUM_KV=num_kv, D=head_dim,
-        PAIRS=head_dim // 2 if turn is None else turn.cosines.shape[1],
-        IS_INTERLEAVED=turn is not None and turn.is_interleaved, TURNS=turn is not None,
-        HAS_NORM=turn is not None and turn.q_weight is not None, KIND=kind,
+        PAIRS=head_dim // 2 if rotary is None else rotary.cosines.shape[1],
+        IS_INTERLEAVED=rotary is not None and rotary.is_interleaved, ROTATES=rotary is not None,
+        HAS_NORM=rotary is not None and rotary.q_weight is not None, KIND=kind,
         LARGEST_VALUE=LARGEST.get(kind, 0.0), HEADS=heads, num_warps=2,
     )  # fmt: skip
 
 
-def _operands(turn: HeadTurn | None) -> tuple[Tensor | float | None, ...]:
-    if turn is None:
+def _operands(rotary: QKRotary | None) -> tuple[Tensor | float | None, ...]:
+    if rotary is None:
         return None, None, None, None, 0.0
-    return turn.cosines, turn.sines, turn.q_weight, turn.k_weight, turn.eps
+    return rotary.cosines, rotary.sines, rotary.q_weight, rotary.k_weight, rotary.eps

@@ -1,6 +1,6 @@
-"""Kernels that work on rows: RMSNorm with the residual addition before it, and SiLU times up.
+"""Kernels for rows: RMSNorm with the residual addition before it, and SiLU times up.
 
-Roundings are those of the plain torch path: what it stores between two operations is rounded to the
+They round as plain torch does: values that it stores between two operations are rounded to the
 dtype here too. Shapes: T rows, C channels.
 """
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024  # values that a program handles at least
+TILE = 1024  # a program computes at least this many values
 SILU_TILE = 1024
 
 
@@ -38,7 +38,8 @@ def _rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
-    """[T, C]; residual: [T, C] contiguous, becomes residual + x, which is then normed."""
+    """Norms x [T, C]. residual: [T, C] contiguous; x is added to it in place, and the sum is
+    normed."""
     num_rows, size = x.shape
     out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(size)
@@ -53,7 +54,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
 
 @triton.jit
 def silu_times(gate, up, dtype: tl.constexpr):
-    """silu(gate) * up of float32 values that are rounded to the dtype first."""
+    """Returns silu(gate) * up of float32 values, rounded to the dtype first."""
     gate = gate.to(dtype).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     return activated * up.to(dtype).to(tl.float32)
@@ -71,7 +72,7 @@ def _silu_mul(gate_ptr, gate_stride, up_ptr, up_stride, out_ptr, size, BLOCK: tl
 
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, both [T, C] with channels side by side."""
+    """Returns silu(gate) * up, both [T, C] with contiguous channels."""
     num_rows, size = gate.shape
     out = torch.empty((num_rows, size), dtype=gate.dtype, device=gate.device)
     grid = (num_rows, triton.cdiv(size, SILU_TILE))

@@ -1,8 +1,8 @@
 """Building blocks for model authors: linear, norm, rotary embedding, MLP, mixture of experts, the
-standard decoder, vision parts.
+standard decoder, vision transformer.
 
-Every module takes and gives plain tensors of one device; its weights come from a checkpoint, so a
-fresh module holds undefined values until weights.load has filled it.
+Every module takes and returns plain tensors on one device. Its weights come from a checkpoint: the
+values of a new module are undefined until weights.load has filled it.
 """
 
 from mmdeploy_llm.transfer import to_device

@@ -1,13 +1,13 @@
 """The standard decoder: embedding, layers of attention and MLP with pre-norms, final norm, logits.
 
-    x = embed(ids)                       media embeddings take their rows
+    x = embed(ids)                       media embeddings replace their rows
     x = x + o(attend(rope(qkv(norm(x)))))
     x = x + mlp(norm(x))                 dense, sparse, or sparse by modality; per layer
     logits = head(norm(x))               head may be the embedding
 
-Options put a norm on every head of q and k before rope, and norms behind o and mlp.
+Options add a norm on every head of q and k before rope, and norms after o and mlp.
 
-Parameters are called as in transformers' checkpoints (embed_tokens, layers.N.self_attn.o_proj, ...)
+Parameters have the names of transformers' checkpoints (embed_tokens, layers.N.self_attn.o_proj, ..)
 with q, k, v and gate, up fused. Shapes: T tokens, H heads, K key/value heads, D head size.
 """
 
@@ -25,29 +25,30 @@ from mmdeploy_llm.forward import (
     AttentionContext,
     FixedAttention,
     ForwardInputs,
-    TurningAttention,
+    RotaryAttention,
 )
-from mmdeploy_llm.native import Kernels, Recording
+from mmdeploy_llm.kernels import Recording
 from mmdeploy_llm.request import MediaSpan
 
+from .kernel_layer import KernelLayer
 from .linear import Embedding, Linear, MergedLinear
 from .mlp import GatedMLP
 from .moe import Modality, ModalityMLP, MoEConfig, SparseMLP
 from .norm import RMSNorm
 from .rotary import KernelRope, Rope, Rotary, RotaryConfig
-from .with_kernels import WithKernels
 
-MAX_RECORDED_ROWS = 64  # of larger steps little time is spent between kernels
+MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Sizes and options.
+    """Sizes and options of a Decoder.
 
-    qk_norm: q_norm and k_norm, over the channels of every head, before rope. post_norms:
-    post_self_attn_layernorm and post_mlp_layernorm, on what is added to the residual stream.
-    windows: of each layer, how many tokens a token sees, itself included, None being all; None: all
-    layers see all. moe_layers: numbers of the layers whose MLP is sparse.
+    qk_norm: norm the channels of every head before rope (q_norm, k_norm).
+    post_norms: norm the outputs of attention and MLP before they are added to the residual stream
+        (post_self_attn_layernorm, post_mlp_layernorm).
+    windows: for each layer, to how many tokens a token attends, itself included; None: to all.
+    moe_layers: indices of the layers whose MLP is sparse.
     """
 
     vocab_size: int
@@ -76,16 +77,19 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderStep:
-    """What all layers share in one forward pass."""
+    """Values that all layers share in one forward pass.
+
+    rotary_attn: `attn`, if it rotates q and k itself.
+    """
 
     rope: Rope
     attn: AttentionContext
     modality: Modality | None
-    turning: TurningAttention | None = None  # attn, where heads turn there
+    rotary_attn: RotaryAttention | None = None
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over what `step.attn` keeps."""
+    """Grouped-query attention over the cached tokens of `step.attn`."""
 
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
@@ -109,39 +113,39 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        num_turned = self.num_heads + self.num_kv_heads
+        num_rotated = self.num_heads + self.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        seen = None if step.turning is None else self._attend_at_once(qkv, step, step.turning)
-        if seen is None:
-            turned = self._turned(qkv[:, :num_turned], step.rope)
-            q, k, v = turned[:, : self.num_heads], turned[:, self.num_heads :], qkv[:, num_turned:]
-            seen = step.attn.attend(self.layer, q, k, v, window=self.window)
-        out: Tensor = self.o_proj(seen.flatten(1))
+        attended = None
+        if step.rotary_attn is not None:
+            attended = self._rotate_in(step.rotary_attn, qkv, step)
+        if attended is None:
+            qk = self._rotated(qkv[:, :num_rotated], step.rope)
+            q, k, v = qk[:, : self.num_heads], qk[:, self.num_heads :], qkv[:, num_rotated:]
+            attended = step.attn.attend(self.layer, q, k, v, window=self.window)
+        out: Tensor = self.o_proj(attended.flatten(1))
         return out
 
-    def _attend_at_once(
-        self, qkv: Tensor, step: DecoderStep, turning: TurningAttention
-    ) -> Tensor | None:
-        """Attention that turns heads itself; None where the kernels do not take them."""
-        assert isinstance(step.rope, KernelRope), "what kernels turn by"
+    def _rotate_in(self, attn: RotaryAttention, qkv: Tensor, step: DecoderStep) -> Tensor | None:
+        """Lets attention norm and rotate q and k; None if the kernels do not take them."""
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = self.q_norm, self.k_norm
-        turn = step.rope.turn_of(qkv, norms)
-        if turn is None:
+        rotary = step.rope.qk_rotary(qkv, norms)
+        if rotary is None:
             return None
         q, k, v = torch.split(qkv, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
-        return turning.attend(self.layer, q, k, v, window=self.window, turn=turn)
+        return attn.attend(self.layer, q, k, v, window=self.window, rotary=rotary)
 
-    def _turned(self, qk: Tensor, rope: Rope) -> Tensor:
-        """[T, H + K, D], behind the norms of the heads where the model has them."""
+    def _rotated(self, qk: Tensor, rope: Rope) -> Tensor:
+        """Norms the heads [T, H + K, D] if the model has such norms, and rotates them."""
         if self.q_norm is None or self.k_norm is None:
             return rope.rotate(qk)
         return rope.norm_and_rotate(qk, self.num_heads, self.q_norm, self.k_norm)
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind its norm. The residual stream is carried beside the output."""
+    """Attention and MLP, each after its norm. The residual stream is passed on separately from the
+    output, so that the next norm adds them."""
 
     mlp: GatedMLP | SparseMLP | ModalityMLP
     post_self_attn_layernorm: RMSNorm | None
@@ -161,7 +165,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None, step: DecoderStep
     ) -> tuple[Tensor, Tensor]:
-        """(output not yet added, residual stream), both [T, hidden]."""
+        """Returns (output, residual stream), both [T, hidden], not yet added."""
         x, residual = self.input_layernorm.add(x, residual)
         x = self.self_attn(x, step)
         if self.post_self_attn_layernorm is not None:
@@ -179,11 +183,11 @@ def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | SparseMLP | Modal
     return ModalityMLP(config.hidden_size, config.moe)
 
 
-class Decoder(WithKernels):
-    """Token ids and media embeddings -> hidden states behind the final norm.
+class Decoder(KernelLayer):
+    """Computes hidden states after the final norm from token ids and media embeddings.
 
-    On the CPU the kernel calls of a small decode step are recorded, once for each number of
-    sequences, and then made in one call.
+    On the CPU the kernel calls of a small decode step are recorded once for each number of
+    sequences, and replayed in one call.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -195,27 +199,27 @@ class Decoder(WithKernels):
         self.rotary = Rotary(config.rotary)
 
     def forward(self, inputs: ForwardInputs, is_vision: Tensor | None = None) -> Tensor:
-        """[T, hidden]. is_vision: [T] bool, tokens for the vision experts of modality-routed
-        layers."""
+        """Returns [T, hidden]. is_vision: [T] bool, tokens for the vision experts of
+        modality-routed layers."""
         x = inputs.merge_media(self.embed_tokens(inputs.token_ids))
         step = DecoderStep(
             rope=self.rotary(inputs.positions),
             attn=inputs.attn,
             modality=None if is_vision is None else Modality(is_vision),
-            turning=self._turning(inputs.attn),
+            rotary_attn=self._rotary_attn(inputs.attn),
         )
         if inputs.media_rows is None and x.shape[0] <= MAX_RECORDED_ROWS:
             return self._decode(x, step)
         return self._run_layers(x, step, inputs)
 
-    def _turning(self, attn: AttentionContext) -> TurningAttention | None:
-        """Where kernels of a device serve both, attention turns the heads."""
-        if self.device_kernels is None or not isinstance(attn, TurningAttention):
+    def _rotary_attn(self, attn: AttentionContext) -> RotaryAttention | None:
+        """Returns `attn` if it rotates q and k by the kernels that the layers use."""
+        if self.kernels is None or not isinstance(attn, RotaryAttention) or not attn.can_rotate:
             return None
-        return attn if attn.can_turn else None
+        return attn
 
     def _run_layers(self, x: Tensor, step: DecoderStep, inputs: ForwardInputs | None) -> Tensor:
-        """All layers and the norm. inputs: for what media add behind layers."""
+        """Runs all layers and the norm. inputs: for media features that are added after layers."""
         residual = None
         rows = None if inputs is None else inputs.media_rows
         features = () if inputs is None else _media_features(inputs, x.shape[1])
@@ -227,18 +231,16 @@ class Decoder(WithKernels):
         return out
 
     def _decode(self, x: Tensor, step: DecoderStep) -> Tensor:
-        """As _run_layers, from a recording where the step is one of decode alone and there is
-        one."""
+        """Computes as _run_layers, from a recording if the step is decode only and has one."""
         frame = step.attn.frame if isinstance(step.attn, FixedAttention) else None
-        if frame is None or not isinstance(self.kernels, Kernels):
-            return self._run_layers(x, step, None)
         rope = step.rope
-        assert isinstance(rope, KernelRope), "what kernels turn by"
+        if frame is None or self.kernels is None or not isinstance(rope, KernelRope):
+            return self._run_layers(x, step, None)
         if frame not in self._recordings:
 
             def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-                here = replace(step, rope=rope.with_tables(cos, sin))
-                return self._run_layers(x, here, None)
+                replayed = replace(step, rope=rope.with_tables(cos, sin))
+                return self._run_layers(x, replayed, None)
 
             out, self._recordings[frame] = self.kernels.record(run, x, *rope.tables)
             return out
@@ -249,8 +251,8 @@ class Decoder(WithKernels):
 
 
 def _media_features(inputs: ForwardInputs, size: int) -> Sequence[Tensor]:
-    """What the media's rows hold beside their embeddings, in parts [M, size]: part i is added
-    behind layer i."""
+    """Splits the columns of the media embeddings after the first `size` into tensors [M, size];
+    tensor i is added after layer i."""
     if inputs.media_embeds is None or inputs.media_embeds.shape[1] == size:
         return ()
     return torch.split(inputs.media_embeds[:, size:], size, 1)
@@ -259,8 +261,8 @@ def _media_features(inputs: ForwardInputs, size: int) -> Sequence[Tensor]:
 class CausalLM(nn.Module):
     """Decoder and output head, with the attributes that a Model must have.
 
-    A plugin's model subclasses it, and adds `weight_targets`; where it has media, `encode_media`,
-    and `positions` if they are not those of the tokens.
+    A plugin's model subclasses it and adds `weight_targets`; a model with media also adds
+    `encode_media`, and `positions` if these differ from the token indices.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -275,15 +277,15 @@ class CausalLM(nn.Module):
         self.vocab_size = config.vocab_size
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """None: token i is at position i."""
+        """Returns None: token i is at position i."""
         return None
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
-        """Hidden states behind the final norm, [T, hidden]."""
+        """Returns hidden states after the final norm, [T, hidden]."""
         out: Tensor = self.model(inputs)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> [N, vocab]."""
+        """Multiplies with the output head, [N, hidden] -> [N, vocab]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return head.product(hidden)

@@ -1,4 +1,5 @@
-"""From transformers' configs to ours: what the text configs of most families have in common."""
+"""Converts transformers' configs to ours, for the fields that the text configs of most families
+share."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from .decoder import DecoderConfig
 from .rotary import RotaryConfig
 
-# Scaled variants whose frequencies do not depend on the length of the sequence.
+# Scaled variants whose frequencies are the same for every sequence length.
 STATIC_ROPE_TYPES = ("linear", "llama3", "yarn")
 
 
 def standard_decoder(config: Any, rotary: RotaryConfig | None = None) -> DecoderConfig:
-    """The sizes of a text config, without biases, windows or experts; `rotary` is its
-    rotary_config unless given. A family adds its options with dataclasses.replace.
+    """Converts the sizes of a text config, without biases, windows or experts. rotary: default
+    rotary_config(config). A family adds its options with dataclasses.replace.
 
     Raises ModelNotSupportedError for activations other than silu.
     """
@@ -35,7 +36,7 @@ def standard_decoder(config: Any, rotary: RotaryConfig | None = None) -> Decoder
         num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
         rotary=rotary_config(config) if rotary is None else rotary,
         norm_eps=config.rms_norm_eps,
-        # The text part of a multimodal config may leave it to the whole one.
+        # The text config inside a multimodal config may not have the field.
         is_tied=getattr(config, "tie_word_embeddings", False),
     )
 
@@ -43,15 +44,16 @@ def standard_decoder(config: Any, rotary: RotaryConfig | None = None) -> Decoder
 def rotary_config(
     config: Any, *, axes: tuple[int, ...] | None = None, is_interleaved: bool = False
 ) -> RotaryConfig:
-    """Frequencies from the config's rope_parameters, scaled ones computed by transformers.
+    """Converts the config's rope_parameters; transformers computes the frequencies of scaled
+    variants.
 
-    Raises ModelNotSupportedError for variants that depend on the length of the sequence.
+    Raises ModelNotSupportedError for variants that depend on the sequence length.
     """
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     head_dim = getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
-    turned_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     scale, frequencies = 1.0, None
     if kind in STATIC_ROPE_TYPES:
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -65,7 +67,7 @@ def rotary_config(
         )
     return RotaryConfig(
         head_dim=head_dim,
-        turned_dim=None if turned_dim == head_dim else turned_dim,
+        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         theta=rope["rope_theta"],
         is_interleaved=is_interleaved,
         axes=axes,
@@ -75,8 +77,8 @@ def rotary_config(
 
 
 def layer_windows(config: Any) -> tuple[int | None, ...] | None:
-    """DecoderConfig.windows by the config's layer_types and sliding_window; None where no layer
-    has a window. Without layer_types a sliding_window is every layer's.
+    """Returns DecoderConfig.windows from the config's layer_types and sliding_window; None when no
+    layer has a window. Without layer_types the sliding_window applies to every layer.
 
     Raises ModelNotSupportedError for other types of layers, and for a window without a size.
     """

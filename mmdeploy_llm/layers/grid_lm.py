@@ -16,10 +16,10 @@ from .vision import Grid, grid_positions
 
 
 class GridLM(CausalLM):
-    """A decoder with M-RoPE positions for media with a grid. A plugin's model subclasses it, builds
-    its vision tower, and adds `encode` and `weight_targets`.
+    """A decoder with M-RoPE positions, for media that are grids of patches. A plugin's model
+    subclasses it, builds its vision tower, and adds `encode` and `weight_targets`.
 
-    merge_size: patches on each side of what becomes one token.
+    merge_size: patches that become one token, along each side.
     """
 
     def __init__(self, decoder: DecoderConfig, *, merge_size: int) -> None:
@@ -28,30 +28,30 @@ class GridLM(CausalLM):
 
     @abstractmethod
     def encode(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """[P, patch_dim], all media one behind the other, and their patches (time, rows, columns)
-        -> [M, media size]."""
+        """Encodes the patches of all media, concatenated, [P, patch_dim] -> [M, media size]. grids:
+        patches of each in (time, rows, columns)."""
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """One [num_tokens, media size] per item; all items in one call of `encode`."""
+        """Returns [num_tokens, media size] for each item; calls `encode` once for all."""
         device = self.model.embed_tokens.weight.device
-        # Large ones may lie on the device already, small ones do not.
+        # Large ones may be on the device already, small ones are on the host.
         pixels = torch.cat([to_device(item.tensors["pixels"], device) for item in items])
         rows = self.encode(pixels, [media_grid(item) for item in items])
         return torch.split(rows, [item.num_tokens for item in items])
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor:
-        """[3, num_tokens]: transformers' get_rope_index."""
+        """Returns M-RoPE positions [3, num_tokens], as transformers' get_rope_index."""
         return grid_positions(num_tokens, [part for span in media for part in self.grids_of(span)])
 
     def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
-        """The grids of tokens of a media item, as grid_positions takes them: the offset of the
-        first token, the tokens in time, height and width, the positions between two frames."""
+        """Returns the token grids of a media item for grid_positions: offset of the first token,
+        tokens in time, height and width, positions between two frames."""
         frames, height, width = media_grid(span.item)
         grid = frames, height // self.merge_size, width // self.merge_size
         return ((span.offset, grid, 1.0),)
 
 
 def media_grid(item: MediaInput) -> Grid:
-    """The patches of a media item of a family with grids."""
+    """Returns the grid of patches of a media item."""
     assert item.grid_thw is not None, "this family's processors set a grid"
     return item.grid_thw

@@ -1,5 +1,5 @@
-"""Linear layers without initialisation: weights come from a checkpoint, and may be laid out anew
-for the CPU kernels once they are there."""
+"""Linear layers without initialisation: their weights come from a checkpoint, and may then be
+packed for the kernels."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmdeploy_llm.native import Kernels
-
-from .packed import Bf16Weight, PackedWeight, Quantization, pack_weight
+from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
-    """A parameter whose values come from a checkpoint."""
+    """Returns a parameter without values, which a checkpoint will fill."""
     return nn.Parameter(torch.empty(shape), requires_grad=False)
 
 
 def emptied(weight: Tensor) -> nn.Parameter:
-    """What is left of a packed weight [..., n, k]: [..., 0, k] of the same dtype and device."""
+    """Returns the placeholder of a packed weight [..., n, k]: [..., 0, k] of the same dtype and
+    device."""
     *outer, _, k = weight.shape
     return nn.Parameter(weight.new_empty(*outer, 0, k), requires_grad=False)
 
 
 class Matrix(nn.Module):
-    """A weight [n, k] to multiply with. Packed, `weight` is empty, [0, k], of the same dtype."""
+    """A weight [n, k] to multiply with. Once it is packed, `weight` is empty: [0, k], of the same
+    dtype."""
 
     def __init__(self, n: int, k: int) -> None:
         super().__init__()
@@ -35,16 +35,16 @@ class Matrix(nn.Module):
         self.packed: PackedWeight | None = None
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [..., k] -> [..., n]."""
+        """Multiplies x [..., k] -> [..., n]."""
         if self.packed is None:
             return F.linear(x, self.weight, bias)
         flat = x.reshape(-1, x.shape[-1])
         return self.packed.product(flat, bias).view(*x.shape[:-1], -1)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
-        """Lays the weight out for `kernels`, rounded to int8 where asked; what they do not take
-        stays as it is."""
-        self.packed = pack_weight(self.weight.detach(), kernels, quantization)
+        """Lays the weight out for `kernels`, rounded to int8 if requested; one that they do not
+        pack stays as it is."""
+        self.packed = kernels.pack(self.weight.detach(), quantization)
         if self.packed is not None:
             self.weight = emptied(self.weight)
 
@@ -57,32 +57,32 @@ class Linear(Matrix):
         self.bias = empty_parameter(out_size) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """One matrix product, bias included."""
+        """Computes one matrix product, bias included."""
         return self.product(x, self.bias)
 
 
 class Embedding(Matrix):
-    """A row of `weight` [vocab, hidden] per token; as the output head of a model, a product too."""
+    """Looks up a row of `weight` [vocab, hidden] per token; as the output head it multiplies."""
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, hidden]."""
-        if isinstance(self.packed, Bf16Weight):
-            return self.packed.rows(token_ids)
-        return F.embedding(token_ids, self.weight)
+        rows = None if self.packed is None else self.packed.rows
+        return F.embedding(token_ids, self.weight) if rows is None else rows(token_ids)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
-        """As Matrix.pack; rows are looked up exactly, so int8 keeps the weight beside it."""
+        """Packs as Matrix.pack. Rows are looked up exactly: a layout that rounds them keeps the
+        weight too."""
         weight = self.weight
         super().pack(kernels, quantization)
-        if not isinstance(self.packed, Bf16Weight):
+        if self.packed is None or self.packed.rows is None:
             self.weight = weight
 
 
 class MergedLinear(Linear):
-    """Several linear layers of the same input as one: their outputs lie side by side.
+    """Several linear layers of the same input, fused: their outputs are concatenated.
 
-    parts: the checkpoint's name of each layer and the rows of `weight` and `bias` that are its own;
-    weights.map reads it.
+    parts: the checkpoint's name of each layer -> its rows of `weight` and `bias`; read by
+        weights.map.
     """
 
     def __init__(self, in_size: int, part_sizes: Mapping[str, int], *, bias: bool = False) -> None:

@@ -8,29 +8,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .kernel_layer import KernelLayer
 from .linear import Linear, MergedLinear
-from .rows import row_parts
-from .with_kernels import WithKernels
+from .rows import row_chunks
 
-# Values of an intermediate result, see rows.py.
+# Values in an intermediate result; see rows.py.
 MAX_VALUES = 4 * 2**20
-# Up to so many rows one product for gate and up is faster; with more, two products are as fast, and
-# the activation then reads whole rows, which takes a third of the time.
+# Up to this many rows one product for gate and up is faster. With more rows two products are as
+# fast, and the activation then reads whole rows, in a third of the time.
 MAX_FUSED_ROWS = 64
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """[..., 2 I] = gate beside up -> silu(gate) * up [..., I]."""
+    """Computes silu(gate) * up [..., I] from gate and up concatenated, [..., 2 I]."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x * sigmoid(1.702 x)."""
+    """Computes x * sigmoid(1.702 x)."""
     return (x * 1.702).sigmoid_().mul_(x)
 
 
-class GatedMLP(WithKernels):
+class GatedMLP(KernelLayer):
     """down(silu(gate(x)) * up(x)). Checkpoint names: gate_proj, up_proj, down_proj."""
 
     def __init__(self, size: int, intermediate_size: int, *, bias: bool = False) -> None:
@@ -45,12 +45,12 @@ class GatedMLP(WithKernels):
         if self.kernels is None and (x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS):
             out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
             return out
-        rows = row_parts(x, self.intermediate_size, MAX_VALUES)
-        parts = [self.down_proj(self._activate(x[part])) for part in rows]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        chunks = row_chunks(x, self.intermediate_size, MAX_VALUES)
+        outs = [self.down_proj(self._activate(x[rows])) for rows in chunks]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def _activate(self, x: Tensor) -> Tensor:
-        """silu(gate(x)) * up(x); in plain torch in two products."""
+        """Computes silu(gate(x)) * up(x); plain torch uses two products."""
         if self.kernels is not None and self.kernels.takes(x):
             return self.kernels.silu_mul(*self.gate_up_proj(x).chunk(2, -1))
         weights = self.gate_up_proj.weight.chunk(2)

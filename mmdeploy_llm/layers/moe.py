@@ -13,23 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.kernels import ExpertKernels, Kernels, PackedWeight, Quantization
 
+from .kernel_layer import KernelLayer
 from .linear import Linear, emptied, empty_parameter
 from .mlp import GatedMLP, silu_mul
-from .packed import PackedWeight, Quantization, can_pack, pack_weight
-from .with_kernels import WithKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig:
-    """router: "corrected" is Router, "softmax" SoftmaxRouter. is_normed: whether SoftmaxRouter
-    divides the weights of the chosen experts by their sum. norm_min: smallest sum by which Router
-    does.
+    """Sizes and options of a SparseMLP or ModalityMLP.
 
-    shared_size: width of the shared experts together, 0 for none. is_shared_gated: whether a
-    sigmoid gate weighs what they give. vision_intermediate_size: width of the experts that media
-    tokens have to themselves, None when all tokens share the same ones.
+    router: "corrected" is Router, "softmax" is SoftmaxRouter.
+    is_normed: whether SoftmaxRouter divides the weights of the chosen experts by their sum.
+    norm_min: lower bound of the sum that Router divides by.
+    shared_size: width of all shared experts together, 0 for none.
+    is_shared_gated: whether a sigmoid gate weights the output of the shared experts.
+    vision_intermediate_size: width of the experts for media tokens only; None when all tokens
+        share the same experts.
     """
 
     num_experts: int
@@ -44,9 +45,9 @@ class MoEConfig:
     vision_intermediate_size: int | None = None
 
 
-class Router(WithKernels):
-    """Softmax over the experts; the k best by probability + correction bias, weighted by their
-    normalised probabilities. All in float32, weights included."""
+class Router(KernelLayer):
+    """Chooses the k experts with the largest softmax probability + correction bias, and weights
+    them by their normalised probabilities. Computes in float32, with weights in float32."""
 
     fp32_parameters = ("weight", "correction_bias")
 
@@ -58,11 +59,12 @@ class Router(WithKernels):
         self.norm_min = config.norm_min
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, S] -> weights [T, k] in x's dtype, expert numbers [T, k]."""
+        """Routes x [T, S]: weights [T, k] in x's dtype, expert ids [T, k]."""
         logits = F.linear(x.float(), self.weight)
-        if self.device_kernels is not None and self.device_kernels.takes(logits):
+        kernels = self.kernels
+        if kernels is not None and kernels.experts is not None and kernels.takes(logits):
             bias = self.correction_bias[0]
-            return self.device_kernels.route(logits, bias, self.top_k, x.dtype, self.norm_min)
+            return kernels.experts.route(logits, bias, self.top_k, x.dtype, self.norm_min)
         scores = logits.softmax(-1)
         experts = (scores + self.correction_bias).topk(self.top_k, dim=-1).indices
         weights = scores.gather(-1, experts)
@@ -70,9 +72,9 @@ class Router(WithKernels):
         return weights.to(x.dtype), experts
 
 
-class SoftmaxRouter(WithKernels):
-    """Softmax over the experts, in float32; the k most probable, weighted by their probabilities,
-    which are normalised where the config says so."""
+class SoftmaxRouter(KernelLayer):
+    """Chooses the k most probable experts by softmax in float32, weighted by their probabilities,
+    which are normalised if the config says so."""
 
     def __init__(self, size: int, config: MoEConfig) -> None:
         super().__init__()
@@ -81,11 +83,12 @@ class SoftmaxRouter(WithKernels):
         self.is_normed = config.is_normed
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, S] -> weights [T, k] in x's dtype, expert numbers [T, k]."""
+        """Routes x [T, S]: weights [T, k] in x's dtype, expert ids [T, k]."""
         logits = F.linear(x, self.weight)
-        if self.device_kernels is not None and self.device_kernels.takes(logits):
+        kernels = self.kernels
+        if kernels is not None and kernels.experts is not None and kernels.takes(logits):
             norm_min = 0.0 if self.is_normed else None
-            return self.device_kernels.route(logits, None, self.top_k, x.dtype, norm_min)
+            return kernels.experts.route(logits, None, self.top_k, x.dtype, norm_min)
         scores = logits.softmax(-1, dtype=torch.float32)
         weights, experts = scores.topk(self.top_k, dim=-1)
         if self.is_normed:
@@ -93,11 +96,11 @@ class SoftmaxRouter(WithKernels):
         return weights.to(x.dtype), experts
 
 
-class Experts(WithKernels):
+class Experts(KernelLayer):
     """E gated MLPs, stacked: gate_up_proj [E, 2 I, S], down_proj [E, S, I].
 
-    expert_parts: the checkpoint's name of each matrix of an expert, and its place; weights.map
-    reads it.
+    expert_parts: the checkpoint's name of each matrix of an expert -> its parameter and its rows
+        there; read by weights.map.
     """
 
     def __init__(self, num_experts: int, size: int, intermediate_size: int) -> None:
@@ -112,15 +115,14 @@ class Experts(WithKernels):
         }
 
     def forward(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        """[T, S], weights [T, k], expert numbers [T, k] -> [T, S].
+        """Computes the weighted sum of experts: x [T, S], weights [T, k], ids [T, k] -> [T, S].
 
-        Each expert sees its tokens in one product; experts without tokens cost nothing. Where
-        `is_on_device`, expert numbers from E on add nothing.
+        Each expert multiplies all of its tokens at once; experts without tokens cost nothing. If
+        `is_fused`, ids from E on add nothing.
         """
-        if self.is_on_device(x):
-            assert self.device_kernels is not None
-            matrices = self.gate_up_proj, self.down_proj
-            return self.device_kernels.run_experts(x, weights, experts, *matrices)
+        fused = self._fused_kernels(x)
+        if fused is not None:
+            return fused.run_experts(x, weights, experts, self.gate_up_proj, self.down_proj)
         top_k = experts.shape[-1]
         order = experts.flatten().argsort(stable=True)  # [T k] sorted by expert
         counts = torch.bincount(experts.flatten(), minlength=self.down_proj.shape[0])
@@ -132,17 +134,23 @@ class Experts(WithKernels):
         out = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
         return (out.view(-1, top_k, x.shape[-1]) * weights[..., None]).sum(1)
 
-    def is_on_device(self, x: Tensor) -> bool:
-        """Whether the host needs not know how many tokens an expert has."""
-        return self.device_kernels is not None and self.device_kernels.takes(x, self.down_proj)
+    def is_fused(self, x: Tensor) -> bool:
+        """Whether kernels run all experts, so that the host need not count their tokens."""
+        return self._fused_kernels(x) is not None
+
+    def _fused_kernels(self, x: Tensor) -> ExpertKernels | None:
+        kernels = self.kernels
+        if kernels is None or kernels.experts is None or not kernels.takes(x, self.down_proj):
+            return None
+        return kernels.experts
 
     def _can_group(self, x: Tensor) -> bool:
-        """Whether torch's grouped product applies: bf16 on CUDA, rows of whole 16 bytes."""
+        """Whether torch's grouped product applies: bf16 on CUDA, rows of a multiple of 16 bytes."""
         is_aligned = x.shape[-1] % 8 == 0 and self.down_proj.shape[-1] % 8 == 0
         return x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
 
     def _run_loop(self, x: Tensor, counts: Tensor) -> Tensor:
-        """`x` [T k, S] sorted by expert, counts [E] -> [T k, S]."""
+        """Runs experts one by one: x [T k, S] sorted by expert, counts [E] -> [T k, S]."""
         out = torch.empty_like(x)
         start = 0
         for expert, count in enumerate(counts.tolist()):
@@ -153,35 +161,35 @@ class Experts(WithKernels):
         return out
 
     def _run_expert(self, expert: int, x: Tensor) -> Tensor:
-        """[n, S] -> [n, S]."""
+        """Runs one expert, [n, S] -> [n, S]."""
         if self._packed is None or self.kernels is None:
             hidden = silu_mul(F.linear(x, self.gate_up_proj[expert]))
             return F.linear(hidden, self.down_proj[expert])
         gate_up, down = self._packed[expert]
-        assert gate_up is not None and down is not None  # noqa: PT018 - can_pack has said so
+        assert gate_up is not None and down is not None  # noqa: PT018 - can_pack was True
         hidden = self.kernels.silu_mul(*gate_up.product(x, None).chunk(2, -1))
         return down.product(hidden, None)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
-        """See Matrix.pack."""
+        """Packs as Matrix.pack, either all matrices or none."""
         stacks = self.gate_up_proj.detach(), self.down_proj.detach()
-        if not all(can_pack(stack, kernels, quantization) for stack in stacks):
+        if not all(kernels.can_pack(stack, quantization) for stack in stacks):
             return
         gate_up, down = (
-            [pack_weight(weight, kernels, quantization) for weight in stack] for stack in stacks
+            [kernels.pack(weight, quantization) for weight in stack] for stack in stacks
         )
         self._packed = list(zip(gate_up, down, strict=True))
         self.gate_up_proj, self.down_proj = emptied(self.gate_up_proj), emptied(self.down_proj)
 
     def _run_grouped(self, x: Tensor, counts: Tensor) -> Tensor:
-        """The same without the host knowing the counts."""
+        """Runs all experts as `_run_loop`, without copying the counts to the host."""
         ends = counts.cumsum(0, dtype=torch.int32)
         hidden = silu_mul(F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends))
         return F.grouped_mm(hidden, self.down_proj.transpose(1, 2), offs=ends)
 
 
 class SparseMLP(nn.Module):
-    """Routed experts, and shared ones where the config has them."""
+    """Routed experts, plus shared experts if the config has them."""
 
     def __init__(self, size: int, config: MoEConfig) -> None:
         super().__init__()
@@ -191,8 +199,8 @@ class SparseMLP(nn.Module):
         self.shared_expert_gate = Linear(size, 1) if config.is_shared_gated else None
 
     def forward(self, x: Tensor, is_left_out: Tensor | None = None) -> Tensor:
-        """[T, S] -> [T, S]. is_left_out: [T] bool, tokens for which the routed experts give 0; for
-        Experts.is_on_device."""
+        """[T, S] -> [T, S]. is_left_out: [T] bool, tokens that get 0 from the routed experts; only
+        if Experts.is_fused."""
         weights, experts = self.gate(x)
         if is_left_out is not None:
             experts = experts.masked_fill(is_left_out[:, None], self.experts.down_proj.shape[0])
@@ -213,7 +221,7 @@ def _shared_experts(size: int, config: MoEConfig) -> GatedMLP | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModalityRows:
-    """Rows of a step's text tokens and of its media tokens, int64, ascending."""
+    """Rows of a step's text tokens and media tokens, int64, ascending."""
 
     text: Tensor
     vision: Tensor
@@ -228,7 +236,8 @@ class Modality:
 
     @cached_property
     def rows(self) -> ModalityRows | None:
-        """None when no token is a media token. The host waits for the mask, once per step."""
+        """Rows by modality; None when no token is a media token. Copies the mask to the host, once
+        per step."""
         vision = self.is_vision.nonzero().flatten()
         if vision.numel() == 0:
             return None
@@ -236,8 +245,8 @@ class Modality:
 
 
 class ModalityMLP(nn.Module):
-    """Text tokens go to the text experts, media tokens to the vision experts; shared experts see
-    all."""
+    """Routes text tokens to text experts and media tokens to vision experts; shared experts take
+    all tokens."""
 
     def __init__(self, size: int, config: MoEConfig) -> None:
         """config.vision_intermediate_size must be set."""
@@ -253,7 +262,7 @@ class ModalityMLP(nn.Module):
         """[T, S] -> [T, S]. modality: None when all tokens are text."""
         if modality is None:
             out: Tensor = self.text_moe(x)
-        elif self.text_moe.experts.is_on_device(x):
+        elif self.text_moe.experts.is_fused(x):
             is_vision = modality.is_vision
             out = self.text_moe(x, is_vision).add_(self.vision_moe(x, is_vision.logical_not()))
         else:

@@ -1,12 +1,14 @@
 """Rotary position embedding: angles once per step, shared by all layers and all heads.
 
-Channel c of a head turns by position[axis(c)] * frequency(c). Two layouts of the channel pairs:
+Channel pair c of a head is rotated by the angle position[axis(c)] * frequency(c). Pairs have one of
+two layouts:
     half-split (Qwen)     (0, D/2) (1, D/2+1) ...
     interleaved (ERNIE)   (0, 1) (2, 3) ...
-and one position per token, or one per axis (M-RoPE: time, height, width) with `axes` telling which
-axis a channel pair follows.
+A token has one position, or one per axis (M-RoPE: time, height, width); `axes` then names the axis
+of each channel pair.
 
-Shapes: T tokens, N heads, D head size. Angles and rotation are computed in float32.
+Shapes: T tokens, N heads, D head size, R rotary channels of a head. Angles and rotation are
+computed in float32.
 """
 
 from __future__ import annotations
@@ -18,24 +20,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import HeadTurn
+from mmdeploy_llm.forward import QKRotary
+from mmdeploy_llm.kernels import Kernels
 
+from .kernel_layer import KernelLayer
 from .norm import RMSNorm
-from .rows import row_parts
-from .with_kernels import LayerKernels, WithKernels
+from .rows import row_chunks
 
-# Values of a float32 temporary, see rows.py.
+# Values in a float32 temporary; see rows.py.
 MAX_VALUES = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryConfig:
-    """head_dim: D. turned_dim: R, even, the first channels of a head that turn; None: all of them.
-    theta: base of the frequencies theta ** (-2 i / R).
+    """Options of a Rotary.
 
+    head_dim: D.
+    theta: base of the frequencies theta ** (-2 i / R).
+    is_interleaved: layout of the channel pairs.
     axes: for M-RoPE, the axis (row of the positions) of each of the R / 2 channel pairs.
-    frequencies: R / 2 values that replace the ones of theta (scaled variants). scale: factor on the
-    rotated vectors, which such variants need.
+    frequencies: R / 2 values that replace those of theta (scaled variants).
+    scale: factor on the rotated vectors (scaled variants).
+    rotary_dim: R, even: the first R channels of a head are rotated; None: all of them.
     """
 
     head_dim: int
@@ -44,28 +50,34 @@ class RotaryConfig:
     axes: tuple[int, ...] | None = None
     frequencies: tuple[float, ...] | None = None
     scale: float = 1.0
-    turned_dim: int | None = None
+    rotary_dim: int | None = None
 
     @property
     def num_pairs(self) -> int:
         """R / 2."""
-        return (self.head_dim if self.turned_dim is None else self.turned_dim) // 2
+        return (self.head_dim if self.rotary_dim is None else self.rotary_dim) // 2
 
 
 class Rope(ABC):
-    """cos and sin of one step's tokens."""
+    """Rotates heads by the cos and sin of one step's positions."""
 
     @abstractmethod
     def rotate(self, x: Tensor) -> Tensor:
-        """`x` [T, N, D] with every head turned, same dtype. May write into `x`."""
+        """Returns `x` [T, N, D] with every head rotated, in the same dtype. May write into `x`."""
 
     def norm_and_rotate(self, x: Tensor, num_q_heads: int, q: RMSNorm, k: RMSNorm) -> Tensor:
-        """As `rotate`, of the first heads behind the norm `q` and of the others behind `k`."""
+        """Norms the first heads with `q` and the others with `k`, then does as `rotate`."""
         return self.rotate(torch.cat([q(x[:, :num_q_heads]), k(x[:, num_q_heads:])], 1))
+
+    def qk_rotary(self, x: Tensor, norms: tuple[RMSNorm, RMSNorm] | None) -> QKRotary | None:
+        """Returns what attention needs to norm and rotate the heads of `x` [T, N, D] itself; None
+        if it cannot, as here."""
+        del x, norms
+        return None
 
 
 class HalfSplitRope(Rope):
-    """Turns the pairs (c, c + D/2)."""
+    """Rotates the pairs (c, c + D/2)."""
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         """cos, sin: [T, D / 2] float32."""
@@ -74,15 +86,15 @@ class HalfSplitRope(Rope):
 
     def rotate(self, x: Tensor) -> Tensor:
         """See Rope."""
-        return _by_parts(x, self._turn)
+        return _by_chunks(x, self._rotate)
 
-    def _turn(self, x: Tensor, part: slice) -> Tensor:
-        turned = torch.roll(x, x.shape[-1] // 2, -1)
-        return turned.mul_(self._sin[part]).addcmul_(x, self._cos[part])
+    def _rotate(self, x: Tensor, rows: slice) -> Tensor:
+        rolled = torch.roll(x, x.shape[-1] // 2, -1)
+        return rolled.mul_(self._sin[rows]).addcmul_(x, self._cos[rows])
 
 
 class InterleavedRope(Rope):
-    """Turns the pairs (2 c, 2 c + 1): products of complex numbers."""
+    """Rotates the pairs (2 c, 2 c + 1), as products of complex numbers."""
 
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         """cos, sin: [T, D / 2] float32."""
@@ -90,15 +102,15 @@ class InterleavedRope(Rope):
 
     def rotate(self, x: Tensor) -> Tensor:
         """See Rope."""
-        return _by_parts(x, self._turn)
+        return _by_chunks(x, self._rotate)
 
-    def _turn(self, x: Tensor, part: slice) -> Tensor:
+    def _rotate(self, x: Tensor, rows: slice) -> Tensor:
         pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs.mul_(self._unit[part])).flatten(-2)
+        return torch.view_as_real(pairs.mul_(self._unit[rows])).flatten(-2)
 
 
 class PartialRope(Rope):
-    """Turns the first `size` channels of every head, and leaves the others."""
+    """Rotates the first `size` channels of every head, and leaves the others unchanged."""
 
     def __init__(self, rope: Rope, size: int) -> None:
         self._rope = rope
@@ -106,16 +118,14 @@ class PartialRope(Rope):
 
     def rotate(self, x: Tensor) -> Tensor:
         """See Rope."""
-        turned = self._rope.rotate(x[..., : self._size])
-        return torch.cat([turned, x[..., self._size :]], -1)
+        rotated = self._rope.rotate(x[..., : self._size])
+        return torch.cat([rotated, x[..., self._size :]], -1)
 
 
 class KernelRope(Rope):
-    """Either layout, some channels or all of them, in place."""
+    """Rotates in place with kernels: either layout, the first R channels or all of them."""
 
-    def __init__(
-        self, cos: Tensor, sin: Tensor, *, is_interleaved: bool, kernels: LayerKernels
-    ) -> None:
+    def __init__(self, cos: Tensor, sin: Tensor, *, is_interleaved: bool, kernels: Kernels) -> None:
         """cos, sin: [T, R / 2] float32."""
         self._cos = cos
         self._sin = sin
@@ -124,21 +134,20 @@ class KernelRope(Rope):
 
     @property
     def tables(self) -> tuple[Tensor, Tensor]:
-        """cos and sin."""
+        """cos and sin, [T, R / 2] float32."""
         return self._cos, self._sin
 
     def with_tables(self, cos: Tensor, sin: Tensor) -> KernelRope:
-        """The same for other tokens."""
+        """Returns the same rope for other positions."""
         return KernelRope(cos, sin, is_interleaved=self._is_interleaved, kernels=self._kernels)
 
-    def turn_of(self, x: Tensor, norms: tuple[RMSNorm, RMSNorm] | None) -> HeadTurn | None:
-        """What `rotate`, or norm_and_rotate, is to heads `x` [T, N, D], for attention that does it;
-        None where the kernels do not take them."""
+    def qk_rotary(self, x: Tensor, norms: tuple[RMSNorm, RMSNorm] | None) -> QKRotary | None:
+        """See Rope; None if the kernels do not take `x`."""
         weights = [norm.weight for norm in norms or ()]
         if not self._kernels.takes(x, *weights):
             return None
         q_weight, k_weight = weights or (None, None)
-        return HeadTurn(
+        return QKRotary(
             cosines=self._cos,
             sines=self._sin,
             is_interleaved=self._is_interleaved,
@@ -175,25 +184,26 @@ class KernelRope(Rope):
 
 
 def _plain_rope(cos: Tensor, sin: Tensor, *, is_interleaved: bool, head_dim: int) -> Rope:
-    """In plain torch."""
+    """Builds a rope in plain torch."""
     rope: Rope = (InterleavedRope if is_interleaved else HalfSplitRope)(cos, sin)
     size = 2 * cos.shape[-1]
     return rope if size == head_dim else PartialRope(rope, size)
 
 
-def _by_parts(x: Tensor, turn: Callable[[Tensor, slice], Tensor]) -> Tensor:
-    """turn(rows of `x` in float32, which rows), in `x`'s dtype again."""
-    rows = row_parts(x, x.shape[1] * x.shape[2], MAX_VALUES)
-    if len(rows) == 1:
-        return turn(x.float(), rows[0]).to(x.dtype)
+def _by_chunks(x: Tensor, rotate: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    """Applies rotate(rows of `x` in float32, which rows) chunk by chunk, and casts back to `x`'s
+    dtype."""
+    chunks = row_chunks(x, x.shape[1] * x.shape[2], MAX_VALUES)
+    if len(chunks) == 1:
+        return rotate(x.float(), chunks[0]).to(x.dtype)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for part in rows:
-        out[part] = turn(x[part].float(), part)
+    for rows in chunks:
+        out[rows] = rotate(x[rows].float(), rows)
     return out
 
 
-class Rotary(WithKernels):
-    """Positions -> Rope."""
+class Rotary(KernelLayer):
+    """Computes a Rope from positions."""
 
     frequencies: Tensor
     axes: Tensor | None
@@ -216,7 +226,7 @@ class Rotary(WithKernels):
             self.axes = torch.tensor(config.axes, device="cpu").to(device)
 
     def forward(self, positions: Tensor) -> Rope:
-        """positions: [T], or [axes, T] for M-RoPE; integers."""
+        """Returns the rope of integer positions [T], or [axes, T] for M-RoPE."""
         if self.axes is None:
             per_pair = positions[:, None].float()
         else:
@@ -233,19 +243,20 @@ class Rotary(WithKernels):
 
 
 def base_frequencies(size: int, theta: float) -> Tensor:
-    """theta ** (-2 i / size) for i in 0 .. size / 2, float32, on the CPU."""
+    """Returns theta ** (-2 i / size) for i in 0 .. size / 2, float32, on the CPU."""
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
     return 1.0 / (theta**exponents)
 
 
 def sectioned_axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """Qwen's M-RoPE: the first sections[0] pairs follow time, then height, then width."""
+    """Returns the axes of Qwen's M-RoPE: the first sections[0] pairs follow time, the next height,
+    then width."""
     return tuple(axis % 3 for axis, size in enumerate(sections) for _ in range(size))
 
 
 def alternating_axes(sections: Sequence[int]) -> tuple[int, ...]:
-    """ERNIE's M-RoPE, sections being (height, width, time): height and width take turns, then
-    time."""
+    """Returns the axes of ERNIE's M-RoPE, with sections (height, width, time): pairs of height and
+    width alternate, then come those of time. Raises ValueError if height and width differ."""
     height, width, time = sections
     if height != width:
         raise ValueError(f"height and width must have equally many channels, got {list(sections)}")

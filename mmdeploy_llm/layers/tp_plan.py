@@ -1,10 +1,10 @@
-"""How the layers of this package are divided among ranks (see parallel/divide.py), so that a plugin
-whose model is built of them needs to say nothing.
+"""How the layers of this package are sharded over ranks (see parallel/divide.py), so that a plugin
+whose model consists of them declares nothing.
 
-Attention goes by heads, MLPs and experts by their inner channels, embedding and output head by
-tokens: two sums a layer. Routers and norms are whole. A vision tower is divided in the same way: it
-takes its share of the memory, and of a prefill with images most of the time. Parts of it whose
-sizes do not divide stay whole; in the decoder that is an error.
+Attention is split by heads, MLPs and experts by their inner channels, embedding and output head by
+tokens: two all-reduces per layer. Routers and norms are replicated. A vision tower is split in the
+same way, because it takes much memory, and most of the time of a prefill with images. Modules of a
+tower whose sizes are not divisible stay whole; in the decoder that is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .mlp import MLP, GatedMLP
 from .moe import Experts, ModalityMLP, SparseMLP
 from .vision import VisionAttention
 
-# Module -> the styles of what it holds; "" is the module itself.
+# Module -> styles of its submodules; "" is the module itself.
 STYLES: Mapping[type[nn.Module], Mapping[str, str]] = {
     Attention: {"qkv_proj": "heads", "o_proj": "rowwise-partial"},
     VisionAttention: {"qkv": "heads", "proj": "rowwise-partial"},
@@ -37,8 +37,8 @@ SUMS = (Attention, VisionAttention, GatedMLP, MLP, SparseMLP, ModalityMLP)
 def tp_plan(
     model: nn.Module, num_ranks: int, own: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Module name -> style, for all of the model. own: a plugin's patterns of names and the styles
-    that it wants for them. Raises PluginContractError for a pattern that matches nothing."""
+    """Returns module name -> style for the whole model. own: name patterns of a plugin -> styles,
+    which override. Raises PluginContractError for a pattern that matches nothing."""
     plan: dict[str, str] = {}
     _visit(model, "", plan, num_ranks, is_summed=False, is_decoder=False)
     names = [name for name, _ in model.named_modules() if name]
@@ -47,7 +47,7 @@ def tp_plan(
         if not found:
             raise PluginContractError(
                 f"the tp_plan of {type(model).__name__} has the pattern {pattern!r}, which matches "
-                f"none of its modules; they are called as {', '.join(names[:3])}, ..."
+                f"none of its modules; their names are like {', '.join(names[:3])}, ..."
             )
         plan.update(dict.fromkeys(found, style))
     return plan
@@ -84,7 +84,7 @@ def _styles_of(module: nn.Module) -> Mapping[str, str]:
 
 
 def _divides(module: nn.Module, num_ranks: int) -> bool:
-    """Whether what is divided of a module outside the decoder has the sizes for it."""
+    """Whether the sizes of a module outside the decoder are divisible by num_ranks."""
     if isinstance(module, VisionAttention):
         return module.num_heads % num_ranks == 0
     sizes = {MLP: "fc2", GatedMLP: "down_proj"}

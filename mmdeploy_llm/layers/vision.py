@@ -1,8 +1,8 @@
-"""Vision transformer parts: patches of many images of any size, one behind the other.
+"""Building blocks of vision transformers: patches of many images of any size, concatenated.
 
 A grid (t, h, w) is t frames of h x w patches; patches come in merge x merge blocks, row by row of
-blocks, as the processors write them. Attention never crosses segments (frames or windows); segments
-of equal length share one call.
+blocks, as the processors write them. Attention never crosses segments (frames or windows); in plain
+torch segments of equal length share one call.
 
 Shapes: P patches of all images, H heads, D head size.
 """
@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.native import Kernels, Sequences
+from mmdeploy_llm.kernels import Kernels, VisibleKeys
 from mmdeploy_llm.transfer import to_device
 
+from .kernel_layer import KernelLayer
 from .linear import Linear, MergedLinear, empty_parameter
 from .mlp import MLP, quick_gelu
 from .norm import LayerNorm
 from .rotary import Rope, Rotary, RotaryConfig, base_frequencies
-from .with_kernels import WithKernels
 
 Grid = tuple[int, int, int]
 MAX_VARLEN_HEAD_DIM = 256
@@ -41,8 +41,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentGroup:
-    """`num` segments of `length` patches. rows: their patches, [num * length], or None when these
-    simply start at `start`."""
+    """`num` segments of `length` patches. rows: indices of their patches, [num * length]; None when
+    they are contiguous from `start` on."""
 
     num: int
     length: int
@@ -51,16 +51,16 @@ class SegmentGroup:
 
 
 class Segments:
-    """Which patches attend to each other."""
+    """Consecutive runs of patches that attend to each other."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        """lengths: of the segments, in the order of the patches; they add up to P."""
+        """lengths: patches of each segment, in order; they add up to P."""
         self._sizes = torch.tensor(lengths)
         self._device = device
 
     @cached_property
     def groups(self) -> tuple[SegmentGroup, ...]:
-        """Segments of equal length, for attention in plain torch."""
+        """Segments grouped by length, for attention in plain torch."""
         starts = self._sizes.cumsum(0) - self._sizes
         return tuple(
             _group(starts[self._sizes == length], length, self._device)
@@ -68,30 +68,32 @@ class Segments:
         )
 
     @cached_property
-    def sequences(self) -> Sequences:
-        """What each patch sees, for the kernels."""
-        behind = self._sizes.repeat_interleave(self._sizes)
-        return Sequences(
+    def visible(self) -> VisibleKeys:
+        """The keys that each patch attends to, for the kernels: all of its segment."""
+        ends = self._sizes.repeat_interleave(self._sizes)
+        return VisibleKeys(
             query_starts=F.pad(self._sizes.cumsum(0), (1, 0)),
-            first_seen=torch.zeros_like(behind),
-            behind_seen=behind,
+            first_visible=torch.zeros_like(ends),
+            end_visible=ends,
         )
 
     @cached_property
     def starts(self) -> Tensor:
-        """The first patch of each segment, and the end: [S + 1] int32 on the device."""
+        """Index of the first patch of each segment, and P: [S + 1] int32 on the device."""
         return to_device(F.pad(self._sizes.cumsum(0), (1, 0)).int(), self._device)
 
     @cached_property
     def longest(self) -> int:
-        """Patches of the largest segment."""
+        """Patches in the largest segment."""
         return int(self._sizes.max())
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernels: Kernels | None = None) -> Tensor:
-        """Full attention within each segment: [P, H, D] -> [P, H, D]. kernels: compute it where
-        they take the tensors. On CUDA in 16 bits one call of flash-attention, as torch has it."""
-        if kernels is not None and kernels.can_attend(q, k, v):
-            return kernels.attend(q, k, v, self.sequences, scale=q.shape[-1] ** -0.5)
+        """Computes full attention within each segment, [P, H, D] -> [P, H, D]: by kernels that have
+        attention and take the tensors; on CUDA in 16 bits by one call of torch's
+        flash-attention."""
+        own = None if kernels is None else kernels.attention
+        if own is not None and own.can_attend(q, k, v):
+            return own.attend(q, k, v, self.visible, scale=q.shape[-1] ** -0.5)
         if _takes_varlen(q):
             return _attend_varlen(q, k, v, self.starts, self.longest)
         if len(self.groups) == 1 and self.groups[0].rows is None:
@@ -107,7 +109,7 @@ class Segments:
 
 
 def _takes_varlen(q: Tensor) -> bool:
-    """Whether torch's flash-attention computes segments of any lengths in one call."""
+    """Whether torch's flash-attention takes heads like these, in segments of any lengths."""
     if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
         return False
     head_dim = q.shape[-1]
@@ -116,14 +118,14 @@ def _takes_varlen(q: Tensor) -> bool:
 
 
 def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Full attention of [P, H, D] between each of `starts` and the next."""
-    from torch.nn.attention.varlen import varlen_attn  # seconds, which others need not spend
+    """Computes full attention of [P, H, D] from each of `starts` to the next."""
+    from torch.nn.attention.varlen import varlen_attn  # takes seconds, needed here only
 
     return cast(Tensor, varlen_attn(q, k, v, starts, starts, longest, longest))
 
 
 def _group(starts: Tensor, length: int, device: torch.device) -> SegmentGroup:
-    """starts: of all segments of this length, ascending."""
+    """Groups the segments of one length. starts: their first patches, ascending."""
     rows = (starts[:, None] + torch.arange(length)).flatten()
     num, first = starts.numel(), int(rows[0])
     if torch.equal(rows, torch.arange(first, first + rows.numel())):
@@ -132,7 +134,7 @@ def _group(starts: Tensor, length: int, device: torch.device) -> SegmentGroup:
 
 
 def _attend(group: SegmentGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[P, H, D] -> the group's patches [num * length, H, D]."""
+    """Attends within the segments of a group: [P, H, D] -> its patches [num * length, H, D]."""
     shape = (group.num, group.length, *q.shape[1:])
     rows = slice(group.start, group.start + group.num * group.length)
     q, k, v = (
@@ -144,16 +146,16 @@ def _attend(group: SegmentGroup, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class PatchEmbed(nn.Module):
-    """Pixels of a patch -> its embedding: a convolution whose stride is its kernel."""
+    """Embeds the pixels of a patch: a convolution whose stride is its kernel size."""
 
     def __init__(self, size: int, patch_shape: Sequence[int], *, bias: bool = False) -> None:
         """patch_shape: trailing axes of the checkpoint's weight, (channels, time, height, width) or
-        flat."""
+        their product."""
         super().__init__()
         self.proj = _PatchProjection(size, patch_shape, bias=bias)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[P, patch_dim] -> [P, size], in the weight's dtype."""
+        """Embeds [P, patch_dim] -> [P, size], in the weight's dtype."""
         out: Tensor = self.proj(pixels.to(self.proj.weight.dtype))
         return out
 
@@ -169,21 +171,21 @@ class _PatchProjection(nn.Module):
 
 
 class PositionTable(nn.Module):
-    """A learned embedding for each cell of a square, resampled bilinearly to a grid of any size."""
+    """Learned embeddings on a square grid, resampled bilinearly to a grid of any size."""
 
     def __init__(self, num_cells: int, size: int, *, align_corners: bool) -> None:
-        """num_cells: a square number. align_corners: as torch's interpolate."""
+        """num_cells: a square number. align_corners: see torch's interpolate."""
         super().__init__()
         self.side = isqrt(num_cells)
         self.align_corners = align_corners
         self.weight = empty_parameter(num_cells, size)
 
     def forward(self, grids: Sequence[Grid], merge: int) -> Tensor:
-        """[P, size] of all patches, in the patches' order."""
+        """Returns the embeddings of all patches, [P, size], in the patches' order."""
         table = self.weight.view(self.side, self.side, -1).permute(2, 0, 1)[None]
-        return torch.cat([self._of_grid(table, grid, merge) for grid in grids])
+        return torch.cat([self._resampled(table, grid, merge) for grid in grids])
 
-    def _of_grid(self, table: Tensor, grid: Grid, merge: int) -> Tensor:
+    def _resampled(self, table: Tensor, grid: Grid, merge: int) -> Tensor:
         frames, height, width = grid
         cells = F.interpolate(
             table, (height, width), mode="bilinear", align_corners=self.align_corners
@@ -192,9 +194,9 @@ class PositionTable(nn.Module):
         return blocks.permute(1, 3, 2, 4, 0).reshape(height * width, -1).repeat(frames, 1)
 
 
-class VisionAttention(WithKernels):
-    """Multi-head attention within segments. Checkpoints may hold qkv in one or as q_proj, k_proj
-    and v_proj."""
+class VisionAttention(KernelLayer):
+    """Multi-head attention within segments. A checkpoint has one qkv weight, or q_proj, k_proj and
+    v_proj."""
 
     def __init__(self, size: int, num_heads: int) -> None:
         super().__init__()
@@ -206,16 +208,15 @@ class VisionAttention(WithKernels):
     def forward(self, x: Tensor, segments: Segments, rope: Rope) -> Tensor:
         """[P, size] -> [P, size]."""
         qkv = self.qkv(x).view(x.shape[0], 3 * self.num_heads, -1)
-        turned = rope.rotate(qkv[:, : 2 * self.num_heads])
-        q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
+        qk = rope.rotate(qkv[:, : 2 * self.num_heads])
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         v = qkv[:, 2 * self.num_heads :]
-        kernels = self.kernels if isinstance(self.kernels, Kernels) else None
-        out: Tensor = self.proj(segments.attend(q, k, v, kernels).flatten(1))
+        out: Tensor = self.proj(segments.attend(q, k, v, self.kernels).flatten(1))
         return out
 
 
 class VisionBlock(nn.Module):
-    """Attention and MLP, each behind its norm. norm: builds one. mlp: [P, size] -> [P, size]."""
+    """Attention and MLP, each after its norm. norm: builds one. mlp: [P, size] -> [P, size]."""
 
     def __init__(
         self, size: int, num_heads: int, *, norm: Callable[[], nn.Module], mlp: nn.Module
@@ -227,7 +228,7 @@ class VisionBlock(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, segments: Segments, rope: Rope) -> Tensor:
-        """[P, size] -> the same, written into `x`."""
+        """[P, size] -> [P, size], in the memory of `x`."""
         x = x.add_(self.attn(self.norm1(x), segments, rope))
         return x.add_(self.mlp(self.norm2(x)))
 
@@ -236,9 +237,11 @@ class VisionBlock(nn.Module):
 class VisionConfig:
     """Sizes and options of a VisionEncoder.
 
-    patch_shape: see PatchEmbed. activation: transformers' name. theta: base of the rotary
-    frequencies. merge_size: patches of a block on each side, in the order in which they come.
-    num_positions: cells of a learned position table, None without one; align_corners: see there.
+    patch_shape: see PatchEmbed.
+    activation: transformers' name.
+    theta: base of the rotary frequencies.
+    merge_size: patches along each side of a block.
+    num_positions, align_corners: of a PositionTable; None: there is none.
     """
 
     size: int
@@ -256,8 +259,8 @@ class VisionConfig:
 
 
 class VisionEncoder(nn.Module):
-    """Pixels [P, patch_dim] of all grids -> patch features [P, size]: layers with LayerNorm and a
-    plain MLP whose attention covers whole frames. Frames do not see each other."""
+    """Computes patch features [P, size] from the pixels [P, patch_dim] of all grids, by layers with
+    LayerNorm and a plain MLP. Attention covers a whole frame, never several frames."""
 
     def __init__(self, config: VisionConfig) -> None:
         """Raises ModelNotSupportedError for an unknown activation."""
@@ -283,7 +286,7 @@ class VisionEncoder(nn.Module):
         )
 
     def states(self, pixels: Tensor, grids: Sequence[Grid]) -> Iterator[Tensor]:
-        """[P, size] behind each layer, in the order of the pixels; the next one is written over
+        """Yields [P, size] after each layer, in the order of the pixels; the next layer overwrites
         it."""
         x = self.patch_embed(pixels)
         if self.pos_embed is not None:
@@ -295,13 +298,13 @@ class VisionEncoder(nn.Module):
             yield x
 
     def forward(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """Behind the last layer."""
+        """Returns [P, size] after the last layer."""
         *_, last = self.states(pixels, grids)
         return last
 
 
 def vision_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """By transformers' name. Raises ModelNotSupportedError for an unknown one."""
+    """Looks up an activation by transformers' name. Raises ModelNotSupportedError if unknown."""
     if name not in ACTIVATIONS:
         raise ModelNotSupportedError(
             f"hidden_act {name!r} of the vision tower is not supported, only "
@@ -311,12 +314,13 @@ def vision_activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def vision_theta(config: Any) -> float:
-    """Base of the rotary frequencies of a vision tower's config."""
+    """Returns the base of the rotary frequencies in a vision tower's config."""
     return float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
 
 
 def axial_rotary(head_dim: int, theta: float) -> RotaryConfig:
-    """Half of a head's channel pairs follow the row, half the column, at the same frequencies."""
+    """Returns a 2D rotary embedding: half of a head's channel pairs follow the row, half the
+    column, with the same frequencies."""
     frequencies = tuple(base_frequencies(head_dim // 2, theta).tolist())
     num = len(frequencies)
     return RotaryConfig(
@@ -325,7 +329,7 @@ def axial_rotary(head_dim: int, theta: float) -> RotaryConfig:
 
 
 def patch_positions(grids: Sequence[Grid], merge: int, device: torch.device) -> Tensor:
-    """Row and column of every patch in its frame, [2, P] int64, in the patches' order."""
+    """Returns row and column of every patch in its frame, [2, P] int64, in the patches' order."""
     return to_device(torch.cat([_grid_positions(*grid, merge) for grid in grids], 1), device)
 
 
@@ -336,18 +340,20 @@ def _grid_positions(num_frames: int, height: int, width: int, merge: int) -> Ten
 
 
 def frame_lengths(grids: Sequence[Grid]) -> list[int]:
-    """Patches of every frame of every grid."""
+    """Returns the number of patches in every frame of every grid."""
     return [height * width for frames, height, width in grids for _ in range(frames)]
 
 
 def grid_positions(
     num_tokens: int, media: Sequence[tuple[int, Grid, float]], device: torch.device | None = None
 ) -> Tensor:
-    """M-RoPE positions of a prompt, [3, num_tokens] int64 (time, height, width).
+    """Returns M-RoPE positions of a prompt, [3, num_tokens] int64 (time, height, width).
 
-    media: offset of the first token, grid of tokens (after merging) and time between frames (in
-    positions), by offset. Text continues at 1 + the extent of what came before: a media item
-    advances by the larger of its height and width, whatever its length in time.
+    media: for each item its first token, its grid of tokens (after merging) and the positions
+        between two frames; sorted by first token.
+
+    A media item advances the position by the larger of its height and width, whatever its length in
+    time; text continues there.
     """
     out = torch.empty(3, num_tokens, dtype=torch.int64)
     done, position = 0, 0

@@ -1,8 +1,8 @@
-"""C++ kernels for the CPU: what torch has no single operation for.
+"""C++ kernels for the CPU: operations that torch would compute in several passes.
 
-    kernels.cpp --compiler, once--> a library in the user's cache --ctypes--> Kernels
+    kernels.cpp --compiler, once--> a library in the user's cache --ctypes--> CpuKernels
 
-Without a compiler there are no kernels, and the plain torch paths compute the same.
+Without a compiler there are no kernels, and plain torch computes the same.
 """
 
 from .build import BuildError, Level, build, cpu_level
@@ -13,8 +13,9 @@ from .cores import (
     num_suitable_threads,
     usable_cpus,
 )
-from .kernels import MAX_HEAD_DIM, PANEL, Kernels, Sequences, load
+from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
 from .memory import LargePages, keep_freed_memory
+from .packed import PANEL
 from .recording import Recording
 
 __all__ = [
@@ -22,12 +23,11 @@ __all__ = [
     "PANEL",
     "BuildError",
     "ComputeThreads",
-    "Kernels",
+    "CpuKernels",
     "LargePages",
     "Level",
     "Placement",
     "Recording",
-    "Sequences",
     "build",
     "choose_placement",
     "cpu_level",

@@ -1,5 +1,5 @@
-"""Builds the library: a few seconds, once for each version of the sources, the flags and the
-compiler; then it lies in the user's cache."""
+"""Builds the library, in a few seconds, once for each version of sources, flags and compiler; then
+it is in the user's cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT = 120.0  # seconds
 
 
 class Level(Enum):
-    """What the processor can do, and the compiler flags that let it."""
+    """Instruction set of the processor -> compiler flags that allow it."""
 
     AVX512_BF16 = (
         "-march=x86-64-v4",
@@ -49,7 +49,7 @@ class BuildError(Exception):
 
 
 def cpu_level() -> Level:
-    """The best level that this processor has."""
+    """Returns the best level that this processor supports."""
     has = {name: bool(value) for name, value in torch.cpu.get_capabilities().items()}
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return Level.PORTABLE
@@ -61,10 +61,10 @@ def cpu_level() -> Level:
 
 
 def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
-    """The library for `level`, from `cache` or built into it. flags: further ones.
+    """Returns the path of the library for `level` in `cache`, after building it if it is missing.
+    flags: additional compiler flags. Raises BuildError.
 
-    Several processes may build at once: each writes a file of its own and renames it. Raises
-    BuildError.
+    Several processes may build at once: each writes a file of its own and renames it.
     """
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
@@ -82,8 +82,8 @@ def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
 
 
 def _compile(command: Sequence[str], folder: Path) -> Path:
-    """Compiled with OpenMP and linked without its runtime: torch's own is found when the library
-    is loaded."""
+    """Compiles with OpenMP, and links without its runtime: the library uses torch's when it is
+    loaded."""
     built, library = folder / "kernels.o", folder / "kernels.so"
     _run([*command, "-c", str(SOURCES / MAIN), "-o", str(built)])
     linking = [flag for flag in command[1:] if flag.startswith("-fsanitize")]
@@ -101,7 +101,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """Names the result: sources, flags, and the compiler as it is now."""
+    """Returns a digest of the sources, the flags and the compiler's file."""
     digest = hashlib.blake2b(repr(command).encode(), digest_size=12)
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())

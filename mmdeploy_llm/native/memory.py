@@ -1,9 +1,9 @@
-"""Memory that costs little: weights in large pages, where the system has them, and no new pages for
-every result.
+"""Cheaper memory: large pages for weights, where the system has them, and reused pages for results.
 
-Who reads weights from beginning to end spends a third of the time on the tables of 4 KiB pages. But
-a virtual machine may need seconds for the first use of a gigabyte of large pages, so weights are
-read into small ones, and a thread asks the system to move them while the first requests run.
+Reading all weights from 4 KiB pages spends a third of the time on page tables. But a virtual
+machine may need seconds to touch a gigabyte of large pages for the first time, so weights are
+loaded into small pages, and a thread has the system move them to large ones while the first
+requests run.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-PAGE_SIZE = 2 * 2**20  # of large pages on x86-64 and on most of aarch64
+PAGE_SIZE = 2 * 2**20  # large pages of x86-64 and most of aarch64
 CHUNK_SIZE = 16 * PAGE_SIZE
-LEAST_SIZE = 2**16  # bytes; what is smaller has ordinary memory
+MIN_SIZE = 2**16  # bytes; smaller tensors get ordinary memory
 ALIGNMENT = 64
-MADV_COLLAPSE = 25  # Linux 6.1: pages of this range become a large one now
-MAX_REFUSALS = 8  # in a row: the system has none
+MADV_COLLAPSE = 25  # Linux 6.1: merges a range of small pages into a large one at once
+MAX_REFUSALS = 8  # in a row, after which the system is taken to have none left
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h
-LARGEST_KEPT = 32 * 2**20  # bytes; glibc takes no more
-MOST_KEPT = 512 * 2**20
+MAX_KEPT_BLOCK = 32 * 2**20  # bytes; the upper limit of glibc
+MAX_KEPT = 512 * 2**20  # bytes
 
 
 class LargePages:
-    """Hands out tensors, one behind the other, from chunks that begin where a large page does; a
-    chunk goes back to the system when the last tensor in it does."""
+    """Allocates tensors one after the other from chunks that are aligned to large pages. A chunk is
+    unmapped when its last tensor is freed."""
 
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)
         self._chunks: list[weakref.ref[mmap.mmap]] = []
 
     def empty(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
-        """As torch.empty, on the CPU."""
+        """Allocates as torch.empty does, on the CPU."""
         size = math.prod(shape) * dtype.itemsize
-        if size < LEAST_SIZE:
+        if size < MIN_SIZE:
             return torch.empty(shape, dtype=dtype)
         if size > len(self._rest):
             self._rest = self._new_chunk(max(size, CHUNK_SIZE))
@@ -54,8 +54,8 @@ class LargePages:
         return own.view(dtype).view(shape)
 
     def settle(self) -> threading.Thread | None:
-        """Has what was handed out moved to large pages by a thread, a page at a time, while others
-        read and write it; None where the system has no such pages."""
+        """Starts a thread that moves the chunks so far to large pages, page by page, while other
+        threads read and write them; None if the system has no such pages."""
         if not self._chunks or not _has_large_pages():
             return None
         chunks, self._chunks = self._chunks, []
@@ -64,7 +64,7 @@ class LargePages:
         return thread
 
     def _new_chunk(self, size: int) -> Tensor:
-        """[size] bytes. The pages are there when they are used."""
+        """Maps [size] bytes; the system adds pages when they are first used."""
         if not hasattr(mmap, "MAP_PRIVATE"):
             return torch.empty(size, dtype=torch.uint8)
         memory = mmap.mmap(-1, size + PAGE_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -74,7 +74,7 @@ class LargePages:
 
 
 def _has_large_pages() -> bool:
-    """Whether Linux may use them where it is asked to."""
+    """Whether Linux allows large pages on request."""
     try:
         return "[never]" not in LARGE_PAGES.read_text(encoding="ascii")
     except OSError:
@@ -85,8 +85,8 @@ def _move(chunks: list[weakref.ref[mmap.mmap]]) -> None:
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     num_moved = num_refused = 0
-    for place in _places(chunks):
-        if madvise(place, PAGE_SIZE, MADV_COLLAPSE) == 0:
+    for address in _page_addresses(chunks):
+        if madvise(address, PAGE_SIZE, MADV_COLLAPSE) == 0:
             num_moved, num_refused = num_moved + 1, 0
         else:
             num_refused += 1
@@ -95,8 +95,8 @@ def _move(chunks: list[weakref.ref[mmap.mmap]]) -> None:
     logger.debug("%d MiB of weights are in large pages", num_moved * PAGE_SIZE // 2**20)
 
 
-def _places(chunks: list[weakref.ref[mmap.mmap]]) -> Iterator[int]:
-    """Where large pages belong in the chunks that are still there."""
+def _page_addresses(chunks: list[weakref.ref[mmap.mmap]]) -> Iterator[int]:
+    """Yields the addresses of large pages in the chunks that are still mapped."""
     for chunk in chunks:
         memory = chunk()
         if memory is not None:
@@ -110,10 +110,10 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def keep_freed_memory() -> None:
-    """From now on the C library keeps what is freed for the next allocation, up to half a gigabyte,
-    where it can be told so (glibc): the results of a prefill are as large in the next one, and
-    getting their pages from the system again costs a tenth of its time."""
+    """Makes the C library keep freed memory for later allocations, up to half a gigabyte, where it
+    supports that (glibc): the next prefill needs results of the same sizes, and mapping their pages
+    anew costs a tenth of its time."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
-        mallopt(M_TRIM_THRESHOLD, MOST_KEPT)
+        mallopt(M_MMAP_THRESHOLD, MAX_KEPT_BLOCK)
+        mallopt(M_TRIM_THRESHOLD, MAX_KEPT)

@@ -1,10 +1,10 @@
-"""Kernel calls, recorded once and made again in one call into the library: a decode step of a small
+"""Records kernel calls once and replays them in one call into the library: a decode step of a small
 model otherwise spends a fifth of its time between its kernels.
 
-    function(inputs) --watched--> calls with their arguments, memory that stays in place --> run
+    function(inputs) --watched--> calls with their arguments, memory at fixed addresses --> run
 
-What a function may do: call kernels, and look at their results in other shapes. Any other operation
-of torch would be missing from the recording; it is noticed, and there is no recording then.
+A recorded function may call kernels, and view their results in other shapes. Any other operation of
+torch would be missing from the recording: it is detected, and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-# As in kernels.cpp; and where, among a linear layer's arguments, its weights are and its k.
+# The functions that mm_run of kernels.cpp can call, in its order.
 RECORDABLE = (
     "mm_rms_norm",
     "mm_norm_heads",
@@ -32,9 +32,9 @@ RECORDABLE = (
     "mm_linear_bf16",
     "mm_linear_s8",
 )
-# Functions of torch that give what a tensor is, or the same memory in another shape. `reshape` and
-# its like copy where they must; their results are looked at.
-LOOKS = {
+# Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
+# copy: whether they did is seen by the memory of their result.
+VIEWS = {
     "__get__",
     "__getitem__",
     "__len__",
@@ -54,13 +54,13 @@ LOOKS = {
 }
 NUM_ARGUMENTS = 14
 BYTES_PER_VALUE = {"mm_linear_bf16": 2, "mm_linear_s8": 1}
-PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3}
-K = {"mm_linear_bf16": 7, "mm_linear_s8": 9}
+PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3}  # index of the weights among the arguments
+K = {"mm_linear_bf16": 7, "mm_linear_s8": 9}  # index of k
 ALIGNMENT = 64
 
 
 class Recording:
-    """The calls of one function of tensors."""
+    """The recorded kernel calls of one function of tensors; see kernels.Recording."""
 
     def __init__(
         self,
@@ -70,8 +70,11 @@ class Recording:
         out: Tensor,
         kept: Sequence[object],
     ) -> None:
-        """run: mm_run. calls: [C, 1 + 14]. inputs, out: where the function read and left its
-        values. kept: what the calls point to beside tensors that others keep."""
+        """run: mm_run of the library.
+        calls: [C, 1 + NUM_ARGUMENTS], index of the function and its arguments.
+        inputs, out: the tensors that the calls read and write.
+        kept: structures that the calls point to, kept alive here.
+        """
         self._run = run
         self._calls = calls
         self._inputs = inputs
@@ -79,8 +82,8 @@ class Recording:
         self._kept = kept
 
     def run(self, *inputs: Tensor) -> Tensor:
-        """function(*inputs). The result is overwritten by the next run of any recording of the same
-        kernels."""
+        """Returns function(*inputs). The next run of any recording of the same kernels overwrites
+        the result."""
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given)
         self._run(self._calls.ctypes.data, len(self._calls))
@@ -88,32 +91,32 @@ class Recording:
 
 
 class Memory:
-    """Memory for what recorded calls write: a tensor has it until nothing refers to it any more,
-    then the next one. Recordings share it, since they run one at a time."""
+    """Memory for the results of recorded calls. A block is reused when nothing refers to its tensor
+    any more. Recordings share it, since they run one at a time."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
 
     def empty(self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """As torch.empty."""
+        """Allocates as torch.empty does."""
         size = int(np.prod(shape)) * dtype.itemsize
         block_size = max(ALIGNMENT, 1 << (size - 1).bit_length())
         free = self._free[block_size]
         block = free.pop() if free else _aligned(block_size)
         part = block[:size]
-        # The tensor's memory refers to `part`, and so do all that look at it in other shapes.
+        # The tensor's memory refers to `part`, and so do all of its views.
         weakref.finalize(part, free.append, block).atexit = False
         return torch.from_numpy(part).view(dtype).view(tuple(shape))
 
 
 class Recorder:
-    """Stands in for the library while a function is recorded: makes the calls and notes them."""
+    """Replaces the library while a function is recorded: forwards the calls and stores them."""
 
     def __init__(self, library: ctypes.CDLL, memory: Memory) -> None:
         self._library = library
         self._memory = memory
         self._calls: list[tuple[str, tuple[int, ...]]] = []
-        self._kept: list[object] = []  # what arguments point to
+        self._kept: list[object] = []  # structures that arguments point to
         self._is_complete = True
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -122,7 +125,7 @@ class Recorder:
         def call(*arguments: Any) -> None:
             function(*arguments)
             if name in RECORDABLE:
-                self._calls.append((name, tuple(self._number(value) for value in arguments)))
+                self._calls.append((name, tuple(self._as_int(value) for value in arguments)))
             else:
                 self._is_complete = False
 
@@ -131,19 +134,20 @@ class Recorder:
     def record(
         self, function: Callable[..., Tensor], inputs: Sequence[Tensor]
     ) -> tuple[Tensor, Recording | None]:
-        """function(*inputs), and how to have it again; None where that cannot be recorded."""
+        """Returns function(*inputs) and its recording; None where it cannot be recorded."""
         own = [self._memory.empty(x.shape, dtype=x.dtype).copy_(x) for x in inputs]
         with _Watch() as watch:
             out = function(*own)
         if not self._is_complete or watch.unknown is not None:
             return out, None
         calls = np.zeros((len(self._calls), 1 + NUM_ARGUMENTS), dtype=np.int64)
-        for row, (name, arguments) in zip(calls, self._with_next(), strict=True):
+        for row, (name, arguments) in zip(calls, self._with_prefetch(), strict=True):
             row[0] = RECORDABLE.index(name)
             row[1 : 1 + len(arguments)] = arguments
         return out, Recording(self._library.mm_run, calls, own, out, self._kept)
 
-    def _number(self, value: Any) -> int:
+    def _as_int(self, value: Any) -> int:
+        """Converts an argument to the integer that mm_run expects."""
         if isinstance(value, float):
             return int(np.float32(value).view(np.int32))
         if isinstance(value, ctypes.Structure):
@@ -151,8 +155,9 @@ class Recorder:
             return ctypes.addressof(value)
         return int(value or 0)
 
-    def _with_next(self) -> list[tuple[str, tuple[int, ...]]]:
-        """The calls; those of linear layers know the weights of the next one."""
+    def _with_prefetch(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Returns the calls; those of linear layers get the address and the bytes per row of the
+        next one's weights, to prefetch them."""
         following: tuple[int, int] = (0, 0)
         done = []
         for name, arguments in reversed(self._calls):
@@ -165,7 +170,7 @@ class Recorder:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes whether torch did anything but look at memory in another shape."""
+    """Detects operations of torch other than views. unknown: the name of the first one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +188,7 @@ class _Watch(TorchFunctionMode):
         storages = {_storage(x) for x in args if isinstance(x, Tensor)}
         is_old = all(_storage(x) in storages for x in results if isinstance(x, Tensor))
         name = getattr(func, "__name__", str(func))
-        if name not in LOOKS or not is_old:
+        if name not in VIEWS or not is_old:
             self.unknown = self.unknown or name
         return result
 

@@ -1,4 +1,4 @@
-"""The library's functions as ctypes calls them; see kernels.cpp."""
+"""Argument types of the library's functions, for ctypes; see kernels.cpp."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 
 class AttentionArgs(Structure):
-    """As in attention.h."""
+    """Arguments of mm_attend, as in attention.h."""
 
     _fields_ = (
         ("q", c_void_p),

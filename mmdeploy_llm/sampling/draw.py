@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.kernels import DrawKernels
 
 from .largest import largest
 
@@ -62,7 +62,7 @@ class DrawParams:
         )
 
 
-def draw(logits: Tensor, params: DrawParams, kernels: Kernels | None = None) -> Tensor:
+def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None) -> Tensor:
     """Draws a token id for each row of logits [R, V], of any float dtype; [R] int64. Rows with NaN
     get an arbitrary id.
 
@@ -105,7 +105,7 @@ def _chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:
 
 
 def _draw_from_prefix(
-    logits: Tensor, params: DrawParams, is_top_p_alone: bool, kernels: Kernels | None
+    logits: Tensor, params: DrawParams, is_top_p_alone: bool, kernels: DrawKernels | None
 ) -> tuple[Tensor, Tensor]:
     """Returns token ids [R], and whether the prefix holds all tokens that the rules keep [R] bool.
 
@@ -134,7 +134,7 @@ def _draw_from_prefix(
 
 
 def _prefix_probs(
-    logits: Tensor, ids: Tensor, params: DrawParams, kernels: Kernels | None
+    logits: Tensor, ids: Tensor, params: DrawParams, kernels: DrawKernels | None
 ) -> Tensor:
     """Returns the probabilities of the tokens `ids` [R, K] in the whole vocabulary, float32."""
     probs = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
@@ -144,7 +144,9 @@ def _prefix_probs(
     return probs
 
 
-def _tempered(logits: Tensor, temperature: NDArray[np.float32], kernels: Kernels | None) -> Tensor:
+def _tempered(
+    logits: Tensor, temperature: NDArray[np.float32], kernels: DrawKernels | None
+) -> Tensor:
     """Returns z of the whole vocabulary, [R, V] float32."""
     if kernels is not None:
         return kernels.temper(logits, torch.from_numpy(temperature))
@@ -152,7 +154,7 @@ def _tempered(logits: Tensor, temperature: NDArray[np.float32], kernels: Kernels
     return (logits.float() - peaks).div_(_column(temperature, logits))
 
 
-def _draw_from_all(logits: Tensor, params: DrawParams, kernels: Kernels | None) -> Tensor:
+def _draw_from_all(logits: Tensor, params: DrawParams, kernels: DrawKernels | None) -> Tensor:
     """Returns token ids [R], by any rules; sorts the whole vocabulary where there are any."""
     z = _tempered(logits, params.temperature, kernels)
     probs = z.softmax(dim=1)

@@ -1,10 +1,10 @@
-"""Makes the sampler of an engine."""
+"""Builds the sampler of an engine."""
 
 from __future__ import annotations
 
 import torch
 
-from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.kernels import Kernels
 
 from .grammar import GrammarBackend
 from .sampler import Sampler
@@ -17,11 +17,9 @@ def make_sampler(
     device: torch.device,
     grammars: GrammarBackend | None,
     kernels: Kernels | None,
-    has_triton: bool,
 ) -> Sampler:
-    """kernels: of the CPU, see Sampler. has_triton: whether the Triton kernels are in use, which
-    makes it a CudaSampler."""
-    if has_triton:
+    """Builds a CudaSampler for kernels that sample on the device, else a Sampler."""
+    if kernels is not None and kernels.samples_on_device:
         from .cuda_sampler import CudaSampler
 
         return CudaSampler(
@@ -32,5 +30,5 @@ def make_sampler(
         vocab_size=vocab_size,
         device=device,
         grammars=grammars,
-        kernels=kernels,
+        kernels=None if kernels is None else kernels.draws,
     )

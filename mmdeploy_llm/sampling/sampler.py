@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mmdeploy_llm.native import Kernels
+from mmdeploy_llm.kernels import DrawKernels
 from mmdeploy_llm.outputs import TokenLogprobs
 
 from .adjust import adjust
@@ -86,7 +86,7 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
         grammars: GrammarBackend | None = None,
-        kernels: Kernels | None = None,
+        kernels: DrawKernels | None = None,
     ) -> None:
         """kernels: of the CPU, for random draws; without them the same tokens take longer."""
         self._kernels = kernels

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmdeploy_llm.cuda import choose as columns
+from mmdeploy_llm.cuda import choose_kernels as columns
+from mmdeploy_llm.cuda.choose import Rules
 from mmdeploy_llm.transfer import to_device, to_device_together
 
 from .draw import min_p_cutoff
@@ -33,7 +34,7 @@ class SlotTables:
         self._edit_ids = np.zeros((max_num_slots, FIRST_EDITS), dtype=np.int32)
         self._edit_values = np.zeros((max_num_slots, FIRST_EDITS), dtype=np.float32)
         self._changed: set[int] = set()
-        self._rules = columns.Rules(
+        self._rules = Rules(
             ints=to_device(self._ints.copy(), device),
             reals=to_device(self._reals.copy(), device),
             edit_ids=to_device(self._edit_ids.copy(), device),
@@ -76,7 +77,7 @@ class SlotTables:
         reals[columns.PRESENCE] = resolved(params.presence_penalty)
         self._changed.add(slot)
 
-    def rules(self) -> columns.Rules:
+    def rules(self) -> Rules:
         """Returns the rules after copying all changes to the device, ordered in its stream."""
         if self._changed:
             rows, rules = np.array(sorted(self._changed)), self._rules

@@ -45,7 +45,7 @@ def draw_blueprint(config: EngineConfig, files: ModelFiles, machine: Machine) ->
     num_heads = getattr(text, "num_attention_heads", None)
     choose_attention = partial(
         attention.select,
-        has_kernels=machine.cpu_kernels is not None,
+        has_kernels=machine.kernels is not None and machine.kernels.attention is not None,
         capabilities=[card.capability for card in machine.cuda.cards],
         head_dim=getattr(text, "head_dim", None) or (num_heads and text.hidden_size // num_heads),
     )

@@ -14,7 +14,7 @@ from torch import nn
 from mmdeploy_llm import native
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.contracts import media_size
-from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.parallel import FirstRank, Ranks, shares_of
@@ -87,10 +87,10 @@ def load_model(
         device=torch.device(runtime.device),
         load_format=blueprint.config.load_format,
         split=split,
-        memory=None if machine.cpu_kernels is None else machine.cpu_kernels.memory,
+        memory=None if machine.kernels is None else machine.kernels.memory,
     )
-    if machine.device_kernels is not None and isinstance(model, nn.Module):
-        use_kernels(model, machine.device_kernels, blueprint.config.quantization)
+    if machine.kernels is not None and isinstance(model, nn.Module):
+        install_kernels(model, machine.kernels, blueprint.config.quantization)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
     return LoadedModel(
@@ -126,9 +126,10 @@ def _prepare_process(runtime: RuntimeConfig, machine: Machine) -> ComputeThreads
         native.keep_freed_memory()
     if runtime.num_threads != torch.get_num_threads():
         torch.set_num_threads(runtime.num_threads)
-    if machine.placement is None or machine.cpu_kernels is None:
+    placer = None if machine.kernels is None else machine.kernels.threads
+    if machine.placement is None or placer is None:
         return None
-    threads = native.ComputeThreads(machine.cpu_kernels, machine.placement, runtime.num_threads)
+    threads = native.ComputeThreads(placer, machine.placement, runtime.num_threads)
     threads.place()
     return threads
 

@@ -11,8 +11,8 @@ import torch
 from mmdeploy_llm import cuda, native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.layers.kernels import AnyKernels
-from mmdeploy_llm.native import Kernels, Placement
+from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.native import Placement
 from mmdeploy_llm.runtime_config import HostFacts
 
 from .cards import CudaFacts, missing_cuda, read_cuda
@@ -27,14 +27,13 @@ class Machine:
     cpus: the CPUs this process may run on.
     placement: CPUs chosen by cpu_affinity and numa_node, None when neither is given.
     cuda: what torch finds; without cards when device is "cpu".
-    cpu_kernels, device_kernels: the compiled kernels for the engine's device, None without them.
+    kernels: the compiled kernels for the engine's device, None without them.
     """
 
     cpus: tuple[int, ...]
     placement: Placement | None
     cuda: CudaFacts
-    cpu_kernels: Kernels | None
-    device_kernels: AnyKernels | None
+    kernels: Kernels | None
 
     @property
     def num_threads(self) -> int:
@@ -64,16 +63,14 @@ def read_machine(config: EngineConfig) -> Machine:
     if config.device == "auto" and problem and facts.driver:
         logger.warning("device = 'auto' is the CPU: %s", problem)
     is_cpu = config.device == "cpu" or (config.device == "auto" and problem is not None)
-    cpu_kernels = load_kernels(config, is_cpu=is_cpu)
-    device_kernels: AnyKernels | None = cpu_kernels
+    kernels = load_kernels(config, is_cpu=is_cpu)
     if not is_cpu and problem is None and config.native_kernels is not False:
-        device_kernels = cuda.load(torch.device("cuda"))
+        kernels = cuda.load(torch.device("cuda"))
     return Machine(
         cpus=native.usable_cpus(),
         placement=native.choose_placement(config.cpu_affinity, config.numa_node),
         cuda=facts,
-        cpu_kernels=cpu_kernels,
-        device_kernels=device_kernels,
+        kernels=kernels,
     )
 
 

@@ -52,9 +52,9 @@ def build_rooms(
     config, facts, plugins = blueprint.config, computer.facts, files.plugins
     scheduling, info = _scheduler_config(files, facts), _engine_info(config, files, facts)
     processors = build_processors(files, config)
-    if machine.cpu_kernels is not None:
+    if machine.kernels is not None and machine.kernels.pixels is not None:
         for processor in processors.values():
-            processor.use_kernels(machine.cpu_kernels)
+            processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
     intake = _intake(config, files, facts.runtime, processors)
     engine = Engine(

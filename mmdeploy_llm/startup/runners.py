@@ -32,18 +32,17 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     cannot compute the model's heads, or the card has too little memory."""
     runtime, files, model = loaded.runtime, loaded.files, loaded.model
     chosen = AttentionChoice(name=runtime.attention_backend, block_size=runtime.block_size)
-    cpu_kernels = loaded.machine.cpu_kernels
+    kernels = loaded.machine.kernels
     return Runner(
         model=model,
-        backend=attention.create(chosen, cpu_kernels, model.head_dim, loaded.device),
+        backend=attention.create(chosen, kernels, model.head_dim, loaded.device),
         cache=allocate(cache.shape, cache.num_blocks, loaded.device),
         sampler=make_sampler(
             max_num_slots=runtime.max_num_seqs,
             vocab_size=files.vocab_size,
             device=loaded.device,
             grammars=files.grammars,
-            kernels=cpu_kernels,
-            has_triton=loaded.machine.device_kernels is not None and cpu_kernels is None,
+            kernels=kernels,
         ),
         slots=Slots(runtime.max_num_seqs, cache.max_model_len, runtime.block_size),
         device=loaded.device,
@@ -61,6 +60,7 @@ def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         warm_up(runner.run, min(WARM_UP_TOKENS, cache.max_model_len - 1), runtime.block_size)
     if not runtime.enforce_eager:
         runner.record_graphs(graph_sizes(runtime.max_num_seqs), CudaRecorder(loaded.device))
-    if loaded.machine.cpu_kernels is not None:
-        loaded.machine.cpu_kernels.memory.settle()
+    kernels = loaded.machine.kernels
+    if kernels is not None and kernels.memory is not None:
+        kernels.memory.settle()
     return runner

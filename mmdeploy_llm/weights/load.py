@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PluginContractError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.native import LargePages
+from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.parallel import Share
 
 from .files import SafetensorsFile
@@ -51,7 +51,7 @@ def build_model(
     device: torch.device,
     load_format: LoadFormat = "auto",
     split: Split | None = None,
-    memory: LargePages | None = None,
+    memory: WeightMemory | None = None,
 ) -> Any:
     """Builds `factory(checkpoint.config)` and loads its weights; eval mode, no gradients.
 

@@ -14,8 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from mmdeploy_llm.cuda import heads, paged
-from mmdeploy_llm.forward import HeadTurn
+from mmdeploy_llm.cuda import heads, paged, paged_kernels
+from mmdeploy_llm.forward import QKRotary
 
 # capability -> shared memory that a block of threads may use
 GPUS = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
@@ -78,7 +78,7 @@ def bytes_of_stack(kernel):
 
 def compile_shape(shape, capability):
     """Prefill with and without ranges, decode in one part and in several, the write of keys as they
-    are and of those that it turns."""
+    are and of rotated ones."""
     num_heads, kv_heads, head_dim, page, dtype, cache_dtype = shape
     has_scales = cache_dtype.itemsize == 1
     q = torch.empty(300, num_heads, head_dim, dtype=dtype)
@@ -97,8 +97,8 @@ def compile_shape(shape, capability):
                 tables=ints[:, None].expand(300, 7).contiguous()[:num_seqs],
                 max_query=200,
                 max_context=max_context,
-                first_seen=ranges,
-                behind_seen=ranges,
+                first_visible=ranges,
+                end_visible=ranges,
             )
             paged.decode(q, q.clone(), pages, sequences, scores, gpu)
         paged.prefill(q, q.clone(), pages, sequences, scores, gpu)
@@ -108,14 +108,14 @@ def compile_shape(shape, capability):
     norms = {"q_weight": q[0, 0], "k_weight": q[0, 0], "eps": 1e-6}
     for size, is_interleaved, own in ((head_dim, False, {}), (head_dim - 16, True, norms)):
         angles = torch.empty(300, size // 2)
-        turn = HeadTurn(cosines=angles, sines=angles, is_interleaved=is_interleaved, **own)
-        heads.write_cache(k, k, *cache, q=q, turn=turn)
+        rotary = QKRotary(cosines=angles, sines=angles, is_interleaved=is_interleaved, **own)
+        heads.write_cache(k, k, *cache, q=q, rotary=rotary)
 
 
 def main(wanted):
     found = []
     for module, names in (
-        (paged, ("_prefill_kernel", "_decode_kernel", "_combine_kernel")),
+        (paged_kernels, ("prefill_kernel", "decode_kernel", "combine_kernel")),
         (heads, ("_heads",)),
     ):
         for name in names:

@@ -1,6 +1,7 @@
 """Which backend is chosen, with which block size, and what the errors say."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -124,13 +125,16 @@ def test_block_size_of_the_user_wins():
         (needs("flash-attn", "cuda", kv_cache_dtype="float16"), "kv_cache_dtype = dtype"),
         (needs("flash-attn-3", "cuda", kv_cache_dtype="float8_e4m3fn"), "use .*'triton'"),
         (needs("flash-attn-3", "cuda:1"), "needs compute capability 9.0, but cuda:1 has 8.0"),
-        (needs("flash-attn-3", "cuda:2"), "knows no compute capability 10.0, but cuda:2 has 10.0"),
+        (
+            needs("flash-attn-3", "cuda:2"),
+            "does not support compute capability 10.0, but cuda:2 has 10.0",
+        ),
         (needs("triton", "cuda:1", kv_cache_dtype="float8_e4m3fn"), "8.9 for kv_cache_dtype"),
-        (needs("native"), "C\\+\\+ kernels, which are not there"),
+        (needs("native"), "C\\+\\+ kernels, which are not available"),
         (needs("native", "cuda"), "needs a CPU"),
         (needs("native", dtype="float16"), "needs a CPU and bfloat16 or float32"),
         (needs(kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
-        (needs(kv_cache_dtype="float8_e4m3fn"), "no kv_cache_dtype = 'fp8': use .*'triton'"),
+        (needs(kv_cache_dtype="float8_e4m3fn"), "support kv_cache_dtype = 'fp8': use .*'triton'"),
         (needs("reference", "cuda", kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
     ],
 )
@@ -147,7 +151,9 @@ def test_heads_that_cannot_be(head_dim, name):
 
 def create(name, head_dim=64):
     choice = AttentionChoice(name=name, block_size=64)
-    return selection.create(choice, object(), head_dim, torch.device("cpu"))
+    return selection.create(
+        choice, SimpleNamespace(attention=object()), head_dim, torch.device("cpu")
+    )
 
 
 def test_create():

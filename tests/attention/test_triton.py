@@ -135,11 +135,11 @@ def test_recorded_decode_serves_other_batches(
     """Recorded once on padding alone; replayed for batches of other sizes and lengths."""
     if triton_device.type == "cuda":
         pytest.skip("real graphs are tested in tests/gpu")
-    from mmdeploy_llm.cuda import heads, paged
+    from mmdeploy_llm.cuda import heads, paged_kernels
 
     for module, name in (
-        (paged, "_decode_kernel"),
-        (paged, "_combine_kernel"),
+        (paged_kernels, "decode_kernel"),
+        (paged_kernels, "combine_kernel"),
         (heads, "_heads"),
     ):
         launcher = _Launcher(getattr(module, name), recording)

@@ -15,9 +15,9 @@ from mmdeploy_llm.attention.base import BatchLayout, KVCache, StepLengths
 from mmdeploy_llm.attention.triton_paged import TritonAttention
 from mmdeploy_llm.attention.varlen import Options, calls_of
 from mmdeploy_llm.cuda import choose
-from mmdeploy_llm.cuda.kernels import CudaKernels
+from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
 from mmdeploy_llm.cuda.paged import Gpu
-from mmdeploy_llm.forward import HeadTurn
+from mmdeploy_llm.forward import QKRotary
 
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCAB, BLOCK = 6, 2, 64, 384, 5000, 64
@@ -74,8 +74,8 @@ class Engine:
         qkv = torch.zeros(num_tokens, HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=DTYPE)
         q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), 1)
         angles = torch.zeros(2, num_tokens, HEAD_DIM // 2)
-        turn = HeadTurn(cosines=angles[0], sines=angles[1].clone(), is_interleaved=False)
-        self._backend.begin(layout, self._cache).attend(0, q, k, v, turn=turn)
+        rotary = QKRotary(cosines=angles[0], sines=angles[1].clone(), is_interleaved=False)
+        self._backend.begin(layout, self._cache).attend(0, q, k, v, rotary=rotary)
         call, _ = calls_of(layout)
         if call is not None:  # of a library that leaves decode to our kernels
             options = Options(scale=0.1, left=None, softcap=None)

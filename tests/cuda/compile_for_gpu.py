@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from mmdeploy_llm.cuda import choose, experts
-from mmdeploy_llm.cuda.kernels import CudaKernels
+from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
 
 CAPABILITY = 90  # H100, H200
 

@@ -17,7 +17,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def kernels(triton_device):
-    from mmdeploy_llm.cuda.kernels import CudaKernels
+    from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
 
     return CudaKernels(triton_device)
 

@@ -36,6 +36,8 @@ class Rows:
     """Rows of params, as draw() and as the kernels take them."""
 
     def __init__(self, choose, params, device, seed=0):
+        from mmdeploy_llm.cuda import choose_kernels as columns
+
         rng = np.random.default_rng(seed)
         num_rows = len(params["top_k"])
         seeds = rng.integers(0, 2**60, num_rows).astype(np.uint64)
@@ -44,13 +46,13 @@ class Rows:
         self.params = DrawParams(**params, uniforms=drawn)
         ints = np.zeros((num_rows, 8), dtype=np.int64)
         reals = np.zeros((num_rows, 8))
-        ints[:, choose.SEED] = first_states(seeds).view(np.int64)
-        ints[:, choose.NUM_OUTPUTS] = positions
-        ints[:, choose.TOP_K] = params["top_k"]
-        ints[:, choose.IS_RANDOM] = 1
-        reals[:, choose.TEMPERATURE] = params["temperature"]
-        reals[:, choose.LEAST] = least(self.params)
-        reals[:, choose.TOP_P] = params["top_p"]
+        ints[:, columns.SEED] = first_states(seeds).view(np.int64)
+        ints[:, columns.NUM_OUTPUTS] = positions
+        ints[:, columns.TOP_K] = params["top_k"]
+        ints[:, columns.IS_RANDOM] = 1
+        reals[:, columns.TEMPERATURE] = params["temperature"]
+        reals[:, columns.LEAST] = least(self.params)
+        reals[:, columns.TOP_P] = params["top_p"]
         self._tables = torch.from_numpy(ints), torch.from_numpy(reals)
         self._choose, self._device = choose, device
 

@@ -212,8 +212,8 @@ def test_largest_that_are_known(make, triton_device):
     assert found.token_ids == [*logits[:2].argmax(1).tolist(), 9]
 
 
-@pytest.mark.parametrize("has_triton", [False, True])
-def test_make_sampler(triton_device, has_triton):
+@pytest.mark.parametrize("has_kernels", [False, True])
+def test_make_sampler(triton_device, kernels, has_kernels):
     from mmdeploy_llm.sampling.cuda_sampler import CudaSampler
 
     sampler = make_sampler(
@@ -221,10 +221,9 @@ def test_make_sampler(triton_device, has_triton):
         vocab_size=20,
         device=triton_device,
         grammars=None,
-        kernels=None,
-        has_triton=has_triton,
+        kernels=kernels if has_kernels else None,
     )
-    assert type(sampler) is (CudaSampler if has_triton else Sampler)
+    assert type(sampler) is (CudaSampler if has_kernels else Sampler)
     sampler.add(1, make_request())
     logits = torch.arange(20.0, device=triton_device)[None]
     assert sampler.sample(logits, [1]).token_ids == [19]

@@ -159,7 +159,7 @@ def test_a_greedy_step_without_rules_samples_in_its_graph(folder_of, new_card):
         card.launches.clear()
         results(llm, [[66, 67]], SamplingParams(max_tokens=4, ignore_eos=True, **GREEDY))
         assert card.launches.count("graph") == 3
-        assert card.launches.count("_choose") == 1  # of the prompt
+        assert card.launches.count("choose") == 1  # of the prompt
 
 
 def test_what_a_step_sends(folder_of, new_card):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Experts, Modality, ModalityMLP, MoEConfig, SparseMLP
 from mmdeploy_llm.testing.tiny import randomize
 
@@ -33,7 +33,7 @@ def test_equal_to_the_loop(
         experts = filled(Experts(num_experts, size, inner), triton_device, dtype)
         given = routed(num_tokens, num_experts, top_k, size, triton_device, dtype)
         expected = experts(*given)
-        use_kernels(experts, kernels)
+        install_kernels(experts, kernels)
         assert_near(experts(*given), expected)
 
 
@@ -56,11 +56,11 @@ def test_routes_to_no_expert_add_nothing(kernels, triton_device, monkeypatch, is
     """By torch's grouped product too, which leaves their rows undefined."""
     from mmdeploy_llm.cuda import experts as module
 
-    monkeypatch.setattr(module, "_is_for_torch", lambda *_: is_by_torch)
+    monkeypatch.setattr(module, "_can_use_torch", lambda *_: is_by_torch)
     experts = filled(Experts(4, 16, 8), triton_device)
     x, weights, ids = routed(9, 4, 2, 16, triton_device, torch.float32)
     expected = experts(x, weights, ids)
-    use_kernels(experts, kernels)
+    install_kernels(experts, kernels)
     left_out = torch.arange(9, device=triton_device) % 3 == 0
     found = experts(x, weights, ids.masked_fill(left_out[:, None], 4))
     assert found[left_out].eq(0).all()
@@ -70,7 +70,7 @@ def test_routes_to_no_expert_add_nothing(kernels, triton_device, monkeypatch, is
 
 def test_no_tokens(kernels, triton_device):
     experts = filled(Experts(4, 16, 8), triton_device)
-    use_kernels(experts, kernels)
+    install_kernels(experts, kernels)
     given = routed(1, 4, 2, 16, triton_device, torch.float32)
     assert experts(*(x[:0] for x in given)).shape == (0, 16)
 
@@ -89,7 +89,7 @@ def test_sparse_mlp(kernels, triton_device, options):
     mlp = filled(SparseMLP(16, config), triton_device)
     x = torch.randn(11, 16, device=triton_device)
     expected = mlp(x)
-    use_kernels(mlp, kernels)
+    install_kernels(mlp, kernels)
     torch.testing.assert_close(mlp(x), expected)
 
 
@@ -104,7 +104,7 @@ def test_modalities_need_no_split(kernels, triton_device, media, monkeypatch):
     is_vision = torch.zeros(6, dtype=torch.bool, device=triton_device)
     is_vision[media] = True
     expected = mlp(x, Modality(is_vision))
-    use_kernels(mlp, kernels)
+    install_kernels(mlp, kernels)
     monkeypatch.setattr(Modality, "rows", None)  # an error in the plain path
     torch.testing.assert_close(mlp(x, Modality(is_vision)), expected)
     torch.testing.assert_close(mlp(x, None)[~is_vision], expected[~is_vision])

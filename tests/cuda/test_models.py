@@ -5,7 +5,7 @@ import torch
 from mmdeploy_llm_plugins import ernie, qwen
 from transformers import AutoConfig
 
-from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.testing.dense import DenseRunner
 from mmdeploy_llm.testing.model_conformance import build
 from mmdeploy_llm.testing.prompts import make_prompt
@@ -29,7 +29,7 @@ def test_logits(kernels, triton_device, family, tmp_path):
     for own in (None, kernels):
         model = build(SPECS[family], tmp_path, config, torch.float32).to(triton_device)
         if own is not None:
-            use_kernels(model, own)
+            install_kernels(model, own)
         runner = DenseRunner(model, triton_device)
         sequence = runner.add(*make_prompt(config, FAMILIES[family]))
         logits = [runner.run(sequence)]

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from mmdeploy_llm.layers import RMSNorm, Rotary, RotaryConfig
-from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.norm import _rms_norm
 
 SHAPES = [(1, 8), (5, 24), (3, 100), (2, 1536), (37, 128)]
@@ -57,22 +57,22 @@ def test_values_beyond_exp(kernels, make):
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
-@pytest.mark.parametrize(("head_dim", "turned_dim"), [(16, None), (16, 8), (24, None), (80, 48)])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, None), (16, 8), (24, None), (80, 48)])
 @pytest.mark.parametrize("axes", [None, 3])
 def test_rotary(
-    kernels, dtypes, make, triton_device, assert_near, is_interleaved, head_dim, turned_dim, axes
+    kernels, dtypes, make, triton_device, assert_near, is_interleaved, head_dim, rotary_dim, axes
 ):
     """In place on a part of a wider tensor, norms of the heads before it or not, M-RoPE or not."""
-    num_pairs = (turned_dim or head_dim) // 2
+    num_pairs = (rotary_dim or head_dim) // 2
     config = RotaryConfig(
         head_dim=head_dim,
         is_interleaved=is_interleaved,
-        turned_dim=turned_dim,
+        rotary_dim=rotary_dim,
         axes=None if axes is None else tuple(i % axes for i in range(num_pairs)),
         scale=1.3,
     )
     plain, fast = Rotary(config), Rotary(config)
-    use_kernels(fast, kernels)
+    install_kernels(fast, kernels)
     for rotary in (plain, fast):
         rotary.init_buffers(triton_device)
     positions = torch.randint(0, 50, (7,) if axes is None else (axes, 7), device=triton_device)

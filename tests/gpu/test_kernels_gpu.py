@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmdeploy_llm.forward import HeadTurn
+from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments
-from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.sampling import Sampler, SlotRequest
@@ -24,7 +24,7 @@ TOLERANCE = 2**-5
 @pytest.fixture(scope="module")
 def kernels():
     pytest.importorskip("triton", reason="triton is not installed")
-    from mmdeploy_llm.cuda.kernels import CudaKernels
+    from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
 
     return CudaKernels(torch.device("cuda"))
 
@@ -47,7 +47,7 @@ def both(module, kernels, call):
     """Without and with kernels."""
     with torch.inference_mode():
         before = call(module)
-        use_kernels(module, kernels)
+        install_kernels(module, kernels)
         return call(module), before
 
 
@@ -76,7 +76,7 @@ def test_rotary_with_norms(kernels, num_tokens):
 
 
 def heads_at_once(num_tokens, cache_dtype, *, at_once):
-    """q and the cache behind norms, turns and the write: in one launch, or in two. M-RoPE; every
+    """q and the cache after norms, rotation and the write: in one launch, or in two. M-RoPE; every
     fifth token is padding."""
     from mmdeploy_llm.cuda import heads
 
@@ -84,7 +84,7 @@ def heads_at_once(num_tokens, cache_dtype, *, at_once):
     angles = torch.rand(2, num_tokens, 64, device="cuda") * 2 - 1
     qkv = torch.randn(num_tokens, 36, 128, device="cuda", dtype=torch.bfloat16)
     norms = (torch.rand(128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    turn = HeadTurn(
+    rotary = QKRotary(
         **dict(zip(("cosines", "sines", "q_weight", "k_weight"), (*angles, *norms), strict=True)),
         is_interleaved=num_tokens % 2 == 1,
         eps=1e-6,
@@ -99,18 +99,19 @@ def heads_at_once(num_tokens, cache_dtype, *, at_once):
     q, k, v = qkv.split((28, 4, 4), 1)
     if at_once:
         before = qkv[:, 28:].clone()
-        heads.write_cache(k, v, *cache, slots, *scales, q=q, turn=turn)
+        heads.write_cache(k, v, *cache, slots, *scales, q=q, rotary=rotary)
         assert torch.equal(qkv[:, 28:], before)
     else:
-        heads.rotate(qkv[:, :32], turn, 28)
+        heads.rotate(qkv[:, :32], rotary, 28)
         heads.write_cache(k, v, *cache, slots, *scales)
     return [q.contiguous(), *cache, *(x for x in scales if x is not None)]
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("num_tokens", [1, 33, 4096])
-def test_heads_that_turn_into_the_cache(kernels, num_tokens, cache_dtype):
-    """Bit for bit what the two launches give, whose turns are compared with plain torch above."""
+def test_heads_rotated_into_the_cache(kernels, num_tokens, cache_dtype):
+    """Bit for bit what the two launches give, whose rotations are compared with plain torch
+    above."""
     if cache_dtype is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
     one, two = (heads_at_once(num_tokens, cache_dtype, at_once=flag) for flag in (True, False))
@@ -124,14 +125,14 @@ def test_heads_in_a_graph(kernels):
 
     qkv = torch.randn(8, 36, 128, device="cuda", dtype=torch.bfloat16)
     angles = torch.rand(2, 8, 64, device="cuda")
-    turn = HeadTurn(cosines=angles[0], sines=angles[1], is_interleaved=False)
+    rotary = QKRotary(cosines=angles[0], sines=angles[1], is_interleaved=False)
     slots = torch.full((8,), -1, device="cuda")
     cache = [torch.zeros(2, 64, 4, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     q, k, v = qkv.split((28, 4, 4), 1)
-    heads.write_cache(k, v, *cache, slots, q=q, turn=turn)  # compiles
+    heads.write_cache(k, v, *cache, slots, q=q, rotary=rotary)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        heads.write_cache(k, v, *cache, slots, q=q, turn=turn)
+        heads.write_cache(k, v, *cache, slots, q=q, rotary=rotary)
     assert not torch.cat(cache).any()
     qkv.normal_()
     slots.copy_(torch.tensor([5, 90, 3, -1, 0, 64, 127, -1]))
@@ -167,7 +168,7 @@ def test_experts_by_modality(kernels, num_tokens):
 @pytest.mark.parametrize("num_tokens", [1, 32, 3000])
 def test_experts_do_not_wait(kernels, num_tokens, request):
     mlp = moe()
-    use_kernels(mlp, kernels)
+    install_kernels(mlp, kernels)
     x = torch.randn(num_tokens, 2560, device="cuda", dtype=torch.bfloat16)
     modality = Modality(torch.arange(num_tokens, device="cuda") % 3 == 1)
     with torch.inference_mode():
@@ -179,7 +180,7 @@ def test_experts_do_not_wait(kernels, num_tokens, request):
 def test_experts_in_a_graph(kernels):
     """Recorded with some tokens, run with others, which go to other experts."""
     mlp = moe()
-    use_kernels(mlp, kernels)
+    install_kernels(mlp, kernels)
     x = torch.randn(16, 2560, device="cuda", dtype=torch.bfloat16)
     with torch.inference_mode():
         mlp(x, None)

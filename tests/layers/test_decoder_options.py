@@ -114,7 +114,7 @@ def test_norms_behind_attention_and_mlp():
 def test_a_part_of_every_head_turns(is_interleaved):
     positions = torch.tensor([0, 3, 70])
     x = randn(3, 2, 10)
-    part = fill(Rotary(RotaryConfig(head_dim=10, turned_dim=6, is_interleaved=is_interleaved)))
+    part = fill(Rotary(RotaryConfig(head_dim=10, rotary_dim=6, is_interleaved=is_interleaved)))
     whole = fill(Rotary(RotaryConfig(head_dim=6, is_interleaved=is_interleaved)))
     found = part(positions).rotate(x.clone())
     torch.testing.assert_close(found[..., :6], whole(positions).rotate(x[..., :6].clone()))
@@ -179,7 +179,7 @@ class TestFromConfig:
     def test_sizes_are_those_of_the_config(self):
         found = standard_decoder(text_config())
         assert (found.num_heads, found.num_kv_heads, found.head_dim) == (4, 4, 4)
-        assert (found.rotary.theta, found.rotary.turned_dim) == (500.0, None)
+        assert (found.rotary.theta, found.rotary.rotary_dim) == (500.0, None)
         assert (found.windows, found.moe, found.qk_norm) == (None, None, False)
 
     def test_another_activation_is_refused(self):
@@ -189,7 +189,7 @@ class TestFromConfig:
     def test_a_part_of_the_head(self):
         rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
         found = rotary_config(text_config(rope_parameters=rope, head_dim=12))
-        assert (found.head_dim, found.turned_dim, found.num_pairs) == (12, 6, 3)
+        assert (found.head_dim, found.rotary_dim, found.num_pairs) == (12, 6, 3)
 
     def test_rope_that_follows_the_length_is_refused(self):
         rope = {"rope_type": "longrope", "rope_theta": 1e4}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments, VisionBlock
-from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.linear import Embedding
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.layers.vision import axial_rotary
@@ -31,7 +31,7 @@ def both(module, kernels, call):
     """What `call(module)` gives without and with kernels."""
     with torch.inference_mode():
         before = call(module)
-        use_kernels(module, kernels)
+        install_kernels(module, kernels)
         return before, call(module)
 
 
@@ -70,7 +70,7 @@ def test_experts(kernels, dtype, quantization):
     chosen = torch.stack([torch.randperm(5)[:2] for _ in range(40)])
     experts = filled(Experts(5, 16, 24), dtype)
     expected = experts(x, weights, chosen)
-    use_kernels(experts, kernels, quantization)
+    install_kernels(experts, kernels, quantization)
     found = experts(x, weights, chosen)
     if quantization is None or dtype is torch.float16:
         assert_near(found, expected)
@@ -98,14 +98,14 @@ def test_packed_embedding_as_head(kernels, dtype, quantization, n, k):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_interleaved", [False, True])
-@pytest.mark.parametrize("turned_dim", [None, 8])
+@pytest.mark.parametrize("rotary_dim", [None, 8])
 @pytest.mark.parametrize("axes", [None, 3])
-def test_rotary(kernels, dtype, is_interleaved, turned_dim, axes):
-    num_pairs = (turned_dim or 16) // 2
+def test_rotary(kernels, dtype, is_interleaved, rotary_dim, axes):
+    num_pairs = (rotary_dim or 16) // 2
     config = RotaryConfig(
         head_dim=16,
         is_interleaved=is_interleaved,
-        turned_dim=turned_dim,
+        rotary_dim=rotary_dim,
         axes=None if axes is None else tuple(i % axes for i in range(num_pairs)),
     )
     positions = torch.randint(0, 50, (7,) if axes is None else (axes, 7))

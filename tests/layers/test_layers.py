@@ -150,14 +150,14 @@ class TestRotary:
 class TestRowParts:
     @pytest.mark.parametrize("num_rows", [0, 1, 64, 65, 128, 1000])
     def test_parts_are_whole_tiles_that_cover_all_rows(self, num_rows):
-        parts = rows.row_parts(torch.zeros(num_rows, 3), 10, 1300)
+        parts = rows.row_chunks(torch.zeros(num_rows, 3), 10, 1300)
         covered = [row for part in parts for row in range(part.start, part.stop)]
         assert covered == list(range(num_rows))
         assert all(part.start % rows.TILE == 0 for part in parts)
         assert all(part.stop - part.start <= 128 for part in parts)
 
     def test_a_wide_row_still_gives_a_tile(self):
-        assert rows.row_parts(torch.zeros(70, 3), 10**9, 1) == [slice(0, 64), slice(64, 70)]
+        assert rows.row_chunks(torch.zeros(70, 3), 10**9, 1) == [slice(0, 64), slice(64, 70)]
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_norm_and_rotary_by_parts_equal_the_whole(self, dtype, monkeypatch):

@@ -8,7 +8,7 @@ from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.layers import DecoderConfig, Rotary, RotaryConfig, decoder
 from mmdeploy_llm.layers.decoder import Decoder
-from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import MoEConfig
 from mmdeploy_llm.testing.tiny import randomize
 
@@ -47,7 +47,7 @@ def make_decoder(kernels, quantization, options):
         exact = getattr(module, "fp32_parameters", ())
         for key, param in module.named_parameters(recurse=False):
             param.data = param.data if key in exact else param.data.bfloat16()
-    use_kernels(model, kernels, quantization)
+    install_kernels(model, kernels, quantization)
     return model
 
 

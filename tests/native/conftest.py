@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmdeploy_llm.native import BuildError, Kernels, Level, build, cpu_level
+from mmdeploy_llm.native import BuildError, CpuKernels, Level, build, cpu_level
 
 LEVELS = list(Level)[::-1]  # plainest first
 
@@ -13,7 +13,7 @@ def kernels(request, tmp_path_factory):
     if LEVELS.index(request.param) > LEVELS.index(cpu_level()):
         pytest.skip(f"this processor has no {request.param.name}")
     try:
-        return Kernels(build(request.param, tmp_path_factory.getbasetemp() / "kernels"))
+        return CpuKernels(build(request.param, tmp_path_factory.getbasetemp() / "kernels"))
     except BuildError as error:
         pytest.skip(f"no kernels on this machine: {error}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmdeploy_llm.native import BuildError, Kernels, Level, build, cpu_level, load
+from mmdeploy_llm.native import BuildError, CpuKernels, Level, build, cpu_level, load
 from mmdeploy_llm.native.build import COMPILERS, FLAGS, SOURCES
 
 DRIVER = Path(__file__).parent / "driver.cpp"
@@ -62,7 +62,7 @@ def test_a_library_of_something_else(tmp_path):
     path = tmp_path / "broken.so"
     path.write_bytes(b"not a library")
     with pytest.raises(BuildError, match="cannot be loaded"):
-        Kernels(path)
+        CpuKernels(path)
 
 
 def test_one_openmp_runtime(tmp_path):

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmdeploy_llm.kernels import VisibleKeys
 from mmdeploy_llm.layers.norm import _rms_norm
 from mmdeploy_llm.layers.rotary import HalfSplitRope, InterleavedRope
-from mmdeploy_llm.native import Sequences
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (1, 64), (3, 17), (64, 96), (65, 100), (200, 896)]
@@ -68,10 +68,10 @@ def test_rotate(kernels, dtype, rope, heads, head_dim):
     x = values(33, heads + 2, head_dim, dtype=dtype)
     angles = values(33, head_dim // 2, dtype=torch.float32)
     cosines, sines = angles.cos(), angles.sin()
-    turned = rope(cosines, sines).rotate(x[:, :heads].clone())
+    rotated = rope(cosines, sines).rotate(x[:, :heads].clone())
     kept = x[:, heads:].clone()
     kernels.rotate(x[:, :heads], cosines, sines, is_interleaved=rope is InterleavedRope)
-    torch.testing.assert_close(x[:, :heads], turned, **tolerance(dtype) | {"atol": 1e-5})
+    torch.testing.assert_close(x[:, :heads], rotated, **tolerance(dtype) | {"atol": 1e-5})
     assert torch.equal(x[:, heads:], kept)
 
 
@@ -89,7 +89,7 @@ def test_rotate_some_channels(kernels, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (3, 2, 10), (5, 1, 64)])
 def test_norm_and_rotate(kernels, dtype, heads, kv_heads, head_dim):
-    """As the norms of q and k and then the turn; the values behind them stay."""
+    """As the norms of q and k and then the rotation; the values after them stay."""
     x = values(21, heads + 2 * kv_heads, head_dim, dtype=dtype)
     kept = x[:, heads + kv_heads :].clone()
     weights = values(2, head_dim, dtype=dtype)
@@ -103,9 +103,9 @@ def test_norm_and_rotate(kernels, dtype, heads, kv_heads, head_dim):
     ]
     expected = torch.cat(normed, 1)
     kernels.rotate(expected, *tables, is_interleaved=False)
-    turned = x[:, : heads + kv_heads]
-    kernels.norm_and_rotate(turned, *weights, heads, 1e-6, *tables, is_interleaved=False)
-    assert torch.equal(turned, expected)
+    rotated = x[:, : heads + kv_heads]
+    kernels.norm_and_rotate(rotated, *weights, heads, 1e-6, *tables, is_interleaved=False)
+    assert torch.equal(rotated, expected)
     assert torch.equal(x[:, heads + kv_heads :], kept)
 
 
@@ -140,7 +140,7 @@ def test_attention_over_one_piece(kernels, dtype, head_dim, heads, kv_heads):
         begins = [generator.randrange(length) for _ in range(length)]
         seen += [(begin, generator.randint(begin + 1, length)) for begin in begins]
     starts, first, behind = ranges(lengths, seen)
-    sequences = Sequences(query_starts=starts, first_seen=first, behind_seen=behind)
+    sequences = VisibleKeys(query_starts=starts, first_visible=first, end_visible=behind)
     found = kernels.attend(q, k, v, sequences, scale=0.05)
     for begin, end in itertools.pairwise(starts):
         own = slice(begin, end)
@@ -172,8 +172,8 @@ def test_long_contexts_are_split(kernels, dtype, heads, kv_heads):
     seen = [(0, 1), (3, 511), (0, 513), (0, 2100), (1030, 2090), (0, 1698), (1, 2), (600, 1699)]
     starts, first, behind = ranges(counts, seen)
     q = values(sum(counts), heads, head_dim, dtype=of_rows)
-    sequences = Sequences(
-        query_starts=starts, first_seen=first, behind_seen=behind, block_tables=tables
+    sequences = VisibleKeys(
+        query_starts=starts, first_visible=first, end_visible=behind, block_tables=tables
     )
     found = kernels.attend(q, *caches, sequences, scale=0.1, **scales)
     for number, (begin, end) in enumerate(itertools.pairwise(starts)):
@@ -199,10 +199,10 @@ def test_attention_depends_on_its_own_sequence_only(kernels, dtype, threads):
     def attend(begin, end):
         first, last = int(starts[begin]), int(starts[end])
         ends = torch.tensor(behind[first:last])
-        sequences = Sequences(
+        sequences = VisibleKeys(
             query_starts=starts[begin : end + 1] - first,
-            first_seen=torch.zeros_like(ends),
-            behind_seen=ends,
+            first_visible=torch.zeros_like(ends),
+            end_visible=ends,
             block_tables=tables[begin:end],
         )
         return kernels.attend(q[first:last], k, v, sequences, scale=0.1)
@@ -232,10 +232,10 @@ def test_int8_cache(kernels, dtype, block_size):
         assert ((stored * steps - rows.float()).abs() <= steps * 0.501).all()
     q = values(tokens, heads, head_dim, dtype=dtype)
     behind = places + 1
-    sequences = Sequences(
+    sequences = VisibleKeys(
         query_starts=torch.tensor([0, tokens]),
-        first_seen=torch.zeros_like(behind),
-        behind_seen=behind,
+        first_visible=torch.zeros_like(behind),
+        end_visible=behind,
         block_tables=order[None],
     )
     found = kernels.attend(

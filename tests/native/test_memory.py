@@ -8,24 +8,24 @@ import pytest
 import torch
 
 from mmdeploy_llm.native import LargePages
-from mmdeploy_llm.native.memory import ALIGNMENT, CHUNK_SIZE, LEAST_SIZE, PAGE_SIZE
+from mmdeploy_llm.native.memory import ALIGNMENT, CHUNK_SIZE, MIN_SIZE, PAGE_SIZE
 
 
 def test_tensors_are_apart():
     """Each keeps what is written to it, whatever the sizes; large ones share chunks."""
     memory = LargePages()
-    shapes = [(LEAST_SIZE + 3,), (5, LEAST_SIZE), (3,), (CHUNK_SIZE // 2,), (2 * CHUNK_SIZE,)]
+    shapes = [(MIN_SIZE + 3,), (5, MIN_SIZE), (3,), (CHUNK_SIZE // 2,), (2 * CHUNK_SIZE,)]
     tensors = [memory.empty(shape, dtype=torch.uint8) for shape in shapes]
     for value, tensor in enumerate(tensors):
         tensor.fill_(value)
     for value, (shape, tensor) in enumerate(zip(shapes, tensors, strict=True)):
         assert tensor.shape == shape
         assert bool((tensor == value).all())
-        assert tensor.numel() < LEAST_SIZE or tensor.data_ptr() % ALIGNMENT == 0
+        assert tensor.numel() < MIN_SIZE or tensor.data_ptr() % ALIGNMENT == 0
 
 
 def test_dtypes():
-    tensor = LargePages().empty((LEAST_SIZE, 3), dtype=torch.bfloat16)
+    tensor = LargePages().empty((MIN_SIZE, 3), dtype=torch.bfloat16)
     assert tensor.dtype is torch.bfloat16
     assert tensor.is_contiguous()
 

@@ -20,8 +20,7 @@ def machine():
             cpus=tuple(range(num_cpus)),
             placement=placement,
             cuda=cuda,
-            cpu_kernels=None,
-            device_kernels=None,
+            kernels=None,
         )
 
     return make

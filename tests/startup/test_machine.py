@@ -36,12 +36,12 @@ def loads(monkeypatch):
     ],
 )
 def test_kernels_by_device(loads, options, found):
-    assert read_machine(EngineConfig(model="m", **options)).device_kernels == found
+    assert read_machine(EngineConfig(model="m", **options)).kernels == found
 
 
 def test_without_a_card_auto_is_the_cpu(loads, monkeypatch, caplog):
     monkeypatch.setattr(module, "read_cuda", lambda: CudaFacts(torch="2", cuda=(12, 8)))
-    assert read_machine(EngineConfig(model="m")).device_kernels == "cpu kernels"
+    assert read_machine(EngineConfig(model="m")).kernels == "cpu kernels"
     assert not caplog.text
     old = CudaFacts(torch="2", cuda=(12, 8), driver=(11, 4))
     monkeypatch.setattr(module, "read_cuda", lambda: old)
@@ -54,7 +54,7 @@ def test_without_a_compiler_plain_torch_computes_and_says_so(loads, monkeypatch,
         raise native.BuildError("no compiler")
 
     monkeypatch.setattr(native, "load", fail)
-    assert read_machine(EngineConfig(model="m", device="cpu")).cpu_kernels is None
+    assert read_machine(EngineConfig(model="m", device="cpu")).kernels is None
     assert "no C++ kernels, plain torch computes the same more slowly: no compiler" in caplog.text
     with pytest.raises(ConfigError, match=r"quantization = 'int8' needs the C\+\+ kernels"):
         read_machine(EngineConfig(model="m", device="cpu", quantization="int8"))

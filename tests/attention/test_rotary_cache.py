@@ -1,5 +1,5 @@
-"""Heads that turn on their way into the cache: against plain torch, and against the two launches
-that do the same."""
+"""One launch that rotates heads and writes the cache: against plain torch, and against the two
+launches that do the same."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -11,12 +11,12 @@ from mmdeploy_llm.attention.base import KVCache
 from mmdeploy_llm.attention.flash3 import FlashAttention3
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.attention.writing import write_by_kernel, write_plain
-from mmdeploy_llm.forward import ForwardInputs, TurningAttention
+from mmdeploy_llm.forward import ForwardInputs, RotaryAttention
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, RMSNorm, Rotary, RotaryConfig
-from mmdeploy_llm.layers.kernels import use_kernels
+from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.testing.tiny import randomize
 
-SHAPES = [  # heads, key heads, head size, channels that turn
+SHAPES = [  # heads, key heads, head size, rotary channels
     (4, 2, 16, 16),
     (7, 1, 64, 64),  # a share of 28 and 4 heads
     (28, 4, 128, 128),
@@ -38,7 +38,7 @@ def device(triton_attention, triton_device):
 
 @pytest.fixture(scope="module")
 def kernels(device):
-    from mmdeploy_llm.cuda.kernels import CudaKernels
+    from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
 
     return CudaKernels(device)
 
@@ -51,17 +51,17 @@ def dtypes(device):
 
 
 class Heads:
-    """q, k and v of 7 tokens in one tensor, what turns them, and an empty cache. Two tokens of the
-    seven are padding."""
+    """q, k and v of 7 tokens in one tensor, their rotary embedding, and an empty cache. Two tokens
+    of the seven are padding."""
 
     def __init__(self, device, dtype, shape, *, is_interleaved, has_norms, axes=None, dtype8=None):
         torch.manual_seed(0)
-        self.num_heads, self.num_kv, head_dim, turned_dim = shape
+        self.num_heads, self.num_kv, head_dim, rotary_dim = shape
         config = RotaryConfig(
             head_dim=head_dim,
-            turned_dim=turned_dim,
+            rotary_dim=rotary_dim,
             is_interleaved=is_interleaved,
-            axes=None if axes is None else tuple(i % axes for i in range(turned_dim // 2)),
+            axes=None if axes is None else tuple(i % axes for i in range(rotary_dim // 2)),
             scale=1.2,
         )
         self.rotaries = Rotary(config), Rotary(config)
@@ -92,8 +92,8 @@ class Heads:
     def split(self, qkv):
         return qkv.split((self.num_heads, self.num_kv, self.num_kv), 1)
 
-    def turned(self, rope):
-        """q and k behind norms and turn, in a copy; and v."""
+    def rotated(self, rope):
+        """Copies of q and k after norms and rotation; and v."""
         qkv = self.qkv.clone()
         qk, v = qkv[:, : -self.num_kv], qkv[:, -self.num_kv :]
         if self.norms is None:
@@ -104,21 +104,21 @@ class Heads:
 
     def at_once(self, kernels):
         """q, and the cache, of the one launch."""
-        use_kernels(self.rotaries[1], kernels)
+        install_kernels(self.rotaries[1], kernels)
         rope, cache = self.rotaries[1](self.positions), self.new_cache()
         qkv = self.qkv.clone()
         wide = torch.full((7, qkv.shape[1] + 2, qkv.shape[2]), 5.0).to(qkv)
         wide[:, :-2] = qkv
         q, k, v = self.split(wide[:, :-2])
-        turn = rope.turn_of(q, self.norms)
-        write_by_kernel(k, v, *cache[:2], self.layout, *cache[2:], q=q, turn=turn)
+        rotary = rope.qk_rotary(q, self.norms)
+        write_by_kernel(k, v, *cache[:2], self.layout, *cache[2:], q=q, rotary=rotary)
         assert torch.equal(wide[:, self.num_heads : -2], qkv[:, self.num_heads :])
         assert (wide[:, -2:] == 5).all()
         return q, cache
 
     def one_by_one(self, kernels):
         """The same of the two launches."""
-        q, k, v = self.turned(self.rotaries[1](self.positions))
+        q, k, v = self.rotated(self.rotaries[1](self.positions))
         cache = self.new_cache()
         write_by_kernel(k, v, *cache[:2], self.layout, *cache[2:])
         return q, cache
@@ -133,7 +133,7 @@ def test_equals_plain_torch(device, dtypes, kernels, shape, has_norms, is_interl
         axes = 3 if (place + has_norms) % 2 else None
         options = {"is_interleaved": is_interleaved, "has_norms": has_norms, "axes": axes}
         heads = Heads(device, dtype, shape, **options)
-        q, k, v = heads.turned(heads.rotaries[0](heads.positions))
+        q, k, v = heads.rotated(heads.rotaries[0](heads.positions))
         keys, values, *_ = heads.new_cache()
         write_plain(k, v, keys, values, heads.layout)
         found_q, (found_keys, found_values, *_) = heads.at_once(kernels)
@@ -164,7 +164,7 @@ def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
     heads = Heads(device, torch.float16, shape, **options)
     found = heads.at_once(kernels)
     _assert_same(heads.one_by_one(kernels), found)
-    _, k, v = heads.turned(heads.rotaries[0](heads.positions))
+    _, k, v = heads.rotated(heads.rotaries[0](heads.positions))
     slots = heads.layout.slots
     for exact, cached, scales in ((k, *found[1][::2]), (v, *found[1][1::2])):
         held = (cached.float() * scales[..., None]).flatten(0, 1)
@@ -190,12 +190,12 @@ def test_many_tokens_share_programs(device, kernels, monkeypatch):
 def test_no_tokens(device, kernels):
     heads = Heads(device, torch.float32, SHAPES[0], is_interleaved=True, has_norms=False)
     heads.qkv, heads.positions = heads.qkv[:0], heads.positions[:0]
-    use_kernels(heads.rotaries[1], kernels)
+    install_kernels(heads.rotaries[1], kernels)
     cache = heads.new_cache()
     q, k, v = heads.split(heads.qkv)
-    turn = heads.rotaries[1](heads.positions).turn_of(q, None)
+    rotary = heads.rotaries[1](heads.positions).qk_rotary(q, None)
     layout = SimpleNamespace(slots=heads.layout.slots[:0])
-    write_by_kernel(k, v, *cache[:2], layout, q=q, turn=turn)
+    write_by_kernel(k, v, *cache[:2], layout, q=q, rotary=rotary)
     assert (cache[0] == 7).all()
 
 
@@ -212,7 +212,7 @@ CONFIG = DecoderConfig(
 
 
 class Launches:
-    """Stands for the kernel of heads: how its launches are asked for."""
+    """Wraps the kernel of heads, and notes its launches."""
 
     def __init__(self, kernel):
         self.asked = []
@@ -220,7 +220,7 @@ class Launches:
 
     def __getitem__(self, grid):
         def launch(*args, **options):
-            self.asked.append((options["TURNS"], options["KIND"]))
+            self.asked.append((options["ROTATES"], options["KIND"]))
             return self._kernel[grid](*args, **options)
 
         return launch
@@ -243,7 +243,7 @@ def model_of(config, device, kernels=None):
         if hasattr(module, "init_buffers"):
             module.init_buffers(device)
     if kernels is not None:
-        use_kernels(model, kernels)
+        install_kernels(model, kernels)
     return model.to(device)
 
 
@@ -264,14 +264,14 @@ def layer_caches(case, device):
     return KVCache(keys=tuple(pages[:2]), values=tuple(pages[2:]))
 
 
-TURN_AND_WRITE, TURN, WRITE = (True, 1), (True, 0), (False, 1)
+ROTATE_AND_WRITE, ROTATE, WRITE = (True, 1), (True, 0), (False, 1)
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
-def test_the_decoder_turns_and_writes_at_once(
+def test_the_decoder_rotates_and_writes_at_once(
     cases, fakes, kernels, triton_attention, device, launches, monkeypatch, qk_norm
 ):
-    """Where kernels serve both; else as without."""
+    """Where kernels do both; else in two launches."""
     from mmdeploy_llm.attention import libraries
 
     fakes.Fakes(cases.dense).install(monkeypatch, libraries, "flash-attn-3")
@@ -284,10 +284,10 @@ def test_the_decoder_turns_and_writes_at_once(
     assert launches.asked == [WRITE] * 2
     fast = model_of(config, device, kernels)
     for cache, backend, asked in (
-        (caches[2], triton_attention, [TURN_AND_WRITE]),
-        (caches[3], FlashAttention3(write_by_kernel), [TURN_AND_WRITE]),
-        (caches[4], FlashAttention3(write_plain), [TURN]),
-        (caches[5], ReferenceAttention(), [TURN]),
+        (caches[2], triton_attention, [ROTATE_AND_WRITE]),
+        (caches[3], FlashAttention3(write_by_kernel), [ROTATE_AND_WRITE]),
+        (caches[4], FlashAttention3(write_plain), [ROTATE]),
+        (caches[5], ReferenceAttention(), [ROTATE]),
     ):
         launches.asked.clear()
         found = decode(fast, backend.begin(case.layout, cache), 3, device)
@@ -300,7 +300,7 @@ def test_the_decoder_turns_and_writes_at_once(
 
 
 def test_tensors_that_the_kernels_do_not_take(triton_attention, cases, kernels, device, launches):
-    """Norms of another dtype: by plain torch; then kernels turn, and write."""
+    """Norms of another dtype: by plain torch; then one kernel rotates and one writes."""
     shape = {"heads": 4, "kv_heads": 2, "dtype": torch.float16, "device": device}
     case = cases.Case(0, [1, 1], [3, 3], **shape)
     model = model_of(dataclasses.replace(CONFIG, qk_norm=True), device, kernels).half()
@@ -308,9 +308,9 @@ def test_tensors_that_the_kernels_do_not_take(triton_attention, cases, kernels, 
         layer.self_attn.q_norm.weight.data = layer.self_attn.q_norm.weight.float()
     model.model.rotary.init_buffers(device)
     context = triton_attention.begin(case.layout, layer_caches(case, device))
-    assert isinstance(context, TurningAttention)
+    assert isinstance(context, RotaryAttention)
     decode(model, context, 2, device)
-    assert launches.asked == [TURN, WRITE] * 2
+    assert launches.asked == [ROTATE, WRITE] * 2
 
 
 def test_recorded_launch_serves_other_tokens(kernels, device, recording, monkeypatch):
@@ -322,12 +322,12 @@ def test_recorded_launch_serves_other_tokens(kernels, device, recording, monkeyp
     heads = Heads(device, torch.float32, SHAPES[0], is_interleaved=True, has_norms=True)
     expected, kernel = heads.at_once(kernels), module._heads
     monkeypatch.setattr(module, "_heads", _Recorded(kernel, recording))
-    turn = heads.rotaries[1](heads.positions).turn_of(heads.qkv, heads.norms)
+    rotary = heads.rotaries[1](heads.positions).qk_rotary(heads.qkv, heads.norms)
     qkv, cache = torch.zeros_like(heads.qkv), heads.new_cache()
     layout = SimpleNamespace(slots=torch.full_like(heads.layout.slots, -1))
     q, k, v = heads.split(qkv)
     with recording:
-        write_by_kernel(k, v, *cache[:2], layout, *cache[2:], q=q, turn=turn)
+        write_by_kernel(k, v, *cache[:2], layout, *cache[2:], q=q, rotary=rotary)
     assert (torch.cat(cache[:2]) == 7).all()
     qkv.copy_(heads.qkv)
     layout.slots.copy_(heads.layout.slots)

@@ -1,0 +1,274 @@
+"""Kernels: the one interface to compiled kernels, which native.CpuKernels (C++) and
+cuda.CudaKernels (Triton) implement. Where there are no kernels (None), plain torch computes the
+same, more slowly.
+
+Methods of Kernels exist on every device. A capability that only one device has is an attribute,
+None on the other:
+
+                  CPU   CUDA
+    memory         x           where weights lie
+    attention      x           over the paged cache and over segments of a vision tower
+    draws          x           random draws from logits on the host
+    pixels         x           patch rows of images and videos
+    threads        x           cores on which to compute
+    experts              x     routing and mixture of experts in few launches
+
+Shapes: T tokens, H query heads, K key/value heads, D head size, B sequences, N blocks, P tokens in
+a block, E experts, k experts of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from .hooks import PixelKernels
+
+Quantization = Literal["int8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleKeys:
+    """Which keys the query tokens of an attention call may attend to: a range of their sequence's
+    keys for each.
+
+    query_starts: [B + 1] int64, the first query row of each sequence, and T.
+    first_visible, end_visible: [T] int64, the first visible key and the end of the range.
+    block_tables: [B, M] int32 of a paged cache; None when the keys are [T, K, D], one for each
+        query row.
+    """
+
+    query_starts: Tensor
+    first_visible: Tensor
+    end_visible: Tensor
+    block_tables: Tensor | None = None
+
+
+class PackedWeight(Protocol):
+    """A weight [n, k] in the layout that the kernels multiply with."""
+
+    @property
+    def rows(self) -> Callable[[Tensor], Tensor] | None:
+        """Looks up rows by index, [T] -> [T, k]; None where the layout has rounded them."""
+        ...
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiplies x [T, k] -> [T, n]."""
+        ...
+
+
+class Recording(Protocol):
+    """The kernel calls of one function of tensors, which `run` repeats for other inputs."""
+
+    def run(self, *inputs: Tensor) -> Tensor:
+        """Returns function(*inputs), in memory that the next run of any recording overwrites."""
+        ...
+
+
+class WeightMemory(Protocol):
+    """Memory in which weights are placed while a checkpoint is loaded."""
+
+    def empty(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
+        """Allocates as torch.empty does."""
+        ...
+
+    def settle(self) -> object:
+        """Called once, when the weights have their values: optimises the memory in the
+        background."""
+        ...
+
+
+class AttentionKernels(Protocol):
+    """Attention on the host."""
+
+    def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether `attend` computes on [T, heads, D] like these."""
+        ...
+
+    def write_cache(
+        self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
+    ) -> None:
+        """Writes `rows` [T, K, D] to their slots [T] int64 of `cache` [N, P, K, D]: of the same
+        dtype, or int8 with `scales` [N, P, K] float32."""
+        ...
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        visible: VisibleKeys,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
+    ) -> Tensor:
+        """Returns attention of `q` [T, H, D] as [T, H, D]. keys, values: pages [N, P, K, D] of the
+        same dtype (or int8, with scales [N, P, K]), or [T, K, D]."""
+        ...
+
+
+class ExpertKernels(Protocol):
+    """Mixture of experts without the host knowing how many tokens each expert has."""
+
+    def route(
+        self,
+        logits: Tensor,
+        bias: Tensor | None,
+        top_k: int,
+        dtype: torch.dtype,
+        norm_min: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Chooses experts by logits [T, E]: their weights [T, k], softmax over all experts, and ids
+        [T, k] of the k largest of softmax + bias [E] float32. norm_min: divide the weights by their
+        sum, or by this where the sum is smaller; None: leave them."""
+        ...
+
+    def run_experts(
+        self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
+    ) -> Tensor:
+        """Computes the weighted sum of experts: x [T, S], weights [T, k], ids [T, k], gate_up
+        [E, 2 I, S], down [E, S, I] -> [T, S]. Ids from E on add nothing."""
+        ...
+
+
+class DrawKernels(Protocol):
+    """Steps of random draws on the host that read the whole vocabulary; see sampling/draw.py.
+    R rows, V tokens."""
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Whether the kernels compute on tensors like these."""
+        ...
+
+    def largest(self, logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
+        """Returns the `num` largest values of each row of [R, V], falling, [R, num] float32, and
+        their indices [R, num]; which of equal ones is not specified. NaN counts as largest."""
+        ...
+
+    def temper(self, logits: Tensor, temperature: Tensor) -> Tensor:
+        """Returns (logits - largest of the row) / temperature, [R, V] -> [R, V] float32.
+        temperature: [R] float32."""
+        ...
+
+    def cut(self, z: Tensor, probs: Tensor, least: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+        """Returns the smallest z of each row that the rules keep, [R] float32: z >= least, then the
+        top_k largest, then the largest that hold top_p of the remaining mass; a tie with the last
+        one is kept too. z, probs: [R, V] float32, contiguous, at most 0 and their softmax. least:
+        [R] float32. top_k: [R] int64, 0 is off. top_p: [R] float64, 1 is off."""
+        ...
+
+    def invert(self, probs: Tensor, uniforms: Tensor) -> Tensor:
+        """Returns for each row of `probs` [R, V] float32, contiguous, in whole units of 2**-50, the
+        first index whose cumulative sum exceeds uniform * total; [R] int64. uniforms: [R]
+        float64."""
+        ...
+
+
+class ThreadKernels(Protocol):
+    """The threads that the kernels and torch compute with."""
+
+    def place_threads(
+        self, cpus: Sequence[int], pinned: Sequence[int], num_threads: int, *, node: int | None
+    ) -> None:
+        """Restricts the calling thread, and the threads that it computes with, to `cpus` from now
+        on; the i-th to pinned[i] unless `pinned` is empty. node: NUMA node whose memory is used
+        first. Raises OSError when the system refuses."""
+        ...
+
+
+class Kernels(Protocol):
+    """Compiled kernels for one device.
+
+    Layer operations do not check their tensors: call `takes` first.
+    """
+
+    samples_on_device: bool  # the sampler's rules and draws are kernels too (cuda/choose.py)
+
+    @property
+    def memory(self) -> WeightMemory | None:
+        """Where weights lie; None: where torch puts them."""
+        ...
+
+    @property
+    def attention(self) -> AttentionKernels | None:
+        """Attention on the host; None: a backend in attention/ has its own kernels."""
+        ...
+
+    @property
+    def experts(self) -> ExpertKernels | None:
+        """Routing and experts; None: each expert runs on its own."""
+        ...
+
+    @property
+    def draws(self) -> DrawKernels | None:
+        """Random draws on the host."""
+        ...
+
+    @property
+    def pixels(self) -> PixelKernels | None:
+        """Patch rows for media processors."""
+        ...
+
+    @property
+    def threads(self) -> ThreadKernels | None:
+        """Placement of compute threads on cores."""
+        ...
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Whether the kernels compute on tensors like these: on their device, of one supported
+        dtype, the last axis contiguous."""
+        ...
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """Returns norm(x) * weight for rows [T, size]. With a residual [T, size], adds x to it in
+        place and norms the sum."""
+        ...
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Returns silu(gate) * up, both [T, size]."""
+        ...
+
+    def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
+        """Rotates the first 2 R channels of every head of `x` [T, heads, D] in place. cosines,
+        sines: [T, R] float32, contiguous."""
+        ...
+
+    def norm_and_rotate(
+        self,
+        x: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        num_q_heads: int,
+        eps: float,
+        cosines: Tensor,
+        sines: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> None:
+        """RMS-norms every head, the first num_q_heads with `q_weight` [D] and the others with
+        `k_weight`, then rotates as `rotate`; in place."""
+        ...
+
+    def can_pack(self, weight: Tensor, quantization: Quantization | None) -> bool:
+        """Whether `pack` lays out a weight [..., n, k] like this."""
+        ...
+
+    def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
+        """Lays `weight` [n, k] out for products, rounded to int8 if requested; None where
+        `can_pack` is False. Unrounded, the memory of `weight` is reused: its values are gone."""
+        ...
+
+    def record(
+        self, function: Callable[..., Tensor], *inputs: Tensor
+    ) -> tuple[Tensor, Recording | None]:
+        """Returns function(*inputs), and a recording of its kernel calls; None where it cannot be
+        recorded."""
+        ...

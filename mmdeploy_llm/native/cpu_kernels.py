@@ -1,0 +1,262 @@
+"""CpuKernels: implements kernels.Kernels with the C++ library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from ctypes import c_int32
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.kernels import VisibleKeys
+
+from .build import BuildError, build, cpu_level
+from .draws import Draws
+from .library import DTYPES
+from .products import Products
+from .signatures import AttentionArgs
+
+INT8 = 2
+MAX_HEAD_DIM = 512  # as in attention.h
+MAX_GROUP = 256  # TILE_ROWS in attention.h
+
+
+class CpuKernels(Products, Draws):
+    """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for the interface and
+    the shapes. It has all capabilities but `experts`."""
+
+    samples_on_device = False
+    experts = None
+
+    @property
+    def attention(self) -> CpuKernels:
+        """Attention over the paged cache and over segments."""
+        return self
+
+    @property
+    def draws(self) -> CpuKernels:
+        """Random draws."""
+        return self
+
+    @property
+    def pixels(self) -> CpuKernels:
+        """Patch rows for media processors."""
+        return self
+
+    @property
+    def threads(self) -> CpuKernels:
+        """Placement of compute threads on cores."""
+        return self
+
+    def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether `attend` computes on [T, heads, D] like these."""
+        head_dim = q.shape[-1]
+        return (
+            head_dim <= MAX_HEAD_DIM
+            and head_dim % 2 == 0
+            and q.shape[1] <= MAX_GROUP * k.shape[1]
+            and k.stride() == v.stride()
+            and all(x.stride(1) == head_dim for x in (q, k))
+            and self.takes(q, k, v)
+        )
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """Returns norm(x) * weight for rows [T, size]. With a residual [T, size], adds x to it in
+        place and norms the sum."""
+        out = self._empty(x.shape, dtype=x.dtype)
+        self._library.mm_rms_norm(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            None if residual is None else residual.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            eps,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Returns silu(gate) * up, both [T, size]."""
+        out = self._empty(gate.shape, dtype=gate.dtype)
+        self._library.mm_silu_mul(
+            DTYPES[gate.dtype],
+            gate.data_ptr(),
+            gate.stride(0),
+            up.data_ptr(),
+            up.stride(0),
+            out.data_ptr(),
+            gate.shape[0],
+            gate.shape[1],
+            torch.get_num_threads(),
+        )
+        return out
+
+    def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
+        """Rotates the first 2 R channels of every head of `x` [T, heads, D] in place. cosines,
+        sines: [T, R] float32, contiguous."""
+        assert cosines.is_contiguous()
+        assert sines.is_contiguous()
+        self._library.mm_rotate(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[1],
+            x.stride(1),
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            x.shape[0],
+            cosines.shape[1],
+            is_interleaved,
+            torch.get_num_threads(),
+        )
+
+    def norm_and_rotate(
+        self,
+        x: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        num_q_heads: int,
+        eps: float,
+        cosines: Tensor,
+        sines: Tensor,
+        *,
+        is_interleaved: bool,
+    ) -> None:
+        """RMS-norms every head, the first num_q_heads with `q_weight` [D] and the others with
+        `k_weight`, then rotates as `rotate`; in place."""
+        for heads, weight in ((x[:, :num_q_heads], q_weight), (x[:, num_q_heads:], k_weight)):
+            self._library.mm_norm_heads(
+                DTYPES[x.dtype],
+                heads.data_ptr(),
+                heads.stride(0),
+                heads.shape[1],
+                heads.stride(1),
+                weight.data_ptr(),
+                heads.shape[0],
+                heads.shape[2],
+                eps,
+                torch.get_num_threads(),
+            )
+        self.rotate(x, cosines, sines, is_interleaved=is_interleaved)
+
+    def write_cache(
+        self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
+    ) -> None:
+        """Writes `rows` [T, K, D] to their slots [T] int64 of `cache` [N, P, K, D]: of the same
+        dtype, or int8 with `scales` [N, P, K] float32."""
+        self._library.mm_write_cache(
+            DTYPES[rows.dtype],
+            INT8 if scales is not None else DTYPES[cache.dtype],
+            rows.data_ptr(),
+            rows.stride(0),
+            cache.data_ptr(),
+            None if scales is None else scales.data_ptr(),
+            slots.data_ptr(),
+            *rows.shape,
+            torch.get_num_threads(),
+        )
+
+    def attend(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        visible: VisibleKeys,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
+    ) -> Tensor:
+        """Returns attention of `q` [T, H, D] as [T, H, D]. keys, values: pages [N, P, K, D] of the
+        same dtype (or int8, with scales [N, P, K]), or [T, K, D]."""
+        out = self._empty(q.shape, dtype=q.dtype)
+        tables = visible.block_tables
+        args = AttentionArgs(
+            q=q.data_ptr(),
+            q_stride=q.stride(0),
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            kv_stride=keys.stride(-3),
+            key_scales=None if key_scales is None else key_scales.data_ptr(),
+            value_scales=None if value_scales is None else value_scales.data_ptr(),
+            out=out.data_ptr(),
+            block_tables=None if tables is None else tables.data_ptr(),
+            table_stride=0 if tables is None else tables.stride(0),
+            block_size=0 if tables is None else keys.shape[1],
+            query_starts=visible.query_starts.data_ptr(),
+            first_seen=visible.first_visible.data_ptr(),
+            behind_seen=visible.end_visible.data_ptr(),
+            num_sequences=visible.query_starts.shape[0] - 1,
+            num_heads=q.shape[1],
+            num_kv_heads=keys.shape[-2],
+            head_dim=q.shape[2],
+            scale=scale,
+            softcap=softcap or 0.0,
+            num_threads=torch.get_num_threads(),
+        )
+        cache_dtype = INT8 if key_scales is not None else DTYPES[keys.dtype]
+        self._library.mm_attend(DTYPES[q.dtype], cache_dtype, args)
+        return out
+
+    def patchify(
+        self,
+        pixels: Tensor,
+        table: Tensor,
+        out: Tensor,
+        *,
+        patch_size: int,
+        merge_size: int,
+        frames: range,
+    ) -> None:
+        """Writes `frames` of the patch rows `out` [N, 3, T, P, P] float32: the values of uint8
+        `pixels` [H, W, 3], looked up in `table` [3, 256] float32; all contiguous. Patches come in
+        blocks of merge_size x merge_size. Runs on the calling thread alone."""
+        assert all(x.is_contiguous() for x in (pixels, table, out))
+        self._library.mm_patchify(
+            pixels.data_ptr(),
+            pixels.shape[0],
+            pixels.shape[1],
+            patch_size,
+            merge_size,
+            table.data_ptr(),
+            out.shape[2],
+            frames.start,
+            len(frames),
+            out.data_ptr(),
+        )
+
+    def place_threads(
+        self, cpus: Sequence[int], pinned: Sequence[int], num_threads: int, *, node: int | None
+    ) -> None:
+        """Restricts the calling thread, and the threads that it computes with, to `cpus` from now
+        on; the i-th to pinned[i] unless `pinned` is empty. node: NUMA node whose memory is used
+        first. Raises OSError when the system refuses."""
+        error = self._library.mm_place_threads(
+            (c_int32 * len(cpus))(*cpus),
+            len(cpus),
+            (c_int32 * len(pinned))(*pinned),
+            len(pinned),
+            -1 if node is None else node,
+            num_threads,
+        )
+        if error:
+            raise OSError(error, os.strerror(error))
+
+
+def load(cache: Path | None = None) -> CpuKernels:
+    """Loads the kernels for this processor, built on first use into `cache` (default: a folder in
+    the user's home). Raises BuildError."""
+    if cache is None:
+        try:
+            cache = Path.home() / ".cache" / "mmdeploy_llm"
+        except RuntimeError as error:
+            raise BuildError(f"there is no home directory to build them in: {error}") from error
+    return CpuKernels(build(cpu_level(), cache))

@@ -1,0 +1,73 @@
+"""Library: loads the C++ library, and records calls of its functions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_int32
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .build import BuildError
+from .memory import LargePages
+from .recording import Memory, Recorder, Recording
+from .signatures import SIGNATURES
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class Library:
+    """One loaded library. Its functions run on torch's threads, as many as torch.get_num_threads
+    returns.
+
+    memory: for weights.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Loads the library. Raises BuildError when it or torch's OpenMP runtime cannot be
+        loaded."""
+        try:
+            for runtime in _openmp_runtimes():
+                ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BuildError(f"the kernels cannot be loaded: {error}") from error
+        for name, types in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes = types
+            function.restype = c_int32 if name == "mm_place_threads" else None
+        self._library: ctypes.CDLL | Recorder = library
+        self._empty: Callable[..., Tensor] = torch.empty
+        self.memory = LargePages()
+        self._recorded_memory = Memory()
+
+    def record(
+        self, function: Callable[..., Tensor], *inputs: Tensor
+    ) -> tuple[Tensor, Recording | None]:
+        """See kernels.Kernels. None where the function does more than call kernels and view their
+        results."""
+        library = self._library
+        assert isinstance(library, ctypes.CDLL), "recordings are not nested"
+        recorder = Recorder(library, self._recorded_memory)
+        self._library, self._empty = recorder, self._recorded_memory.empty
+        try:
+            return recorder.record(function, inputs)
+        finally:
+            self._library, self._empty = library, torch.empty
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Whether the kernels compute on tensors like these: on the CPU, all float32 or all bf16,
+        the last axis contiguous."""
+        dtype = tensors[0].dtype
+        return dtype in DTYPES and all(
+            x.is_cpu and x.dtype is dtype and x.stride(-1) == 1 for x in tensors
+        )
+
+
+def _openmp_runtimes() -> list[str]:
+    """Paths of the OpenMP libraries in torch's wheel; none where torch uses the system's."""
+    root = Path(torch.__file__).parent
+    folders = (root / "lib", root.parent / "torch.libs")
+    return [str(path) for folder in folders for path in sorted(folder.glob("libgomp*.so*"))]
