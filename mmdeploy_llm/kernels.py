@@ -192,7 +192,7 @@ class Kernels(Protocol):
 
     @property
     def memory(self) -> WeightMemory | None:
-        """Where weights lie; None: where torch puts them."""
+        """Memory for the weights; None: torch allocates it."""
         ...
 
     @property

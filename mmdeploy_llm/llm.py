@@ -17,10 +17,10 @@ from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
 from .batch.previews import VideoStrip, file_previews
 from .batch.report import report_batch
 from .config import EngineConfig
-from .drive import Driver, Job, JobOutput, refused
+from .desk.drive import Driver, Job, JobOutput, refused
+from .desk.fleet import Fleet
+from .desk.fleet_engine import Ask
 from .errors import ConfigError, EngineError, RequestError, WorkerDiedError
-from .fleet import Fleet
-from .fleet_engine import Ask
 from .hooks import Model
 from .intake.cache import CacheStats, add_stats
 from .intake.intake import TokenCount
@@ -321,7 +321,7 @@ class LLM:
         todo = list(jobs)
         done: dict[tuple[int, int], RequestOutput] = {}
         self._driver.check()
-        # Closed here, so that an error leaves no request behind in the engine.
+        # Closed here, so that an error leaves no request in the engine.
         with closing(self._driver.run(todo)) as items, Progress(len(todo), use_tqdm) as progress:
             try:
                 for item in items:

@@ -1,4 +1,4 @@
-"""What a caller gets back: one RequestOutput per prompt, or n of them with `n` > 1."""
+"""The results that a caller gets: one RequestOutput per prompt, or n of them with `n` > 1."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

@@ -12,7 +12,7 @@ from .request import MediaInput, MediaSpan, Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """What the runner must know of a request when it starts, or starts again after a preemption.
+    """A request as the runner gets it when it starts, or starts again after a preemption.
 
     token_ids: the prompt, followed by tokens generated before a preemption.
     prompt_len: tokens in the prompt.
@@ -100,7 +100,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUpdate:
-    """What a step changed for one request; passed from the scheduler to delivery.
+    """The changes of one step to one request; passed from the scheduler to delivery.
 
     new_token_ids: tokens appended in this step.
     finish_reason: set by the scheduler: "stop" for end-of-sequence and stop ids, "length", "error"

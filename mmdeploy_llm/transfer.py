@@ -55,7 +55,7 @@ def pack(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSlice:
-    """Where a tensor lies in a buffer of bytes; offset: of its first byte."""
+    """The position of a tensor in a buffer of bytes; offset: of its first byte."""
 
     offset: int
     shape: tuple[int, ...]

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from mmdeploy_llm.drive import Driver, Job
+from mmdeploy_llm.desk.drive import Driver, Job
 from mmdeploy_llm.errors import EngineError, MediaError
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams

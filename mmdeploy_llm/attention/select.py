@@ -36,7 +36,7 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a backend on CUDA supports.
+    """The limits of a backend on CUDA.
 
     least, below: the lowest compute capability, and the first that is too new; None: no bound.
     max_head_dim: head sizes are multiples of 8 up to this.

@@ -74,7 +74,7 @@ class RecordIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What an output holds when a run begins.
+    """The state of an output file when a run begins.
 
     done: keys of the items that are not retried.
     drops: byte ranges (begin, end) to remove.

@@ -30,7 +30,7 @@ from .records import Record, bad_record, key_of, record_of
 from .sources import Source
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.drive import JobOutput
+    from mmdeploy_llm.desk.drive import JobOutput
 
 Ending = Literal["done", "max_failures", "interrupted"]
 

@@ -14,7 +14,7 @@ from .works import WorkName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """What to measure.
+    """The settings of one measurement.
 
     options: keyword arguments of LLM.
     begun: time.perf_counter() at the start of the program.

@@ -311,7 +311,7 @@ class MediaProcessor(ABC):
 
 
 class Model(Protocol):
-    """What a ModelSpec's factory builds: an ordinary nn.Module for one device.
+    """A model, as a ModelSpec's factory builds it: an ordinary nn.Module for one device.
 
     Shapes: T tokens, N rows whose logits are needed. An attribute `media_size` states the width of
     the rows of `encode_media` where it is not hidden_size; see `media_size`.

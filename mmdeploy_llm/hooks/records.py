@@ -18,7 +18,7 @@ ParserSpecT = TypeVar("ParserSpecT", ReasoningParserSpec, ToolParserSpec)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginOrigin:
-    """Where a plugin comes from. distribution, version: of its package; None when it is not
+    """The origin of a plugin. distribution, version: of its package; None when it is not
     installed."""
 
     name: str

@@ -24,7 +24,7 @@ CGROUPS = Path("sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where threads run.
+    """The CPUs that threads run on.
 
     cpus: for all compute threads and the threads that they start.
     pinned: worker i runs on the i-th of these only; empty: on any of `cpus`.

@@ -44,7 +44,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the rest of the engine must know about an executor.
+    """The facts that the rest of the engine must know about an executor.
 
     runtime: the options as they were resolved in the process that computes.
     shape: one block of the KV cache; of one rank, under tensor parallelism.

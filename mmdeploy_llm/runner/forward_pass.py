@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRows:
-    """What a pass leaves to sample from: N items that sample a token.
+    """The rows of a pass that are sampled from: N items that sample a token.
 
     slots: [N] of the items. ends: [N] tokens of their sequences after the step. logits: [N, V].
     largest: first_argmax of the logits, where a recorded step has computed it already.

@@ -12,7 +12,7 @@ from mmdeploy_llm.plan import RequestFailure, StepPlan, StepResult
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What StepResult will hold, by request id. The runner and its Retry are the only writers."""
+    """Collects the values of a StepResult, by request id. The runner and its Retry are the only writers."""
 
     sampled: dict[str, int] = field(default_factory=dict)
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)

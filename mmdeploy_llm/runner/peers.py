@@ -25,7 +25,7 @@ class Peers(Protocol):
 
 
 class NoPeers:
-    """For a runner that has the whole model: there are no other ranks."""
+    """The peers of a runner that has the whole model: there are no other ranks."""
 
     def raised(self, error: BaseException) -> None:
         """See Peers."""

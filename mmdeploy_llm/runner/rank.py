@@ -27,7 +27,7 @@ from .rank_messages import (
 
 
 class Built(Protocol):
-    """What BuildRank returns: the rank's executor and its facts."""
+    """The result of BuildRank: the rank's executor and its facts."""
 
     @property
     def runner(self) -> Executor: ...
@@ -37,7 +37,7 @@ class Built(Protocol):
 
 
 class RankBlueprint(Protocol):
-    """What a rank is built from; picklable. Start-up defines it."""
+    """The description that a rank is built from; picklable. Start-up defines it."""
 
     @property
     def device(self) -> str: ...

@@ -15,7 +15,7 @@ from mmdeploy_llm.request import MediaSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotInfo:
-    """What does not change while a request is in its slot.
+    """The values that do not change while a request is in its slot.
 
     positions: M-RoPE positions of the prompt, [3, prompt_len]; None where token i has position i.
     """

@@ -22,7 +22,7 @@ TINY, HUGE = 1e-30, 1e30  # bounds of float32 factors of a logit that never make
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRequest:
-    """What the sampler needs of a request when it starts, or starts again after a preemption.
+    """A request as the sampler gets it when it starts, or starts again after a preemption.
 
     params: with every field resolved.
     output_token_ids: generated before a preemption.

@@ -28,7 +28,7 @@ class Blueprint:
 
     @property
     def device(self) -> str:
-        """Where it computes, such as "cpu" or "cuda:1"."""
+        """The device that computes, such as "cpu" or "cuda:1"."""
         return self.runtime.device
 
 

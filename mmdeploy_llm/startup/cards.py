@@ -35,7 +35,7 @@ class CardFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """What torch finds on this machine.
+    """The CUDA cards and versions that torch finds on this machine.
 
     torch: its version. cuda: the CUDA version torch was built with, None for a build without CUDA.
     driver: the newest CUDA version the driver supports, None without a driver.

@@ -21,7 +21,7 @@ from .shares import rank_blueprints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computer:
-    """What carries out step plans, and its facts. model: None where other processes hold it."""
+    """A runner with its facts. model: None when other processes hold it."""
 
     runner: Executor
     facts: Facts

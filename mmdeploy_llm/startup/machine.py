@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What one engine may use of this machine.
+    """The share of this machine that one engine may use.
 
     cpus: the CPUs this process may run on.
     placement: CPUs chosen by cpu_affinity and numa_node, None when neither is given.
@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def host_facts(self) -> HostFacts:
-        """What `runtime_config.resolve` needs to know."""
+        """Returns the facts that `runtime_config.resolve` needs."""
         problem = missing_cuda(self.cuda)
         return HostFacts(
             has_cuda=problem is None,

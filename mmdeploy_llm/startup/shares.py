@@ -19,7 +19,7 @@ from .sizes import available_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineShare:
-    """What one process may use; the fields are options of EngineConfig."""
+    """The share of one process; its fields are options of EngineConfig."""
 
     device: str
     num_threads: int | None

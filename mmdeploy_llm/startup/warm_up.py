@@ -1,4 +1,4 @@
-"""Step plans made up at start, with no request behind them: warm-up, and prompts of any length."""
+"""Makes step plans for requests that do not exist: warm-up, and prompts of any length."""
 
 from __future__ import annotations
 

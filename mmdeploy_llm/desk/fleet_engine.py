@@ -10,18 +10,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .config import EngineConfig
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError
+from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.parallel import Channel
+from mmdeploy_llm.request import Request
+from mmdeploy_llm.runtime_config import RuntimeConfig
+from mmdeploy_llm.startup.start import start
+
 from .drive import Driver, Job
-from .errors import EngineError, MMDeployLLMError, RequestError
-from .hooks.names import error_text
-from .outputs import RequestOutput
-from .parallel import Channel
-from .request import Request
-from .runtime_config import RuntimeConfig
-from .startup.start import start
 
 if TYPE_CHECKING:
-    from .intake.intake import Intake
+    from mmdeploy_llm.intake.intake import Intake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

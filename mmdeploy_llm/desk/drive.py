@@ -17,11 +17,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from .engine import Engine
-from .errors import EngineError, MMDeployLLMError
-from .hooks.names import error_text
-from .outputs import CompletionOutput, RequestMetrics, RequestOutput
-from .request import Request
+from mmdeploy_llm.engine import Engine
+from mmdeploy_llm.errors import EngineError, MMDeployLLMError
+from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.request import Request
 
 logger = logging.getLogger(__name__)
 

@@ -26,15 +26,16 @@ from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
-from .config import EngineConfig
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
+from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.parallel import Message, Worker, close_all, interrupted_later
+from mmdeploy_llm.startup.machine import read_machine
+from mmdeploy_llm.startup.shares import engine_configs
+
 from .drive import Job, JobOutput, refused
-from .errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
 from .fleet_engine import Abort, Answer, Ask, Call, Ready, Task, serve_engine
-from .hooks import PluginManager
-from .hooks.names import error_text
-from .parallel import Message, Worker, close_all, interrupted_later
-from .startup.machine import read_machine
-from .startup.shares import engine_configs
 
 logger = logging.getLogger(__name__)
 
