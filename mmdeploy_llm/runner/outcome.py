@@ -12,7 +12,8 @@ from mmdeploy_llm.plan import RequestFailure, StepPlan, StepResult
 
 @dataclass(slots=True)
 class StepOutcome:
-    """Collects the values of a StepResult, by request id. The runner and its Retry are the only writers."""
+    """Collects the values of a StepResult, by request id. Only the runner and its Retry write
+    it."""
 
     sampled: dict[str, int] = field(default_factory=dict)
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
