@@ -1,8 +1,7 @@
 """Triton kernels for CUDA: what torch has no single operation for.
 
 triton is imported in this folder alone, and only when kernels are asked for; without it the plain
-torch paths compute the same. Triton 3.6 to 3.9: the CUDA builds of torch 2.11 to 2.13 require 3.6
-or 3.7, and the package of xgrammar installs the newest where torch is a build for the CPU.
+torch paths compute the same.
 """
 
 from __future__ import annotations
