@@ -18,6 +18,7 @@ def mended():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_patch_lang_tensor", with_index(interpreter._patch_lang_tensor))
         builder = interpreter.InterpreterBuilder
+        patch.setattr(builder, "binary_op", with_int1(builder.binary_op))
         patch.setattr(builder, "create_dot", with_bfloat16(builder.create_dot))
         patch.setattr(interpreter, "_convert_float", with_carry(interpreter._convert_float))
         sees_all = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
@@ -33,6 +34,19 @@ def with_index(patch_tensor):
     def mended(tensor, scope):
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return mended
+
+
+def with_int1(binary_op):
+    """A comparison returns booleans under the dtype of its operands, which become integers where a
+    scalar is spread over a block; loads and stores of Triton 3.9 refuse such a mask."""
+
+    def mended(builder, lhs, rhs, op):
+        found = binary_op(builder, lhs, rhs, op)
+        if found.data.dtype == np.bool_:
+            found.dtype = tl.int1
+        return found
 
     return mended
 

@@ -64,7 +64,7 @@ LIBRARIES: Mapping[str, Library] = MappingProxyType(
             module="mmdeploy_llm.cuda.paged",
             marker="triton",
             functions=(),
-            install="pip install triton",
+            install="pip install 'triton>=3.6,<3.10'",
         ),
     }
 )

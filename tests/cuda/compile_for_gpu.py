@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.jit import JITFunction
 
 from mmdeploy_llm.cuda import choose, experts
@@ -98,13 +99,13 @@ def main(dtype):
 
 
 def usage(kernel):
-    """By the assembler that triton brings."""
-    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    """Measured by the assembler that Triton itself uses for this GPU: it brings two of them."""
+    assembler = get_ptxas(CAPABILITY).path
     with tempfile.TemporaryDirectory() as place:
         source = Path(place) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
         told = subprocess.run(
-            [folder / "ptxas", "-v", f"-arch=sm_{CAPABILITY}a", source, "-o", "/dev/null"],
+            [assembler, "-v", f"-arch=sm_{CAPABILITY}a", source, "-o", "/dev/null"],
             capture_output=True,
             text=True,
             check=True,
