@@ -1,7 +1,8 @@
 """Triton kernels for CUDA: what torch has no single operation for.
 
 triton is imported in this folder alone, and only when kernels are loaded; without it the plain
-torch paths compute the same.
+torch paths compute the same. Triton 3.6 to 3.9: the CUDA builds of torch 2.11 to 2.13 bring 3.6
+or 3.7, and 3.9 comes with xgrammar.
 """
 
 from __future__ import annotations
