@@ -26,6 +26,22 @@ def load_file():
 
 
 @pytest.fixture(scope="session")
+def build_kernels(pytestconfig):
+    """build_kernels(level) -> the library, built once for all processes and runs of the tests."""
+    from filelock import FileLock
+
+    from mmdeploy_llm.native import build
+
+    folder = pytestconfig.cache.mkdir("kernels")
+
+    def built(level):
+        with FileLock(folder / f"{level.name}.lock"):
+            return build(level, folder)
+
+    return built
+
+
+@pytest.fixture(scope="session")
 def kernels():
     """The CPU's; tests/native and tests/cuda have others."""
     from mmdeploy_llm.native import BuildError, load

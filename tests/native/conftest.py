@@ -1,21 +1,30 @@
-"""The kernels for each level that this processor has, built once for all tests."""
+"""The kernels of the levels that this processor has."""
 
 import pytest
 import torch
 
-from mmdeploy_llm.native import BuildError, Kernels, Level, build, cpu_level
+from mmdeploy_llm.native import BuildError, Kernels, Level, cpu_level
 
-LEVELS = list(Level)[::-1]  # plainest first
+LEVELS = list(Level)[list(Level).index(cpu_level()) :]  # best first, PORTABLE last
 
 
-@pytest.fixture(scope="session", params=LEVELS, ids=lambda level: level.name)
-def kernels(request, tmp_path_factory):
-    if LEVELS.index(request.param) > LEVELS.index(cpu_level()):
-        pytest.skip(f"this processor has no {request.param.name}")
+def loaded(level, build_kernels):
     try:
-        return Kernels(build(request.param, tmp_path_factory.getbasetemp() / "kernels"))
+        return Kernels(build_kernels(level))
     except BuildError as error:
         pytest.skip(f"no kernels on this machine: {error}")
+
+
+@pytest.fixture(scope="session", params=sorted({LEVELS[0], LEVELS[-1]}, key=LEVELS.index), ids=lambda level: level.name)
+def kernels(request, build_kernels):
+    """The best level and the portable one, on which every test runs."""
+    return loaded(request.param, build_kernels)
+
+
+@pytest.fixture(scope="session", params=LEVELS[1:-1], ids=lambda level: level.name)
+def kernels_between(request, build_kernels):
+    """The levels between those two."""
+    return loaded(request.param, build_kernels)
 
 
 @pytest.fixture(autouse=True)
