@@ -16,7 +16,7 @@ MAX_SPILLED = 64
 def lines_of(pytestconfig):
     """lines_of(program, ...) -> the lines that a program of this folder prints, without Triton's
     interpreter. What it compiles is kept for later runs."""
-    pytest.importorskip("triton", reason="triton is not installed")
+    pytest.importorskip("triton", reason="needs triton, which the extra 'dev' installs")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(pytestconfig.cache.mkdir("triton"))
 

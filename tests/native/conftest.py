@@ -15,13 +15,19 @@ def loaded(level, build_kernels):
         pytest.skip(f"no kernels on this machine: {error}")
 
 
-@pytest.fixture(scope="session", params=sorted({LEVELS[0], LEVELS[-1]}, key=LEVELS.index), ids=lambda level: level.name)
+def describe(level):
+    return "best" if level is LEVELS[0] else level.name.lower()
+
+
+@pytest.fixture(
+    scope="session", params=sorted({LEVELS[0], LEVELS[-1]}, key=LEVELS.index), ids=describe
+)
 def kernels(request, build_kernels):
     """The best level and the portable one, on which every test runs."""
     return loaded(request.param, build_kernels)
 
 
-@pytest.fixture(scope="session", params=LEVELS[1:-1], ids=lambda level: level.name)
+@pytest.fixture(scope="session", params=LEVELS[1:-1], ids=describe)
 def kernels_between(request, build_kernels):
     """The levels between those two."""
     return loaded(request.param, build_kernels)

@@ -49,9 +49,7 @@ def test_batched(reference, make_llm, picture):
 
 
 def test_in_chunks_with_a_prefix_hit(reference, make_llm, picture):
-    llm, stats = make_llm(
-        reference.folder, block_size=4, max_num_batched_tokens=7, max_num_seqs=3
-    )
+    llm, stats = make_llm(reference.folder, block_size=4, max_num_batched_tokens=7, max_num_seqs=3)
     found = cases(reference, picture)
     cold, warm = run(llm, found), run(llm, found)
     assert tokens(cold) == tokens(warm) == expected(reference, found)
