@@ -1,4 +1,4 @@
-"""The commands of README.md, Makefile and .ci/run agree, and `make` installs what the tests need."""
+"""README.md, the Makefile and .ci/run name the same commands; `make` installs what tests need."""
 
 import re
 import shlex
