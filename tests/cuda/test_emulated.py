@@ -1,6 +1,8 @@
 """The whole of LLM(device="cuda") on the emulated card: the CPU's tokens, from tensors that lie
 where they must, without a wait of the host that nobody needs."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -8,6 +10,9 @@ from PIL import Image
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.params import GuidedDecodingParams
 
+needs_xgrammar = pytest.mark.skipif(
+    importlib.util.find_spec("xgrammar") is None, reason="needs xgrammar: the extra 'guided'"
+)
 OPTIONS = {
     "max_num_seqs": 3,
     "max_model_len": 160,
@@ -88,6 +93,7 @@ def kinds(card):
     return {what for what, _, _ in card.waits}
 
 
+@needs_xgrammar
 @pytest.mark.parametrize(
     ("family", "eager", "choices"),
     [("ernie4_5", True, (0, 2, 3, 5)), ("qwen3", False, (1, 2, 4, 6))],
@@ -109,6 +115,7 @@ def test_text(folder_of, new_card, family, eager, choices):
     assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
 
 
+@needs_xgrammar
 @pytest.mark.parametrize(
     ("family", "eager"),
     [("qwen2_5_vl", False), ("ernie4_5_vl_moe", False), ("qwen3_vl_moe", True)],
