@@ -17,10 +17,32 @@ if not HAS_GPU:
 
 # `make test` runs the quick tier: every rule, every room, one representative of each kind (a dense
 # model, one with M-RoPE, one with atomic media and experts) and one path through each feature from
-# end to end. In these files and folders only the tests whose name matches are quick; the others
-# are marked "full" and run in `make test-all`. Longer paths win.
+# end to end. Of these files and folders only the tests whose name matches are quick, or after a "!"
+# those whose name does not; the others are marked "full" and run in `make test-all`. The longest
+# path that fits a test decides.
 QUICK = {
-    "native": r"^(?!test_levels_between)(?!.*\[portable)",
+    "attention/test_triton.py": r"batches\[\d\]|8_bits\[64-|^test_(padding|number|strided|splits)",
+    "attention/test_turning.py": r"shape[02]-True|shape[02]-cache|no_tokens|take|recorded|\[True\]",
+    "batch/test_killed.py": "cut_at_any_byte",
+    "batch/test_run.py": "!memory_does_not_grow",
+    "bench/test_bench.py": "!photos_are_decoded|int8_and_tables",
+    "bench/test_gpu.py": "!all_parts",
+    "cuda/test_choose.py": "!frequencies|dtype1",
+    "cuda/test_compiles.py": "!",
+    "cuda/test_emulated.py": r"text\[qwen3|media\[qwen2_5_vl|greedy_step|sends",
+    "cuda/test_emulated_backends.py": "flash-attn-4|triton",
+    "cuda/test_emulated_memory.py": "!counts_of_penalties",
+    "cuda/test_experts.py": r"loop\[[17]-|True\]|options[01]|media2|no_|sorted",
+    "cuda/test_loading.py": "who_has",
+    "cuda/test_rows.py": r"shape[024]|\[3-.*-True|beyond|takes",
+    "distributed/test_ahead_of_ranks.py": "!",
+    "distributed/test_faults_of_ranks.py": r"have\[one\]|given_up",
+    "distributed/test_fleet.py": "!ctrl_c|two_interrupts|dead_engine",
+    "distributed/test_messages.py": "!test_workers|ends_with_its_parent",
+    "distributed/test_ranks.py": "ernie|wrong_at_the_start|not_there",
+    "distributed/test_share_of_weights.py": "!memory_of_a_rank",
+    "native": "!levels_between|portable",
+    "packages/test_minimal.py": "!",
     "plugins/ernie/test_ernie_models.py": "TestErnieVL|^test_",
     "plugins/glm/test_glm_models.py": "^test_",
     "plugins/llama/test_llama_models.py": "^test_",
@@ -31,6 +53,15 @@ QUICK = {
     "plugins/transformers_any/test_exact.py": "gemma3|bf16",
     "plugins/transformers_any/test_kernels.py": "gemma3",
     "plugins/transformers_any/test_text.py": "TestGemma2|^test_",
+    "processors/test_isolation.py": "!nonsense|left|close|outlives|from_outside",
+    "processors/test_video_processor.py": "!counts.*ernie|strip|same_video|same_errors|used_again",
+    "schedule/test_simulation.py": r"roomy|\[tiny pool\]|atomic media\]|the_scenes",
+    "system/test_faults.py": "!a_program_ends",
+    "system/test_shapes_vl.py": "reduced_evaluation",
+    "testing/test_kit.py": "!fifteen_lines|without_pytest|report_of_a_failure",
+    "testing/test_model_checks.py": "!a_broken_model.*checks[1-9]|models_they_are",
+    "testing/test_plugin_checks.py": "!a_broken_plugin.*checks([2-9]|1[0-4])",
+    "weights/test_load.py": "!no_second_copy",
 }
 # Files whose tests run or compile Triton kernels without the fixture `triton_device`.
 TRITON_FILES = ("cuda/test_compiles.py",)
@@ -73,8 +104,10 @@ def pytest_collection_modifyitems(items):
 def is_quick(path, name):
     """path: of the file, below tests/. name: of the test, with its class and parameters."""
     for folder in (path, *path.parents):
-        if folder.as_posix() in QUICK:
-            return re.search(QUICK[folder.as_posix()], name) is not None
+        pattern = QUICK.get(folder.as_posix())
+        if pattern is not None:
+            is_found = re.search(pattern.removeprefix("!"), name) is not None
+            return is_found is not pattern.startswith("!")
     return True
 
 

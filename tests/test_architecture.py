@@ -12,7 +12,7 @@ import tokenize
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -171,7 +171,13 @@ def _exists(root: Path, module: str) -> bool:
 def sources(root: Path, *folders: str) -> list[Source]:
     """The Python files below the folders, all shipped ones by default."""
     found = [path for name in folders or FOLDERS for path in (root / name).rglob("*.py")]
-    return [Source(root, path) for path in sorted(found)]
+    return [_source(root, path) for path in sorted(found)]
+
+
+@cache
+def _source(root: Path, path: Path) -> Source:
+    """Parsed once for all rules."""
+    return Source(root, path)
 
 
 # The rules.
