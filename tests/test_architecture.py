@@ -412,9 +412,9 @@ def _all_of(module: ast.Module) -> list[str]:
 def test_importing_the_package_is_quick_and_light():
     code = (
         "import sys, time\n"
-        "start = time.perf_counter()\n"
+        "start = time.process_time()\n"
         "import mmdeploy_llm\n"
-        "print(time.perf_counter() - start)\n"
+        "print(time.process_time() - start)\n"
         "assert not {'torch', 'transformers', 'PIL', 'av', 'numpy'} & set(sys.modules)\n"
     )
     assert min(float(run(code)) for _ in range(5)) < MAX_IMPORT_SECONDS
