@@ -10,17 +10,26 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 DOCS_STAMP := .venv/.docs-installed
 DEMO := demo-output
+# The oldest and the newest Triton whose interpreter and compiler run the tests of the kernels.
+TRITON_OLD := 3.6.0
+TRITON_NEW := 3.9.0
+# Threads that wait do not spin: those of one process would take the cores of another. Test files are
+# compiled once and not in every process, whatever the environment says.
+PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= \
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs clean
+.PHONY: help demo test test-all test-triton lint types docs clean
 
 help:
-	@echo "make demo    caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
-	@echo "make test    run the tests (CPU, offline)"
-	@echo "make lint    ruff: check and format"
-	@echo "make types   mypy"
-	@echo "make docs    build the guide into site/"
-	@echo "make clean   remove .venv and what was written"
+	@echo "make demo         caption the pictures and clips in examples/images; writes $(DEMO)/captions.html"
+	@echo "make test         run the quick tests (CPU, offline, a few minutes)"
+	@echo "make test-all     run all tests that need no GPU"
+	@echo "make test-triton  run the tests of the Triton kernels with Triton $(TRITON_OLD) and $(TRITON_NEW)"
+	@echo "make lint         ruff: check and format"
+	@echo "make types        mypy"
+	@echo "make docs         build the guide into site/"
+	@echo "make clean        remove .venv and what was written"
 
 # The demo's folder holds one truncated picture, so exit code 1 with one failed line is success.
 demo: $(STAMP)
@@ -35,10 +44,23 @@ demo: $(STAMP)
 	echo "The one failure is meant: truncated-on-purpose.jpg is cut off, and harmed no other."; \
 	echo "Open $(DEMO)/captions.html in a browser."
 
-# Threads that wait do not spin: those of one process would take the cores of another.
+# The quick tier: tests/conftest.py says which tests are left to test-all.
 test: $(STAMP)
-	HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
-		$(PYTEST_FLAGS)
+	$(PYTEST) -m "not full and not slow" $(PYTEST_FLAGS)
+
+test-all: $(STAMP)
+	$(PYTEST) $(PYTEST_FLAGS)
+
+# The same tests with a Triton that lies in front of the installed one.
+test-triton: $(TRITON_OLD:%=.venv/triton-%/.installed) $(TRITON_NEW:%=.venv/triton-%/.installed)
+	@set -e; for version in $(TRITON_OLD) $(TRITON_NEW); do \
+		echo "Triton $$version:"; \
+		PYTHONPATH=$(CURDIR)/.venv/triton-$$version $(PYTEST) -m "triton and not full and not slow" $(PYTEST_FLAGS); \
+	done
+
+.venv/triton-%/.installed: | $(STAMP)
+	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps --upgrade --target $(@D) triton==$*
+	@touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,9 +2,9 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
-import time
 import types
 from collections import namedtuple
 
@@ -581,13 +581,15 @@ def test_every_command_explains_itself(run):
 
 
 def test_help_is_quick_and_loads_nothing_heavy():
-    def elapsed():
-        begin = time.perf_counter()
+    def seconds():
+        """Of the processor, so that other programs on the machine do not count."""
+        before = os.times()
         done = subprocess.run([*PROGRAM, "--help"], capture_output=True, text=True, check=True)
         assert "caption" in done.stdout
-        return time.perf_counter() - begin
+        after = os.times()
+        return sum(after[2:4]) - sum(before[2:4])
 
-    assert min(elapsed() for _ in range(5)) < MAX_HELP_SECONDS
+    assert min(seconds() for _ in range(5)) < MAX_HELP_SECONDS
     code = (
         "import sys\nfrom mmdeploy_llm.cli import app\n"
         "try:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"

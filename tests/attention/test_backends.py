@@ -21,27 +21,24 @@ def backend(request):
         pytest.skip(f"no kernels on this machine: {error}")
 
 
-@pytest.mark.parametrize("batch", range(6))
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
-def test_equals_dense_attention(cases, backend, batch, heads, kv_heads):
-    query_lens, earlier = cases.BATCHES[batch]
-    cases.Case(len(query_lens), query_lens, earlier, heads, kv_heads).check(backend)
+def test_equals_dense_attention(cases, backend, heads, kv_heads):
+    for query_lens, earlier in cases.BATCHES:
+        cases.Case(len(query_lens), query_lens, earlier, heads, kv_heads).check(backend)
 
 
 @pytest.mark.parametrize("options", range(6))
-@pytest.mark.parametrize("batch", range(6))
-def test_options_equal_dense_attention(cases, backend, batch, options):
-    query_lens, earlier = cases.BATCHES[batch]
-    case = cases.Case(len(query_lens), query_lens, earlier)
-    case.check(backend, **cases.OPTIONS[options])
+def test_options_equal_dense_attention(cases, backend, options):
+    for query_lens, earlier in cases.BATCHES:
+        case = cases.Case(len(query_lens), query_lens, earlier)
+        case.check(backend, **cases.OPTIONS[options])
 
 
 @pytest.mark.parametrize("options", range(-1, 6))
-@pytest.mark.parametrize("batch", range(4))
-def test_tokens_of_a_span_see_each_other(cases, backend, batch, options):
-    query_lens, earlier, spans = cases.SPANS[batch]
-    case = cases.Case(7, query_lens, earlier, spans=spans)
-    case.check(backend, **({} if options < 0 else cases.OPTIONS[options]))
+def test_tokens_of_a_span_see_each_other(cases, backend, options):
+    for query_lens, earlier, spans in cases.SPANS:
+        case = cases.Case(7, query_lens, earlier, spans=spans)
+        case.check(backend, **({} if options < 0 else cases.OPTIONS[options]))
 
 
 def test_random_cases_hold_all_that_backends_must_compute(cases):

@@ -13,7 +13,7 @@ from mmdeploy_llm.params import SamplingParams
 
 PARAMS = {"max_tokens": 5, "seed": None}
 
-pyarrow = pytest.importorskip("pyarrow")
+pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: the extra 'parquet'")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 

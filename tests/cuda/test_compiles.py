@@ -12,27 +12,31 @@ MAX_SHARED = 227 * 1024  # bytes that a block may have on an H100
 MAX_SPILLED = 64
 
 
-def told_by(program, folder, *arguments):
-    """The lines that a program of this folder prints, without Triton's interpreter."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    path = Path(__file__).with_name(program)
+@pytest.fixture(scope="module")
+def lines_of(pytestconfig):
+    """lines_of(program, ...) -> the lines that a program of this folder prints, without Triton's
+    interpreter. What it compiles is kept for later runs."""
+    pytest.importorskip("triton", reason="needs triton, which the extra 'dev' installs")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(folder)
-    done = subprocess.run(
-        [sys.executable, path, *arguments], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    environment["TRITON_CACHE_DIR"] = str(pytestconfig.cache.mkdir("triton"))
+
+    def lines_of(program, *arguments):
+        command = [sys.executable, Path(__file__).with_name(program), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return lines_of
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory):
-    return told_by("compile_for_gpu.py", tmp_path_factory.mktemp("triton"), "bfloat16")
+def lines(lines_of):
+    return lines_of("compile_for_gpu.py", "bfloat16")
 
 
-def test_no_step_waits_for_the_compiler(tmp_path):
+def test_no_step_waits_for_the_compiler(lines_of):
     """All that a run launches was compiled in its warm-up, whatever its batches are like."""
-    assert told_by("compile_a_run.py", tmp_path) == []
+    assert lines_of("compile_a_run.py") == []
 
 
 def test_all_kernels_compile(lines):

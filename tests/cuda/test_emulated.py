@@ -1,6 +1,8 @@
 """The whole of LLM(device="cuda") on the emulated card: the CPU's tokens, from tensors that lie
 where they must, without a wait of the host that nobody needs."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -8,6 +10,9 @@ from PIL import Image
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.params import GuidedDecodingParams
 
+needs_xgrammar = pytest.mark.skipif(
+    importlib.util.find_spec("xgrammar") is None, reason="needs xgrammar: the extra 'guided'"
+)
 OPTIONS = {
     "max_num_seqs": 3,
     "max_model_len": 160,
@@ -21,12 +26,12 @@ OPTIONS = {
 }
 IMAGE = {
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
-    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
     "ernie4_5_vl_moe": "<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>",
 }
 VIDEO = {
     "qwen2_5_vl": "<|vision_start|><|video_pad|><|vision_end|>",
-    "qwen3_vl": "<|vision_start|><|video_pad|><|vision_end|>",
+    "qwen3_vl_moe": "<|vision_start|><|video_pad|><|vision_end|>",
     "ernie4_5_vl_moe": "<|VIDEO_START|><|video@placeholder|><|VIDEO_END|>",
 }
 STEP_STARTS = ("aten::embedding", "graph")
@@ -88,14 +93,17 @@ def kinds(card):
     return {what for what, _, _ in card.waits}
 
 
+@needs_xgrammar
 @pytest.mark.parametrize(
     ("family", "eager", "choices"),
     [("ernie4_5", True, (0, 2, 3, 5)), ("qwen3", False, (1, 2, 4, 6))],
 )
 def test_text(folder_of, new_card, family, eager, choices):
-    """All kinds of sampling; and a prompt whose blocks are kept."""
+    """All kinds of sampling, windows, and a prompt whose blocks are kept."""
     prompts, chosen = texts(4), [params(number) for number in choices]
-    folder = folder_of(family, head_dim=16, num_hidden_layers=2)
+    window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    own = window if family == "qwen3" else {}
+    folder = folder_of(family, head_dim=16, num_hidden_layers=2, **own)
     with LLM(model=folder, device="cpu", **OPTIONS) as llm:
         expected = results(llm, prompts, chosen)
     card = new_card()
@@ -107,9 +115,10 @@ def test_text(folder_of, new_card, family, eager, choices):
     assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
 
 
+@needs_xgrammar
 @pytest.mark.parametrize(
     ("family", "eager"),
-    [("qwen2_5_vl", False), ("ernie4_5_vl_moe", False), ("qwen3_vl", True)],
+    [("qwen2_5_vl", False), ("ernie4_5_vl_moe", False), ("qwen3_vl_moe", True)],
 )
 def test_media(folder_of, new_card, family, eager):
     """Nothing about media makes the host wait: large ones, and small ones beside them."""

@@ -93,7 +93,7 @@ def test_preempted_requests_go_on_as_if_they_had_not_been(folder, new_card):
     with LLM(model=folder, num_gpu_blocks_override=32, **OPTIONS) as llm:
         expected = tokens(llm, prompts, params)
     few = {**OPTIONS, "max_model_len": 48}
-    with LLM(model=folder, num_gpu_blocks_override=4, **few) as llm:
+    with LLM(model=folder, num_gpu_blocks_override=3, **few) as llm:
         steps = []
         llm.plugins.register(Steps(steps), name="steps")
         assert tokens(llm, prompts, params) == expected

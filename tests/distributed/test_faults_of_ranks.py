@@ -72,25 +72,27 @@ def plan(*what):
     return StepPlan(step_id=1, scheduled=tuple(items))
 
 
+def new_runner():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(os.path.dirname(__file__))
+        module = __import__("test_faults_of_ranks")
+        return DistributedRunner([EngineConfig(model="m", device="cpu")] * 2, module.build)
+
+
 @pytest.fixture
-def runner(monkeypatch):
-    monkeypatch.syspath_prepend(os.path.dirname(__file__))
-    module = __import__("test_faults_of_ranks")
-    runner = DistributedRunner([EngineConfig(model="m", device="cpu")] * 2, module.build)
+def runner():
+    """For a test that ends its ranks."""
+    runner = new_runner()
     yield runner
     runner.close()
 
 
-def test_the_same_error_on_all_ranks_and_then_different_results(runner):
-    assert runner.facts == "cpu"
-    result = runner.run(plan(PLAIN, ALL, "plain too"))
-    assert result.sampled == {PLAIN: 2, "plain too": 2}
-    assert result.errors[ALL].message == "broken on all"
-    assert runner.run(plan(PLAIN)).sampled == {PLAIN: 2}
-    with pytest.raises(WorkerDiedError, match="computed different results in one step"):
-        runner.run(plan(APART))
-    with pytest.raises(WorkerDiedError, match="computed different results"):
-        runner.run(plan(PLAIN))
+@pytest.fixture(scope="module")
+def lasting():
+    """For tests after which the ranks go on; the last of them in this file ends them."""
+    runner = new_runner()
+    yield runner
+    runner.close()
 
 
 @pytest.mark.parametrize("what", [ONE, LATER, OTHER])
@@ -149,20 +151,32 @@ def interrupting(function, times=1):
 
 
 @pytest.mark.parametrize("where", ["sent", "answered"])
-def test_an_interrupted_step_does_not_shift_the_next(runner, monkeypatch, where):
+def test_an_interrupted_step_does_not_shift_the_next(lasting, monkeypatch, where):
     """Ctrl-C when only one rank has the plan, or only one has answered: the step ends first, and
     the ranks are in step in the next."""
     with monkeypatch.context() as patch:
         if where == "sent":
-            send = runner._workers[0].send_message
-            patch.setattr(runner._workers[0], "send_message", interrupting(send))
+            send = lasting._workers[0].send_message
+            patch.setattr(lasting._workers[0], "send_message", interrupting(send))
         else:
-            receive = runner._workers[0].receive
-            patch.setattr(runner._workers[0], "receive", interrupting(receive))
+            receive = lasting._workers[0].receive
+            patch.setattr(lasting._workers[0], "receive", interrupting(receive))
         with pytest.raises(KeyboardInterrupt):
-            runner.run(plan(ALL))
-    assert runner.run(plan(PLAIN)).sampled == {PLAIN: 2}
+            lasting.run(plan(ALL))
+    assert lasting.run(plan(PLAIN)).sampled == {PLAIN: 2}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_same_error_on_all_ranks_and_then_different_results(lasting):
+    assert lasting.facts == "cpu"
+    result = lasting.run(plan(PLAIN, ALL, "plain too"))
+    assert result.sampled == {PLAIN: 2, "plain too": 2}
+    assert result.errors[ALL].message == "broken on all"
+    assert lasting.run(plan(PLAIN)).sampled == {PLAIN: 2}
+    with pytest.raises(WorkerDiedError, match="come to different results in one step"):
+        lasting.run(plan(APART))
+    with pytest.raises(WorkerDiedError, match="come to different results"):
+        lasting.run(plan(PLAIN))
 
 
 def test_two_interrupts_end_the_ranks(runner, monkeypatch):

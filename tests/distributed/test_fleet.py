@@ -177,7 +177,7 @@ def test_ctrl_c_at_any_time(two, one):
     wanted = ids(one.generate(["a", "b", "c"], GREEDY, use_tqdm=False))
     texts = [f"prompt {n}" for n in range(12)]
     num_interrupted = 0
-    for seed in range(25):
+    for seed in range(15):
         timer = interrupts(seed)
         try:
             if seed % 3:
@@ -189,7 +189,7 @@ def test_ctrl_c_at_any_time(two, one):
         except KeyboardInterrupt:
             num_interrupted += 1
         assert ids(two.generate(["a", "b", "c"], GREEDY, use_tqdm=False)) == wanted
-    assert num_interrupted > 15
+    assert num_interrupted > 9
     assert not any(engine.death for engine in engines(two))
     assert not two._fleet._answers
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -137,7 +137,7 @@ def test_prefix_cache(one, two, with_image):
 
 
 def test_guided_decoding(one, two):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("xgrammar", reason="needs xgrammar: the extra 'guided'")
     guided = GuidedDecodingParams(json=SCHEMA)
     params = SamplingParams(temperature=0.8, seed=2, max_tokens=24, guided_decoding=guided)
     expected, found = (answers(llm, "json please", params) for llm in (one, two))
@@ -177,7 +177,7 @@ def test_the_model_is_in_other_processes(two):
 
 
 class TestDeath:
-    """What comes of requests and processes when a rank is gone. One engine for each test."""
+    """Interrupted calls leave the ranks in step; requests and processes end when a rank dies."""
 
     @pytest.fixture
     @classmethod
@@ -211,12 +211,12 @@ class TestDeath:
         with pytest.raises(WorkerDiedError, match="rank 1"):
             list(llm.generate_iter(iter(["and now"])))
 
-    def test_ctrl_c_at_any_time(self, llm):
-        """Signals from a thread: the ranks are in step and answer the next call."""
+    def test_ctrl_c_at_any_time_and_then_the_end_of_an_endless_iterable(self, llm):
+        """Signals from a thread leave the ranks in step; a rank that dies ends an iterable."""
         wanted = ids(answers(llm, ["a", "b", "c"], GREEDY))
         params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
         num_interrupted, main = 0, threading.main_thread().ident
-        for seed in range(20):
+        for seed in range(12):
             delay = random.Random(seed).uniform(0.0, 0.2)
             timer = threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT))
             try:
@@ -227,9 +227,8 @@ class TestDeath:
             except KeyboardInterrupt:
                 num_interrupted += 1
             assert ids(answers(llm, ["a", "b", "c"], GREEDY)) == wanted
-        assert num_interrupted > 15
+        assert num_interrupted > 8
 
-    def test_the_end_of_an_endless_iterable(self, llm):
         outputs = llm.generate_iter((f"prompt {n}" for n in range(10**9)), GREEDY)
         next(outputs)
         os.kill(llm._engine._runner._workers[1].pid, signal.SIGSEGV)

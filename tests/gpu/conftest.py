@@ -24,12 +24,6 @@ def pytest_addoption(parser):
     parser.addoption("--gpu-tests-on", default="cuda", choices=("cuda", "cpu"))
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if "/tests/gpu/" in item.path.as_posix():
-            item.add_marker(pytest.mark.gpu)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _kernels_are_compiled():
     """On a card Triton's interpreter would compute on the CPU what is to be tested."""

@@ -1,21 +1,36 @@
-"""The kernels for each level that this processor has, built once for all tests."""
+"""The kernels of the levels that this processor has."""
 
 import pytest
 import torch
 
-from mmdeploy_llm.native import BuildError, CpuKernels, Level, build, cpu_level
+from mmdeploy_llm.native import BuildError, CpuKernels, Level, cpu_level
 
-LEVELS = list(Level)[::-1]  # plainest first
+LEVELS = list(Level)[list(Level).index(cpu_level()) :]  # best first, PORTABLE last
 
 
-@pytest.fixture(scope="session", params=LEVELS, ids=lambda level: level.name)
-def kernels(request, tmp_path_factory):
-    if LEVELS.index(request.param) > LEVELS.index(cpu_level()):
-        pytest.skip(f"this processor has no {request.param.name}")
+def loaded(level, build_kernels):
     try:
-        return CpuKernels(build(request.param, tmp_path_factory.getbasetemp() / "kernels"))
+        return CpuKernels(build_kernels(level))
     except BuildError as error:
         pytest.skip(f"no kernels on this machine: {error}")
+
+
+def describe(level):
+    return "best" if level is LEVELS[0] else level.name.lower()
+
+
+@pytest.fixture(
+    scope="session", params=sorted({LEVELS[0], LEVELS[-1]}, key=LEVELS.index), ids=describe
+)
+def kernels(request, build_kernels):
+    """The best level and the portable one, on which every test runs."""
+    return loaded(request.param, build_kernels)
+
+
+@pytest.fixture(scope="session", params=LEVELS[1:-1], ids=describe)
+def kernels_between(request, build_kernels):
+    """The levels between those two."""
+    return loaded(request.param, build_kernels)
 
 
 @pytest.fixture(autouse=True)

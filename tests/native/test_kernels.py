@@ -329,3 +329,18 @@ def test_the_number_of_threads_changes_nothing(kernels, threads):
     torch.set_num_threads(threads)
     assert torch.equal(kernels.rms_norm(x, weight, 1e-6), expected)
     torch.set_num_threads(before)
+
+
+def test_levels_between(kernels_between):
+    """Every kernel once with the instructions of each level between the portable and the best."""
+    for dtype in DTYPES:
+        test_rms_norm(kernels_between, dtype, 65, 100)
+        test_silu_mul(kernels_between, dtype, 65, 100)
+        test_rotate(kernels_between, dtype, HalfSplitRope, 5, 64)
+        test_norm_and_rotate(kernels_between, dtype, 3, 2, 10)
+        test_attention_over_one_piece(kernels_between, dtype, 72, 6, 2)
+        test_int8_cache(kernels_between, dtype, 16)
+        test_linear_s8(kernels_between, dtype, 5, 130, 50, True)
+        test_quantize_rows(kernels_between, dtype)
+    test_long_contexts_are_split(kernels_between, torch.int8, 7, 1)
+    test_linear_bf16(kernels_between, 5, 130, 50, True)

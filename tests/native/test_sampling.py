@@ -79,3 +79,10 @@ def test_a_token_without_mass_is_never_drawn(kernels):
     probs[:, 2100], probs[:, 4000] = 0.5, 0.5
     uniforms = torch.tensor([0.0, 0.5, 1 - 2.0**-53], dtype=torch.float64)
     assert kernels.invert(probs, uniforms).tolist() == [2100, 4000, 4000]
+
+
+def test_levels_between(kernels_between):
+    """The sampler once with the instructions of each level between the portable and the best."""
+    test_the_same_tokens_with_and_without_kernels(kernels_between, torch.bfloat16, 33_000)
+    test_largest(kernels_between, torch.bfloat16, 33_000, 65)
+    test_temper(kernels_between, torch.float32)

@@ -509,7 +509,7 @@ def test_proxies_of_the_environment_are_not_used(serve, monkeypatch):
 @pytest.fixture
 def secure(serve, monkeypatch, tmp_path):
     """Returns a function from certified names to an https server whose authority is trusted."""
-    trustme = pytest.importorskip("trustme")
+    trustme = pytest.importorskip("trustme", reason="needs trustme, which the extra 'dev' installs")
 
     def start(*identities, is_trusted=True):
         authority = trustme.CA()

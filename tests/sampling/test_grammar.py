@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 needs_xgrammar = pytest.mark.skipif(
     importlib.util.find_spec("xgrammar") is None,
-    reason="xgrammar is not installed (the extra 'guided')",
+    reason="needs xgrammar: the extra 'guided'",
 )
 
 

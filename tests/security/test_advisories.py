@@ -183,7 +183,7 @@ def test_huge_n_cve_2026_34756():
 )
 def test_redos_cve_2026_55574_pysec_2026_3933_cve_2025_71379(regex, raw_tokenizer):
     """Patterns that stop a backtracking engine compile to automata, in bounded time."""
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("xgrammar", reason="needs xgrammar: the extra 'guided'")
     from mmdeploy_llm.sampling.grammar import GrammarBackend
 
     backend = GrammarBackend(raw_tokenizer, len(raw_tokenizer), {2})
@@ -193,7 +193,7 @@ def test_redos_cve_2026_55574_pysec_2026_3933_cve_2025_71379(regex, raw_tokenize
 
 
 def test_redos_grammars_are_bounded_in_size_cve_2025_29770(raw_tokenizer):
-    pytest.importorskip("xgrammar")
+    pytest.importorskip("xgrammar", reason="needs xgrammar: the extra 'guided'")
     from mmdeploy_llm.sampling.grammar import CACHE_SIZE, GrammarBackend
 
     backend = GrammarBackend(raw_tokenizer, len(raw_tokenizer), {2})

@@ -8,6 +8,9 @@ import pytest
 
 from mmdeploy_llm import LLM, GuidedDecodingParams, SamplingParams, ToolCall
 
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("xgrammar") is None, reason="needs xgrammar: the extra 'guided'"
+)
 TEMPLATE = """{%- for tool in tools or [] %}{{ tool | tojson }}
 {% endfor -%}
 {%- for m in messages %}{{ m.role }}: {{ m.content }}

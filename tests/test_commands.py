@@ -1,0 +1,119 @@
+"""README.md, the Makefile and .ci/run name the same commands; `make` installs what tests need."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
+# What CI runs in place of a command of the guides, because it includes that command.
+LARGER = {"test": "test-all"}
+NOT_IN_CI = {"clean", "help"}
+
+
+def read(name):
+    return (ROOT / name).read_text()
+
+
+def targets_of(commands):
+    """The targets of all `make` commands among the lines; `PYTEST_FLAGS=...` is none."""
+    words = [shlex.split(line, comments=True) for line in commands if line.startswith("make ")]
+    return {
+        word for line in words for word in line[1:] if not word.startswith("-") and "=" not in word
+    }
+
+
+def blocks_of(name):
+    """The lines of a guide's code blocks."""
+    found = re.findall(r"^```bash\n(.*?)^```", read(name), re.DOTALL | re.MULTILINE)
+    return [line for block in found for line in block.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def ci():
+    """The commands of .ci/run, one line each."""
+    lines = read(".ci/run").replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def makefile():
+    """The targets that users type."""
+    (line,) = re.findall(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
+    return set(line.split())
+
+
+def test_ci_types_what_the_guides_say(ci, makefile):
+    """It installs nothing of its own; every target is one that README or CONTRIBUTING names."""
+    assert ci[:2] == ["set -euo pipefail", 'cd "$(dirname "$0")/.."']
+    assert [line for line in ci[2:] if not line.startswith("make ")] == []
+    named = {*re.findall(r"make ([a-z-]+)", read("README.md") + read("CONTRIBUTING.md"))}
+    assert targets_of(ci) <= makefile & named
+
+
+@pytest.mark.parametrize("guide", ["README.md", "CONTRIBUTING.md"])
+def test_ci_runs_the_commands_of_the_guides(ci, makefile, guide):
+    wanted = targets_of(blocks_of(guide))
+    assert wanted <= makefile
+    assert {LARGER.get(target, target) for target in wanted - NOT_IN_CI} <= targets_of(ci)
+
+
+def test_the_readme_tests_with_make():
+    lines = blocks_of("README.md")
+    assert "test" in targets_of(lines)
+    assert not [line for line in lines if "-m pytest" in line]
+
+
+def test_every_target_is_explained(makefile):
+    explained = re.findall(r'@echo "make ([a-z-]+) ', read("Makefile"))
+    assert len(explained) == len(set(explained))
+    assert {*explained} == makefile - {"help"}
+
+
+def test_make_installs_what_tests_import():
+    """The extra `dev` holds every package that a test looks for before it is skipped."""
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    extras = project["optional-dependencies"]
+    assert '--editable ".[dev]"' in read("Makefile")
+    wanted = set()
+    for path in TESTS.rglob("*.py"):
+        if path.parent.name != "gpu":
+            found = re.findall(r'(?:importorskip|find_spec)\("([a-z_0-9]+)', path.read_text())
+            wanted |= set(found) - {"mmdeploy_llm", "mmdeploy_llm_processors"}
+    installed, pending = set(), ["dev"]
+    while pending:
+        for requirement in extras[pending.pop()]:
+            name, inner = re.match(r"([\w-]+)(?:\[(.*?)\])?", requirement).groups()
+            installed.add(name)
+            if name == project["name"]:
+                pending += inner.split(",")
+    assert wanted
+    assert wanted <= installed
+
+
+def test_paths_of_the_quick_tier_exist(load_file):
+    for path, pattern in load_file("conftest.py").QUICK.items():
+        assert (TESTS / path).exists(), path
+        re.compile(pattern)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason", "is_known"),
+    [
+        ("tests/gpu/test_equal.py", "Skipped: needs a CUDA device", True),
+        ("tests/native/test_cores.py", "Skipped: this machine tells no NUMA nodes", True),
+        ("mmdeploy_llm/testing/conformance.py", "Skipped: position i of a prompt is i", True),
+        ("tests/system/test_tools.py", "Skipped: needs xgrammar: the extra 'guided'", False),
+        ("tests/native/test_build.py", "Skipped: no C++ compiler on this machine", False),
+    ],
+)
+def test_ci_knows_why_a_test_may_be_skipped(load_file, path, reason, is_known):
+    report = SimpleNamespace(nodeid="a test", longrepr=(path, 1, reason))
+    reporter = SimpleNamespace(stats={"skipped": [report]})
+    plugins = SimpleNamespace(get_plugin=lambda name: reporter)
+    found = load_file("conftest.py").unknown_skips(SimpleNamespace(pluginmanager=plugins))
+    assert found == ([] if is_known else [f"a test: {reason}"])
