@@ -86,7 +86,7 @@ def test_a_pass_without_memory_becomes_smaller_ones(folder, new_card, caplog):
 
 def test_preempted_requests_go_on_as_if_they_had_not_been(folder, new_card):
     new_card()
-    prompts = [[66] * 12, [67] * 13, [68] * 14]
+    prompts = [[66] * 14, [67] * 15, [68] * 16]  # two blocks each, of three
     with LLM(model=folder, num_gpu_blocks_override=32, **OPTIONS) as llm:
         expected = tokens(llm, prompts)
     few = {**OPTIONS, "max_model_len": 48}
