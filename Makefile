@@ -13,6 +13,7 @@ DEMO := demo-output
 # The oldest and the newest Triton whose interpreter and compiler run the tests of the kernels.
 TRITON_OLD := 3.6.0
 TRITON_NEW := 3.9.0
+TRITONS := $(sort $(TRITON_OLD) $(TRITON_NEW))
 # Threads that wait do not spin: those of one process would take the cores of another. Test files are
 # compiled once and not in every process, whatever the environment says.
 PYTEST := HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= \
@@ -52,8 +53,8 @@ test-all: $(STAMP)
 	$(PYTEST) $(PYTEST_FLAGS)
 
 # The same tests with a Triton that lies in front of the installed one.
-test-triton: $(TRITON_OLD:%=.venv/triton-%/.installed) $(TRITON_NEW:%=.venv/triton-%/.installed)
-	@set -e; for version in $(TRITON_OLD) $(TRITON_NEW); do \
+test-triton: $(TRITONS:%=.venv/triton-%/.installed)
+	@set -e; for version in $(TRITONS); do \
 		echo "Triton $$version:"; \
 		PYTHONPATH=$(CURDIR)/.venv/triton-$$version $(PYTEST) -m "triton and not full and not slow" $(PYTEST_FLAGS); \
 	done

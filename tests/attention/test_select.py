@@ -11,7 +11,9 @@ from mmdeploy_llm.attention import select as selection
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.intake.checkpoint import read_checkpoint
 from mmdeploy_llm.runtime_config import AttentionChoice, AttentionNeeds
+from mmdeploy_llm.testing.tiny import FAMILIES, write_tiny
 
 ALL = frozenset(selection.CUDA_ORDER)
 HOPPER, BLACKWELL, AMPERE, ADA, VOLTA = (9, 0), (10, 0), (8, 0), (8, 9), (7, 0)
@@ -199,3 +201,17 @@ def test_a_library_that_is_not_there_is_told_before_loading(monkeypatch):
 def test_what_is_in_the_way_of_an_8_bit_cache_is_said():
     with pytest.raises(ConfigError, match=r"needs compute capability 8\.9 .* use 'int8'"):
         select(on_cuda(kv_cache_dtype="float8_e4m3fn"), capabilities=(AMPERE,))
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_backend_takes_the_heads_of_the_models_of_tests_gpu(family, load_file, tmp_path):
+    """Otherwise tests/gpu would compare the reference with itself."""
+    larger = load_file("gpu/conftest.py").LARGER_HEADS
+    folder = write_tiny(family, tmp_path, **larger.get(family, {}))
+    config = read_checkpoint(folder).config.get_text_config()
+    head_dim = getattr(config, "head_dim", None)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    for name in selection.CUDA_ORDER:
+        asked = needs(name, device="cuda", dtype="bfloat16")
+        assert select(asked, head_dim=head_dim).name == name
+    assert select(needs(device="cuda", dtype="float32"), head_dim=head_dim).name == "triton"

@@ -88,7 +88,7 @@ def test_preempted_requests_go_on_as_if_they_had_not_been(folder, new_card):
     """Each grows to three of the four blocks, the third one 18 steps after its start: two of them
     run by then, even where the machine is busy and they arrive some steps apart."""
     new_card()
-    prompts = [[66] * 14, [67] * 15, [68] * 16]
+    prompts = [[66] * 14, [67] * 15, [68] * 16]  # two blocks each, of three
     params = GREEDY.model_copy(update={"max_tokens": 22})
     with LLM(model=folder, num_gpu_blocks_override=32, **OPTIONS) as llm:
         expected = tokens(llm, prompts, params)

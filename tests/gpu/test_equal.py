@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from mmdeploy_llm import SamplingParams
-from mmdeploy_llm.attention.select import CUDA_ORDER, select
-from mmdeploy_llm.intake.checkpoint import read_checkpoint
-from mmdeploy_llm.runtime_config import AttentionNeeds
+from mmdeploy_llm.attention.select import CUDA_ORDER
 from mmdeploy_llm.testing.tiny import FAMILIES
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -36,25 +34,6 @@ def prompt_scores(llm, prompts):
 def known():
     """What does not depend on the backend, computed once."""
     return {}
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_no_family_is_left_to_the_reference(family, folder_of):
-    """Or nothing below would test what attends on a card. Needs none."""
-    config = read_checkpoint(folder_of(family)).config.get_text_config()
-    head_dim = getattr(config, "head_dim", None) or (
-        config.hidden_size // config.num_attention_heads
-    )
-    for name, dtype in (*((name, "bfloat16") for name in CUDA_ORDER), ("auto", "float32")):
-        needs = AttentionNeeds(name=name, device="cuda", dtype=dtype, kv_cache_dtype=dtype)
-        chosen = select(
-            needs,
-            has_kernels=False,
-            capabilities=((9, 0),),
-            head_dim=head_dim,
-            is_installed=lambda name: True,
-        )
-        assert chosen.name == ("triton" if name == "auto" else name)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
