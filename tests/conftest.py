@@ -23,7 +23,7 @@ if not HAS_GPU:
 QUICK = {
     "attention/test_triton.py": r"batches\[\d\]|8_bits\[64-|^test_(padding|number|strided|splits)",
     "attention/test_select.py": r"!heads_of_the_models.*(?<!\[qwen2\])$",
-    "attention/test_rotary_cache.py": r"shape[02]-True|shape[02]-cache|no_tokens|take|recorded|\[True\]",
+    "attention/test_rotary_cache.py": r"shape[02]-(True|cache)|no_tokens|take|recorded|\[True\]",
     "batch/test_killed.py": "cut_at_any_byte",
     "batch/test_run.py": "!memory_does_not_grow",
     "bench/test_bench.py": "!photos_are_decoded|int8_and_tables",
