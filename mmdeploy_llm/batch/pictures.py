@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
+from .bidi import without_bidi_controls
 from .items import Media
 from .previews import MakePreviews
 
@@ -117,8 +118,10 @@ def _named(media: Media, sources: Iterable[str]) -> tuple[Picture, ...]:
 
 
 def printable(text: str) -> str:
-    """Replaces surrogate escapes: file names may hold bytes that are not valid UTF-8."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")
+    """Replaces bidirectional controls and surrogate escapes: file names may hold bytes that are not
+    valid UTF-8."""
+    text = text.encode(errors="surrogateescape").decode(errors="replace")
+    return without_bidi_controls(text)
 
 
 def url_of(folder: Path) -> str:

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from mmdeploy_llm.errors import ConfigError
 
+from .bidi import without_bidi_controls
 from .job import BatchSettings, BatchSummary
 from .output import RecordIndex, records_at
 from .pictures import (
@@ -237,7 +238,11 @@ def _write_chunks(
     folder.mkdir(parents=True, exist_ok=True)
     while chunk := list(itertools.islice(cards, CHUNK_CARDS)):
         rows = [
-            ["" if card.record.is_ok else card.record.failure, card.words, _html(card_html, card)]
+            [
+                "" if card.record.is_ok else _shown(card.record.failure),
+                card.words,
+                _html(card_html, card),
+            ]
             for card in chunk
         ]
         names.append(f"cards-{len(names) + 1:03d}.js")
@@ -268,6 +273,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
         autoescape=True,
+        finalize=_shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -275,6 +281,11 @@ def _environment() -> jinja2.Environment:
     environment.filters["seconds"] = seconds
     environment.filters["thousands"] = thousands
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """Neutralises text that a template prints. Markup comes from a macro and has passed already."""
+    return without_bidi_controls(value) if type(value) is str else value
 
 
 def thousands(number: int) -> str:
