@@ -210,3 +210,20 @@ def test_no_descriptor_stays_open(way, root):
         with suppress(OSError):
             os.close(beneath.open_beneath(root, Path(path)))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_real_path_where_fcntl_has_it(root, monkeypatch):
+    """macOS has no /proc: fcntl fills a buffer with the path."""
+    asked = []
+
+    def get_path(fd, command, buffer):
+        asked.append(command)
+        return os.fsencode(os.readlink(f"/proc/self/fd/{fd}")).ljust(len(buffer), b"\0")
+
+    monkeypatch.setattr(beneath, "OPENAT2", {})
+    monkeypatch.setattr(beneath.fcntl, "F_GETPATH", 50, raising=False)
+    monkeypatch.setattr(beneath.fcntl, "fcntl", get_path)
+    assert read(root / "folder" / "x.png", root) == b"inside"
+    with pytest.raises(OSError, match="cross-device"):
+        beneath.open_beneath(root, Path("absolute/x.png"))
+    assert asked == [50] * 4
