@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from .arguments import as_conversations, as_prompts, is_conversation, one_params, params_for
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
-from .batch.previews import VideoStrip, file_previews
+from .batch.previews import FilePreviews
 from .batch.report import report_batch
 from .config import EngineConfig
 from .desk.drive import Driver, Job, JobOutput, refused
@@ -28,7 +28,7 @@ from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
 from .progress import Progress
-from .startup.media import open_media
+from .startup.media import open_media, open_reader
 from .startup.start import start
 
 OnError = Literal["return", "raise"]
@@ -203,10 +203,11 @@ class LLM:
     ) -> None:
         """Writes the HTML page of a batch, with the frames of its videos."""
         config, intake = self._config, None if self._fleet is not None else self._intake
-        strip = VideoStrip(lambda: open_media(config) if intake is None else intake.media)
-        previews = file_previews(strip)
-        model = self._config.model
-        report_batch(summary, path, settings, model=model, make_previews=previews)
+        previews = FilePreviews(
+            lambda: open_reader(config) if intake is None else intake.media,
+            lambda: open_media(config) if intake is None else intake.media,
+        )
+        report_batch(summary, path, settings, model=config.model, previews=previews)
 
     def stream(
         self,

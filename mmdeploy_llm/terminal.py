@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .batch.bidi import without_bidi_controls
 from .batch.records import Record, seconds
 from .errors import MMDeployLLMError
 from .messages import Prompt
@@ -57,10 +58,11 @@ def make_console(*, is_stderr: bool = False) -> Console:
 
 
 def printable(text: str) -> str:
-    """Replaces control characters, so that file names and answers cannot control the terminal."""
+    """Replaces control characters, so that file names and answers cannot control the terminal or
+    the order in which the text around them is shown."""
     return "".join(
         char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else "\ufffd"
-        for char in text
+        for char in without_bidi_controls(text)
     )
 
 
@@ -101,7 +103,7 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
         f"{run.num_done} {done}, {run.num_failed} failed in {seconds(run.elapsed)} "
         f"({', '.join(speeds)}){before}"
     ]
-    lines += [f"  {count} x {name}" for name, count in summary.failures.items()]
+    lines += [f"  {count} x {printable(name)}" for name, count in summary.failures.items()]
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
+from .bidi import without_bidi_controls
 from .items import Media
 from .previews import MakePreviews
 
@@ -50,10 +51,12 @@ class PicturesInFiles:
     modification time, so that pictures of an earlier report are reused.
 
     url: URL of the folder relative to the page.
+    rules: part of the hash; pictures made under other rules are not reused.
     """
 
-    def __init__(self, make: MakePreviews, folder: Path, url: str) -> None:
+    def __init__(self, make: MakePreviews, folder: Path, url: str, rules: str = "") -> None:
         self._make = make
+        self._rules = rules
         self._folder = folder / FOLDER
         self._url = f"{url}/{FOLDER}"
         self._names: set[str] = set()
@@ -63,7 +66,7 @@ class PicturesInFiles:
 
     def of(self, media: Media) -> tuple[Picture, ...]:
         """Returns the pictures, written atomically when no earlier report has them."""
-        stem = _stem(media)
+        stem = _stem(media, self._rules)
         if stem is None:
             return ()
         folder = self._folder / stem[:2]
@@ -88,7 +91,7 @@ class PicturesInFiles:
         return name
 
 
-def _stem(media: Media) -> str | None:
+def _stem(media: Media, rules: str) -> str | None:
     """Returns a file name stem for the pictures of the current version of a file, or None when
     the file does not exist."""
     try:
@@ -97,7 +100,7 @@ def _stem(media: Media) -> str | None:
         return None
     if state is None:
         return None
-    text = f"{media.kind}\0{media.name}\0{state.st_size}\0{state.st_mtime_ns}"
+    text = f"{media.kind}\0{media.name}\0{state.st_size}\0{state.st_mtime_ns}\0{rules}"
     return blake2b(text.encode(errors="surrogatepass"), digest_size=NAME_BYTES).hexdigest()
 
 
@@ -115,8 +118,10 @@ def _named(media: Media, sources: Iterable[str]) -> tuple[Picture, ...]:
 
 
 def printable(text: str) -> str:
-    """Replaces surrogate escapes: file names may hold bytes that are not valid UTF-8."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")
+    """Replaces bidirectional controls and surrogate escapes: file names may hold bytes that are not
+    valid UTF-8."""
+    text = text.encode(errors="surrogateescape").decode(errors="replace")
+    return without_bidi_controls(text)
 
 
 def url_of(folder: Path) -> str:

@@ -5,51 +5,82 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.errors import ABORTED, RequestError
 from mmdeploy_llm.messages import MediaItem, MediaRef
 
 from .inputs import is_video_name
 from .items import Media
 from .records import Record
 
+if TYPE_CHECKING:
+    from mmdeploy_llm.hooks import MediaLimits
+    from mmdeploy_llm.intake.media import CanPreview
+
 # Returns the JPEGs of one media item, none without a preview.
 MakePreviews = Callable[[Media], Sequence[bytes]]
-# Returns the JPEGs of the frames of the video at a path.
-MakeStrip = Callable[[str], Sequence[bytes]]
-MAX_FILE_BYTES = 256 * 2**20  # a larger image file gets no preview
 
 
 class HasPreviews(Protocol):
-    """The method of intake's MediaLoader that previews need."""
+    """The attributes of intake's MediaLoader that previews need."""
 
-    def previews(self, item: MediaItem) -> Sequence[bytes]:
+    @property
+    def limits(self) -> MediaLimits:
+        """The limits on one item."""
+
+    def previews(self, item: MediaItem, maker: CanPreview | None = None) -> Sequence[bytes]:
         """Returns JPEGs of a media item, see MediaLoader.previews."""
 
 
-class VideoStrip:
-    """Makes previews of the frames of a video file that the model received. Thread-safe.
+class FilePreviews:
+    """Makes previews of media files. Files are read and decoded as those of prompts are: by the
+    same plugins, within the same limits and deadlines. Thread-safe.
 
-    open_media: called once, for the first video.
+    open_reader: returns what reads images; called once, for the first of them.
+    open_media: returns what knows the frames of a video that the model gets; the same for videos.
     """
 
-    def __init__(self, open_media: Callable[[], HasPreviews]) -> None:
-        self._open = open_media
+    def __init__(
+        self, open_reader: Callable[[], HasPreviews], open_media: Callable[[], HasPreviews]
+    ) -> None:
+        from mmdeploy_llm_processors.image.thumbnail import Thumbnails
+
+        self._thumbnails = Thumbnails()
+        self._open_reader, self._open_media = open_reader, open_media
         self._lock = threading.Lock()
+        self._reader: HasPreviews | None = None
         self._media: HasPreviews | None = None
 
-    def __call__(self, path: str) -> Sequence[bytes]:
-        """Returns JPEGs, none for a video that cannot be read or no longer exists."""
-        with self._lock:
-            if self._media is None:
-                self._media = self._open()
-        source = MediaRef(kind="video", uri=path)
+    @property
+    def rules(self) -> str:
+        """The limits as text: pictures made under other limits must not be used again."""
+        return repr(self._for_images().limits)
+
+    def __call__(self, media: Media) -> Sequence[bytes]:
+        """Returns JPEGs; none of a file that the model would not get or that no longer exists."""
+        if not media.is_file:
+            return ()
+        source = MediaRef(kind=media.kind, uri=media.name)
+        item = MediaItem(kind=media.kind, source=source, options={})
         try:
-            return self._media.previews(MediaItem(kind="video", source=source, options={}))
+            if media.kind == self._thumbnails.kind:
+                return self._for_images().previews(item, self._thumbnails)
+            return self._for_videos().previews(item)
         except RequestError:
             return ()
+
+    def _for_images(self) -> HasPreviews:
+        with self._lock:
+            if self._reader is None:
+                self._reader = self._open_reader()
+            return self._reader
+
+    def _for_videos(self) -> HasPreviews:
+        with self._lock:
+            if self._media is None:
+                self._media = self._open_media()
+            return self._media
 
 
 def media_of(record: Record) -> tuple[Media, ...]:
@@ -60,24 +91,6 @@ def media_of(record: Record) -> tuple[Media, ...]:
     return (Media(kind=kind, name=os.path.abspath(record.path)),)
 
 
-def file_previews(strip: MakeStrip | None = None) -> MakePreviews:
-    """Returns a function that previews media files of this machine. It returns nothing for files
-    that cannot be read or no longer exist, and for videos without `strip`."""
-    from mmdeploy_llm_processors.image.thumbnail import thumbnail
-
-    def make(media: Media) -> Sequence[bytes]:
-        if media.kind == "video":
-            return strip(media.name) if strip is not None and media.is_file else ()
-        small = thumbnail(blob) if (blob := _read(media)) is not None else None
-        return () if small is None else (small,)
-
-    return make
-
-
-def _read(media: Media) -> bytes | None:
-    try:
-        if not media.is_file or os.path.getsize(media.name) > MAX_FILE_BYTES:
-            return None
-        return Path(media.name).read_bytes()
-    except OSError:
-        return None
+def is_refused(record: Record) -> bool:
+    """Returns whether the engine refused the item; media of such an item are never shown."""
+    return 400 <= record.error_code < 500 and record.error_code != ABORTED

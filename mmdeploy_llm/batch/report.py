@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from mmdeploy_llm.errors import ConfigError
 
+from .bidi import without_bidi_controls
 from .job import BatchSettings, BatchSummary
 from .output import RecordIndex, records_at
 from .pictures import (
@@ -36,7 +37,7 @@ from .pictures import (
     printable,
     url_of,
 )
-from .previews import MakePreviews, file_previews, media_of
+from .previews import FilePreviews, MakePreviews, is_refused, media_of
 from .records import Record, seconds
 
 EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files
@@ -123,9 +124,9 @@ def report_batch(
     settings: BatchSettings,
     *,
     model: str,
+    previews: FilePreviews,
     about: Mapping[str, Any] | None = None,
     is_caption: bool = False,
-    make_previews: MakePreviews | None = None,
 ) -> None:
     """Writes a report of all items of the batch, including those of earlier runs.
 
@@ -155,8 +156,9 @@ def report_batch(
         records_at(summary.output, offsets),
         head,
         summary.index,
-        make_previews or file_previews(),
+        previews,
         num_shown=len(offsets),
+        rules=previews.rules if len(offsets) > EMBEDDED_CARDS else "",
         is_progress_shown=settings.is_progress_shown,
     )
 
@@ -169,19 +171,20 @@ def write_report(
     make: MakePreviews,
     *,
     num_shown: int,
+    rules: str = "",
     is_progress_shown: bool | None = None,
 ) -> None:
     """Writes the page atomically: it is complete or absent.
 
     records: the `num_shown` records of the page, in order; `index` has the totals of all records.
-    make: makes previews. Raises ConfigError when `path` is a folder.
+    make: makes previews. rules: see PicturesInFiles. Raises ConfigError when `path` is a folder.
     """
     if path.is_dir():
         raise ConfigError(f"{str(path)!r} is a folder; name an HTML file for the report")
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_name(f"{path.stem}_files")
     is_large = num_shown > EMBEDDED_CARDS
-    files = PicturesInFiles(make, folder, url_of(folder))
+    files = PicturesInFiles(make, folder, url_of(folder), rules)
     pictures: Pictures = files if is_large else EmbeddedPictures(make)
     hidden = None if is_progress_shown is None else not is_progress_shown
     environment = _environment()
@@ -235,7 +238,11 @@ def _write_chunks(
     folder.mkdir(parents=True, exist_ok=True)
     while chunk := list(itertools.islice(cards, CHUNK_CARDS)):
         rows = [
-            ["" if card.record.is_ok else card.record.failure, card.words, _html(card_html, card)]
+            [
+                "" if card.record.is_ok else _shown(card.record.failure),
+                card.words,
+                _html(card_html, card),
+            ]
             for card in chunk
         ]
         names.append(f"cards-{len(names) + 1:03d}.js")
@@ -266,6 +273,7 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
         autoescape=True,
+        finalize=_shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -273,6 +281,11 @@ def _environment() -> jinja2.Environment:
     environment.filters["seconds"] = seconds
     environment.filters["thousands"] = thousands
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """Neutralises text that a template prints. Markup comes from a macro and has passed already."""
+    return without_bidi_controls(value) if type(value) is str else value
 
 
 def thousands(number: int) -> str:
@@ -290,7 +303,8 @@ def _cards(
     """Yields cards in the order of the records; makes pictures in the pool's threads."""
 
     def make(record: Record) -> Card:
-        found = (picture for media in media_of(record) for picture in pictures.of(media))
+        shown = () if is_refused(record) else media_of(record)
+        found = (picture for media in shown for picture in pictures.of(media))
         return Card(record=record, pictures=tuple(found))
 
     source = iter(records)

@@ -57,6 +57,16 @@ Plugins add models, processors, parsers and commands. `mmdeploy-llm plugins`
 lists the installed ones, `mmdeploy-llm plugins new` writes a new one."""
 
 
+class PrintableFormatter(logging.Formatter):
+    """Formats messages without characters that control the terminal: some quote untrusted text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the text of the message and of its traceback."""
+        from mmdeploy_llm.terminal import printable
+
+        return printable(super().format(record))
+
+
 class Program(TyperGroup):
     """Holds the built-in commands, loads those of plugins on demand, and prints errors in one
     line."""
@@ -127,9 +137,9 @@ def program(
     """
     ctx.obj = plugin_names()
     ctx.meta[LOAD_PLUGINS] = load_plugins
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     if version:
         typer.echo(__version__)
         raise typer.Exit

@@ -40,6 +40,7 @@ from .options import (
     named_value,
     open_llm,
     open_media,
+    open_reader,
     output_mode,
     sampling_params,
     template_kwargs,
@@ -270,7 +271,7 @@ def run_and_report(
     """Runs a job, writes its report, prints a summary and exits with the job's exit code."""
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.batch.output import records_at
-    from mmdeploy_llm.batch.previews import VideoStrip, file_previews
+    from mmdeploy_llm.batch.previews import FilePreviews
     from mmdeploy_llm.batch.report import report_batch
     from mmdeploy_llm.terminal import batch_summary, caption_table, make_console
 
@@ -288,7 +289,9 @@ def run_and_report(
             model=model,
             about=options,
             is_caption=is_caption,
-            make_previews=file_previews(VideoStrip(lambda: open_media(model, options))),
+            previews=FilePreviews(
+                lambda: open_reader(model, options), lambda: open_media(model, options)
+            ),
         )
     if is_table_shown:
         records = list(records_at(summary.output, summary.index.offsets()))

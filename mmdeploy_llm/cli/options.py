@@ -184,6 +184,14 @@ def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:
     return media.open_media(EngineConfig.from_options(model, options))
 
 
+def open_reader(model: str, options: Mapping[str, Any]) -> MediaLoader:
+    """Returns what reads media files within the limits, without files of the model."""
+    from mmdeploy_llm.config import EngineConfig
+    from mmdeploy_llm.startup import media
+
+    return media.open_reader(EngineConfig.from_options(model, options))
+
+
 def print_error(message: str) -> None:
     """Prints one red line on standard error."""
     from mmdeploy_llm.terminal import printable

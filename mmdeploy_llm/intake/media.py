@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from mmdeploy_llm import errors
 from mmdeploy_llm.config import EngineConfig
@@ -52,7 +52,13 @@ class CanPeek(Protocol):
 
 @runtime_checkable
 class CanPreview(Protocol):
-    """A processor that shows people what the model sees of a decoded item."""
+    """A processor, or a maker of previews alone, that shows people a decoded item."""
+
+    kind: ClassVar[str]
+
+    def decode(self, source: Any, limits: MediaLimits) -> Any:
+        """Returns what `previews` accepts."""
+        ...
 
     def previews(self, item: Any, options: Mapping[str, Any]) -> Sequence[bytes]:
         """Returns small JPEGs, in order."""
@@ -103,6 +109,11 @@ class MediaLoader:
         return {"processed": self._processed.stats, "fetched": self._fetched.stats}
 
     @property
+    def limits(self) -> MediaLimits:
+        """The limits on one item."""
+        return self._limits
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """MEDIA_KINDS and the kinds of the model's processors."""
         return tuple(dict.fromkeys((*MEDIA_KINDS, *self._processors)))
@@ -132,16 +143,17 @@ class MediaLoader:
         """Returns the items as `load` does, but unprocessed: `tensors` and `key` are empty."""
         return self._each(items, self._count)
 
-    def previews(self, item: MediaItem) -> Sequence[bytes]:
+    def previews(self, item: MediaItem, maker: CanPreview | None = None) -> Sequence[bytes]:
         """Returns JPEGs of what the model sees of the item; none where its processor makes none.
 
-        Raises MediaError and its subclasses.
+        maker: makes the previews instead of the processor. The item is fetched and decoded within
+        the same limits as by `load`. Raises MediaError and its subclasses.
         """
-        processor = self._processors.get(item.kind)
-        if not isinstance(processor, CanPreview):
+        chosen = maker or self._processors.get(item.kind)
+        if not isinstance(chosen, CanPreview):
             return ()
-        decoded = self._decode(processor, self._opened(item))
-        return self._call(processor, lambda: processor.previews(decoded, item.options))
+        decoded = self._decode(chosen, self._opened(item))
+        return self._call(chosen, lambda: chosen.previews(decoded, item.options))
 
     def interrupt(self) -> None:
         """Ends all waiting for plugins; loads in progress end with a MediaError."""
@@ -188,7 +200,7 @@ class MediaLoader:
         text = self._call(processor, lambda: processor.prompt_text(known, item.options))
         return MediaInput(kind=item.kind, tensors={}, num_tokens=count, key="", prompt_text=text)
 
-    def _decode(self, processor: MediaProcessor, source: Any) -> Any:
+    def _decode(self, processor: MediaProcessor | CanPreview, source: Any) -> Any:
         return self._call(processor, lambda: processor.decode(source, self._limits))
 
     def _process(self, processor: MediaProcessor, item: MediaItem, decoded: Any) -> MediaInput:
@@ -219,7 +231,7 @@ class MediaLoader:
             "raise media_fetch_timeout",
         )
 
-    def _call(self, processor: MediaProcessor, call: Callable[[], Result]) -> Result:
+    def _call(self, processor: MediaProcessor | CanPreview, call: Callable[[], Result]) -> Result:
         """Calls a processor's method within its time. Any exception but RequestError becomes a
         MediaError that names the processor."""
         seconds = self._limits.decode_timeout
@@ -347,7 +359,7 @@ def _is_usable(made: object) -> bool:
     return all(hasattr(tensor, "nbytes") for tensor in made.tensors.values())
 
 
-def _owner(processor: MediaProcessor) -> str:
+def _owner(processor: MediaProcessor | CanPreview) -> str:
     return f"media processor {type(processor).__name__} (plugin {type(processor).__module__})"
 
 

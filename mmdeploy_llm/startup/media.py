@@ -7,7 +7,7 @@ from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import UnsupportedMediaError
-from mmdeploy_llm.hooks import MediaProcessor
+from mmdeploy_llm.hooks import MediaProcessor, PluginManager
 from mmdeploy_llm.intake.media import MediaLoader, media_limits
 from mmdeploy_llm.messages import MEDIA_KINDS
 
@@ -26,6 +26,19 @@ def open_media(config: EngineConfig) -> MediaLoader:
         limits=media_limits(config),
         max_items=config.limit_mm_per_prompt or {},
         guard=files.plugins.guard,
+    )
+
+
+def open_reader(config: EngineConfig) -> MediaLoader:
+    """Returns a loader that only reads media, within the same limits: it has no processors and
+    needs no files of the model. Raises PluginError for plugins that are named and missing."""
+    plugins = PluginManager.load(config.plugins, config.blocked_plugins)
+    return MediaLoader(
+        processors={},
+        fetch=plugins.fetch_media,
+        limits=media_limits(config),
+        max_items={},
+        guard=plugins.guard,
     )
 
 

@@ -1,13 +1,14 @@
-"""Makes small previews of image files for reports, by the decoder that the model's input uses."""
+"""Makes small previews of images for reports, by the decoder that the model's input uses."""
 
 from __future__ import annotations
 
 import io
 import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from PIL import Image
 
-from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.hooks import MediaLimits
 
 from .decode import ImageDecoder
@@ -16,21 +17,32 @@ JPEG_QUALITY = 80
 GAP = 2.0  # decoding at this multiple of the preview's size looks as good as at full size
 
 
-def thumbnail(blob: bytes, size: int = 320) -> bytes | None:
-    """Makes a JPEG of the image, upright, on white, with no side above `size` pixels, not enlarged.
+class Thumbnails:
+    """Makes previews of images for any model: upright, on white, no side above `size` pixels, not
+    enlarged. Thread-safe. See CanPreview in intake/media.py."""
 
-    Returns None for a file that the decoder refuses: not a whole image, or over default limits.
-    """
+    kind: ClassVar[str] = "image"
 
-    def enough(height: int, width: int) -> tuple[int, int]:
-        scale = min(1.0, GAP * size / max(height, width))
-        return math.ceil(height * scale), math.ceil(width * scale)
+    def __init__(self, size: int = 320) -> None:
+        self._size = size
+        self._decoder = ImageDecoder()
 
-    try:
-        image = ImageDecoder().decode(blob, MediaLimits(), enough).image
-    except RequestError:
-        return None
-    return small_jpeg(image, size)
+    def max_seconds(self, limits: MediaLimits) -> float:
+        """Returns the seconds after which a call counts as hanging."""
+        return self._decoder.max_seconds(limits)
+
+    def decode(self, source: Any, limits: MediaLimits) -> Image.Image:
+        """Decodes the image, a JPEG file at draft quality. Raises as ImageDecoder.decode."""
+
+        def enough(height: int, width: int) -> tuple[int, int]:
+            scale = min(1.0, GAP * self._size / max(height, width))
+            return math.ceil(height * scale), math.ceil(width * scale)
+
+        return self._decoder.decode(source, limits, enough).image
+
+    def previews(self, item: Image.Image, options: Mapping[str, Any]) -> tuple[bytes]:
+        """Returns one JPEG."""
+        return (small_jpeg(item, self._size),)
 
 
 def small_jpeg(image: Image.Image, size: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -11,16 +12,9 @@ from urllib.parse import unquote, urlsplit
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaLimits, MediaRef
 
-MAX_SHOWN_NAME = 60  # characters of a file name in a message
+from .beneath import OPEN_FLAGS, open_beneath
 
-# O_NONBLOCK: opening a FIFO without a writer must not wait. O_NOFOLLOW: links were resolved before.
-OPEN_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_BINARY", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_NOFOLLOW", 0)
-)
+MAX_SHOWN_NAME = 60  # characters of a file name in a message
 
 
 def path_of_url(ref: MediaRef) -> str:
@@ -45,15 +39,12 @@ def read_local(path: str, kind: str, limits: MediaLimits) -> bytes:
     """Returns the bytes of a regular file. Messages name the file, not its folder.
 
     Raises MediaError when it cannot be read, is not a regular file or lies outside `allowed_root`
-    (links resolved), MediaLimitError when it is larger than `max_bytes`, which is checked before
-    reading.
+    (links resolved, see open_beneath), MediaLimitError when it is larger than `max_bytes`, which is
+    checked before reading.
     """
     name = f"{kind} file {_shown(path)}"
     try:
-        resolved = Path(path).resolve(strict=True)
-        _check_root(resolved, limits.allowed_root, name)
-        _check_file(resolved.stat(), name, limits)  # before opening: a device may react to it
-        with open(os.open(resolved, OPEN_FLAGS), "rb") as file:
+        with open(_opened(path, limits.allowed_root, name), "rb") as file:
             return _read(file, name, limits)
     except MediaError:
         raise
@@ -62,29 +53,55 @@ def read_local(path: str, kind: str, limits: MediaLimits) -> bytes:
     except PermissionError:
         raise MediaError(f"{name} cannot be read: permission denied") from None
     except OSError as error:
-        raise MediaError(f"{name} cannot be read: {os.strerror(error.errno or 0)}") from None
+        raise MediaError(_reason(name, error.errno or 0)) from None
     except (RuntimeError, ValueError):  # a loop of links; characters not allowed in a file name
         raise MediaError(f"{name} cannot be read: not a usable path") from None
 
 
-def _check_root(resolved: Path, root: Path | None, name: str) -> None:
-    if root is not None and not resolved.is_relative_to(root.resolve()):
-        raise MediaError(
-            f"{name} is outside the folder that media may be read from (allowed_media_root)"
+def _opened(path: str, root: Path | None, name: str) -> int:
+    """Returns a descriptor of the file; with a root, of a file below it only."""
+    if root is None:
+        resolved = Path(path).resolve(strict=True)
+        _check_type(resolved.lstat(), name)
+        return os.open(resolved, OPEN_FLAGS)
+    root = root.resolve()
+    # Not strict, so that outside the root files that exist are not told from those that do not.
+    resolved = Path(path).resolve()
+    if not resolved.is_relative_to(root):
+        raise MediaError(_outside(name))
+    _check_type(resolved.lstat(), name)
+    return open_beneath(root, resolved.relative_to(root))
+
+
+def _reason(name: str, code: int) -> str:
+    if code == errno.EXDEV:
+        return _outside(name)
+    if code == errno.ENOTSUP:
+        return (
+            f"{name} cannot be checked against allowed_media_root: this system has neither openat2 "
+            "nor /proc; mount /proc or give the file's bytes"
         )
+    return f"{name} cannot be read: {os.strerror(code)}"
+
+
+def _outside(name: str) -> str:
+    return f"{name} is outside the folder that media may be read from (allowed_media_root)"
 
 
 def _read(file: BinaryIO, name: str, limits: MediaLimits) -> bytes:
-    _check_file(os.fstat(file.fileno()), name, limits)
-    blob = file.read(limits.max_bytes + 1)  # the file may have grown since the check
+    status = os.fstat(file.fileno())
+    _check_type(status, name)  # again: another file may have taken the path since it was checked
+    limits.check_bytes(status.st_size, name)
+    # The file may have grown since the check. None: a file of the kernel has no data yet.
+    blob = file.read(limits.max_bytes + 1) or b""
     limits.check_bytes(len(blob), name)
     return blob
 
 
-def _check_file(status: os.stat_result, name: str, limits: MediaLimits) -> None:
+def _check_type(status: os.stat_result, name: str) -> None:
+    """Called before opening, because a device may react to it, and after."""
     if not stat.S_ISREG(status.st_mode):
         raise MediaError(f"{name} is not a regular file")
-    limits.check_bytes(status.st_size, name)
 
 
 def _shown(path: str) -> str:

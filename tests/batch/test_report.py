@@ -1,17 +1,20 @@
 """The HTML report: complete, escaped, self-contained; a large report is split into files."""
 
 import json
-import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from mmdeploy_llm_processors.image.thumbnail import Thumbnails
 
 from mmdeploy_llm.batch.items import Media
 from mmdeploy_llm.batch.output import RecordIndex
-from mmdeploy_llm.batch.previews import file_previews
+from mmdeploy_llm.batch.previews import FilePreviews
 from mmdeploy_llm.batch.records import ItemError, Record, Timings
 from mmdeploy_llm.batch.report import CHUNK_CARDS, EMBEDDED_CARDS, ReportHead, write_report
+from mmdeploy_llm.errors import ABORTED, MediaError
+from mmdeploy_llm.hooks import MediaLimits
 
 HEAD = ReportHead(
     model="shapes-vl",
@@ -283,12 +286,70 @@ def test_records_are_not_held(tmp_path):
     assert len(rows_of(tmp_path / "page_files")) == 2000 - CHUNK_CARDS
 
 
-def test_previews_are_of_files_that_can_be_read(tmp_path, png):
-    (tmp_path / "a.png").write_bytes(png)
-    make = file_previews(strip=lambda path: (path.encode(), b"two"))
-    assert make(Media(kind="image", name=str(tmp_path / "a.png")))[0].startswith(b"\xff\xd8")
-    for name in ("gone.png", "(bytes)", "https://x.org/a.png"):
-        assert make(Media(kind="image", name=os.path.join(tmp_path, name))) == ()
-    assert make(Media(kind="image", name="https://x.org/a.png")) == ()
-    assert make(Media(kind="video", name="/b.mp4")) == (b"/b.mp4", b"two")
-    assert file_previews()(Media(kind="video", name="/b.mp4")) == ()
+class FakeLoader:
+    """A MediaLoader's attributes that previews need; the preview of a file is its name."""
+
+    def __init__(self, limits=None):
+        self.limits = limits or MediaLimits()
+        self.makers = []
+
+    def previews(self, item, maker=None):
+        self.makers.append((item.kind, maker))
+        if "gone" in item.source.uri:
+            raise MediaError("it does not exist")
+        return (item.source.uri.encode(),)
+
+
+def test_previews_are_of_files_that_can_be_read():
+    loaders = {"image": FakeLoader(), "video": FakeLoader()}
+    opened = []
+
+    def opener(kind):
+        return lambda: opened.append(kind) or loaders[kind]
+
+    make = FilePreviews(opener("image"), opener("video"))
+    for name in ("(bytes)", "(data: URL)", "https://x.org/a.png", "file:///a.png"):
+        assert make(Media(kind="image", name=name)) == ()
+    assert not opened
+    assert make(Media(kind="image", name="/a.png")) == (b"/a.png",)
+    assert make(Media(kind="image", name="/gone.png")) == ()
+    assert opened == ["image"]
+    assert make(Media(kind="video", name="/b.mp4")) == (b"/b.mp4",)
+    assert opened == ["image", "video"]
+    kinds, makers = zip(*loaders["image"].makers, strict=True)
+    assert (set(kinds), {type(maker) for maker in makers}) == ({"image"}, {Thumbnails})
+    assert loaders["video"].makers == [("video", None)]
+
+
+@pytest.mark.parametrize("code", [400, 404, 408, 413, 415])
+def test_media_of_refused_items_are_not_opened(page, tmp_path, code):
+    def make(media):
+        raise AssertionError("opened")
+
+    line = replace(failed("id", code), path=None, media=(Media(kind="image", name="/a.png"),))
+    html = page(failed(str(tmp_path / "a.png"), code), line, make=make)
+    assert not Page(html).all("img")
+    assert html.count("no preview") == 2
+
+
+@pytest.mark.parametrize("code", [ABORTED, 500])
+def test_media_of_items_that_failed_later_are_shown(page, tmp_path, code):
+    assert len(Page(page(failed(str(tmp_path / "a.png"), code))).all("img")) == 1
+
+
+def test_pictures_made_under_other_limits_are_not_used_again(large, tmp_path):
+    target, made = tmp_path / "page.html", []
+    index = RecordIndex()
+    for root, want in ((None, 2), (None, 2), (tmp_path / "other", 4)):
+        limits = replace(MediaLimits(), allowed_root=root)
+        rules = FilePreviews(lambda limits=limits: FakeLoader(limits), FakeLoader).rules
+        write_report(
+            target,
+            iter(large),
+            HEAD,
+            index,
+            lambda media: made.append(media) or (b"x",),
+            num_shown=len(large),
+            rules=rules,
+        )
+        assert len(made) == want

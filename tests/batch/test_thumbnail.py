@@ -4,8 +4,20 @@ import io
 
 import numpy as np
 import pytest
-from mmdeploy_llm_processors.image.thumbnail import thumbnail
+from mmdeploy_llm_processors.image.thumbnail import Thumbnails
 from PIL import Image
+
+from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.hooks import MediaLimits
+
+
+def thumbnail(blob, size=320):
+    maker = Thumbnails(size)
+    try:
+        (small,) = maker.previews(maker.decode(blob, MediaLimits()), {})
+    except RequestError:
+        return None
+    return small
 
 
 def encoded(image, kind="PNG", **options):

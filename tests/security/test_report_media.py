@@ -1,0 +1,154 @@
+"""The report opens nothing that the engine would not: the same reader, limits and deadlines."""
+
+import ast
+import os
+import resource
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from mmdeploy_llm_processors.image import decode
+from mmdeploy_llm_processors.image.thumbnail import Thumbnails
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.batch.items import Media
+from mmdeploy_llm.batch.output import read_records
+from mmdeploy_llm.batch.previews import FilePreviews
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.startup.media import open_media, open_reader
+
+ROOT = Path(__file__).parents[2]
+JPEG = b"\xff\xd8\xff"
+OPENS_FILES = {  # files of processors/ and batch/ that open a path, and whose path it is
+    "mmdeploy_llm/batch/lines.py": "the input that the program names",
+    "mmdeploy_llm/batch/output.py": "the output that the program names",
+    "mmdeploy_llm/batch/report.py": "the page that the program names",
+    "processors/remote/stores.py": "objects of a store",
+    "processors/sources/beneath.py": "media of a request",
+    "processors/sources/local.py": "media of a request",
+    "processors/video/container.py": "bytes in memory",
+    "processors/video/stamp.py": "the model's font",
+}
+
+
+@pytest.fixture
+def folder(tmp_path, picture):
+    """A root with a good picture and whatever else may stand where a picture is expected."""
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "good.png").write_bytes(picture())
+    (tmp_path / "outside.png").write_bytes(picture())
+    (root / "link.png").symlink_to(tmp_path / "outside.png")
+    (root / "folder.png").mkdir()
+    (root / "device.png").symlink_to("/dev/zero")
+    (root / "wide.png").write_bytes(picture(640, 640))
+    for kind in ("png", "mp4"):
+        os.mkfifo(root / f"fifo.{kind}")
+        with (root / f"huge.{kind}").open("wb") as file:
+            file.write(JPEG)
+            file.truncate(2**40)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(root / "socket.png"))
+    return root
+
+
+@pytest.fixture
+def previews():
+    """Options of LLM -> FilePreviews as the program makes them."""
+
+    def make(**options):
+        config = EngineConfig(model="shapes-vl", **options)
+        return FilePreviews(lambda: open_reader(config), lambda: open_media(config))
+
+    return make
+
+
+def kind_of(name):
+    return "video" if name.endswith(".mp4") else "image"
+
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+HOSTILE = (
+    *("fifo.png", "fifo.mp4", "huge.png", "huge.mp4", "device.png", "folder.png", "socket.png"),
+    *("link.png", "../outside.png", "absent.png"),
+)
+
+
+def test_no_preview_of_what_the_engine_refuses(folder, previews):
+    make = previews(allowed_media_root=folder, max_image_pixels=500_000)
+    assert make(Media(kind="image", name=str(folder / "good.png")))[0].startswith(JPEG)
+    begin, before = time.monotonic(), peak_bytes()
+    for name in HOSTILE:
+        assert make(Media(kind=kind_of(name), name=str(folder / name))) == (), name
+    assert make(Media(kind="image", name="/dev/zero")) == ()
+    assert time.monotonic() - begin < 30
+    assert peak_bytes() - before < 2**30
+
+
+def test_the_limits_on_bytes_and_pixels_hold(folder, previews, picture):
+    wide = Media(kind="image", name=str(folder / "wide.png"))
+    assert previews()(wide)
+    assert previews(max_image_pixels=640 * 640 - 1)(wide) == ()
+    size = (folder / "wide.png").stat().st_size
+    assert previews(max_media_bytes=size)(wide)
+    assert previews(max_media_bytes=size - 1)(wide) == ()
+
+
+def test_the_deadline_and_the_isolation_hold(folder, previews, monkeypatch):
+    good = Media(kind="image", name=str(folder / "good.png"))
+    apart, decode_apart = [], decode.decode_apart
+    monkeypatch.setattr(
+        decode, "decode_apart", lambda *args: apart.append(args) or decode_apart(*args)
+    )
+    assert previews(media_isolation="process")(good)
+    assert len(apart) == 1
+    monkeypatch.setattr(Thumbnails, "decode", lambda *args: time.sleep(20))
+    begin = time.monotonic()
+    assert previews(media_timeout=0.1)(good) == ()
+    assert time.monotonic() - begin < 10
+
+
+def test_a_whole_batch(folder, tmp_path):
+    """`run_batch` with a report: one picture for the one file that the model got."""
+    page, out = tmp_path / "page.html", tmp_path / "out.jsonl"
+    names = ("good.png", "fifo.png", "link.png", "device.png", "../outside.png", "huge.png")
+    part = {"type": "text", "text": "?"}
+    rows = [
+        {
+            "id": name,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "image": str(folder / name)}, part],
+                }
+            ],
+        }
+        for name in names
+    ]
+    with LLM("shapes-vl", num_threads=1, kv_cache_memory=2**24, allowed_media_root=folder) as llm:
+        llm.run_batch(
+            rows, out, sampling_params=SamplingParams(max_tokens=2), report=page, use_tqdm=False
+        )
+        is_ok = {record.id: record.is_ok for record in read_records(out)}
+    assert is_ok == {name: name == "good.png" for name in names}
+    text = page.read_text()
+    assert text.count("<img ") == text.count("data:image/jpeg") == 1
+    assert text.count("no preview") == len(names) - 1
+
+
+def test_media_are_opened_in_one_place():
+    """A new call that opens a path must say whose path it is."""
+    opens = {"open", "read_bytes", "read_text", "truetype", "fdopen"}
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("mmdeploy_llm/batch", "processors")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", getattr(node.func, "id", None)) in opens
+    }
+    assert found == set(OPENS_FILES)
