@@ -6,11 +6,11 @@ Methods of Kernels exist on every device. A capability that only one device has 
 None on the other:
 
                   CPU   CUDA
-    memory         x           where weights lie
+    memory         x           allocates the weights
     attention      x           over the paged cache and over segments of a vision tower
     draws          x           random draws from logits on the host
     pixels         x           patch rows of images and videos
-    threads        x           cores on which to compute
+    threads        x           places compute threads on cores
     experts              x     routing and mixture of experts in few launches
 
 Shapes: T tokens, H query heads, K key/value heads, D head size, B sequences, N blocks, P tokens in
@@ -37,7 +37,7 @@ class VisibleKeys:
     """Which keys the query tokens of an attention call may attend to: a range of their sequence's
     keys for each.
 
-    query_starts: [B + 1] int64, the first query row of each sequence, and T.
+    query_starts: [B + 1] int64, the first query row of each sequence, followed by T.
     first_visible, end_visible: [T] int64, the first visible key and the end of the range.
     block_tables: [B, M] int32 of a paged cache; None when the keys are [T, K, D], one for each
         query row.
@@ -54,7 +54,8 @@ class PackedWeight(Protocol):
 
     @property
     def rows(self) -> Callable[[Tensor], Tensor] | None:
-        """Looks up rows by index, [T] -> [T, k]; None where the layout has rounded them."""
+        """A function that looks up rows by index, [T] -> [T, k]; None where the layout rounds
+        them."""
         ...
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -78,8 +79,8 @@ class WeightMemory(Protocol):
         ...
 
     def settle(self) -> object:
-        """Called once, when the weights have their values: optimises the memory in the
-        background."""
+        """Optimises the memory in the background. Called once, when the weights have their
+        values."""
         ...
 
 
@@ -115,7 +116,7 @@ class AttentionKernels(Protocol):
 
 
 class ExpertKernels(Protocol):
-    """Mixture of experts without the host knowing how many tokens each expert has."""
+    """Mixture of experts on a device: the host need not know how many tokens each expert has."""
 
     def route(
         self,
@@ -134,12 +135,12 @@ class ExpertKernels(Protocol):
         self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
     ) -> Tensor:
         """Computes the weighted sum of experts: x [T, S], weights [T, k], ids [T, k], gate_up
-        [E, 2 I, S], down [E, S, I] -> [T, S]. Ids from E on add nothing."""
+        [E, 2 I, S], down [E, S, I] -> [T, S]. An id of E or more adds nothing."""
         ...
 
 
 class DrawKernels(Protocol):
-    """Steps of random draws on the host that read the whole vocabulary; see sampling/draw.py.
+    """The parts of a random draw that read the whole vocabulary, on the host; see sampling/draw.py.
     R rows, V tokens."""
 
     def takes(self, *tensors: Tensor) -> bool:
@@ -147,7 +148,7 @@ class DrawKernels(Protocol):
         ...
 
     def largest(self, logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
-        """Returns the `num` largest values of each row of [R, V], falling, [R, num] float32, and
+        """Returns the `num` largest values of each row of [R, V], descending, [R, num] float32, and
         their indices [R, num]; which of equal ones is not specified. NaN counts as largest."""
         ...
 
@@ -171,14 +172,14 @@ class DrawKernels(Protocol):
 
 
 class ThreadKernels(Protocol):
-    """The threads that the kernels and torch compute with."""
+    """Chooses the CPUs on which the kernels and torch compute."""
 
     def place_threads(
         self, cpus: Sequence[int], pinned: Sequence[int], num_threads: int, *, node: int | None
     ) -> None:
         """Restricts the calling thread, and the threads that it computes with, to `cpus` from now
-        on; the i-th to pinned[i] unless `pinned` is empty. node: NUMA node whose memory is used
-        first. Raises OSError when the system refuses."""
+        on, and the i-th of them to pinned[i] unless `pinned` is empty. node: NUMA node whose memory
+        is used first. Raises OSError when the system refuses."""
         ...
 
 

@@ -321,7 +321,7 @@ class LLM:
         todo = list(jobs)
         done: dict[tuple[int, int], RequestOutput] = {}
         self._driver.check()
-        # Closed here, so that an error leaves no request in the engine.
+        # Closing the iterator makes sure that an error leaves no request in the engine.
         with closing(self._driver.run(todo)) as items, Progress(len(todo), use_tqdm) as progress:
             try:
                 for item in items:

@@ -37,7 +37,7 @@ class S8Weight:
     """A weight in int8 with a scale for each row; x is rounded to int8 too, with a scale for every
     128 values of its rows. Both are symmetric: the largest magnitude becomes 127."""
 
-    rows = None  # rounded
+    rows = None  # the layout rounds them
 
     def __init__(self, kernels: Products, weight: Tensor) -> None:
         """weight: [n, k] float32 or bf16."""

@@ -25,19 +25,19 @@ class CheckedModel:
         self._vocab_size = vocab_size
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
-        """Hidden states [T, hidden]."""
+        """Returns hidden states [T, hidden]."""
         shape = (inputs.token_ids.shape[0], self._model.hidden_size)
         meaning = "a row of hidden_size values for each token"
         return self._checked("forward", self._model.forward(inputs), shape, meaning)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, vocab] of hidden states [N, hidden]."""
+        """Returns the logits [N, vocab] of hidden states [N, hidden]."""
         shape = (hidden.shape[0], self._vocab_size)
         meaning = "a row for each row of its input, a value for each token id of the vocabulary"
         return self._checked("logits", self._model.logits(hidden), shape, meaning)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """M-RoPE positions [3, num_tokens]; None where token i has position i."""
+        """Returns M-RoPE positions [3, num_tokens]; None where token i has position i."""
         found = self._model.positions(num_tokens, media)
         if found is None:
             return None

@@ -29,7 +29,7 @@ STAGING_BYTES = 32 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A stored tensor. offset: of its first byte, from the start of the file."""
+    """A stored tensor. offset: position of its first byte in the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -93,7 +93,7 @@ class SafetensorsFile:
             count = os.preadv(self._fd, [view[done:]], offset + done)
             if count == 0:
                 raise CheckpointError(
-                    f"{self.path} ended early; it changed while it was being read"
+                    f"{self.path} ended early: it changed while it was being read"
                 )
             done += count
 
