@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs requests to their end. `add` and `step` are called by one thread; `abort` by any."""
+    """Runs requests until they finish. `add` and `step` are called by one thread, `abort` by
+    any."""
 
     def __init__(
         self,

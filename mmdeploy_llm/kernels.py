@@ -34,8 +34,8 @@ Quantization = Literal["int8"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleKeys:
-    """Which keys the query tokens of an attention call may attend to: a range of their sequence's
-    keys for each.
+    """The keys that the query tokens of an attention call attend to: for each token, a range of its
+    sequence's keys.
 
     query_starts: [B + 1] int64, the first query row of each sequence, followed by T.
     first_visible, end_visible: [T] int64, the first visible key and the end of the range.
@@ -50,7 +50,7 @@ class VisibleKeys:
 
 
 class PackedWeight(Protocol):
-    """A weight [n, k] in the layout that the kernels multiply with."""
+    """A weight [n, k] in the layout that the kernels read."""
 
     @property
     def rows(self) -> Callable[[Tensor], Tensor] | None:
@@ -72,7 +72,7 @@ class Recording(Protocol):
 
 
 class WeightMemory(Protocol):
-    """Memory in which weights are placed while a checkpoint is loaded."""
+    """Allocates the memory of weights while a checkpoint is loaded."""
 
     def empty(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
         """Allocates as torch.empty does."""
@@ -85,7 +85,7 @@ class WeightMemory(Protocol):
 
 
 class AttentionKernels(Protocol):
-    """Attention on the host."""
+    """Computes attention on the host, over a paged cache or over segments of tokens."""
 
     def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether `attend` computes on [T, heads, D] like these."""
@@ -264,7 +264,8 @@ class Kernels(Protocol):
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Lays `weight` [n, k] out for products, rounded to int8 if requested; None where
-        `can_pack` is False. Unrounded, the memory of `weight` is reused: its values are gone."""
+        `can_pack` is False. Without rounding, the memory of `weight` is reused: its values are
+        lost."""
         ...
 
     def record(

@@ -234,7 +234,8 @@ class LLM:
         return (item.output for item in self._driver.run(jobs))
 
     def count_tokens(self, prompt: Prompt) -> TokenCount:
-        """Counts prompt and media tokens without generating. Raises RequestError."""
+        """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
+        cannot be prepared."""
         if self._fleet is not None:
             count: TokenCount = self._fleet.ask_one("count_tokens", prompt)
             return count

@@ -93,8 +93,8 @@ def _decode_groups(
 
 
 def _in_spans(layout: BatchLayout) -> frozenset[int]:
-    """Returns the sequences with a span. Even with a single token they are not decoded as others:
-    the token attends to its whole span, however short the window."""
+    """Returns the sequences with a span. Even one with a single token is not a decode sequence: the
+    token attends to its whole span, however short the window."""
     return frozenset(sequence for sequence, _, _ in layout.spans)
 
 
@@ -160,8 +160,8 @@ def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[_
 def _mask(
     start: int, end: int, base: int, window: int | None, spans: list[tuple[int, int]]
 ) -> Tensor:
-    """Returns [end - start, end - base] bool: which of the tokens base .. end each of the tokens
-    start .. end attends to."""
+    """Returns [end - start, end - base] bool: whether each of the tokens start .. end (rows)
+    attends to each of the tokens base .. end (columns)."""
     queries, keys = torch.arange(start, end)[:, None], torch.arange(base, end)
     mask = keys <= queries
     if window is not None:

@@ -233,8 +233,8 @@ def run_experts(
     x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
     """Returns [T, S], the sum over a token's routes of weight * down(silu(gate(x)) * up(x)): x
-    [T, S], weights [T, k], ids [T, k], gate_up [E, 2 I, S], down [E, S, I]. Ids from E on add
-    nothing."""
+    [T, S], weights [T, k], ids [T, k], gate_up [E, 2 I, S], down [E, S, I]. An id of E or
+    more adds nothing."""
     num_tokens, top_k = experts.shape
     num_experts = down.shape[0]
     assert gate_up.is_contiguous()
@@ -259,8 +259,8 @@ def run_experts(
 def _product(
     a: Tensor, b: Tensor, routes: Routes, *, routes_per_row: int, is_gated: bool
 ) -> Tensor:
-    """Multiplies the routes' rows of `a` with their experts' matrices of b [E, n or 2 n, k] ->
-    [R, n]; gated in the sorted order, else in the order of the routes."""
+    """Multiplies the routes' rows of `a` by their experts' matrices in `b` [E, n or 2 n, k] ->
+    [R, n]: in the sorted order if gated, otherwise in the order of the routes."""
     num_routes, num_experts = routes.order.shape[0], b.shape[0]
     num_columns = b.shape[1] // 2 if is_gated else b.shape[1]
     tile = _tile(num_routes, num_experts)

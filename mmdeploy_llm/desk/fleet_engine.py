@@ -34,7 +34,7 @@ class Ask:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, intake: Intake) -> Any:
-        """Makes the call."""
+        """Makes the call on `intake` and returns its result."""
         return getattr(intake, self.method)(*self.args, **self.kwargs)
 
 
@@ -94,7 +94,7 @@ def serve_engine(channel: Channel, *, config: EngineConfig) -> None:
 
 
 class _Server:
-    """The engine in its process. One thread reads messages, another one steps the engine."""
+    """Serves one engine in its process. One thread reads messages, another steps the engine."""
 
     def __init__(self, channel: Channel, config: EngineConfig) -> None:
         assembly = start(config)

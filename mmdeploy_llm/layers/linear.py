@@ -26,7 +26,7 @@ def emptied(weight: Tensor) -> nn.Parameter:
 
 
 class Matrix(nn.Module):
-    """A weight [n, k] to multiply with. Once it is packed, `weight` is empty: [0, k], of the same
+    """A weight [n, k] to multiply by. Once it is packed, `weight` is empty: [0, k], of the same
     dtype."""
 
     def __init__(self, n: int, k: int) -> None:

@@ -228,7 +228,7 @@ class ModalityRows:
 
 
 class Modality:
-    """Which of a step's tokens are media tokens."""
+    """Marks which of a step's tokens are media tokens."""
 
     def __init__(self, is_vision: Tensor) -> None:
         """is_vision: [T] bool."""

@@ -264,7 +264,7 @@ class VisionEncoder(nn.Module):
     LayerNorm and a plain MLP. Attention covers a whole frame, never several frames."""
 
     def __init__(self, config: VisionConfig) -> None:
-        """Raises ModelNotSupportedError for an unknown activation."""
+        """Builds the layers. Raises ModelNotSupportedError for an unknown activation."""
         super().__init__()
         size, activation = config.size, vision_activation(config.activation)
         norm = partial(LayerNorm, size, config.norm_eps)

@@ -22,7 +22,8 @@ class Products(Library):
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Lays `weight` [n, k] out for products, rounded to int8 if requested; None where
-        `can_pack` is False. Unrounded, the memory of `weight` is reused: its values are gone."""
+        `can_pack` is False. Without rounding, the memory of `weight` is reused: its values are
+        lost."""
         if not self.can_pack(weight, quantization):
             return None
         return S8Weight(self, weight) if quantization else Bf16Weight(self, weight)

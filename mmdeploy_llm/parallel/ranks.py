@@ -50,7 +50,7 @@ class FirstRank:
         self.rank, self.size, self.num_calls = 0, size, 0
 
     def sum(self, x: Tensor) -> Tensor:
-        """Raises AssertionError."""
+        """Raises AssertionError: rank 0 cannot compute alone."""
         raise AssertionError("rank 0 has not joined the other ranks yet")
 
     gather = sum
@@ -88,7 +88,8 @@ class GlooRanks:
     the network."""
 
     def __init__(self, meeting: Meeting, store: Any) -> None:
-        """Raises RuntimeError, as collectives do, when a rank is missing at the timeout."""
+        """Joins the group. Raises RuntimeError, as collectives do, when a rank is missing at the
+        timeout."""
         self.rank, self.size, self.num_calls = meeting.rank, meeting.size, 0
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()

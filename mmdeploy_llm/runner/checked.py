@@ -13,8 +13,8 @@ from mmdeploy_llm.request import MediaSpan
 
 
 class CheckedModel:
-    """Calls the model. Raises PluginContractError for an output of another shape, since the runner
-    might read rows of other requests from it.
+    """Calls a plugin's model and checks its outputs. Raises PluginContractError for one of a wrong
+    shape, in which the runner might read rows of other requests.
 
     name: the model in messages, such as "Qwen2ForCausalLM (plugin 'qwen')".
     """
@@ -49,5 +49,5 @@ class CheckedModel:
             return found
         given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise PluginContractError(
-            f"{method} of {self._name} gave {given}, must be {shape}: {meaning}"
+            f"{method} of {self._name} returned {given}, must be {shape}: {meaning}"
         )

@@ -35,8 +35,8 @@ def values_per_call(device: torch.device) -> int:
 
 
 class EncoderCache:
-    """Embeddings [num_tokens, media_size] of media that running requests still need. The runner
-    is its only writer."""
+    """Holds embeddings [num_tokens, media_size] of media that running requests still need. The
+    runner is its only writer."""
 
     def __init__(
         self,
@@ -113,12 +113,13 @@ class EncoderCache:
         embeds = self._model.encode_media(items)
         if len(embeds) != len(items):
             raise PluginContractError(
-                f"encode_media of {self._name} gave {len(embeds)} outputs for {len(items)} items"
+                f"encode_media of {self._name} returned {len(embeds)} outputs for {len(items)} "
+                "items"
             )
         for item, rows in zip(items, embeds, strict=True):
             if tuple(rows.shape) != (item.num_tokens, self._media_size):
                 raise PluginContractError(
-                    f"encode_media of {self._name} gave {tuple(rows.shape)} for an item of "
+                    f"encode_media of {self._name} returned {tuple(rows.shape)} for an item of "
                     f"{item.num_tokens} tokens, must be {(item.num_tokens, self._media_size)}"
                 )
         for item, rows in zip(items, embeds, strict=True):

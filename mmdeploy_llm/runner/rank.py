@@ -59,7 +59,7 @@ def serve_rank(
 
 
 class Rank:
-    """The runner of one rank and the steps that it has started and not finished."""
+    """Runs the steps of one rank, and holds those that are started and not finished."""
 
     def __init__(self, runner: Executor, *, sends_results: bool) -> None:
         self._runner = runner

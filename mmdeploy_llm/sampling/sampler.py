@@ -31,8 +31,8 @@ from .logprobs import sampled_logprobs
 from .state import NO_LOGPROBS, SamplingState, SlotRequest
 
 NOT_FINITE = (
-    "the model gave logits that are not finite (NaN or infinity) for this request; its inputs or "
-    "the weights are out of range: check them, or try dtype='float32'"
+    "the model returned logits that are not finite (NaN or infinity) for this request; its inputs "
+    "or the weights are out of range: check them, or try dtype='float32'"
 )
 NOTHING_ALLOWED = (
     "no token is allowed next: guided_decoding, bad_words, min_tokens, no_repeat_ngram_size and "
@@ -96,7 +96,7 @@ class Sampler:
 
     @property
     def vocab_size(self) -> int:
-        """Values in a row of logits."""
+        """Number of values in a row of logits."""
         return self._vocab_size
 
     def add(self, slot: int, request: SlotRequest) -> None:

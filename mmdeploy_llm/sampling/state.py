@@ -109,7 +109,7 @@ class SlotState:
 class SlotNumbers:
     """The state of one slot as numbers, for the tables on a device.
 
-    draw: how the next token is drawn: one row.
+    draw: params of the next draw, one row.
     first_state: [1], see uniform.first_states.
     num_outputs: tokens generated so far.
     stops_from: number of outputs before a stop token is allowed.

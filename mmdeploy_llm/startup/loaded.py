@@ -106,8 +106,8 @@ def load_model(
 
 
 def check_divisible(files: ModelFiles, num_ranks: int) -> None:
-    """Raises ConfigError when the model's sizes do not divide by num_ranks. Builds the model on the
-    meta device, without memory, before any process is started."""
+    """Raises ConfigError when the model's sizes are not divisible by num_ranks. Builds the model on
+    the meta device, without memory, before any process is started."""
     with torch.device("meta"):
         whole: Any = files.plugins.build(files.spec, files.checkpoint.config)
     _shard(files, FirstRank(num_ranks))(whole)

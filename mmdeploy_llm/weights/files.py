@@ -40,7 +40,8 @@ class SafetensorsFile:
     """An open safetensors file, used as a context manager. `entries`: key -> stored tensor."""
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError when the file is not a complete safetensors file of floats."""
+        """Opens the file and reads its header. Raises CheckpointError when it is not a complete
+        safetensors file of floats."""
         self.path = path
         self.entries = _read_entries(path)
         self._fd = os.open(path, os.O_RDONLY)

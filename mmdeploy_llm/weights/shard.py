@@ -40,7 +40,7 @@ class Read:
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of values that the read fills."""
         return math.prod(self.shape)
 
 
