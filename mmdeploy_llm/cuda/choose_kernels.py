@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 # Columns of Rules.ints and Rules.reals; see choose.py.
-SEED = tl.constexpr(0)  # as uniform.py mixes it
+SEED = tl.constexpr(0)  # hashed, as uniform.first_states returns it
 NUM_OUTPUTS = tl.constexpr(1)
 MIN_OUTPUTS = tl.constexpr(2)  # outputs before stop tokens are allowed
 NUM_EDITS = tl.constexpr(3)  # without the edits that ban stop tokens, which come last
@@ -318,7 +318,7 @@ def _draw(
         mass = _mass_up_to(cut, cut < limit, row, few, vocab_size, peak, temperature, C, TILE)
     target = _target(row[1], mass)
     is_few = cut < limit
-    if is_whole & (top_p >= 1):  # the tile is known
+    if is_whole & (top_p >= 1):  # the tiles' masses select the tile
         sums = tl.cumsum(masses, 0)
         begin = tl.sum((sums <= target).to(tl.int32)) * BLOCK
         before = tl.sum(tl.where(sums <= target, masses, 0))

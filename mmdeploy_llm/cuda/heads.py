@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TILE = 512  # channel pairs that a program holds at once
 PROGRAMS = 8192  # enough to fill a GPU; with more tokens a program computes more heads of a token
-LARGEST = {2: 127.0, 3: 448.0}  # largest value of the kernel's kinds int8 and float8 e4m3
+LARGEST = {2: 127.0, 3: 448.0}  # KIND of _heads -> largest value of int8 and of float8 e4m3
 
 
 @triton.jit

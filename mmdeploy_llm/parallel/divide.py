@@ -58,7 +58,7 @@ class _Division:
     model: Any
     ranks: Ranks
     shares: dict[str, Share] = field(default_factory=dict)
-    counts: dict[str, set[int]] = field(default_factory=dict)  # kind -> the sizes sharded
+    counts: dict[str, set[int]] = field(default_factory=dict)  # what is sharded -> its sizes
     heads: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # see _read_heads
 
     def even(self, size: int, what: str, unit: int = 1) -> Range:

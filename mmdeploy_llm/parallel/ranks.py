@@ -15,7 +15,7 @@ from torch import Tensor
 # varies between ranks. When a rank dies, the parent process ends the others at once.
 TIMEOUT = timedelta(minutes=30)
 LOOPBACK = "127.0.0.1"
-dist: Any = torch.distributed  # its stubs do not name what we use
+dist: Any = torch.distributed  # its type stubs lack names that are used here
 
 
 class Ranks(Protocol):

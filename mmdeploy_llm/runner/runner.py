@@ -154,7 +154,7 @@ class Runner:
         if self._threads is not None:
             self._threads.place()
         if self._device.index is not None and self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # per thread: kernels are launched on this device
+            torch.cuda.set_device(self._device)  # per thread: it launches kernels on this device
         for request_id in plan.drop:
             slot = self._slots.drop(request_id)
             if slot is not None:

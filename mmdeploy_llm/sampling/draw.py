@@ -32,7 +32,7 @@ from mmdeploy_llm.kernels import DrawKernels
 
 from .largest import largest
 
-UNITS = 2.0**50  # in probability 1; sums stay below 2**53, where float64 is exact
+UNITS = 2.0**50  # units in a probability of 1; sums stay below 2**53, where float64 is exact
 PREFIX_SIZE = 64
 CHUNK_SIZE = 2**19  # logits in one operation over whole rows, to bound temporaries
 WIDTH = 64

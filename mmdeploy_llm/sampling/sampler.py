@@ -149,7 +149,7 @@ class Sampler:
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
         forced = self._state.forced(index)
         token_ids, is_finite, is_allowed = self._choose(logits, index, list(forced), largest)
-        # The only transfer to the host.
+        # Token ids and outcomes are transferred to the host together.
         chosen, finite, allowed = torch.stack([token_ids, is_finite, is_allowed]).tolist()
         errors = {row: NOTHING_ALLOWED for row, is_ok in enumerate(allowed) if not is_ok}
         errors |= {row: NOT_FINITE for row, is_ok in enumerate(finite) if not is_ok}

@@ -17,7 +17,7 @@ from .trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
 from .uniform import first_states, uniforms
 
 NO_LOGPROBS = -2  # -1 requests the whole vocabulary
-TINY, HUGE = 1e-30, 1e30  # bounds of float32 factors of a logit that never make a NaN
+TINY, HUGE = 1e-30, 1e30  # bounds of what is applied to a logit in float32: no NaN arises
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

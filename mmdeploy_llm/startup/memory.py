@@ -28,7 +28,7 @@ from .worst_case import CudaMeter, LargestStep, Meter, cache_memory, measure
 
 logger = logging.getLogger(__name__)
 
-MIN_MEDIA = 1024  # tokens: memory is measured for a media item of this size in any case
+MIN_MEDIA = 1024  # tokens: media items of at most this size are not reduced further
 
 
 def plan_cache(loaded: LoadedModel) -> CachePlan:
