@@ -48,7 +48,8 @@ def is_conversation(value: Any) -> bool:
 
 
 def as_conversations(messages: Any) -> list[Any]:
-    """Returns one conversation, or an iterable of them, as a list. Raises TypeError."""
+    """Returns one conversation, or an iterable of them, as a list. Raises TypeError for anything
+    else."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Iterable):
         raise TypeError(
             f"messages must be a list of message dicts, or a list of such lists, got "
@@ -66,7 +67,7 @@ def as_conversations(messages: Any) -> list[Any]:
 
 
 def one_params(params: Any) -> SamplingParams:
-    """Returns `params`, or the defaults for None. Raises TypeError."""
+    """Returns `params`, or the defaults for None. Raises TypeError for anything else."""
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):

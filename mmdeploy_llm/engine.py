@@ -1,5 +1,5 @@
-"""Engine: runs requests step by step; a step is five calls in a straight line. The only file that
-knows all four rooms.
+"""Engine: runs requests step by step; a step is five calls in a straight line. No other file knows
+all four rooms.
 
 plan -> compute -> commit -> deliver -> release
 """
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs requests to their end. `add` and `step` are called by one thread; `abort` by any."""
+    """Runs requests until they finish. `add` and `step` are called by one thread, `abort` by
+    any."""
 
     def __init__(
         self,
@@ -57,8 +58,8 @@ class Engine:
 
     @property
     def death(self) -> WorkerDiedError | None:
-        """Why no step can compute any more; None while steps can. Later steps end their requests in
-        error."""
+        """Why no step can be computed any more; None while steps can. Once it is set, steps end
+        their requests with this error."""
         return self._death
 
     def add(self, request: Request) -> None:
@@ -86,7 +87,8 @@ class Engine:
         return outputs
 
     def close(self) -> None:
-        """Closes the runner and notifies observers. Aborts nothing, since no step follows."""
+        """Closes the runner and notifies observers. Requests are not aborted: no step follows that
+        could return their outputs."""
         if not self._is_closed:
             self._is_closed = True
             self._runner.close()
@@ -103,7 +105,7 @@ class Engine:
         except WorkerDiedError as error:
             if self._death is None:
                 self._death = error
-                logger.error("the engine cannot go on: %s", error)
+                logger.error("the engine cannot continue: %s", error)
             return self._scheduler.fail(plan, RequestFailure(code=error.code, message=str(error)))
         except Exception as error:
             logger.exception("a step failed as a whole")

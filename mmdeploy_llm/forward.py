@@ -41,7 +41,7 @@ class AttentionContext(Protocol):
 @runtime_checkable
 class FixedAttention(AttentionContext, Protocol):
     """Attention whose tensors keep their addresses in all steps with the same `frame`, so that
-    recorded kernel calls can be replayed; None when they do not."""
+    recorded kernel calls can be replayed. frame: None when the addresses may change."""
 
     frame: object | None
 
@@ -50,8 +50,7 @@ class FixedAttention(AttentionContext, Protocol):
 class QKRotary:
     """Rotary embedding of q and k, with the norms before it, as data for a kernel.
 
-    cosines, sines: [T, R] float32, which rotate the first 2 R channels of every head; see
-        layers.rotary.
+    cosines, sines: [T, R] float32, for the first 2 R channels of every head; see layers.rotary.
     q_weight, k_weight, eps: RMS norms [D] of the heads before the rotation; None: no norms.
     """
 
@@ -81,7 +80,8 @@ class RotaryAttention(AttentionContext, Protocol):
         softcap: float | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
-        """Applies `rotary` to `q` and `k`, perhaps in place, then does as AttentionContext."""
+        """Applies `rotary` to `q` and `k`, perhaps in place, then attends as AttentionContext
+        does."""
         ...
 
 

@@ -6,11 +6,11 @@ Methods of Kernels exist on every device. A capability that only one device has 
 None on the other:
 
                   CPU   CUDA
-    memory         x           where weights lie
+    memory         x           allocates the weights
     attention      x           over the paged cache and over segments of a vision tower
     draws          x           random draws from logits on the host
     pixels         x           patch rows of images and videos
-    threads        x           cores on which to compute
+    threads        x           places compute threads on cores
     experts              x     routing and mixture of experts in few launches
 
 Shapes: T tokens, H query heads, K key/value heads, D head size, B sequences, N blocks, P tokens in
@@ -34,10 +34,10 @@ Quantization = Literal["int8"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleKeys:
-    """Which keys the query tokens of an attention call may attend to: a range of their sequence's
-    keys for each.
+    """The keys that the query tokens of an attention call attend to: for each token, a range of its
+    sequence's keys.
 
-    query_starts: [B + 1] int64, the first query row of each sequence, and T.
+    query_starts: [B + 1] int64, the first query row of each sequence, followed by T.
     first_visible, end_visible: [T] int64, the first visible key and the end of the range.
     block_tables: [B, M] int32 of a paged cache; None when the keys are [T, K, D], one for each
         query row.
@@ -50,11 +50,12 @@ class VisibleKeys:
 
 
 class PackedWeight(Protocol):
-    """A weight [n, k] in the layout that the kernels multiply with."""
+    """A weight [n, k] in the layout that the kernels read."""
 
     @property
     def rows(self) -> Callable[[Tensor], Tensor] | None:
-        """Looks up rows by index, [T] -> [T, k]; None where the layout has rounded them."""
+        """A function that looks up rows by index, [T] -> [T, k]; None where the layout rounds
+        them."""
         ...
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -71,20 +72,20 @@ class Recording(Protocol):
 
 
 class WeightMemory(Protocol):
-    """Memory in which weights are placed while a checkpoint is loaded."""
+    """Allocates the memory of weights while a checkpoint is loaded."""
 
     def empty(self, shape: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
         """Allocates as torch.empty does."""
         ...
 
     def settle(self) -> object:
-        """Called once, when the weights have their values: optimises the memory in the
-        background."""
+        """Optimises the memory in the background. Called once, when the weights have their
+        values."""
         ...
 
 
 class AttentionKernels(Protocol):
-    """Attention on the host."""
+    """Computes attention on the host, over a paged cache or over segments of tokens."""
 
     def can_attend(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         """Whether `attend` computes on [T, heads, D] like these."""
@@ -115,7 +116,7 @@ class AttentionKernels(Protocol):
 
 
 class ExpertKernels(Protocol):
-    """Mixture of experts without the host knowing how many tokens each expert has."""
+    """Mixture of experts on a device: the host need not know how many tokens each expert has."""
 
     def route(
         self,
@@ -134,12 +135,12 @@ class ExpertKernels(Protocol):
         self, x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
     ) -> Tensor:
         """Computes the weighted sum of experts: x [T, S], weights [T, k], ids [T, k], gate_up
-        [E, 2 I, S], down [E, S, I] -> [T, S]. Ids from E on add nothing."""
+        [E, 2 I, S], down [E, S, I] -> [T, S]. An id of E or more adds nothing."""
         ...
 
 
 class DrawKernels(Protocol):
-    """Steps of random draws on the host that read the whole vocabulary; see sampling/draw.py.
+    """The parts of a random draw that read the whole vocabulary, on the host; see sampling/draw.py.
     R rows, V tokens."""
 
     def takes(self, *tensors: Tensor) -> bool:
@@ -147,7 +148,7 @@ class DrawKernels(Protocol):
         ...
 
     def largest(self, logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
-        """Returns the `num` largest values of each row of [R, V], falling, [R, num] float32, and
+        """Returns the `num` largest values of each row of [R, V], descending, [R, num] float32, and
         their indices [R, num]; which of equal ones is not specified. NaN counts as largest."""
         ...
 
@@ -171,14 +172,14 @@ class DrawKernels(Protocol):
 
 
 class ThreadKernels(Protocol):
-    """The threads that the kernels and torch compute with."""
+    """Chooses the CPUs on which the kernels and torch compute."""
 
     def place_threads(
         self, cpus: Sequence[int], pinned: Sequence[int], num_threads: int, *, node: int | None
     ) -> None:
         """Restricts the calling thread, and the threads that it computes with, to `cpus` from now
-        on; the i-th to pinned[i] unless `pinned` is empty. node: NUMA node whose memory is used
-        first. Raises OSError when the system refuses."""
+        on, and the i-th of them to pinned[i] unless `pinned` is empty. node: NUMA node whose memory
+        is used first. Raises OSError when the system refuses."""
         ...
 
 
@@ -263,7 +264,8 @@ class Kernels(Protocol):
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Lays `weight` [n, k] out for products, rounded to int8 if requested; None where
-        `can_pack` is False. Unrounded, the memory of `weight` is reused: its values are gone."""
+        `can_pack` is False. Without rounding, the memory of `weight` is reused: its values are
+        lost."""
         ...
 
     def record(

@@ -235,7 +235,8 @@ class LLM:
         return (item.output for item in self._driver.run(jobs))
 
     def count_tokens(self, prompt: Prompt) -> TokenCount:
-        """Counts prompt and media tokens without generating. Raises RequestError."""
+        """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
+        cannot be prepared."""
         if self._fleet is not None:
             count: TokenCount = self._fleet.ask_one("count_tokens", prompt)
             return count
@@ -322,7 +323,7 @@ class LLM:
         todo = list(jobs)
         done: dict[tuple[int, int], RequestOutput] = {}
         self._driver.check()
-        # Closed here, so that an error leaves no request in the engine.
+        # Closing the iterator makes sure that an error leaves no request in the engine.
         with closing(self._driver.run(todo)) as items, Progress(len(todo), use_tqdm) as progress:
             try:
                 for item in items:

@@ -51,7 +51,7 @@ class ScheduledTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step; the fields are in the order in which the runner carries them out.
+    """The work of one step. The fields are in the order in which the runner carries them out.
 
     drop: request ids whose slots are freed (ended, aborted or preempted since the last plan).
     forget: media keys whose encoder output is no longer needed.
@@ -75,7 +75,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailure:
-    """Why one request failed: an error code other than 200 and a message for its owner."""
+    """Why one request failed: an error code other than 200 and a message for the caller."""
 
     code: int
     message: str

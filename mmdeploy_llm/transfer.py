@@ -27,7 +27,7 @@ ALIGNMENT = 16  # bytes; torch views a slice of a byte buffer only at a multiple
 
 
 def to_device(values: Tensor | NDArray[Any], device: torch.device) -> Tensor:
-    """Returns the values as a tensor on `device`; those that are already there are not copied."""
+    """Returns the values as a tensor on `device`, without a copy if they are on it already."""
     if not isinstance(values, Tensor):
         values = torch.from_numpy(np.ascontiguousarray(values))
     if values.device.type == device.type:
@@ -36,7 +36,7 @@ def to_device(values: Tensor | NDArray[Any], device: torch.device) -> Tensor:
 
 
 def to_device_together(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
-    """Returns the arrays as tensors on `device`, which takes one copy for all of them."""
+    """Returns the arrays as tensors on `device`, transferred in one copy."""
     if device.type == "cpu":
         return tuple(to_device(array, device) for array in arrays)
     return pack(arrays, device)
@@ -55,7 +55,7 @@ def pack(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSlice:
-    """The position of a tensor in a buffer of bytes; offset: of its first byte."""
+    """The position of a tensor in a buffer of bytes. offset: index of its first byte."""
 
     offset: int
     shape: tuple[int, ...]
@@ -85,7 +85,7 @@ def buffer_slices(
 
 def staging_buffer(num_bytes: int, device: torch.device) -> Tensor:
     """Returns host memory to copy to `device` from, pinned for CUDA. torch reuses pinned memory
-    only after the copies from it are done: no step overwrites one that is still being copied."""
+    only after the copies from it are done, so no step overwrites bytes that are being copied."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 

@@ -36,7 +36,7 @@ NO_SLOT = -1  # the slot of a padding row
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCache:
     """The paged cache of all layers: keys[layer] and values[layer] are [N, P, K, D], zeroed once.
-    In int8 and 8-bit floats each token and head has a scale, [N, P, K] float32."""
+    Caches in int8 or 8-bit floats have a scale for each token and head, [N, P, K] float32."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -59,7 +59,7 @@ class KVCache:
 class StepLengths:
     """The step's lengths, for kernels that read them on the device.
 
-    query_starts: [B + 1] int32, the first row of each sequence, and T.
+    query_starts: [B + 1] int32, the first row of each sequence, followed by T.
     context_lens: [B] int32, tokens of each sequence in the cache after this step.
     max_query, max_context: upper bounds of the lengths, which set launch sizes; in a captured step
         they hold for every replay.
@@ -98,12 +98,12 @@ class BatchLayout:
 
 
 class AttentionBackend(Protocol):
-    """Built once per engine. `begin` is called once per step, and attend of its context once per
-    layer."""
+    """Computes attention for one engine. `begin` is called once per step, and `attend` of the
+    context that it returns once per layer."""
 
     name: str
     can_capture: bool  # whether decode steps may be captured in CUDA graphs; see above
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
-        """Returns the attention of one step, after computing what all layers share."""
+        """Returns the attention of one step, with everything computed that all layers share."""
         ...

@@ -24,7 +24,8 @@ class FlashAttention(VarlenBackend):
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """See VarlenBackend. Blocks have a multiple of 256 tokens."""
+        """Calls the library's function for decode or for prefill; see VarlenBackend. Blocks have a
+        multiple of 256 tokens."""
         assert keys.shape[1] % BLOCK_MULTIPLE == 0, "select() checks block sizes"
         shared = {
             "block_table": call.tables,

@@ -22,7 +22,8 @@ class FlashAttention3(VarlenBackend):
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """See VarlenBackend. Takes pages of any size; from 128 keys on they fill its tiles."""
+        """Calls the library; see VarlenBackend. Pages may have any size; pages of 128 tokens or
+        more fill its key tiles."""
         out: Tensor = self._with_cache(
             q,
             keys,

@@ -29,8 +29,8 @@ class FlashAttention4(VarlenBackend):
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """See VarlenBackend. Takes pages of any size. Rows after a sequence's end in its last page
-        must be finite, which holds because the cache is zeroed once."""
+        """Calls the library, or the backend for decode calls; see VarlenBackend. Pages may have any
+        size. Rows after a sequence's end in its last page must be finite: the cache is zeroed."""
         if call.is_decode and self._decode is not None:
             return self._decode.compute(call, q, keys, values, options)
         found = self._varlen(
@@ -47,5 +47,5 @@ class FlashAttention4(VarlenBackend):
             window_size=options.window(call, None),
             softcap=options.softcap or 0.0,
         )
-        out: Tensor = found[0] if isinstance(found, tuple) else found  # with the log-sums
+        out: Tensor = found[0] if isinstance(found, tuple) else found  # a tuple has log-sums too
         return out

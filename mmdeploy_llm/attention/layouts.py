@@ -52,7 +52,7 @@ def decode_layout(
 
 
 def positions_of(layout: BatchLayout) -> tuple[Ints, Ints]:
-    """Returns the first row of each sequence and T, [B + 1], and each token's index in its
+    """Returns the first row of each sequence followed by T, [B + 1], and each token's index in its
     sequence, [T]."""
     starts = np.array([0, *accumulate(layout.query_lens)], dtype=np.int64)
     before = np.array(layout.context_lens) - np.array(layout.query_lens) - starts[:-1]
@@ -63,8 +63,8 @@ def positions_of(layout: BatchLayout) -> tuple[Ints, Ints]:
 def visible_ranges(
     layout: BatchLayout, starts: Ints, positions: Ints, window: int | None
 ) -> tuple[Ints, Ints]:
-    """Returns the first visible key of each token and the end of its range, [T] each: causal
-    attention within the window, and all of its own media item where media are atomic."""
+    """Returns the first visible key of each token and the end of its range, [T] each: the tokens
+    before it within the window, itself, and all of its own media item where media are atomic."""
     ends = positions + 1
     first = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
     for sequence, start, end in layout.spans:

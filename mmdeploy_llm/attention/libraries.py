@@ -16,10 +16,10 @@ from mmdeploy_llm.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """One library.
+    """A library that computes attention.
 
     module: the module with its functions.
-    marker: a module of this library alone, looked up to detect it without an import.
+    marker: a module that only this library has, looked up to detect it without an import.
     install: what to do if it is missing.
     parameters: names that the first function must accept.
     """
@@ -105,5 +105,5 @@ def load(name: str) -> tuple[Callable[..., Any], ...]:
 
 def _missing(library: Library, function: Callable[..., Any]) -> str | None:
     """Returns the first parameter that the function does not accept; None if it accepts all."""
-    taken = inspect.signature(function).parameters
-    return next((name for name in library.parameters if name not in taken), None)
+    accepted = inspect.signature(function).parameters
+    return next((name for name in library.parameters if name not in accepted), None)

@@ -15,8 +15,8 @@ BLOCK_STEP = 64  # block tables of a frame grow by this many columns
 
 
 class NativeAttention:
-    """Reads keys and values directly from their pages. float32 and bf16, with a cache of the same
-    dtype or int8."""
+    """Reads keys and values directly from their pages. Supports float32 and bf16, with a cache of
+    the same dtype or int8."""
 
     name = "native"
     can_capture = False
@@ -39,7 +39,7 @@ class NativeAttention:
 
 class NativeFrame:
     """The arguments of decode steps with B sequences, always at the same addresses, so that
-    recorded kernel calls find those of a later step."""
+    recorded kernel calls read those of later steps."""
 
     def __init__(self, layout: BatchLayout, cache: KVCache) -> None:
         num_sequences, num_blocks = layout.block_tables.shape
@@ -64,7 +64,7 @@ class NativeFrame:
             self._set_first(window, visible)
 
     def visible(self, window: int | None) -> VisibleKeys:
-        """The keys that each token attends to."""
+        """Returns the keys that each token attends to."""
         if window not in self._visible:
             visible = VisibleKeys(
                 query_starts=self._starts,
@@ -90,7 +90,7 @@ class _MixedStep:
         self._visible: dict[int | None, VisibleKeys] = {}  # by window
 
     def visible(self, window: int | None) -> VisibleKeys:
-        """The keys that each token attends to."""
+        """Returns the keys that each token attends to."""
         if window not in self._visible:
             self._visible[window] = self._ranges(window)
         return self._visible[window]
@@ -106,7 +106,7 @@ class _MixedStep:
 
 
 class NativeContext:
-    """Attention of one step."""
+    """Computes the attention of one step."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class NativeContext:
         step: _MixedStep | NativeFrame,
         frame: NativeFrame | None,
     ) -> None:
-        """frame: see forward.FixedAttention."""
+        """step: the arguments that depend on the step. frame: see forward.FixedAttention."""
         self._kernels = kernels
         self._cache = cache
         self._slots = slots
@@ -134,7 +134,8 @@ class NativeContext:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext."""
+        """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
+        forward.AttentionContext."""
         cache, slots = self._cache, self._slots
         keys, values = cache.keys[layer], cache.values[layer]
         key_scales, value_scales = cache.scales(layer)

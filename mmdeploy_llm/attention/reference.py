@@ -40,8 +40,8 @@ class ReferenceAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DecodeGroup:
-    """Decode sequences whose contexts are gathered together. rows [B], tables [B, M], mask
-    [B, 1, 1, L]."""
+    """Decode sequences whose contexts are gathered together. rows: [B], their rows of the step.
+    tables: [B, M], their blocks. mask: [B, 1, 1, L], the visible keys."""
 
     rows: Tensor
     tables: Tensor
@@ -51,8 +51,8 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """One prefill chunk, rows start .. end of the step. is_own: it is the first of its sequence,
-    whose context is the chunk itself. mask: [n, L]; None when it is causal over its own tokens."""
+    """One prefill chunk, rows start .. end of the step. is_own: the first chunk of its sequence,
+    which is its own context. mask: [n, L]; None when attention is causal over its own tokens."""
 
     start: int
     end: int
@@ -93,13 +93,13 @@ def _decode_groups(
 
 
 def _in_spans(layout: BatchLayout) -> frozenset[int]:
-    """Returns the sequences with a span. One of them with a single token is no ordinary decode
-    step: the token attends to its whole span, however short the window."""
+    """Returns the sequences with a span. Even one with a single token is not a decode sequence: the
+    token attends to its whole span, however short the window."""
     return frozenset(sequence for sequence, _, _ in layout.spans)
 
 
 def _first_block(token: int, window: int | None, block_size: int) -> int:
-    """Returns the first block that `token` attends to."""
+    """Returns the index of the first block that `token` attends to."""
     return 0 if window is None else max(0, token + 1 - window) // block_size
 
 
@@ -160,7 +160,8 @@ def _chunks(layout: BatchLayout, block_size: int, window: int | None) -> tuple[_
 def _mask(
     start: int, end: int, base: int, window: int | None, spans: list[tuple[int, int]]
 ) -> Tensor:
-    """Returns [end - start, end - base]: whether each of start .. end attends to base .. end."""
+    """Returns [end - start, end - base] bool: whether each of the tokens start .. end (rows)
+    attends to each of the tokens base .. end (columns)."""
     queries, keys = torch.arange(start, end)[:, None], torch.arange(base, end)
     mask = keys <= queries
     if window is not None:
@@ -171,7 +172,7 @@ def _mask(
 
 
 class ReferenceContext:
-    """Attention of one step."""
+    """Computes the attention of one step."""
 
     def __init__(self, layout: BatchLayout, cache: KVCache) -> None:
         self._layout = layout
@@ -189,7 +190,8 @@ class ReferenceContext:
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.AttentionContext."""
+        """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
+        forward.AttentionContext."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         write_plain(k, v, keys, values, self._layout)
         calls = self._for_window(window)
@@ -218,13 +220,14 @@ class ReferenceContext:
 
 
 def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """[N, P, K, D] by table [M] -> [length, K, D]."""
+    """Returns the first `length` rows of a context, [length, K, D], from `cache` [N, P, K, D] by
+    the blocks of `table` [M]."""
     return cache.index_select(0, table).flatten(0, 1)[:length]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scores:
-    """How queries and keys make scores; see forward.AttentionContext."""
+    """Scales and caps attention scores; see forward.AttentionContext."""
 
     scale: float
     softcap: float | None
@@ -232,7 +235,8 @@ class _Scores:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool = False
     ) -> Tensor:
-        """Attends [..., n, D] over [..., L, D] -> [..., n, D]. is_causal: n = L, without a mask."""
+        """Returns attention of `q` [..., n, D] over `k`, `v` [..., L, D], [..., n, D]. mask: [n, L]
+        or alike, True for visible keys. is_causal: without a mask, and n = L."""
         if self.softcap is None:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=is_causal, scale=self.scale
@@ -250,8 +254,8 @@ class _Scores:
 def _attend_group(
     group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: _Scores
 ) -> Tensor:
-    """Attends one query token of each of B sequences; the G query heads of a key head are its
-    rows."""
+    """Returns attention of one token of each of B sequences, [B, H, D]. The G query heads of a key
+    head are the query rows of one product."""
     num_seqs, num_kv_heads = group.rows.shape[0], keys.shape[2]
     shape = (num_seqs, -1, *keys.shape[2:])
     tables = group.tables.flatten()
@@ -263,8 +267,8 @@ def _attend_group(
 
 
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: _Scores) -> Tensor:
-    """Attends `q` [n, H, D] over `k`, `v` [L, K, D]. Key heads are the batch axis, so that none is
-    copied for each query head."""
+    """Returns attention of `q` [n, H, D] over `k`, `v` [L, K, D], [n, H, D]. Key heads are the
+    batch axis, so that no key head is copied for each of its query heads."""
     count, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     grouped = (num_kv_heads, num_heads // num_kv_heads, k.shape[0], head_dim)

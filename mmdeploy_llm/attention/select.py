@@ -29,7 +29,7 @@ DEFAULT_BLOCK_SIZE = 64
 HALF_DTYPES = ("bfloat16", "float16")
 FLOAT8 = "float8_e4m3fn"
 NARROW = 128  # channels of a head
-LEAST_FOR_FLOAT8 = (8, 9)  # compute capability with instructions for 8-bit floats
+MIN_FOR_FLOAT8 = (8, 9)  # compute capability with instructions for 8-bit floats
 
 Capability = tuple[int, int]
 
@@ -38,7 +38,7 @@ Capability = tuple[int, int]
 class Limits:
     """The limits of a backend on CUDA.
 
-    least, below: the lowest compute capability, and the first that is too new; None: no bound.
+    lowest, below: the lowest compute capability, and the first that is too new; None: no bound.
     max_head_dim: head sizes are multiples of 8 up to this.
     narrow_from: compute capability from which head sizes are at most NARROW; None: never.
     cache_dtypes: dtypes of the KV cache other than the model's.
@@ -46,7 +46,7 @@ class Limits:
     """
 
     dtypes: tuple[str, ...] = HALF_DTYPES
-    least: Capability = (8, 0)
+    lowest: Capability = (8, 0)
     below: Capability | None = None
     max_head_dim: int = 256
     narrow_from: Capability | None = None
@@ -57,22 +57,22 @@ class Limits:
 
 LIMITS: Mapping[str, Limits] = MappingProxyType(
     {
-        # Both take 8-bit keys only together with 8-bit queries, and our queries have 16 bits.
-        "flash-attn-3": Limits(least=(9, 0), below=(10, 0), block_size=TMA_BLOCK_SIZE),
+        # Both accept 8-bit keys only together with 8-bit queries, and our queries have 16 bits.
+        "flash-attn-3": Limits(lowest=(9, 0), below=(10, 0), block_size=TMA_BLOCK_SIZE),
         "flash-attn-4": Limits(
-            least=(9, 0), below=(12, 0), narrow_from=(10, 0), block_size=TMA_BLOCK_SIZE
+            lowest=(9, 0), below=(12, 0), narrow_from=(10, 0), block_size=TMA_BLOCK_SIZE
         ),
         "flash-attn": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
         "torch-varlen": Limits(block_multiple=BLOCK_MULTIPLE, block_size=BLOCK_MULTIPLE),
         "triton": Limits(
-            dtypes=(*HALF_DTYPES, "float32"), least=(7, 0), cache_dtypes=("int8", FLOAT8)
+            dtypes=(*HALF_DTYPES, "float32"), lowest=(7, 0), cache_dtypes=("int8", FLOAT8)
         ),
     }
 )
 # The order of "auto" on CUDA. flash-attn 3 is made for Hopper, prefill and decode; 4 is as good at
-# prefill there, but our kernels compute its decode. flash-attn 2 comes before torch's copy of it,
-# which has no softcap. Our Triton kernels come last, because the others were tuned for years; they
-# alone support float32, 8-bit caches, other block sizes and old cards.
+# prefill on Hopper, but our kernels compute its decode. flash-attn 2 comes before torch's copy of
+# it, which has no softcap. Our Triton kernels come last, because the others were tuned for years;
+# they alone support float32, 8-bit caches, other block sizes and old cards.
 CUDA_ORDER = ("flash-attn-3", "flash-attn-4", "flash-attn", "torch-varlen", "triton")
 BACKENDS = (*CUDA_ORDER, "native", "reference")
 NATIVE_DTYPES = ("bfloat16", "float32")
@@ -101,11 +101,11 @@ def select(
     head_dim: int | None = None,
     is_installed: Callable[[str], bool] = libraries.is_installed,
 ) -> AttentionChoice:
-    """Selects the backend for `needs`. Raises ConfigError.
+    """Selects the backend for `needs`. Raises ConfigError when the named one does not support them.
 
     has_kernels: whether there are kernels with attention on the CPU (Kernels.attention).
     capabilities: compute capability of each CUDA device.
-    head_dim: of the model; None if it is not known yet.
+    head_dim: channels of a head; None if they are not known yet.
     is_installed: whether a backend's library is installed.
     """
     host = _Host(
@@ -133,8 +133,8 @@ def select(
 
 
 def check_installed(name: str) -> None:
-    """Raises ConfigError when the backend's library cannot be imported or is too old: before the
-    model is loaded, not after it by `create`."""
+    """Raises ConfigError when the backend's library cannot be imported or is too old. Called before
+    the model is loaded; `create` would raise it only afterwards."""
     if name in LIMITS:
         libraries.load(name)
 
@@ -145,9 +145,9 @@ def create(
     head_dim: int,
     device: torch.device | None = None,
 ) -> AttentionBackend:
-    """Builds the chosen backend for `device` (None: the current CUDA device). kernels: those of
-    the CPU, for the backend "native". Raises ConfigError when its library is not installed, or when
-    it cannot compute heads of head_dim channels."""
+    """Builds the chosen backend for `device` (None: the current CUDA device). kernels: CPU kernels,
+    for the backend "native". Raises ConfigError when its library is not installed, or when it
+    cannot compute heads of head_dim channels."""
     problem = _head_problem(choice.name, head_dim)
     if problem:
         raise ConfigError(f"attention_backend = {choice.name!r} {problem}")
@@ -164,8 +164,8 @@ def create(
 
 
 def _library_backend(name: str, device: torch.device) -> VarlenBackend:
-    """Builds a backend on a library. Our Triton kernels write its cache if triton is installed,
-    which comes with torch for CUDA."""
+    """Builds a backend that calls a library. Our Triton kernels write its cache if triton is
+    installed, which comes with torch for CUDA."""
     has_triton = libraries.is_installed("triton")
     write: CacheWriter = write_by_kernel if has_triton else write_plain
     if name == "flash-attn-4":
@@ -188,7 +188,7 @@ def _best(needs: AttentionNeeds, host: _Host) -> str:
         suits = needs.block_size is None or needs.block_size % multiple == 0
         if suits and _problem(name, needs, host) is None and host.is_installed(name):
             return name
-    # Only our kernels support 8 bits: their error says what is missing.
+    # Only our Triton kernels support 8 bits: their error says what is missing.
     return "triton" if needs.kv_cache_dtype in ("int8", FLOAT8) else "reference"
 
 
@@ -218,15 +218,15 @@ def _capability_problem(
     if found is None:
         return None
     has = f"{needs.device} has {found[0]}.{found[1]}"
-    if found < limits.least:
-        least = f"{limits.least[0]}.{limits.least[1]}"
-        return f"needs compute capability {least}, but {has}; use attention_backend='auto'"
+    if found < limits.lowest:
+        lowest = f"{limits.lowest[0]}.{limits.lowest[1]}"
+        return f"needs compute capability {lowest}, but {has}; use attention_backend='auto'"
     if limits.below is not None and found >= limits.below:
         below = f"{limits.below[0]}.{limits.below[1]}"
         return (
             f"does not support compute capability {below}, but {has}; use attention_backend='auto'"
         )
-    if needs.kv_cache_dtype == FLOAT8 and found < LEAST_FOR_FLOAT8:
+    if needs.kv_cache_dtype == FLOAT8 and found < MIN_FOR_FLOAT8:
         return f"needs compute capability 8.9 for kv_cache_dtype = 'fp8', but {has}; use 'int8'"
     return None
 
@@ -234,15 +234,15 @@ def _capability_problem(
 def _head_problem(name: str, head_dim: int | None, found: Capability | None = None) -> str | None:
     if head_dim is None or name == "reference":
         return None
-    most, step = (MAX_HEAD_DIM, 2) if name == "native" else (LIMITS[name].max_head_dim, 8)
+    upper, step = (MAX_HEAD_DIM, 2) if name == "native" else (LIMITS[name].max_head_dim, 8)
     narrow_from = None if name == "native" else LIMITS[name].narrow_from
     if narrow_from is not None and found is not None and found >= narrow_from:
-        most = NARROW
-    if head_dim <= most and head_dim % step == 0:
+        upper = NARROW
+    if head_dim <= upper and head_dim % step == 0:
         return None
     return (
         f"cannot compute heads of {head_dim} channels, which the model has (multiples of {step} up "
-        f"to {most}); use attention_backend='reference'"
+        f"to {upper}); use attention_backend='reference'"
     )
 
 
@@ -258,7 +258,8 @@ def _native_problem(needs: AttentionNeeds, has_kernels: bool) -> str | None:
 
 
 def _cache_problem(needs: AttentionNeeds, others: tuple[str, ...]) -> str | None:
-    """Returns the problem if the KV cache has neither the model's dtype nor one of `others`."""
+    """Returns the problem if the KV cache has neither the model's dtype nor one of `others`; None
+    if it has one of these."""
     wanted = needs.kv_cache_dtype
     if wanted == needs.dtype or wanted in others:
         return None

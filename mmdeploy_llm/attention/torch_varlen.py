@@ -14,7 +14,8 @@ from .writing import CacheWriter, write_plain
 
 
 class TorchVarlenAttention(VarlenBackend):
-    """Calls torch's varlen_attn. Raises ConfigError if that of this torch takes no block tables."""
+    """Calls torch's varlen_attn. Raises ConfigError if this version of torch has none with block
+    tables."""
 
     name = "torch-varlen"
 
@@ -33,9 +34,9 @@ class TorchVarlenAttention(VarlenBackend):
     def compute(
         self, call: Call, q: Tensor, keys: Tensor, values: Tensor, options: Options
     ) -> Tensor:
-        """See VarlenBackend. Blocks have a multiple of 256 tokens. varlen_attn takes a window of
-        (-1, 0) as causal attention, and requires cumulative key lengths although it reads
-        seqused_k."""
+        """Calls varlen_attn; see VarlenBackend. Blocks have a multiple of 256 tokens. A window of
+        (-1, 0) means causal attention. Cumulative key lengths are required, although seqused_k is
+        what is read."""
         assert keys.shape[1] % BLOCK_MULTIPLE == 0, "select() checks block sizes"
         out: Tensor = self._varlen(
             q,

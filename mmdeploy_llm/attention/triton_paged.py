@@ -26,8 +26,8 @@ Ranges = tuple[Tensor, Tensor]  # first visible key and end of the range: [T] in
 
 
 class TritonAttention(VarlenBackend):
-    """gpu: facts that set launch sizes; None: read from `device`. Raises ConfigError when triton is
-    not installed."""
+    """Calls our Triton kernels. gpu: facts that set launch sizes; None: read from `device`. Raises
+    ConfigError when triton is not installed."""
 
     name = "triton"
 
@@ -64,7 +64,7 @@ class TritonAttention(VarlenBackend):
 
 
 class TritonContext:
-    """Attention of one step."""
+    """Computes the attention of one step."""
 
     can_rotate = True
 
@@ -87,7 +87,8 @@ class TritonContext:
         softcap: float | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
-        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.RotaryAttention."""
+        """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
+        forward.RotaryAttention."""
         paged, gpu = self._backend.paged, self._backend.gpu
         pages = self._pages(layer)
         cache = pages.keys, pages.values, self._layout, pages.key_scales, pages.value_scales
@@ -97,7 +98,8 @@ class TritonContext:
         scores: Scores = paged.Scores(scale=scale, window=window, softcap=softcap)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_seqs = self._lengths.context_lens.shape[0]
-        # With spans a decode token may attend to keys outside its window: by the prefill kernel.
+        # With spans a decode token may attend to keys outside its window, which only the prefill
+        # kernel computes.
         count = 0 if self._layout.spans else self._layout.num_decode
         if count:
             paged.decode(q, out, pages, self._sequences(slice(0, count), None), scores, gpu)

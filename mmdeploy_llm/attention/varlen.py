@@ -1,5 +1,5 @@
-"""The base of backends on libraries with attention over ragged batches: a step is at most three
-calls.
+"""The base of backends that call libraries for attention over ragged batches. A step is at most
+three calls.
 
     rows of the step   [ decode: one token each | prefill: whole prompts or chunks of them ]
     calls                first                    second
@@ -56,22 +56,22 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of one layer; see forward.AttentionContext. left: how many keys before its own a row
-    attends to; None: all."""
+    """Options of one layer; see forward.AttentionContext. left: number of keys before its own that
+    a row attends to; None: all."""
 
     scale: float
     left: int | None
     softcap: float | None
 
     def window(self, call: Call, unbounded: int | None) -> tuple[int | None, int | None]:
-        """Returns how many keys to the left and right of its own a row attends to; `unbounded` is
-        the library's value for all."""
+        """Returns the numbers of keys to the left and to the right of its own that a row attends
+        to; `unbounded` is the library's value for all keys."""
         left = unbounded if self.left is None else self.left
         return left, 0 if call.is_causal else unbounded
 
 
 class VarlenBackend(ABC):
-    """A library, called by one method, `compute`. Reads host lists only for spans, so that decode
+    """Calls a library in one method, `compute`. Reads host lists only for spans, so that decode
     steps can be captured."""
 
     name: str
@@ -96,7 +96,7 @@ class VarlenBackend(ABC):
 
 
 class VarlenContext:
-    """Attention of one step."""
+    """Computes the attention of one step."""
 
     def __init__(self, backend: VarlenBackend, layout: BatchLayout, cache: KVCache) -> None:
         self._backend = backend
@@ -120,7 +120,8 @@ class VarlenContext:
         softcap: float | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
-        """`q` [T, H, D], `k` and `v` [T, K, D] -> [T, H, D]; see forward.RotaryAttention.
+        """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
+        forward.RotaryAttention.
 
         Raises ModelNotSupportedError for what the library cannot compute: an atomic media item
         longer than the window, and what `check` of the backend rejects.
@@ -165,7 +166,8 @@ class VarlenContext:
 
 
 def calls_of(layout: BatchLayout) -> tuple[Call | None, Call | None]:
-    """Splits the step into a decode and a prefill call; None for one without sequences."""
+    """Splits the step into a decode and a prefill call; None in place of a call without
+    sequences."""
     lengths, count = lengths_of(layout), layout.num_decode
     num_seqs = lengths.context_lens.shape[0]
     decode = prefill = None
@@ -191,9 +193,9 @@ def calls_of(layout: BatchLayout) -> tuple[Call | None, Call | None]:
 
 
 def span_call(layout: BatchLayout) -> tuple[Call, Tensor]:
-    """Returns a call without causal mask for the tokens in spans, and their rows of the step, [R]
-    int64. A span becomes a sequence that ends where the span ends: all keys up to there are those
-    that its tokens attend to."""
+    """Returns a call without a causal mask for the tokens in spans, and their rows of the step, [R]
+    int64. A span becomes a sequence that ends where the span ends, since its tokens attend to all
+    keys up to there."""
     query_lens, context_lens, rows, sequences = [], [], [], []
     first_rows = torch.tensor((0, *layout.query_lens)).cumsum(0).tolist()
     for sequence, start, end in layout.spans:

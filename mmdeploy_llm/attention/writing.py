@@ -14,7 +14,7 @@ from .base import BatchLayout
 
 class CacheWriter(Protocol):
     """Writes `k`, `v` [T, K, D] to `keys`, `values` [N, P, K, D] at layout.slots, in the cache's
-    dtype, without padding rows. scales: [N, P, K] float32, of 8-bit caches."""
+    dtype; skips padding rows. scales: [N, P, K] float32, for 8-bit caches."""
 
     def __call__(
         self,
@@ -39,12 +39,12 @@ def write_plain(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> None:
-    """Writes in plain torch, for caches without scales; a CacheWriter."""
+    """Writes keys and values in plain torch, to caches without scales; a CacheWriter."""
     assert key_scales is value_scales is None, "select() allows no 8-bit cache here"
     slots = layout.slots
     if layout.is_padded:
-        # Padding writes the first row once more, to its own slot: a graph can have no branch. In a
-        # batch of nothing but padding (warm-up) that is slot 0.
+        # A padding row writes the first row again, to the first row's slot: a graph cannot branch.
+        # In a batch of padding alone (warm-up) that is slot 0.
         is_real = slots >= 0
         k, v = (torch.where(is_real[:, None, None], x, x[:1]) for x in (k, v))
         slots = torch.where(is_real, slots, slots[0].clamp(min=0))
@@ -65,7 +65,8 @@ def write_by_kernel(
     rotary: QKRotary | None = None,
 ) -> None:
     """Writes keys and values with one launch of a Triton kernel; a CacheWriter. Needs triton.
-    rotary: the same launch applies it to `k`, and to `q` [T, H, D] in place."""
+    rotary: applied by the same launch to `k` before it is written, and to `q` [T, H, D] in
+    place."""
     from mmdeploy_llm.cuda.heads import write_cache
 
     write_cache(k, v, keys, values, layout.slots, key_scales, value_scales, q=q, rotary=rotary)

@@ -1,4 +1,4 @@
-"""Triton kernels for CUDA: what torch has no single operation for.
+"""Triton kernels for CUDA: work for which torch has no single operation.
 
 triton is imported in this folder alone, and only when kernels are loaded; without it the plain
 torch paths compute the same. Triton 3.6 to 3.9: the CUDA builds of torch 2.11 to 2.13 bring 3.6

@@ -1,4 +1,5 @@
-"""Chooses the next token of every row of logits on the device: launches choose_kernels.py."""
+"""Chooses the next token of every row of logits on the device: launches the kernels of
+choose_kernels.py."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """How rows are split. block: tokens of a tile. candidates: of a tile. together: values that
-    the program of a row processes at once."""
+    """How rows are split. block: tokens of a tile. candidates: most candidates stored of a tile.
+    together: values that the program of a row processes at once."""
 
     block: int = 4096
     candidates: int = 128
@@ -61,7 +62,7 @@ def choose(
     num_tiles = triton.cdiv(vocab_size, tiling.block)
     new = logits.new_empty
     raw_peaks, peaks, limits = new((3, num_rows, num_tiles), dtype=torch.float32)
-    places, num_kept = new((2, num_rows, num_tiles), dtype=torch.int32)
+    peak_ids, num_kept = new((2, num_rows, num_tiles), dtype=torch.int32)
     kept = new((num_rows, num_tiles, tiling.candidates), dtype=torch.float32)
     kept_ids = torch.empty_like(kept, dtype=torch.int32)
     masses = new((num_rows, num_tiles), dtype=torch.int64)
@@ -69,9 +70,9 @@ def choose(
     packed = (
         rules.ints, rules.reals, rules.edit_ids, rules.edit_values, rules.counts,
     )  # fmt: skip
-    has_table, room = int(rules.counts.dim() == 2), rules.edit_ids.shape[1]
-    common = logits, logits.stride(0), slots, packed, room, has_table, vocab_size, num_tiles
-    found = raw_peaks, peaks, places, limits, num_kept, kept, kept_ids
+    has_table, max_edits = int(rules.counts.dim() == 2), rules.edit_ids.shape[1]
+    common = logits, logits.stride(0), slots, packed, max_edits, has_table, vocab_size, num_tiles
+    found = raw_peaks, peaks, peak_ids, limits, num_kept, kept, kept_ids
     grid = num_rows, num_tiles
     sizes = {"BLOCK": tiling.block, "C": tiling.candidates}
     kernels.survey[grid](*common, *found, **sizes, num_warps=16)

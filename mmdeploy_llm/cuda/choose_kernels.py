@@ -12,8 +12,8 @@ multiple of 2**-42 of the largest one's, so that sums are exact in any order: a 
 token in every batch. A cutoff is searched for among the candidates first, and, where it may lie
 below all of them, in the whole row, which takes several passes.
 
-Falling keys: integers that sort like floats in descending order. Shapes: N rows, V vocabulary, S
-tiles of a row, C candidates of a tile.
+Falling keys are integers whose ascending order is the descending order of the floats. Shapes: N
+rows, V vocabulary, S tiles of a row, C candidates of a tile.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import triton
 import triton.language as tl
 
 # Columns of Rules.ints and Rules.reals; see choose.py.
-SEED = tl.constexpr(0)  # as uniform.py mixes it
+SEED = tl.constexpr(0)  # hashed, as uniform.first_states returns it
 NUM_OUTPUTS = tl.constexpr(1)
 MIN_OUTPUTS = tl.constexpr(2)  # outputs before stop tokens are allowed
 NUM_EDITS = tl.constexpr(3)  # without the edits that ban stop tokens, which come last
 NUM_ALL_EDITS = tl.constexpr(4)
 TOP_K = tl.constexpr(5)
-IS_RANDOM = tl.constexpr(6)
+IS_RANDOM = tl.constexpr(6)  # the token is drawn; otherwise the largest logit wins
 HAS_COUNTS = tl.constexpr(7)
 NUM_INTS = tl.constexpr(8)
 TEMPERATURE = tl.constexpr(0)
@@ -51,7 +51,7 @@ MULTIPLIER_1 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def _adjusted(raw, columns, row, vocab_size):
-    """Applies bias, bans and penalties, as sampling/adjust.py. row: pointers to the row's
+    """Applies bias, bans and penalties as sampling/adjust.py does. row: pointers to the row's
     logits, ints, reals, edit ids, edit values, counts."""
     _, ints, reals, edit_ids, edit_values, counts = row
     x = raw
@@ -88,7 +88,7 @@ def _row(logits, stride, slots, rules, room, has_table, place, vocab_size):
 
 @triton.jit
 def _falling(x):
-    """Returns falling keys of floats."""
+    """Returns the falling keys of floats."""
     bits = x.to(tl.int32, bitcast=True)
     return ~(bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
@@ -97,7 +97,7 @@ def _falling(x):
 def _threshold(keys, is_in, C: tl.constexpr):
     """Finds a key up to which at most C of the keys lie: C / 2 to C of them, or fewer where many
     are equal."""
-    low = tl.min(tl.where(is_in, keys, 0x7FFFFFFF)).to(tl.int64) - 1  # up to it: not too many
+    low = tl.min(tl.where(is_in, keys, 0x7FFFFFFF)).to(tl.int64) - 1  # always at most C up to low
     high = tl.max(tl.where(is_in, keys, -0x80000000)).to(tl.int64)
     count = tl.sum(is_in.to(tl.int32))
     if count <= C:
@@ -148,7 +148,7 @@ def _key(x, peak, temperature):
 
 @triton.jit
 def _mass(keys):
-    """Returns the mass of keys; 0 for NaN too, in a row that fails."""
+    """Returns the mass of keys: 0 for NaN too, which occurs only in rows that fail."""
     z = -tl.minimum(keys, INFINITE).to(tl.float32, bitcast=True)
     return (tl.exp(z) * UNITS).to(tl.int64)
 
@@ -231,8 +231,8 @@ def _cut_at(
     goal, limit, row, few, vocab_size, peak, temperature,
     BY_MASS: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Searches as _search, among the candidates if the result is below `limit`: they hold all keys
-    below it."""
+    """Searches as _search does, among the candidates if the result is below `limit`: they hold all
+    keys below it."""
     cut = tl.zeros((), dtype=tl.int32)
     is_few = tl.full((), 1, dtype=tl.int1)
     is_open = tl.full((), 1, dtype=tl.int1)
@@ -259,8 +259,8 @@ def _find(
     target, begin, before, cut, is_few, row, few, vocab_size, peak, temperature,
     C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Finds the first index from `begin` on where the cumulative mass, `before` at its start,
-    exceeds the target."""
+    """Finds the first index, from `begin` on, at which the cumulative mass exceeds the target.
+    before: the cumulative mass of the indices before `begin`."""
     found = tl.full((), -1, dtype=tl.int32)
     for start in range(begin, tl.where(is_few, few[2], vocab_size), TILE):
         if found < 0:
@@ -294,16 +294,16 @@ def _draw(
     row, few, few_ids, limit, masses, vocab_size, peak,
     BLOCK: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Draws a token id. masses: [S] of the tiles, for rows without top_k and min_p. Returns -1 if
-    these masses, from another launch, are larger than those summed here: exp must have rounded
-    differently, and the uniform be close to 1."""
+    """Draws a token id. masses: [S], of the tiles, for rows without top_k and min_p. Returns -1 if
+    these masses, from another launch, exceed those summed here: only possible if exp rounds
+    differently in the two and the uniform is close to 1."""
     temperature = tl.load(row[2] + TEMPERATURE).to(tl.float32)
     least = tl.load(row[2] + LEAST).to(tl.float32)
     top_p = tl.load(row[2] + TOP_P)
     top_k = tl.load(row[1] + TOP_K)
     limit = _key(limit, peak, temperature)
     cut = tl.minimum(tl.abs(least).to(tl.int32, bitcast=True), FINITE)
-    is_whole = (top_k == 0) & (cut == FINITE)  # so far
+    is_whole = (top_k == 0) & (cut == FINITE)  # no rule before top_p drops tokens
     if top_k > 0:
         found = _cut_at(top_k, limit, row, few, vocab_size, peak, temperature, False, C, TILE)
         cut = tl.minimum(cut, found)
@@ -318,7 +318,7 @@ def _draw(
         mass = _mass_up_to(cut, cut < limit, row, few, vocab_size, peak, temperature, C, TILE)
     target = _target(row[1], mass)
     is_few = cut < limit
-    if is_whole & (top_p >= 1):  # the tile is known
+    if is_whole & (top_p >= 1):  # the tiles' masses select the tile
         sums = tl.cumsum(masses, 0)
         begin = tl.sum((sums <= target).to(tl.int32)) * BLOCK
         before = tl.sum(tl.where(sums <= target, masses, 0))

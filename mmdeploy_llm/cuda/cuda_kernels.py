@@ -18,16 +18,16 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 class CudaKernels:
     """Launches kernels on the current CUDA stream without waiting for the device; see
-    kernels.Kernels for the interface. Of the capabilities it has `experts` alone: attention and
-    sampling on CUDA are chosen in attention/ and sampling/."""
+    kernels.Kernels for the interface. They have one capability, `experts`: attention and sampling
+    on CUDA are chosen in attention/ and sampling/."""
 
     samples_on_device = True
     memory = attention = draws = pixels = threads = None
 
     def __init__(self, device: torch.device) -> None:
-        """device: where the tensors are; a CPU with Triton's interpreter only."""
+        """device: where the tensors are; a CPU only with Triton's interpreter."""
         self._device_type = device.type
-        self._compiled: set[tuple[object, ...]] = set()  # shapes of experts
+        self._compiled: set[tuple[object, ...]] = set()  # shapes for which experts are compiled
 
     @property
     def experts(self) -> CudaKernels:
@@ -35,8 +35,8 @@ class CudaKernels:
         return self
 
     def takes(self, *tensors: Tensor) -> bool:
-        """Whether the kernels compute on tensors like these: on the device, of one
-        supported dtype, the last axis contiguous."""
+        """Whether the kernels compute on tensors like these: on the device, of one supported dtype,
+        the last axis contiguous."""
         dtype = tensors[0].dtype
         return dtype in DTYPES and all(
             x.device.type == self._device_type and x.dtype is dtype and x.stride(-1) == 1
@@ -85,12 +85,12 @@ class CudaKernels:
         heads.rotate(x, rotary, num_q_heads)
 
     def can_pack(self, weight: Tensor, quantization: Quantization | None) -> bool:
-        """False: products read weights as they are."""
+        """Returns False: products read weights as they are."""
         del weight, quantization
         return False
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
-        """None: products read weights as they are."""
+        """Returns None: products read weights as they are."""
         del weight, quantization
         return None
 

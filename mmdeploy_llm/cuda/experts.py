@@ -1,4 +1,4 @@
-"""Mixture of experts in five launches after the router's product, without the host knowing how many
+"""Mixture of experts in five launches after the router's product. The host need not know how many
 tokens an expert has.
 
     logits [T, E] --route--> weights [T, k], expert ids [R]
@@ -9,8 +9,8 @@ tokens an expert has.
 A program of the products computes one tile of one expert: tiles are counted from `ends` on the
 device, and the grid is as large as the worst case. Routes to expert E or above are skipped.
 
-Shapes: T tokens, E experts, k routes a token, R = T k routes, S size of the hidden states, I of an
-expert.
+Shapes: T tokens, E experts, k routes of a token, R = T k routes, S size of the hidden states, I
+width of an expert.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from torch import Tensor
 
 from .rows import silu_mul, silu_times
 
-RANKED = 64  # routes and experts of a program of _rank
+RANKED = 64  # routes and experts that one program of _rank computes
 MAX_RANKED = 4096  # routes; with more, sorting costs less than comparing all with all
-COMBINED = 1024  # channels of a program of _combine
+COMBINED = 1024  # channels that one program of _combine computes
 # From this many routes per expert, and this compute capability, torch's grouped product is faster.
 MIN_TORCH_ROUTES = 128
 TORCH_CAPABILITY = (9, 0)
@@ -35,7 +35,8 @@ TORCH_CAPABILITY = (9, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tile:
-    """Tile sizes of a grouped product. depth: terms of a sum at once, for 16-bit values."""
+    """Tile sizes of a grouped product. depth: terms of a sum that are loaded at once, for 16-bit
+    values."""
 
     rows: int
     columns: int
@@ -54,8 +55,8 @@ TILES = (
 
 @triton.jit(do_not_specialize=["num_routes"])
 def _rank(ids_ptr, num_routes, num_experts, order_ptr, ends_ptr, BLOCK: tl.constexpr):
-    """Sorts routes stably: order[rank of route i] = i; ends[e] = number of routes to experts 0 ..
-    e."""
+    """Sorts routes stably by expert: order[rank of route i] = i, and ends[e] = number of routes to
+    the experts 0 .. e."""
     own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ids = tl.load(ids_ptr + own, mask=own < num_routes, other=0).to(tl.int32)[:, None]
     experts = own[:, None]
@@ -76,8 +77,8 @@ def _rank(ids_ptr, num_routes, num_experts, order_ptr, ends_ptr, BLOCK: tl.const
 
 @triton.jit
 def _place(tile, ends_ptr, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr):
-    """Returns the expert of a tile, its first row and the end of the expert's rows; no rows for a
-    surplus tile."""
+    """Returns the expert of a tile, its first row and the end of the expert's rows. A surplus tile
+    has no rows."""
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < num_experts
     ends = tl.load(ends_ptr + experts, mask=is_expert, other=0)
@@ -95,7 +96,7 @@ def _grouped_product(
     ROUTES_PER_ROW: tl.constexpr, IS_GATED: tl.constexpr, EXPERTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies rows of `a` with their experts' matrices. ROUTES_PER_ROW: routes of a row of `a`;
+    """Multiplies rows of `a` by their experts' matrices. ROUTES_PER_ROW: routes of a row of `a`;
     0: its rows are in the sorted order. IS_GATED: computes silu(a gate') * (a up') in the sorted
     order; otherwise a b' in the order of the routes."""
     expert, first, end = _place(tl.program_id(1), ends_ptr, num_experts, EXPERTS, ROWS)
@@ -157,7 +158,8 @@ def _route(
     HAS_BIAS: tl.constexpr, IS_NORMED: tl.constexpr, K: tl.constexpr, CHOSEN: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):  # fmt: skip
-    """Chooses the K experts of one token one by one, the largest first, the lowest id of equals."""
+    """Chooses the K experts of one token one by one, the largest first, and of equal ones the
+    lowest id."""
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < num_experts
@@ -213,7 +215,7 @@ def route(
 
 
 def sort_routes(ids: Tensor, num_experts: int) -> Routes:
-    """Sorts routes by expert. ids: [R]; ids from `num_experts` on are no expert."""
+    """Sorts routes by expert. ids: [R]; an id of `num_experts` or more is no expert."""
     num_routes = ids.shape[0]
     if num_routes > MAX_RANKED:
         found, order = ids.to(torch.int32).sort(stable=True)
@@ -231,8 +233,8 @@ def run_experts(
     x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor
 ) -> Tensor:
     """Returns [T, S], the sum over a token's routes of weight * down(silu(gate(x)) * up(x)): x
-    [T, S], weights [T, k], ids [T, k], gate_up [E, 2 I, S], down [E, S, I]. Ids from E on add
-    nothing."""
+    [T, S], weights [T, k], ids [T, k], gate_up [E, 2 I, S], down [E, S, I]. An id of E or
+    more adds nothing."""
     num_tokens, top_k = experts.shape
     num_experts = down.shape[0]
     assert gate_up.is_contiguous()
@@ -257,8 +259,8 @@ def run_experts(
 def _product(
     a: Tensor, b: Tensor, routes: Routes, *, routes_per_row: int, is_gated: bool
 ) -> Tensor:
-    """Multiplies the routes' rows of `a` with their experts' matrices of b [E, n or 2 n, k] ->
-    [R, n]; gated in the sorted order, else in the order of the routes."""
+    """Multiplies the routes' rows of `a` by their experts' matrices in `b` [E, n or 2 n, k] ->
+    [R, n]: in the sorted order if gated, otherwise in the order of the routes."""
     num_routes, num_experts = routes.order.shape[0], b.shape[0]
     num_columns = b.shape[1] // 2 if is_gated else b.shape[1]
     tile = _tile(num_routes, num_experts)
@@ -309,8 +311,8 @@ def _tile(num_routes: int, num_experts: int) -> _Tile:
 
 
 def _can_use_torch(x: Tensor, num_routes: int, down: Tensor) -> bool:
-    """Whether to call torch's grouped product: it takes bf16 rows of a multiple of 16 bytes; on
-    other cards it copies the counts to the host."""
+    """Whether to call torch's grouped product. It accepts bf16 rows of a multiple of 16 bytes; on
+    cards before TORCH_CAPABILITY it copies the counts to the host."""
     is_aligned = x.shape[1] % 8 == 0 and down.shape[2] % 8 == 0
     if not (x.is_cuda and x.dtype is torch.bfloat16 and is_aligned):
         return False
@@ -319,7 +321,7 @@ def _can_use_torch(x: Tensor, num_routes: int, down: Tensor) -> bool:
 
 
 def _run_in_torch(x: Tensor, routes: Routes, top_k: int, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Runs the experts with torch's grouped product: [R, S] in the order of the routes."""
+    """Runs the experts with torch's grouped product; returns [R, S] in the order of the routes."""
     rows = x.index_select(0, routes.order // top_k)
     gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=routes.ends).chunk(2, -1)
     found = F.grouped_mm(silu_mul(gate, up), down.transpose(1, 2), offs=routes.ends)

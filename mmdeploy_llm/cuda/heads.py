@@ -4,8 +4,8 @@
     k   norm, rotate    into the cache; in place without a cache
     v                   into the cache
 
-A head is read as the first and second channels of its R rotary pairs, and the channels after them.
-The caches may have 8 bits, with a scale for each token and head.
+A head is read in three pieces: the first channels of its R rotary pairs, their second channels, and
+the channels after them. The caches may have 8 bits, with a scale for each token and head.
 Shapes: T tokens, N heads, H of q, K of k and v, D head size.
 """
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from mmdeploy_llm.forward import QKRotary
 
 TILE = 512  # channel pairs that a program holds at once
-PROGRAMS = 8192  # enough to fill a GPU; with more tokens a program takes more heads of its token
-LARGEST = {2: 127.0, 3: 448.0}  # largest value of the kernel's kinds int8 and float8 e4m3
+PROGRAMS = 8192  # enough to fill a GPU; with more tokens a program computes more heads of a token
+LARGEST = {2: 127.0, 3: 448.0}  # KIND of _heads -> largest value of int8 and of float8 e4m3
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _store(
     start, is_row, first, second, rest,
     D: tl.constexpr, PAIRS: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Stores what _load returns."""
+    """Stores heads in the three pieces that _load returns."""
     BLOCK: tl.constexpr = triton.next_power_of_2(PAIRS)
     dtype = start.dtype.element_ty
     first, second = first.to(dtype), second.to(dtype)
@@ -81,15 +81,15 @@ def _rotated(
     ROTATES: tl.constexpr, HAS_NORM: tl.constexpr, D: tl.constexpr, PAIRS: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """Returns _load after norm and rotation, each rounded to the dtype, in float32. rotary: cosines
-    and sines of the token, eps of the norm."""
+    """Loads heads and returns their pieces after norm and rotation, each rounded to the dtype, in
+    float32. rotary: cosines and sines of the token, eps of the norm."""
     dtype = start.dtype.element_ty
     first, second, rest = _load(start, is_row, D, PAIRS, IS_INTERLEAVED)
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     if HAS_NORM:
         squares = tl.sum(first * first + second * second, axis=1) + tl.sum(rest * rest, axis=1)
         scale = tl.rsqrt(squares / D + rotary[2])[:, None]
-        # For each head once more: no thread needs what another one loaded.
+        # Loaded again for each head, so that no thread needs values that another one has loaded.
         place = tl.zeros_like(scale).to(tl.int32)
         weights = _load(weight_ptr + place, place == 0, D, PAIRS, IS_INTERLEAVED)
         first = _normed(first, scale, weights[0], dtype)
@@ -109,7 +109,7 @@ def _rotate_in_place(
     IS_INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """Norms and rotates some heads of the token that begins at x."""
-    USED: tl.constexpr = D if HAS_NORM else 2 * PAIRS  # the other channels stay what they are
+    USED: tl.constexpr = D if HAS_NORM else 2 * PAIRS  # the other channels do not change
     start, is_row = x + heads * head_stride, heads < num_heads
     first, second, rest = _rotated(
         start, is_row, weight_ptr, rotary, ROTATES, HAS_NORM, USED, PAIRS, IS_INTERLEAVED
@@ -164,7 +164,7 @@ def _heads(
     BLOCK: tl.constexpr = triton.next_power_of_2(PAIRS)
     token = tl.program_id(0).to(tl.int64)
     places, pairs = tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
-    pairs += tl.zeros_like(places)  # [HEADS, BLOCK], as the heads: see _rotated
+    pairs += tl.zeros_like(places)  # [HEADS, BLOCK], one row per head: see _rotated
     rotary = (pairs, pairs, eps)
     if ROTATES:
         at = token * PAIRS + pairs
@@ -200,8 +200,8 @@ def _heads(
 
 
 def rotate(x: Tensor, rotary: QKRotary, num_q_heads: int) -> None:
-    """Norms and rotates the heads of `x` [T, N, D] in place; the first num_q_heads are those of
-    q."""
+    """Norms and rotates the heads of `x` [T, N, D] in place: num_q_heads heads of q, followed by
+    those of k."""
     _launch(x[:, :num_q_heads], x[:, num_q_heads:], None, rotary)
 
 
@@ -220,8 +220,8 @@ def write_cache(
     """Writes `k`, `v` [T, K, D] to the rows `slots` [T] of `keys`, `values` [N, P, K, D], in the
     cache's dtype; scales: [N, P, K] float32, of 8-bit caches. Skips negative slots.
 
-    With `q` [T, H, D] and `rotary` it first does as `rotate` on q and k, bit for bit, but writes
-    only `q` in place; the channels of all three are contiguous.
+    With `q` [T, H, D] and `rotary` it first norms and rotates q and k, bit-equal to `rotate`, but
+    writes only `q` in place. The channels of q must be contiguous.
     """
     k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (k, v))
     if q is None or rotary is None:

@@ -16,12 +16,12 @@ from . import paged_kernels as kernels
 
 MAX_SPLITS = 64
 MIN_DOT = 16  # rows of the smallest matrix product
-MIN_SPLIT = 128  # keys; a shorter split costs more than it saves
+MIN_SPLIT = 128  # keys in a split; shorter ones cost more than they save
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """Facts about a card that set launch sizes. shared_memory: bytes that a thread block may
+    """Facts about a card that determine launch sizes. shared_memory: bytes that a thread block may
     use."""
 
     num_processors: int
@@ -29,7 +29,7 @@ class Gpu:
 
 
 def facts_of(device: torch.device) -> Gpu:
-    """Reads the facts of a CUDA device."""
+    """Reads the facts about a CUDA device."""
     index = torch.cuda.current_device() if device.index is None else device.index
     found = triton.runtime.driver.active.utils.get_device_properties(index)
     return Gpu(num_processors=found["multiprocessor_count"], shared_memory=found["max_shared_mem"])
@@ -37,8 +37,8 @@ def facts_of(device: torch.device) -> Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """One layer of the KV cache. keys, values: [N, P, K, D]; scales [N, P, K] float32 of 8-bit
-    caches."""
+    """One layer of the KV cache. keys, values: [N, P, K, D]. key_scales, value_scales: [N, P, K]
+    float32 for 8-bit caches, else None."""
 
     keys: Tensor
     values: Tensor
@@ -50,7 +50,7 @@ class Pages:
 class Sequences:
     """The sequences whose tokens attend.
 
-    starts: [B + 1] int32, the first row of each in q, and the end.
+    starts: [B + 1] int32, the first row of each sequence in q, followed by the end of the last.
     context_lens: [B] int32. tables: [B, M] int32.
     max_query, max_context: upper bounds of the lengths.
     first_visible, end_visible: [T] int32, the range of keys of each row of q if media are atomic;
@@ -68,7 +68,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """How scores are computed from queries and keys; see forward.AttentionContext."""
+    """Options of the attention scores; see forward.AttentionContext."""
 
     scale: float
     window: int | None
@@ -80,12 +80,12 @@ def prefill(
 ) -> None:
     """Writes attention of the sequences' rows of `q` [T, H, D] to the same rows of `out`."""
     group, num_heads = q.shape[1] // pages.keys.shape[2], pages.keys.shape[2]
-    tile = _tile(q, 128 * group, pages, gpu)  # short queries too: one kernel for all steps
+    tile = _tile(q, 128 * group, pages, gpu)  # the same for short queries: one kernel for all steps
     block_q = max(1, tile.rows // group)
     num_seqs = sequences.context_lens.shape[0]
-    most_tokens = min(q.shape[0], num_seqs * sequences.max_query)
+    max_tokens = min(q.shape[0], num_seqs * sequences.max_query)
     has_ranges = sequences.first_visible is not None
-    kernels.prefill_kernel[(most_tokens // block_q + num_seqs, num_heads)](
+    kernels.prefill_kernel[(max_tokens // block_q + num_seqs, num_heads)](
         q, out, pages.keys, pages.values, pages.key_scales, pages.value_scales, sequences.tables,
         sequences.starts, sequences.context_lens, sequences.first_visible, sequences.end_visible,
         num_seqs, scores.window or 0, scores.scale, scores.softcap or 0.0,
@@ -127,7 +127,7 @@ def decode(
 
 
 def num_splits(num_rows: int, max_context: int, window: int | None, gpu: Gpu) -> int:
-    """Returns into how many parts to split each context, a power of two: four programs for every
+    """Returns the number of splits of each context, a power of two: enough for four programs per
     processor, but no split shorter than MIN_SPLIT."""
     longest = max_context if window is None else min(max_context, window)
     wanted = min(4 * gpu.num_processors // num_rows, longest // MIN_SPLIT, MAX_SPLITS)
@@ -136,7 +136,8 @@ def num_splits(num_rows: int, max_context: int, window: int | None, gpu: Gpu) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tile:
-    """Tile sizes. rows: queries times heads. columns: keys in a step of the loop."""
+    """Tile sizes. rows: queries times heads. columns: keys in one iteration. dims: D, padded to a
+    power of two."""
 
     rows: int
     columns: int
@@ -147,15 +148,15 @@ class _Tile:
 
 def _tile(q: Tensor, num_rows: int, pages: Pages, gpu: Gpu) -> _Tile:
     """Chooses tiles that fit the registers, with as many key tiles in flight as the shared memory
-    holds: one step of the loop loads page numbers and the next the keys, so that each further tile
-    needs two pipeline stages."""
+    holds. One iteration of the loop loads page numbers and the next one the keys, so that each
+    further tile needs two pipeline stages."""
     dims = max(MIN_DOT, triton.next_power_of_2(q.shape[2]))
     row_bytes = dims * q.element_size()
     is_wide = q.dtype is torch.float32  # no tensor cores: larger tiles do not fit the registers
-    most_rows = MIN_DOT if is_wide else 128 if row_bytes <= 256 else 64
+    max_rows = MIN_DOT if is_wide else 128 if row_bytes <= 256 else 64
     group = q.shape[1] // pages.keys.shape[2]
     rows = max(MIN_DOT, triton.next_power_of_2(max(num_rows, group)))
-    rows = max(min(rows, most_rows), triton.next_power_of_2(group))
+    rows = max(min(rows, max_rows), triton.next_power_of_2(group))
     columns = 64 if row_bytes <= 256 and not is_wide else 32
     num_tiles = (gpu.shared_memory - rows * row_bytes) // (2 * columns * row_bytes)
     return _Tile(

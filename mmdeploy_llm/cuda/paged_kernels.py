@@ -60,9 +60,10 @@ def _attend(
     D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds attention of q [BLOCK_M, BLOCK_D] over the keys begin .. end to that over earlier keys:
-    value sums weighted by 2 ** (score - largest), sums of the weights, largest scores. IS_MASKED:
-    row m attends to the keys first[m] .. stop[m] - 1 only; else to all, which are whole tiles."""
+    """Adds attention of q [BLOCK_M, BLOCK_D] over the keys begin .. end to that over earlier keys.
+    acc: sums of values weighted by 2 ** (score - largest). total: sums of the weights. largest:
+    largest scores. IS_MASKED: row m attends to the keys first[m] .. stop[m] - 1 only; otherwise to
+    all keys, which fill whole tiles."""
     log2_e: tl.constexpr = 1.4426950408889634
     for at in range(begin, end, BLOCK_N):
         columns = at + tl.arange(0, BLOCK_N)
@@ -146,8 +147,8 @@ def prefill_kernel(
     BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes BLOCK_Q tokens of one sequence: first over whole key tiles that all tokens attend
-    to, then over the rest."""
+    """Computes BLOCK_Q tokens of one sequence: first over the whole key tiles that all tokens
+    attend to, then over the other keys."""
     head, num_heads = tl.program_id(1), tl.num_programs(1)
     seq, first_token = _sequence_of(tl.program_id(0), starts, num_seqs, BLOCK_Q)
     start = tl.load(starts + seq)

@@ -1,7 +1,7 @@
 """Kernels for rows: RMSNorm with the residual addition before it, and SiLU times up.
 
-They round as plain torch does: values that it stores between two operations are rounded to the
-dtype here too. Shapes: T rows, C channels.
+They round as plain torch does: a value that torch stores between two operations is rounded to the
+dtype. Shapes: T rows, C channels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
 
 @triton.jit
 def silu_times(gate, up, dtype: tl.constexpr):
-    """Returns silu(gate) * up of float32 values, rounded to the dtype first."""
+    """Returns silu(gate) * up in float32, of values that are first rounded to the dtype."""
     gate = gate.to(dtype).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     return activated * up.to(dtype).to(tl.float32)

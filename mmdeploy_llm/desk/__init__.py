@@ -1,4 +1,4 @@
-"""The way from callers to engines.
+"""Carries prompts from callers to engines, and outputs back.
 
 drive.py          feeds one engine in this process and yields its outputs
 fleet.py          feeds several engines, each in its own process (data parallelism)

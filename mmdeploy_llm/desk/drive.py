@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One prompt to run. accept: makes its requests; called in an intake thread. num_outputs: the
-    prompt's `n`."""
+    """One prompt to run. accept: prepares its requests; called in an intake thread. num_outputs:
+    the prompt's `n`."""
 
     index: int
     prompt: Any
@@ -61,6 +61,8 @@ class Driver:
     receives its own outputs."""
 
     def __init__(self, engine: Engine, *, num_threads: int, num_ahead: int) -> None:
+        """num_threads: threads that prepare prompts. num_ahead: upper bound of the jobs of a run
+        that are prepared, computed or not yet yielded."""
         self._engine = engine
         self._num_ahead = num_ahead
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="intake")
@@ -101,7 +103,8 @@ class Driver:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _fill(self, run: _Run, source: Iterator[Job]) -> bool:
-        """Takes jobs while there is capacity. Returns False when no more will be taken."""
+        """Takes jobs from `source` while there is capacity. Returns False when the run takes no
+        more."""
         if self._engine.death is not None:
             return False
         while len(run.pending) + len(run.running) + len(run.ready) < self._num_ahead:
@@ -153,7 +156,7 @@ class Driver:
         with self._lock:
             self._engine.abort(run.running)
             if run.running:
-                self._step()  # delivers their last outputs, unless an interrupt took these
+                self._step()  # collects their last outputs, unless an interrupt has lost these
             for request_id in run.running:
                 self._runs.pop(request_id, None)
 

@@ -4,14 +4,14 @@
                    --prompt--> engine 1: ...
              <------ outputs, in the order in which they finish
 
-A prompt goes unopened to the engine with the most free capacity; each engine holds a bounded number
-of prompts. When an engine dies, its unfinished prompts are tried once more by another engine. A
-prompt whose second engine dies, or that has produced output already, ends as an error; the other
-engines continue.
+A prompt is sent unprepared to the engine with the most free capacity; each engine holds a bounded
+number of prompts. When an engine dies, its unfinished prompts are tried once more by another
+engine. A prompt whose second engine dies, or that has produced output already, ends as an error;
+the other engines continue.
 
 Ctrl-C takes effect between messages, so the fleet always knows what was sent and received; it then
-tells the engines to abort what nobody waits for. A second Ctrl-C does not wait for a message to
-finish: the engine at the other end is stopped.
+tells the engines to abort the prompts that nobody waits for. A second Ctrl-C does not wait for a
+message to finish: the engine at the other end is stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.shares import engine_configs
 
 from .drive import Job, JobOutput, refused
-from .fleet_engine import Abort, Answer, Ask, Call, Ready, Task, serve_engine
+from .fleet_engine import Abort, Answer, Ask, Call, Output, Ready, Task, serve_engine
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +44,10 @@ MAX_TRIES = 2  # engines that may die while they work on one prompt
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """The state of one call of `Fleet.run`. num_sent: its tasks that have not finished."""
+    """The state of one call of `Fleet.run`. num_unfinished: tasks sent and not finished."""
 
     ready: deque[JobOutput] = field(default_factory=deque)
-    num_sent: int = 0
+    num_unfinished: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -73,13 +73,15 @@ class _Engine:
 
     @property
     def num_free(self) -> int:
-        """How many more tasks it takes."""
+        """How many more tasks the engine accepts now."""
         return self.num_ahead - len(self.sent)
 
 
 class Fleet:
-    """Runs jobs as Driver does; a job's `accept` is an Ask. plugins: as loaded in this process.
-    runtime: the resolved options of the first engine."""
+    """Runs jobs on several engines, as Driver does on one; a job's `accept` is an Ask.
+
+    plugins: as loaded in this process. runtime: the resolved options of the first engine.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         """Starts the engines and returns when all are ready. Raises what `start` raises, and
@@ -88,12 +90,12 @@ class Fleet:
         machine = read_machine(config)  # compiles the kernels once, not in all engines at once
         self._lock = threading.RLock()
         self._numbers = itertools.count()
-        self._answers: dict[int, Answer | None] = {}  # to calls; None until it is there
+        self._answers: dict[int, Answer | None] = {}  # by call; None until it has arrived
         self._is_closed = False
         self._engines: list[_Engine] = []
         try:
-            for index, part in enumerate(engine_configs(config, machine)):
-                entry = partial(serve_engine, config=part)
+            for index, engine_config in enumerate(engine_configs(config, machine)):
+                entry = partial(serve_engine, config=engine_config)
                 worker = Worker(f"engine {index}", entry, is_quiet=index > 0)
                 self._engines.append(_Engine(worker=worker))
             ready: list[Ready] = [engine.worker.receive() for engine in self._engines]
@@ -113,9 +115,9 @@ class Fleet:
                 is_open = is_open and self._fill(run, source)
                 while run.ready:
                     yield run.ready.popleft()
-                if not run.num_sent and not is_open:
+                if not run.num_unfinished and not is_open:
                     break
-                # Even without tasks of this run: aborted ones may still fill the engines.
+                # Waits even if this run has no tasks: aborted ones may still fill the engines.
                 self._pump(partial(self._can_go_on, run, is_open))
             self.check()
         finally:
@@ -125,7 +127,7 @@ class Fleet:
         return bool(run.ready) or (is_open and self._num_free() > 0)
 
     def _num_free(self) -> int:
-        """Free capacity of the engine that has the most."""
+        """Returns the free capacity of the engine that has the most."""
         return max((engine.num_free for engine in self._living()), default=0)
 
     def check(self) -> None:
@@ -135,19 +137,21 @@ class Fleet:
             raise WorkerDiedError(f"no engine is left; the last one: {deaths[-1]}")
 
     def ask(self, method: str, *args: Any) -> list[Any]:
-        """Calls `method` of every engine's intake; returns the results. Raises what it raises."""
-        return self._asked(self._living(), Ask(method=method, args=args))
+        """Calls `method` of every engine's intake and returns the results. Raises what it raises
+        there, as ask_one does."""
+        return self._values_of(self._living(), Ask(method=method, args=args))
 
     def ask_one(self, method: str, *args: Any) -> Any:
-        """Calls `method` of one engine's intake and returns the result. Raises what it raises."""
+        """Calls `method` of one engine's intake and returns the result; tries another engine when
+        one dies. Raises WorkerDiedError when no engine is left."""
         while True:
             self.check()
-            found = self._asked(self._living()[:1], Ask(method=method, args=args))
+            found = self._values_of(self._living()[:1], Ask(method=method, args=args))
             if found:
                 return found[0]
 
-    def _asked(self, engines: list[_Engine], ask: Ask) -> list[Any]:
-        """Returns the answers of the engines; an engine that dies gives none."""
+    def _values_of(self, engines: list[_Engine], ask: Ask) -> list[Any]:
+        """Returns the engines' answers, without those of engines that die meanwhile."""
         if self._is_closed:
             raise EngineError("this LLM is closed; make a new one")
         found = []
@@ -184,7 +188,8 @@ class Fleet:
         return [engine for engine in self._engines if engine.death is None]
 
     def _fill(self, run: _Run, source: Iterator[Job]) -> bool:
-        """Takes jobs while an engine has capacity. Returns False when no more will be taken."""
+        """Takes jobs from `source` while an engine has capacity. Returns False when the run takes
+        no more."""
         if self._is_closed:
             raise EngineError("this LLM is closed; make a new one")
         while self._living():
@@ -196,7 +201,7 @@ class Fleet:
             if job is None:
                 return False
             with self._lock, interrupted_later():
-                run.num_sent += 1
+                run.num_unfinished += 1
                 self._send(_Sent(job=job, run=run))
         return False
 
@@ -256,34 +261,35 @@ class Fleet:
         """Stops an engine whose channel holds half a message."""
         self._lose(engine, WorkerDiedError("the engine was ended by two interrupts"))
 
-    def _take(self, engine: _Engine, said: Any) -> None:
-        if isinstance(said, Answer):
-            if said.number in self._answers:  # else nobody waits for it any more
-                self._answers[said.number] = said
+    def _take(self, engine: _Engine, message: Answer | Output) -> None:
+        if isinstance(message, Answer):
+            if message.number in self._answers:  # else nobody waits for it any more
+                self._answers[message.number] = message
             return
-        sent = engine.sent[said.number]
+        sent = engine.sent[message.number]
         sent.has_output = True
-        if said.output.finished:
-            sent.ended.add(said.output.outputs.index)
+        if message.output.finished:
+            sent.ended.add(message.output.outputs.index)
         if len(sent.ended) == sent.job.num_outputs:
-            del engine.sent[said.number]
-        output = replace(said.output, prompt=sent.job.prompt)
-        self._give(sent, JobOutput(job=sent.job, output=output, error=said.error))
+            del engine.sent[message.number]
+        output = replace(message.output, prompt=sent.job.prompt)
+        self._hand_over(sent, JobOutput(job=sent.job, output=output, error=message.error))
 
-    def _give(self, sent: _Sent, item: JobOutput) -> None:
+    def _hand_over(self, sent: _Sent, item: JobOutput) -> None:
+        """Puts an output into its run, unless nobody waits for it any more."""
         if sent.run is None:
             return
         sent.run.ready.append(item)
         if len(sent.ended) == sent.job.num_outputs:
-            sent.run.num_sent -= 1
+            sent.run.num_unfinished -= 1
             sent.run = None
 
     def _fail(self, sent: _Sent, error: Exception) -> None:
-        """Gives error outputs for the samples of a task that have not finished."""
+        """Ends the unfinished samples of a task with error outputs."""
         for item in refused(sent.job, error):
             if item.output.outputs.index not in sent.ended:
                 sent.ended.add(item.output.outputs.index)
-                self._give(sent, item)
+                self._hand_over(sent, item)
 
     def _lose(self, engine: _Engine, error: MMDeployLLMError) -> None:
         """Records that an engine died and sends its tasks to other engines, each once more."""
@@ -292,7 +298,7 @@ class Fleet:
         engine.death = death = WorkerDiedError(str(error))
         engine.worker.kill()
         lost, engine.sent = list(engine.sent.values()), {}
-        logger.error("an engine is gone, with %d prompts in work: %s", len(lost), error)
+        logger.error("an engine died with %d unfinished prompts: %s", len(lost), error)
         for sent in lost:
             if sent.run is None:
                 continue
@@ -303,7 +309,7 @@ class Fleet:
                 self._send(sent)
 
     def _abandon(self, run: _Run) -> None:
-        """Aborts what the run still waits for; outputs that still arrive are dropped."""
+        """Aborts the tasks that the run still waits for, and drops outputs that still arrive."""
         with self._lock, interrupted_later():
             for engine in self._living():
                 numbers = [number for number, sent in engine.sent.items() if sent.run is run]

@@ -34,7 +34,7 @@ class Ask:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, intake: Intake) -> Any:
-        """Makes the call."""
+        """Makes the call on `intake` and returns its result."""
         return getattr(intake, self.method)(*self.args, **self.kwargs)
 
 
@@ -64,6 +64,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
+    """The result of a Call. error: the exception that it raised, None otherwise."""
+
     number: int
     value: Any
     error: MMDeployLLMError | None = None
@@ -71,7 +73,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Tells the fleet that the engine is loaded. num_ahead: tasks it can use at the same time."""
+    """Reports that the engine is loaded. num_ahead: tasks that it may hold at the same time."""
 
     runtime: RuntimeConfig
     num_ahead: int
@@ -79,6 +81,8 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
+    """One output of a task. error: the exception with which intake refused the prompt."""
+
     number: int
     output: RequestOutput
     error: MMDeployLLMError | None
@@ -90,7 +94,7 @@ def serve_engine(channel: Channel, *, config: EngineConfig) -> None:
 
 
 class _Server:
-    """The engine in its process. One thread reads messages, another one steps the engine."""
+    """Serves one engine in its process. One thread reads messages, another steps the engine."""
 
     def __init__(self, channel: Channel, config: EngineConfig) -> None:
         assembly = start(config)
@@ -101,21 +105,21 @@ class _Server:
             assembly.engine, num_threads=runtime.num_intake_threads, num_ahead=num_ahead
         )
         self._channel = channel
-        self._lock = threading.Lock()  # of sending
+        self._lock = threading.Lock()  # held while sending
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._first: Task | None = None
         self._aborted: set[int] = set()
-        self._requests: dict[int, tuple[str, ...]] = {}  # by task
+        self._requests: dict[int, tuple[str, ...]] = {}  # request ids, by number of the task
         self._send(Ready(runtime=runtime, num_ahead=num_ahead))
 
     def serve(self) -> None:
-        """Raises WorkerDiedError when the engine cannot go on."""
+        """Runs tasks until the process ends. Raises WorkerDiedError when the engine has died."""
         threading.Thread(target=self._read, daemon=True).start()
         while True:
             self._first = self._tasks.get()
             for item in self._driver.run(self):
                 if self._engine.death is not None:
-                    raise self._engine.death  # what is in work is tried elsewhere
+                    raise self._engine.death  # the fleet sends unfinished tasks to other engines
                 error = item.error if isinstance(item.error, MMDeployLLMError) else None
                 output = replace(item.output, prompt=None)
                 self._send(Output(number=item.job.index, output=output, error=error))
@@ -146,26 +150,26 @@ class _Server:
     def _read(self) -> None:
         while True:
             try:
-                said = self._channel.receive()
+                message = self._channel.receive()
             except (EOFError, OSError):
-                os._exit(0)  # the parent is gone, or closes us
-            if isinstance(said, Task):
-                self._tasks.put(said)
-            elif isinstance(said, Abort):
-                self._aborted.update(said.numbers)
-                ids = [one for number in said.numbers for one in self._requests.get(number, ())]
+                os._exit(0)  # the parent has ended, or has closed this engine
+            if isinstance(message, Task):
+                self._tasks.put(message)
+            elif isinstance(message, Abort):
+                self._aborted.update(message.numbers)
+                ids = [one for number in message.numbers for one in self._requests.get(number, ())]
                 self._engine.abort(ids)
             else:
-                threading.Thread(target=self._answer, args=(said,), daemon=True).start()
+                threading.Thread(target=self._answer, args=(message,), daemon=True).start()
 
     def _answer(self, call: Call) -> None:
         try:
             answer = Answer(number=call.number, value=call.ask(self._intake))
         except MMDeployLLMError as error:
             answer = Answer(number=call.number, value=None, error=error)
-        except Exception as error:  # a plugin's
-            told = EngineError(error_text(error))
-            answer = Answer(number=call.number, value=None, error=told)
+        except Exception as error:  # raised by a plugin
+            reported = EngineError(error_text(error))
+            answer = Answer(number=call.number, value=None, error=reported)
         self._send(answer)
 
     def _send(self, value: Any) -> None:

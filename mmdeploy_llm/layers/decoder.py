@@ -47,7 +47,8 @@ class DecoderConfig:
     qk_norm: norm the channels of every head before rope (q_norm, k_norm).
     post_norms: norm the outputs of attention and MLP before they are added to the residual stream
         (post_self_attn_layernorm, post_mlp_layernorm).
-    windows: for each layer, to how many tokens a token attends, itself included; None: to all.
+    windows: for each layer, the number of tokens that a token attends to, itself included; None:
+        all.
     moe_layers: indices of the layers whose MLP is sparse.
     """
 
@@ -71,7 +72,7 @@ class DecoderConfig:
 
     @property
     def head_dim(self) -> int:
-        """D."""
+        """Channels of a head, D."""
         return self.rotary.head_dim
 
 
@@ -112,7 +113,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
+        """Computes attention with its projections, [T, hidden] -> [T, hidden]."""
         num_rotated = self.num_heads + self.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         attended = None
@@ -126,7 +127,8 @@ class Attention(nn.Module):
         return out
 
     def _rotate_in(self, attn: RotaryAttention, qkv: Tensor, step: DecoderStep) -> Tensor | None:
-        """Lets attention norm and rotate q and k; None if the kernels do not take them."""
+        """Returns attention that norms and rotates q and k itself; None if the kernels do not
+        accept them."""
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = self.q_norm, self.k_norm
@@ -137,7 +139,7 @@ class Attention(nn.Module):
         return attn.attend(self.layer, q, k, v, window=self.window, rotary=rotary)
 
     def _rotated(self, qk: Tensor, rope: Rope) -> Tensor:
-        """Norms the heads [T, H + K, D] if the model has such norms, and rotates them."""
+        """Returns the heads `qk` [T, H + K, D] after norm, if the model has one, and rotation."""
         if self.q_norm is None or self.k_norm is None:
             return rope.rotate(qk)
         return rope.norm_and_rotate(qk, self.num_heads, self.q_norm, self.k_norm)
@@ -219,7 +221,8 @@ class Decoder(KernelLayer):
         return attn
 
     def _run_layers(self, x: Tensor, step: DecoderStep, inputs: ForwardInputs | None) -> Tensor:
-        """Runs all layers and the norm. inputs: for media features that are added after layers."""
+        """Runs all layers and the final norm. inputs: with the media features to add after layers;
+        None: there are none."""
         residual = None
         rows = None if inputs is None else inputs.media_rows
         features = () if inputs is None else _media_features(inputs, x.shape[1])
@@ -231,7 +234,8 @@ class Decoder(KernelLayer):
         return out
 
     def _decode(self, x: Tensor, step: DecoderStep) -> Tensor:
-        """Computes as _run_layers, from a recording if the step is decode only and has one."""
+        """Computes as _run_layers does, by replaying a recording if the step has decode tokens only
+        and was recorded."""
         frame = step.attn.frame if isinstance(step.attn, FixedAttention) else None
         rope = step.rope
         if frame is None or self.kernels is None or not isinstance(rope, KernelRope):
@@ -286,6 +290,6 @@ class CausalLM(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Multiplies with the output head, [N, hidden] -> [N, vocab]."""
+        """Multiplies by the output head, [N, hidden] -> [N, vocab]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return head.product(hidden)

@@ -34,18 +34,18 @@ class GridLM(CausalLM):
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns [num_tokens, media size] for each item; calls `encode` once for all."""
         device = self.model.embed_tokens.weight.device
-        # Large ones may be on the device already, small ones are on the host.
+        # Large tensors may be on the device already; small ones are on the host.
         pixels = torch.cat([to_device(item.tensors["pixels"], device) for item in items])
         rows = self.encode(pixels, [media_grid(item) for item in items])
         return torch.split(rows, [item.num_tokens for item in items])
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor:
-        """Returns M-RoPE positions [3, num_tokens], as transformers' get_rope_index."""
-        return grid_positions(num_tokens, [part for span in media for part in self.grids_of(span)])
+        """Returns M-RoPE positions [3, num_tokens], as transformers' get_rope_index does."""
+        return grid_positions(num_tokens, [grid for span in media for grid in self.grids_of(span)])
 
     def grids_of(self, span: MediaSpan) -> Sequence[tuple[int, Grid, float]]:
-        """Returns the token grids of a media item for grid_positions: offset of the first token,
-        tokens in time, height and width, positions between two frames."""
+        """Returns the token grids of a media item for grid_positions: (offset of the first token,
+        tokens in time, height and width, positions between two frames)."""
         frames, height, width = media_grid(span.item)
         grid = frames, height // self.merge_size, width // self.merge_size
         return ((span.offset, grid, 1.0),)

@@ -16,10 +16,10 @@ from .moe import Experts
 def install_kernels(
     model: nn.Module, kernels: Kernels, quantization: Quantization | None = None
 ) -> None:
-    """Lets the layers of `model` compute with `kernels` from now on, on tensors that these take.
+    """Lets the layers of `model` compute with `kernels` from now on, on tensors that these accept.
 
-    Packs the weights of linear layers and experts where the kernels do so; quantization="int8"
-    rounds them, and the rows of x in each product.
+    Packs the weights of linear layers and experts where the kernels can; quantization="int8" rounds
+    them, and the rows of x in each product.
     """
     for module in model.modules():
         if isinstance(module, KernelLayer):
@@ -27,7 +27,7 @@ def install_kernels(
     for module in model.modules():
         if isinstance(module, Linear | Experts):
             module.pack(kernels, quantization)
-    # The largest one last: in int8 it needs memory of its own, which the others have freed.
+    # The largest weight comes last: in int8 it needs memory that the others have freed by then.
     for module in model.modules():
         if isinstance(module, CausalLM) and module.lm_head is None:
             module.model.embed_tokens.pack(kernels, quantization)

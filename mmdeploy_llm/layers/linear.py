@@ -19,14 +19,14 @@ def empty_parameter(*shape: int) -> nn.Parameter:
 
 
 def emptied(weight: Tensor) -> nn.Parameter:
-    """Returns the placeholder of a packed weight [..., n, k]: [..., 0, k] of the same dtype and
-    device."""
+    """Returns the placeholder of a packed weight [..., n, k]: an empty tensor [..., 0, k] of the
+    same dtype and device."""
     *outer, _, k = weight.shape
     return nn.Parameter(weight.new_empty(*outer, 0, k), requires_grad=False)
 
 
 class Matrix(nn.Module):
-    """A weight [n, k] to multiply with. Once it is packed, `weight` is empty: [0, k], of the same
+    """A weight [n, k] to multiply by. Once it is packed, `weight` is empty: [0, k], of the same
     dtype."""
 
     def __init__(self, n: int, k: int) -> None:
@@ -42,15 +42,16 @@ class Matrix(nn.Module):
         return self.packed.product(flat, bias).view(*x.shape[:-1], -1)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
-        """Lays the weight out for `kernels`, rounded to int8 if requested; one that they do not
-        pack stays as it is."""
+        """Lays the weight out for `kernels`, rounded to int8 if requested; leaves it unchanged if
+        they cannot pack it."""
         self.packed = kernels.pack(self.weight.detach(), quantization)
         if self.packed is not None:
             self.weight = emptied(self.weight)
 
 
 class Linear(Matrix):
-    """x [..., in_size] -> [..., out_size]. weight [out_size, in_size], bias [out_size] or None."""
+    """Multiplies x [..., in_size] -> [..., out_size]. weight: [out_size, in_size]. bias: [out_size]
+    or None."""
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool = False) -> None:
         super().__init__(out_size, in_size)
@@ -65,13 +66,13 @@ class Embedding(Matrix):
     """Looks up a row of `weight` [vocab, hidden] per token; as the output head it multiplies."""
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """[T] -> [T, hidden]."""
+        """Looks up embeddings, [T] -> [T, hidden]."""
         rows = None if self.packed is None else self.packed.rows
         return F.embedding(token_ids, self.weight) if rows is None else rows(token_ids)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
-        """Packs as Matrix.pack. Rows are looked up exactly: a layout that rounds them keeps the
-        weight too."""
+        """Packs as Matrix.pack does. Rows are looked up unrounded, so the weight is kept too if the
+        packed layout rounds them."""
         weight = self.weight
         super().pack(kernels, quantization)
         if self.packed is None or self.packed.rows is None:

@@ -31,7 +31,7 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 class GatedMLP(KernelLayer):
-    """down(silu(gate(x)) * up(x)). Checkpoint names: gate_proj, up_proj, down_proj."""
+    """Computes down(silu(gate(x)) * up(x)). Checkpoint names: gate_proj, up_proj, down_proj."""
 
     def __init__(self, size: int, intermediate_size: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class GatedMLP(KernelLayer):
         self.intermediate_size = intermediate_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, size] -> [T, size]."""
+        """Computes the MLP, [T, size] -> [T, size]."""
         if self.kernels is None and (x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS):
             out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
             return out
@@ -61,7 +61,7 @@ class GatedMLP(KernelLayer):
 
 
 class MLP(nn.Module):
-    """fc2(activation(fc1(x)))."""
+    """Computes fc2(activation(fc1(x)))."""
 
     def __init__(
         self,
@@ -76,6 +76,6 @@ class MLP(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, size] -> [T, out_size]."""
+        """Computes the MLP, [T, size] -> [T, out_size]."""
         out: Tensor = self.fc2(self.activation(self.fc1(x)))
         return out

@@ -1,6 +1,6 @@
 """Mixture of experts: router, stacked experts, shared experts, and experts chosen by modality.
 
-Shapes: T tokens, E experts, k experts per token, S size of the hidden states, I of an expert.
+Shapes: T tokens, E experts, k experts per token, S size of the hidden states, I width of an expert.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class SoftmaxRouter(KernelLayer):
 class Experts(KernelLayer):
     """E gated MLPs, stacked: gate_up_proj [E, 2 I, S], down_proj [E, S, I].
 
-    expert_parts: the checkpoint's name of each matrix of an expert -> its parameter and its rows
-        there; read by weights.map.
+    expert_parts: the checkpoint's name of each matrix of an expert -> the parameter that holds it,
+        and its rows in that; read by weights.map.
     """
 
     def __init__(self, num_experts: int, size: int, intermediate_size: int) -> None:
@@ -118,7 +118,7 @@ class Experts(KernelLayer):
         """Computes the weighted sum of experts: x [T, S], weights [T, k], ids [T, k] -> [T, S].
 
         Each expert multiplies all of its tokens at once; experts without tokens cost nothing. If
-        `is_fused`, ids from E on add nothing.
+        `is_fused`, an id of E or more adds nothing.
         """
         fused = self._fused_kernels(x)
         if fused is not None:
@@ -171,7 +171,7 @@ class Experts(KernelLayer):
         return down.product(hidden, None)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
-        """Packs as Matrix.pack, either all matrices or none."""
+        """Packs as Matrix.pack does: either all matrices or none."""
         stacks = self.gate_up_proj.detach(), self.down_proj.detach()
         if not all(kernels.can_pack(stack, quantization) for stack in stacks):
             return
@@ -182,7 +182,7 @@ class Experts(KernelLayer):
         self.gate_up_proj, self.down_proj = emptied(self.gate_up_proj), emptied(self.down_proj)
 
     def _run_grouped(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Runs all experts as `_run_loop`, without copying the counts to the host."""
+        """Runs all experts as `_run_loop` does, without copying the counts to the host."""
         ends = counts.cumsum(0, dtype=torch.int32)
         hidden = silu_mul(F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends))
         return F.grouped_mm(hidden, self.down_proj.transpose(1, 2), offs=ends)
@@ -199,8 +199,8 @@ class SparseMLP(nn.Module):
         self.shared_expert_gate = Linear(size, 1) if config.is_shared_gated else None
 
     def forward(self, x: Tensor, is_left_out: Tensor | None = None) -> Tensor:
-        """[T, S] -> [T, S]. is_left_out: [T] bool, tokens that get 0 from the routed experts; only
-        if Experts.is_fused."""
+        """Computes all experts, [T, S] -> [T, S]. is_left_out: [T] bool, tokens for which the
+        routed experts return 0; requires Experts.is_fused."""
         weights, experts = self.gate(x)
         if is_left_out is not None:
             experts = experts.masked_fill(is_left_out[:, None], self.experts.down_proj.shape[0])
@@ -221,14 +221,14 @@ def _shared_experts(size: int, config: MoEConfig) -> GatedMLP | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModalityRows:
-    """Rows of a step's text tokens and media tokens, int64, ascending."""
+    """The rows of a step's text tokens and of its media tokens, int64, ascending."""
 
     text: Tensor
     vision: Tensor
 
 
 class Modality:
-    """Which of a step's tokens are media tokens."""
+    """Marks which of a step's tokens are media tokens."""
 
     def __init__(self, is_vision: Tensor) -> None:
         """is_vision: [T] bool."""
@@ -236,8 +236,8 @@ class Modality:
 
     @cached_property
     def rows(self) -> ModalityRows | None:
-        """Rows by modality; None when no token is a media token. Copies the mask to the host, once
-        per step."""
+        """The rows of each modality; None when no token is a media token. Copies the mask to the
+        host, once per step."""
         vision = self.is_vision.nonzero().flatten()
         if vision.numel() == 0:
             return None
@@ -245,7 +245,7 @@ class Modality:
 
 
 class ModalityMLP(nn.Module):
-    """Routes text tokens to text experts and media tokens to vision experts; shared experts take
+    """Routes text tokens to text experts and media tokens to vision experts; shared experts compute
     all tokens."""
 
     def __init__(self, size: int, config: MoEConfig) -> None:
@@ -259,7 +259,7 @@ class ModalityMLP(nn.Module):
         self.shared_experts = _shared_experts(size, config)
 
     def forward(self, x: Tensor, modality: Modality | None) -> Tensor:
-        """[T, S] -> [T, S]. modality: None when all tokens are text."""
+        """Computes all experts, [T, S] -> [T, S]. modality: None when all tokens are text."""
         if modality is None:
             out: Tensor = self.text_moe(x)
         elif self.text_moe.experts.is_fused(x):

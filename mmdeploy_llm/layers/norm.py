@@ -17,8 +17,8 @@ MAX_VALUES = 2**18
 
 
 class RMSNorm(KernelLayer):
-    """x / sqrt(mean(x ** 2) + eps) * weight over the last axis: statistics in float32, cast to x's
-    dtype, then times weight, as transformers does; plain torch on the CPU is bit-equal to it.
+    """Computes x / sqrt(mean(x ** 2) + eps) * weight over the last axis: statistics in float32,
+    cast to x's dtype, then times weight. On the CPU plain torch is bit-equal to transformers.
 
     Kernels round as plain torch does. Without kernels CUDA uses torch's fused kernel, which rounds
     once less in bf16: it applies the weight before the cast.
@@ -30,7 +30,7 @@ class RMSNorm(KernelLayer):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the shape and dtype of `x`."""
+        """Returns norm(x), of the shape and dtype of `x`."""
         if self.kernels is not None and x.is_contiguous() and self.kernels.takes(x, self.weight):
             flat = x.view(-1, x.shape[-1])
             return self.kernels.rms_norm(flat, self.weight, self.eps).view(x.shape)
@@ -71,7 +71,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class LayerNorm(nn.Module):
-    """torch's layer_norm with weight and bias; statistics in float32."""
+    """Computes torch's layer_norm with weight and bias; statistics in float32."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -80,5 +80,5 @@ class LayerNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the shape and dtype of `x`."""
+        """Returns norm(x), of the shape and dtype of `x`."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

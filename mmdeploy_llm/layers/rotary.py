@@ -35,7 +35,7 @@ MAX_VALUES = 2**18
 class RotaryConfig:
     """Options of a Rotary.
 
-    head_dim: D.
+    head_dim: channels of a head, D.
     theta: base of the frequencies theta ** (-2 i / R).
     is_interleaved: layout of the channel pairs.
     axes: for M-RoPE, the axis (row of the positions) of each of the R / 2 channel pairs.
@@ -54,7 +54,7 @@ class RotaryConfig:
 
     @property
     def num_pairs(self) -> int:
-        """R / 2."""
+        """Number of channel pairs that are rotated, R / 2."""
         return (self.head_dim if self.rotary_dim is None else self.rotary_dim) // 2
 
 
@@ -66,12 +66,13 @@ class Rope(ABC):
         """Returns `x` [T, N, D] with every head rotated, in the same dtype. May write into `x`."""
 
     def norm_and_rotate(self, x: Tensor, num_q_heads: int, q: RMSNorm, k: RMSNorm) -> Tensor:
-        """Norms the first heads with `q` and the others with `k`, then does as `rotate`."""
+        """Norms the first num_q_heads heads with `q` and the others with `k`, then rotates as
+        `rotate` does."""
         return self.rotate(torch.cat([q(x[:, :num_q_heads]), k(x[:, num_q_heads:])], 1))
 
     def qk_rotary(self, x: Tensor, norms: tuple[RMSNorm, RMSNorm] | None) -> QKRotary | None:
-        """Returns what attention needs to norm and rotate the heads of `x` [T, N, D] itself; None
-        if it cannot, as here."""
+        """Returns the arguments with which attention norms and rotates the heads of `x` [T, N, D]
+        itself; None if it cannot, as in this base class."""
         del x, norms
         return None
 
@@ -85,7 +86,7 @@ class HalfSplitRope(Rope):
         self._sin = torch.cat([-sin, sin], -1)[:, None]  # [T, 1, D]
 
     def rotate(self, x: Tensor) -> Tensor:
-        """See Rope."""
+        """Returns the rotated heads; see Rope."""
         return _by_chunks(x, self._rotate)
 
     def _rotate(self, x: Tensor, rows: slice) -> Tensor:
@@ -101,7 +102,7 @@ class InterleavedRope(Rope):
         self._unit = torch.complex(cos, sin)[:, None]  # [T, 1, D / 2]
 
     def rotate(self, x: Tensor) -> Tensor:
-        """See Rope."""
+        """Returns the rotated heads; see Rope."""
         return _by_chunks(x, self._rotate)
 
     def _rotate(self, x: Tensor, rows: slice) -> Tensor:
@@ -117,7 +118,7 @@ class PartialRope(Rope):
         self._size = size
 
     def rotate(self, x: Tensor) -> Tensor:
-        """See Rope."""
+        """Returns heads whose first channels are rotated; see Rope."""
         rotated = self._rope.rotate(x[..., : self._size])
         return torch.cat([rotated, x[..., self._size :]], -1)
 
@@ -142,7 +143,8 @@ class KernelRope(Rope):
         return KernelRope(cos, sin, is_interleaved=self._is_interleaved, kernels=self._kernels)
 
     def qk_rotary(self, x: Tensor, norms: tuple[RMSNorm, RMSNorm] | None) -> QKRotary | None:
-        """See Rope; None if the kernels do not take `x`."""
+        """Returns this rope as data for attention's kernel; None if the kernels do not accept
+        `x`."""
         weights = [norm.weight for norm in norms or ()]
         if not self._kernels.takes(x, *weights):
             return None
@@ -157,7 +159,7 @@ class KernelRope(Rope):
         )
 
     def rotate(self, x: Tensor) -> Tensor:
-        """See Rope."""
+        """Rotates in place, or in plain torch if the kernels do not accept `x`; see Rope."""
         if not self._kernels.takes(x):
             plain = _plain_rope(
                 self._cos, self._sin, is_interleaved=self._is_interleaved, head_dim=x.shape[-1]
@@ -167,7 +169,7 @@ class KernelRope(Rope):
         return x
 
     def norm_and_rotate(self, x: Tensor, num_q_heads: int, q: RMSNorm, k: RMSNorm) -> Tensor:
-        """See Rope."""
+        """Norms and rotates in place if the kernels accept the tensors; see Rope."""
         if not self._kernels.takes(x, q.weight, k.weight):
             return super().norm_and_rotate(x, num_q_heads, q, k)
         self._kernels.norm_and_rotate(
@@ -191,8 +193,8 @@ def _plain_rope(cos: Tensor, sin: Tensor, *, is_interleaved: bool, head_dim: int
 
 
 def _by_chunks(x: Tensor, rotate: Callable[[Tensor, slice], Tensor]) -> Tensor:
-    """Applies rotate(rows of `x` in float32, which rows) chunk by chunk, and casts back to `x`'s
-    dtype."""
+    """Applies `rotate` chunk by chunk to rows of `x` in float32 and to their slice, and casts the
+    results back to `x`'s dtype."""
     chunks = row_chunks(x, x.shape[1] * x.shape[2], MAX_VALUES)
     if len(chunks) == 1:
         return rotate(x.float(), chunks[0]).to(x.dtype)
@@ -226,7 +228,7 @@ class Rotary(KernelLayer):
             self.axes = torch.tensor(config.axes, device="cpu").to(device)
 
     def forward(self, positions: Tensor) -> Rope:
-        """Returns the rope of integer positions [T], or [axes, T] for M-RoPE."""
+        """Returns the rope for integer positions [T], or [axes, T] for M-RoPE."""
         if self.axes is None:
             per_pair = positions[:, None].float()
         else:

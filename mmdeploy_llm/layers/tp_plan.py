@@ -37,8 +37,8 @@ SUMS = (Attention, VisionAttention, GatedMLP, MLP, SparseMLP, ModalityMLP)
 def tp_plan(
     model: nn.Module, num_ranks: int, own: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Returns module name -> style for the whole model. own: name patterns of a plugin -> styles,
-    which override. Raises PluginContractError for a pattern that matches nothing."""
+    """Returns module name -> style for the whole model. own: a plugin's name patterns -> styles,
+    which take precedence. Raises PluginContractError for a pattern that matches nothing."""
     plan: dict[str, str] = {}
     _visit(model, "", plan, num_ranks, is_summed=False, is_decoder=False)
     names = [name for name, _ in model.named_modules() if name]

@@ -41,8 +41,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentGroup:
-    """`num` segments of `length` patches. rows: indices of their patches, [num * length]; None when
-    they are contiguous from `start` on."""
+    """A group of `num` segments of `length` patches each. rows: indices of their patches,
+    [num * length]; None when they are contiguous from `start` on."""
 
     num: int
     length: int
@@ -79,7 +79,8 @@ class Segments:
 
     @cached_property
     def starts(self) -> Tensor:
-        """Index of the first patch of each segment, and P: [S + 1] int32 on the device."""
+        """Index of the first patch of each of S segments, followed by P: [S + 1] int32 on the
+        device."""
         return to_device(F.pad(self._sizes.cumsum(0), (1, 0)).int(), self._device)
 
     @cached_property
@@ -88,9 +89,8 @@ class Segments:
         return int(self._sizes.max())
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, kernels: Kernels | None = None) -> Tensor:
-        """Computes full attention within each segment, [P, H, D] -> [P, H, D]: by kernels that have
-        attention and take the tensors; on CUDA in 16 bits by one call of torch's
-        flash-attention."""
+        """Computes full attention within each segment, [P, H, D] -> [P, H, D]: by kernels if they
+        can, on CUDA in 16 bits by one call of torch's flash-attention, else group by group."""
         own = None if kernels is None else kernels.attention
         if own is not None and own.can_attend(q, k, v):
             return own.attend(q, k, v, self.visible, scale=q.shape[-1] ** -0.5)
@@ -100,16 +100,16 @@ class Segments:
             return _attend(self.groups[0], q, k, v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for group in self.groups:
-            part = _attend(group, q, k, v)
+            attended = _attend(group, q, k, v)
             if group.rows is None:
-                out[group.start : group.start + part.shape[0]] = part
+                out[group.start : group.start + attended.shape[0]] = attended
             else:
-                out.index_copy_(0, group.rows, part)
+                out.index_copy_(0, group.rows, attended)
         return out
 
 
 def _takes_varlen(q: Tensor) -> bool:
-    """Whether torch's flash-attention takes heads like these, in segments of any lengths."""
+    """Whether torch's flash-attention supports heads like these, in segments of any lengths."""
     if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
         return False
     head_dim = q.shape[-1]
@@ -118,8 +118,9 @@ def _takes_varlen(q: Tensor) -> bool:
 
 
 def _attend_varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Computes full attention of [P, H, D] from each of `starts` to the next."""
-    from torch.nn.attention.varlen import varlen_attn  # takes seconds, needed here only
+    """Computes full attention of [P, H, D] within each segment, from one of `starts` to the
+    next."""
+    from torch.nn.attention.varlen import varlen_attn  # the import takes seconds
 
     return cast(Tensor, varlen_attn(q, k, v, starts, starts, longest, longest))
 
@@ -195,8 +196,8 @@ class PositionTable(nn.Module):
 
 
 class VisionAttention(KernelLayer):
-    """Multi-head attention within segments. A checkpoint has one qkv weight, or q_proj, k_proj and
-    v_proj."""
+    """Multi-head attention within segments. A checkpoint may have one qkv weight, or q_proj, k_proj
+    and v_proj."""
 
     def __init__(self, size: int, num_heads: int) -> None:
         super().__init__()
@@ -206,7 +207,7 @@ class VisionAttention(KernelLayer):
         self.proj = Linear(size, size, bias=True)
 
     def forward(self, x: Tensor, segments: Segments, rope: Rope) -> Tensor:
-        """[P, size] -> [P, size]."""
+        """Computes attention with its projections, [P, size] -> [P, size]."""
         qkv = self.qkv(x).view(x.shape[0], 3 * self.num_heads, -1)
         qk = rope.rotate(qkv[:, : 2 * self.num_heads])
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
@@ -216,7 +217,7 @@ class VisionAttention(KernelLayer):
 
 
 class VisionBlock(nn.Module):
-    """Attention and MLP, each after its norm. norm: builds one. mlp: [P, size] -> [P, size]."""
+    """Attention and MLP, each after its norm. norm: builds a norm. mlp: [P, size] -> [P, size]."""
 
     def __init__(
         self, size: int, num_heads: int, *, norm: Callable[[], nn.Module], mlp: nn.Module
@@ -228,7 +229,7 @@ class VisionBlock(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, segments: Segments, rope: Rope) -> Tensor:
-        """[P, size] -> [P, size], in the memory of `x`."""
+        """Computes the block, [P, size] -> [P, size], in the memory of `x`."""
         x = x.add_(self.attn(self.norm1(x), segments, rope))
         return x.add_(self.mlp(self.norm2(x)))
 
@@ -241,7 +242,7 @@ class VisionConfig:
     activation: transformers' name.
     theta: base of the rotary frequencies.
     merge_size: patches along each side of a block.
-    num_positions, align_corners: of a PositionTable; None: there is none.
+    num_positions, align_corners: see PositionTable; num_positions None: there is no table.
     """
 
     size: int
@@ -263,7 +264,7 @@ class VisionEncoder(nn.Module):
     LayerNorm and a plain MLP. Attention covers a whole frame, never several frames."""
 
     def __init__(self, config: VisionConfig) -> None:
-        """Raises ModelNotSupportedError for an unknown activation."""
+        """Builds the layers. Raises ModelNotSupportedError for an unknown activation."""
         super().__init__()
         size, activation = config.size, vision_activation(config.activation)
         norm = partial(LayerNorm, size, config.norm_eps)

@@ -1,5 +1,5 @@
-"""Builds the library, in a few seconds, once for each version of sources, flags and compiler; then
-it is in the user's cache."""
+"""Builds the library once for each version of sources, flags and compiler, in a few seconds, and
+keeps it in the user's cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT = 120.0  # seconds
 
 
 class Level(Enum):
-    """Instruction set of the processor -> compiler flags that allow it."""
+    """The instruction sets to build for. The value holds the compiler flags that allow them."""
 
     AVX512_BF16 = (
         "-march=x86-64-v4",
@@ -45,7 +45,7 @@ class Level(Enum):
 
 
 class BuildError(Exception):
-    """The library cannot be built here; the text says why."""
+    """Raised when the library cannot be built or loaded on this machine; the text says why."""
 
 
 def cpu_level() -> Level:
@@ -82,8 +82,7 @@ def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
 
 
 def _compile(command: Sequence[str], folder: Path) -> Path:
-    """Compiles with OpenMP, and links without its runtime: the library uses torch's when it is
-    loaded."""
+    """Compiles with OpenMP but links without its runtime: once loaded, the library uses torch's."""
     built, library = folder / "kernels.o", folder / "kernels.so"
     _run([*command, "-c", str(SOURCES / MAIN), "-o", str(built)])
     linking = [flag for flag in command[1:] if flag.startswith("-fsanitize")]

@@ -1,7 +1,7 @@
 """The machine's cores: how many threads to compute with, and on which cores they run.
 
-A CPU is what the system schedules a thread on; a core may be two of them (SMT siblings), which
-share its arithmetic units, so that a second thread there adds little.
+A CPU is what the system schedules a thread on. A core may be two CPUs (SMT siblings), which share
+its arithmetic units, so that a second thread on a core adds little.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Placement:
     """The CPUs that threads run on.
 
     cpus: for all compute threads and the threads that they start.
-    pinned: worker i runs on the i-th of these only; empty: on any of `cpus`.
+    pinned: compute thread i runs only on the i-th of these; empty: on any of `cpus`.
     node: NUMA node whose memory is used first; None: the system decides.
-    num_threads: suitable number of compute threads.
+    num_threads: number of compute threads that suits these CPUs.
     """
 
     cpus: tuple[int, ...]
@@ -73,22 +73,22 @@ class ComputeThreads:
 
 
 def usable_cpus() -> tuple[int, ...]:
-    """Returns the CPUs that this process may use; all of them where the system does not report
-    that."""
+    """Returns the CPUs that this process may use; all CPUs where the system does not report
+    them."""
     affinity = getattr(os, "sched_getaffinity", None)
     return tuple(sorted(affinity(0))) if affinity else tuple(range(os.cpu_count() or 1))
 
 
 def one_of_each_core(cpus: Sequence[int], root: Path = ROOT) -> tuple[int, ...]:
-    """Returns the first of `cpus` in each core; all of them where the system does not report SMT
+    """Returns the first of `cpus` in each core; all `cpus` where the system does not report SMT
     siblings."""
     chosen: list[int] = []
-    taken: set[int] = set()
+    covered: set[int] = set()
     for cpu in cpus:
-        if cpu not in taken:
+        if cpu not in covered:
             chosen.append(cpu)
             siblings = root / CPUS / f"cpu{cpu}/topology/thread_siblings_list"
-            taken.update(_cpu_list(siblings) or (cpu,))
+            covered.update(_cpu_list(siblings) or (cpu,))
     return tuple(chosen)
 
 
@@ -150,8 +150,8 @@ def _cpu_list(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     numbers: list[int] = []
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
+    for interval in filter(None, text.split(",")):
+        first, _, last = interval.partition("-")
         numbers.extend(range(int(first), int(last or first) + 1))
     return tuple(numbers)
 
@@ -159,7 +159,7 @@ def _cpu_list(path: Path) -> tuple[int, ...] | None:
 def _cpu_quota(root: Path) -> float | None:
     """Returns the CPU quota of the process's control group (version 2), in CPUs; None if unlimited.
 
-    The quotas of the groups above it apply too.
+    The quotas of its parent groups apply too.
     """
     try:
         entries = (root / "proc/self/cgroup").read_text().splitlines()

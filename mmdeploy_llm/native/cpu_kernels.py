@@ -25,7 +25,7 @@ MAX_GROUP = 256  # TILE_ROWS in attention.h
 
 class CpuKernels(Products, Draws):
     """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for the interface and
-    the shapes. It has all capabilities but `experts`."""
+    the shapes. They have all capabilities but `experts`."""
 
     samples_on_device = False
     experts = None
@@ -237,8 +237,8 @@ class CpuKernels(Products, Draws):
         self, cpus: Sequence[int], pinned: Sequence[int], num_threads: int, *, node: int | None
     ) -> None:
         """Restricts the calling thread, and the threads that it computes with, to `cpus` from now
-        on; the i-th to pinned[i] unless `pinned` is empty. node: NUMA node whose memory is used
-        first. Raises OSError when the system refuses."""
+        on, and the i-th of them to pinned[i] unless `pinned` is empty. node: NUMA node whose memory
+        is used first. Raises OSError when the system refuses."""
         error = self._library.mm_place_threads(
             (c_int32 * len(cpus))(*cpus),
             len(cpus),
@@ -253,7 +253,7 @@ class CpuKernels(Products, Draws):
 
 def load(cache: Path | None = None) -> CpuKernels:
     """Loads the kernels for this processor, built on first use into `cache` (default: a folder in
-    the user's home). Raises BuildError."""
+    the user's home). Raises BuildError when they cannot be built or loaded."""
     if cache is None:
         try:
             cache = Path.home() / ".cache" / "mmdeploy_llm"

@@ -1,4 +1,4 @@
-"""Work over the whole vocabulary for random draws; see kernels.DrawKernels."""
+"""Draws: the parts of a random draw that read the whole vocabulary; see kernels.DrawKernels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .library import DTYPES, Library
 
 
 class Draws(Library):
-    """Implements kernels.DrawKernels."""
+    """Implements kernels.DrawKernels with the C++ library."""
 
     def largest(self, logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
-        """Returns the `num` largest values of each row of [R, V], falling, [R, num] float32, and
+        """Returns the `num` largest values of each row of [R, V], descending, [R, num] float32, and
         their indices [R, num]; which of equal ones is not specified. NaN counts as largest."""
         values = torch.empty(logits.shape[0], num)
         ids = torch.empty(logits.shape[0], num, dtype=torch.int64)
@@ -60,8 +60,8 @@ class Draws(Library):
         return cuts
 
     def invert(self, probs: Tensor, uniforms: Tensor) -> Tensor:
-        """Returns the index at which each row's cumulative sum exceeds uniform * total, [R] int64;
-        see kernels.DrawKernels."""
+        """Returns the first index at which each row's cumulative sum exceeds uniform * total, [R]
+        int64; see kernels.DrawKernels."""
         tokens = torch.empty(probs.shape[0], dtype=torch.int64)
         self._library.mm_invert(
             probs.data_ptr(),

@@ -1,4 +1,4 @@
-"""Library: loads the C++ library, and records calls of its functions."""
+"""Library: loads the C++ library and records calls of its functions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Library:
-    """One loaded library. Its functions run on torch's threads, as many as torch.get_num_threads
-    returns.
+    """The loaded C++ library. Its functions run on torch's threads, as many as
+    torch.get_num_threads returns.
 
-    memory: for weights.
+    memory: allocates the weights.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,8 +46,8 @@ class Library:
     def record(
         self, function: Callable[..., Tensor], *inputs: Tensor
     ) -> tuple[Tensor, Recording | None]:
-        """See kernels.Kernels. None where the function does more than call kernels and view their
-        results."""
+        """Returns function(*inputs) and a recording of its kernel calls; None where the function
+        does more than call kernels and view their results."""
         library = self._library
         assert isinstance(library, ctypes.CDLL), "recordings are not nested"
         recorder = Recorder(library, self._recorded_memory)
@@ -67,7 +67,8 @@ class Library:
 
 
 def _openmp_runtimes() -> list[str]:
-    """Paths of the OpenMP libraries in torch's wheel; none where torch uses the system's."""
+    """Returns the paths of the OpenMP libraries in torch's wheel; [] where torch uses the
+    system's."""
     root = Path(torch.__file__).parent
     folders = (root / "lib", root.parent / "torch.libs")
     return [str(path) for folder in folders for path in sorted(folder.glob("libgomp*.so*"))]

@@ -28,7 +28,7 @@ CHUNK_SIZE = 16 * PAGE_SIZE
 MIN_SIZE = 2**16  # bytes; smaller tensors get ordinary memory
 ALIGNMENT = 64
 MADV_COLLAPSE = 25  # Linux 6.1: merges a range of small pages into a large one at once
-MAX_REFUSALS = 8  # in a row, after which the system is taken to have none left
+MAX_REFUSALS = 8  # in a row, after which the system is assumed to have no large pages left
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as in malloc.h
 MAX_KEPT_BLOCK = 32 * 2**20  # bytes; the upper limit of glibc
@@ -54,8 +54,8 @@ class LargePages:
         return own.view(dtype).view(shape)
 
     def settle(self) -> threading.Thread | None:
-        """Starts a thread that moves the chunks so far to large pages, page by page, while other
-        threads read and write them; None if the system has no such pages."""
+        """Starts a thread that moves all chunks allocated so far to large pages, page by page,
+        while other threads read and write them; None if the system has no such pages."""
         if not self._chunks or not _has_large_pages():
             return None
         chunks, self._chunks = self._chunks, []
@@ -64,7 +64,7 @@ class LargePages:
         return thread
 
     def _new_chunk(self, size: int) -> Tensor:
-        """Maps [size] bytes; the system adds pages when they are first used."""
+        """Maps `size` bytes; the system provides their pages when they are first used."""
         if not hasattr(mmap, "MAP_PRIVATE"):
             return torch.empty(size, dtype=torch.uint8)
         memory = mmap.mmap(-1, size + PAGE_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -15,7 +15,7 @@ PANEL = 64  # rows of a panel, as in gemm.h
 
 
 class Bf16Weight:
-    """A weight with its values unchanged."""
+    """A packed weight with its values unchanged."""
 
     def __init__(self, kernels: Products, weight: Tensor) -> None:
         """weight: [n, k] bf16, k even; its memory is reused."""
@@ -34,10 +34,10 @@ class Bf16Weight:
 
 
 class S8Weight:
-    """A weight in int8 with a scale for each row; x is rounded to int8 too, with a scale for every
-    128 values of its rows. Both are symmetric: the largest magnitude becomes 127."""
+    """A packed weight in int8 with a scale for each row; x is rounded to int8 too, with a scale for
+    every 128 values of a row. Both are symmetric: the largest magnitude becomes 127."""
 
-    rows = None  # rounded
+    rows = None  # the layout rounds them
 
     def __init__(self, kernels: Products, weight: Tensor) -> None:
         """weight: [n, k] float32 or bf16."""

@@ -13,7 +13,7 @@ from .packed import PANEL, Bf16Weight, S8Weight
 
 
 class Products(Library):
-    """Packs weights, and multiplies with them."""
+    """Packs weights and multiplies by them."""
 
     def can_pack(self, weight: Tensor, quantization: Quantization | None) -> bool:
         """Whether `pack` lays out a weight [..., n, k] like this."""
@@ -22,7 +22,8 @@ class Products(Library):
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Lays `weight` [n, k] out for products, rounded to int8 if requested; None where
-        `can_pack` is False. Unrounded, the memory of `weight` is reused: its values are gone."""
+        `can_pack` is False. Without rounding, the memory of `weight` is reused: its values are
+        lost."""
         if not self.can_pack(weight, quantization):
             return None
         return S8Weight(self, weight) if quantization else Bf16Weight(self, weight)
@@ -40,7 +41,7 @@ class Products(Library):
         return packed
 
     def linear_bf16(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
-        """Multiplies bf16 `x` [T, k] with packed weights -> [T, n]. bias: [n] bf16."""
+        """Multiplies bf16 `x` [T, k] by packed weights -> [T, n]. bias: [n] bf16."""
         out = self._empty((x.shape[0], n), dtype=x.dtype)
         self._library.mm_linear_bf16(
             x.data_ptr(),
@@ -85,7 +86,7 @@ class Products(Library):
         return rounded, scales
 
     def linear_s8(self, x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies `x` [T, k], quantised with a scale for every 128 values of a row, with packed
+        """Multiplies `x` [T, k], quantised with a scale for every 128 values of a row, by packed
         weights -> [T, n]. scales: [n] float32, of the weight's rows. bias: [n] of x's dtype."""
         out = self._empty((x.shape[0], scales.shape[0]), dtype=x.dtype)
         self._library.mm_linear_s8(

@@ -1,7 +1,7 @@
 """Records kernel calls once and replays them in one call into the library: a decode step of a small
 model otherwise spends a fifth of its time between its kernels.
 
-    function(inputs) --watched--> calls with their arguments, memory at fixed addresses --> run
+    function(inputs) --record--> calls with their arguments, memory at fixed addresses --> run
 
 A recorded function may call kernels, and view their results in other shapes. Any other operation of
 torch would be missing from the recording: it is detected, and nothing is recorded.
@@ -33,7 +33,7 @@ RECORDABLE = (
     "mm_linear_s8",
 )
 # Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
-# copy: whether they did is seen by the memory of their result.
+# copy: the memory of their result shows whether they did.
 VIEWS = {
     "__get__",
     "__getitem__",
@@ -91,8 +91,8 @@ class Recording:
 
 
 class Memory:
-    """Memory for the results of recorded calls. A block is reused when nothing refers to its tensor
-    any more. Recordings share it, since they run one at a time."""
+    """Memory for the results of recorded calls. A block is reused once nothing refers to its tensor
+    any more. Recordings share the memory, since they run one after the other."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[NDArray[np.uint8]]] = defaultdict(list)
@@ -103,14 +103,15 @@ class Memory:
         block_size = max(ALIGNMENT, 1 << (size - 1).bit_length())
         free = self._free[block_size]
         block = free.pop() if free else _aligned(block_size)
-        part = block[:size]
-        # The tensor's memory refers to `part`, and so do all of its views.
-        weakref.finalize(part, free.append, block).atexit = False
-        return torch.from_numpy(part).view(dtype).view(tuple(shape))
+        own = block[:size]
+        # The tensor's memory refers to `own`, and so do all of its views.
+        weakref.finalize(own, free.append, block).atexit = False
+        return torch.from_numpy(own).view(dtype).view(tuple(shape))
 
 
 class Recorder:
-    """Replaces the library while a function is recorded: forwards the calls and stores them."""
+    """Stands in for the library while a function is recorded: forwards the calls and stores
+    them."""
 
     def __init__(self, library: ctypes.CDLL, memory: Memory) -> None:
         self._library = library
@@ -156,8 +157,8 @@ class Recorder:
         return int(value or 0)
 
     def _with_prefetch(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Returns the calls; those of linear layers get the address and the bytes per row of the
-        next one's weights, to prefetch them."""
+        """Returns the calls. Those of linear layers get the address and the bytes per row of the
+        next linear layer's weights, which they prefetch."""
         following: tuple[int, int] = (0, 0)
         done = []
         for name, arguments in reversed(self._calls):
@@ -186,9 +187,9 @@ class _Watch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         results = result if isinstance(result, list | tuple) else (result,)
         storages = {_storage(x) for x in args if isinstance(x, Tensor)}
-        is_old = all(_storage(x) in storages for x in results if isinstance(x, Tensor))
+        is_view = all(_storage(x) in storages for x in results if isinstance(x, Tensor))
         name = getattr(func, "__name__", str(func))
-        if name not in VIEWS or not is_old:
+        if name not in VIEWS or not is_view:
             self.unknown = self.unknown or name
         return result
 

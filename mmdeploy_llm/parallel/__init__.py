@@ -1,6 +1,6 @@
 """Tensor parallelism: how a model is sharded over ranks, and the processes that compute together.
 
-plan of styles --divide--> one rank's shard, on meta --weights.load--> its values
+plan of styles --divide--> one rank's shard, on the meta device --weights.load--> its values
 Ranks                      the collectives between ranks: all-reduce and all-gather
 Worker                     a child process and the channel to it
 """

@@ -14,7 +14,7 @@ A plan maps names of modules to these styles:
     sum                                 the enclosing module whose output is all-reduced
 
 Modules keep their classes and get fewer rows, columns and heads. Hooks and wrappers around modules
-do the collectives, so that models contain no code for ranks.
+call the collectives, so that models contain no code for ranks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Division:
         return first * unit, (first + 1) * unit
 
     def hold(self, path: str, name: str, axis: int, ranges: tuple[Range, ...]) -> None:
-        """Replaces a parameter on meta by this rank's shard of it."""
+        """Replaces a parameter on the meta device by this rank's shard of it."""
         module = self.model.get_submodule(path)
         shape = list(module.get_parameter(name).shape)
         shape[axis] = sum(stop - first for first, stop in ranges)
@@ -90,7 +90,7 @@ class _Division:
 
 
 def divide(model: nn.Module, plan: Mapping[str, str], ranks: Ranks, name: str) -> dict[str, Share]:
-    """Reduces a whole model on meta to this rank's shard, by a plan of module name -> style.
+    """Reduces a model on the meta device to this rank's shard, by a plan of module name -> style.
 
     Returns the share of each parameter that is not replicated. name: the model's name in messages.
     Raises ConfigError when sizes are not divisible by the number of ranks or the plan shards no
@@ -134,8 +134,8 @@ def _of(plan: Mapping[str, str], style: str) -> list[str]:
 
 
 def _read_heads(model: Any, plan: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """Returns path of each attention module -> (number of query heads, rows per head). Without
-    num_heads, the number is the rows of its widest projection / head_dim of the KV cache."""
+    """Returns path of each attention module -> (number of query heads, rows per head). For a module
+    without num_heads, the number is the rows of its widest projection / model.head_dim."""
     widest: dict[str, int] = {}
     for path in _of(plan, "heads"):
         sizes = [rows.stop - rows.start for rows in _row_slices(model.get_submodule(path))]
@@ -164,8 +164,8 @@ def _check_counts(division: _Division, name: str) -> None:
 
 
 def _check_sums(plan: Mapping[str, str], name: str) -> None:
-    """Raises unless each "sum" module holds a partial one, and each partial one is in exactly one
-    "sum" module."""
+    """Raises PluginContractError unless each "sum" module encloses a partial one, and each partial
+    one is in exactly one "sum" module."""
     sums = set(_of(plan, "sum"))
     used: set[str] = set()
     for path, style in plan.items():
@@ -180,7 +180,7 @@ def _check_sums(plan: Mapping[str, str], name: str) -> None:
             used |= enclosing
     if sums - used:
         raise PluginContractError(
-            f"the tp_plan of {name} sums {sorted(sums - used)[0]!r}, which holds nothing partial; "
+            f"the tp_plan of {name} sums {sorted(sums - used)[0]!r}, which has no partial module; "
             "give it and the modules in it the style 'whole'"
         )
 
@@ -271,7 +271,8 @@ def _vocab(division: _Division, path: str) -> None:
 def _look_up(
     inner: Callable[[Tensor], Tensor], ranks: Ranks, first: int, size: int, token_ids: Tensor
 ) -> Tensor:
-    """Returns the embeddings of all tokens: sums those of each rank's own tokens."""
+    """Returns the embeddings of all tokens: each rank looks up its own tokens, and the results are
+    summed over the ranks."""
     local = token_ids - first
     is_other = (local < 0) | (local >= size)
     rows = inner(local.masked_fill_(is_other, 0))
@@ -303,8 +304,8 @@ def _whole(division: _Division, path: str) -> None:
 
 
 def _set_heads(division: _Division) -> None:
-    """Sets the number of heads of this rank, on attention modules and on the model, which sizes
-    the KV cache."""
+    """Sets the number of heads of this rank on attention modules, and on the model, by which the KV
+    cache is sized."""
     size = division.ranks.size
     for module in (division.model, *map(division.model.get_submodule, division.heads)):
         for name in ("num_heads", "num_kv_heads"):

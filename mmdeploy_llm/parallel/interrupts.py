@@ -11,8 +11,8 @@ from types import FrameType
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Raises a Ctrl-C only at the end of the block, such as after a message that another process
-    would otherwise receive half of. A second Ctrl-C is raised at once."""
+    """Delays a Ctrl-C to the end of the block, so that another process does not receive half of a
+    message, for example. A second Ctrl-C is raised at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread only
         return

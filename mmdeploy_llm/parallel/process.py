@@ -49,7 +49,7 @@ class Channel:
         self._pid = pid
 
     def send(self, value: Any) -> None:
-        """Sends a value. Raises OSError when the other process is gone."""
+        """Sends a value. Raises OSError when the other process has ended."""
         message = Message(value)
         try:
             self.send_message(message)
@@ -57,11 +57,11 @@ class Channel:
             message.close()
 
     def send_message(self, message: Message) -> None:
-        """Sends a serialized value, so that several processes can share one serialization."""
+        """Sends a value that is serialized already, such as once for several processes."""
         message.send(self.connection, self._pid)
 
     def receive(self) -> Any:
-        """Waits for the next value. Raises EOFError or OSError when the other process is gone."""
+        """Waits for the next value. Raises EOFError or OSError when the other process has ended."""
         return receive(self.connection)
 
 
@@ -95,7 +95,7 @@ class Worker:
             for fd in (stderr, self._lifeline):
                 unused.callback(os.close, fd)
             unused.callback(ours.close)
-            with open(lifeline, "rb"), open(child_stderr, "wb"):  # closed here, open in the child
+            with open(lifeline, "rb"), open(child_stderr, "wb"):  # only the child keeps them open
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", BOOT, *map(str, arguments)],
                     pass_fds=(theirs.fileno(), lifeline),
@@ -108,7 +108,7 @@ class Worker:
         self._channel = Channel(ours, self._process.pid)
         # Kills the process when the object is collected without a call of `close`.
         self._end = weakref.finalize(self, _end_process, self._process, ours, self._lifeline)
-        with contextlib.suppress(OSError):  # `receive` reports a process that is already gone
+        with contextlib.suppress(OSError):  # `receive` reports a process that has already ended
             self._channel.send(entry)
 
     @property
@@ -122,7 +122,8 @@ class Worker:
         return self._process.pid
 
     def send(self, value: Any) -> None:
-        """Sends a value. Raises WorkerDiedError, and pickle's errors for an unsupported value."""
+        """Sends a value. Raises WorkerDiedError when the process has ended, and pickle's errors for
+        an unsupported value."""
         message = Message(value)
         try:
             self.send_message(message)
@@ -130,7 +131,8 @@ class Worker:
             message.close()
 
     def send_message(self, message: Message) -> None:
-        """Sends a serialized value, so that several processes can share one serialization."""
+        """Sends a value that is serialized already. Raises WorkerDiedError when the process has
+        ended."""
         try:
             self._channel.send_message(message)
         except OSError:
@@ -186,7 +188,7 @@ class Worker:
 
 
 def close_all(workers: Sequence[Worker]) -> None:
-    """Closes all workers concurrently, in CLOSE_SECONDS at most."""
+    """Closes all workers at once; kills those that have not ended after CLOSE_SECONDS."""
     for worker in workers:
         worker.connection.close()
     end = time.monotonic() + CLOSE_SECONDS
@@ -253,7 +255,7 @@ def main() -> None:
 
 
 def _end_with(lifeline: int, parent: int) -> None:
-    """Ends this process when the parent is gone or has closed the lifeline."""
+    """Ends this process when the parent has ended or has closed the lifeline."""
     while os.getppid() == parent:
         if select.select([lifeline], [], [], PARENT_CHECK_SECONDS)[0]:
             break

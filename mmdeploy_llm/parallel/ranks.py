@@ -11,18 +11,18 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-# Until all ranks have joined a collective; the first one comes after loading, whose duration varies
-# between ranks. When a rank dies, the parent process ends the others at once.
+# The time for all ranks to join a collective. The first one comes after loading, whose duration
+# varies between ranks. When a rank dies, the parent process ends the others at once.
 TIMEOUT = timedelta(minutes=30)
 LOOPBACK = "127.0.0.1"
-dist: Any = torch.distributed  # its stubs do not name what we use
+dist: Any = torch.distributed  # its type stubs lack names that are used here
 
 
 class Ranks(Protocol):
-    """A group of ranks, seen from one of them.
+    """A group of ranks, as one of them sees it.
 
     All ranks must make the same calls in the same order, with tensors of the same shape.
-    rank: 0 .. size - 1.
+    rank: this rank, 0 .. size - 1.
     num_calls: number of collectives so far, equal on all ranks while they are in step.
     """
 
@@ -44,19 +44,19 @@ class Ranks(Protocol):
 
 
 class FirstRank:
-    """Rank 0 before it has joined the group: enough to shard a model, not to run it."""
+    """Rank 0 before it has joined the group: can be used to shard a model, not to run it."""
 
     def __init__(self, size: int) -> None:
         self.rank, self.size, self.num_calls = 0, size, 0
 
     def sum(self, x: Tensor) -> Tensor:
-        """See Ranks."""
+        """Raises AssertionError: rank 0 cannot compute alone."""
         raise AssertionError("rank 0 has not joined the other ranks yet")
 
     gather = sum
 
     def least(self, value: int) -> int:
-        """See Ranks."""
+        """Returns `value`."""
         return value
 
 
@@ -66,7 +66,7 @@ class Meeting:
 
     path: a file that all ranks can write; empty at first, must exist as long as the ranks run.
     device: the device of this rank's tensors.
-    timeout: after which a collective that not all ranks have joined fails.
+    timeout: time after which a collective fails that not all ranks have joined.
     """
 
     path: str
@@ -84,11 +84,12 @@ class Meeting:
 
 
 class GlooRanks:
-    """Collectives by Gloo, over the loopback interface only, so that no port is open to the
-    network."""
+    """Calls the collectives of Gloo, over the loopback interface only, so that no port is open to
+    the network."""
 
     def __init__(self, meeting: Meeting, store: Any) -> None:
-        """Raises RuntimeError, as collectives do, when a rank is missing at the timeout."""
+        """Joins the group. Raises RuntimeError, as collectives do, when a rank is missing at the
+        timeout."""
         self.rank, self.size, self.num_calls = meeting.rank, meeting.size, 0
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
@@ -98,30 +99,30 @@ class GlooRanks:
         self._group: Any = gloo(store, self.rank, self.size, options)
 
     def sum(self, x: Tensor) -> Tensor:
-        """See Ranks."""
+        """Sums over all ranks; see Ranks."""
         self.num_calls += 1
         x = x.contiguous()
         self._group.allreduce([x]).wait()
-        # The group's call is not a torch operation; this one makes the write visible to recorders.
+        # The group's call is not a torch operation; this zero_ shows recorders that `x` is written.
         x[:0].zero_()
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """See Ranks."""
+        """Concatenates the tensors of all ranks; see Ranks."""
         self.num_calls += 1
         shards = [torch.empty_like(x) for _ in range(self.size)]
         self._group.allgather([shards], [x.contiguous()]).wait()
         return torch.cat(shards, -1)
 
     def least(self, value: int) -> int:
-        """See Ranks."""
+        """Returns the minimum over all ranks."""
         return int(self.gather(torch.tensor([[value]])).min())
 
 
 class NcclRanks:
-    """Collectives by NCCL, one CUDA device per rank.
+    """Calls the collectives of NCCL, with one CUDA device per rank.
 
-    A call returns when it is launched. A collective that hangs ends the process at the timeout;
+    A call returns once it is launched. A collective that hangs ends the process at the timeout;
     one replayed in a CUDA graph has no timeout, so that only the rank's missing answer reveals it.
     `num_calls` counts neither captured nor replayed calls.
     """
@@ -142,14 +143,14 @@ class NcclRanks:
         )
 
     def sum(self, x: Tensor) -> Tensor:
-        """See Ranks."""
+        """Launches the sum over all ranks; see Ranks."""
         self._count()
         x = x.contiguous()
         dist.all_reduce(x)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """See Ranks."""
+        """Launches the concatenation of all ranks' tensors; see Ranks."""
         self._count()
         num_rows, size = x.shape
         shards = x.new_empty(self.size * num_rows, size)
@@ -157,7 +158,7 @@ class NcclRanks:
         return shards.view(self.size, num_rows, size).transpose(0, 1).reshape(num_rows, -1)
 
     def least(self, value: int) -> int:
-        """See Ranks."""
+        """Returns the minimum over all ranks; waits for the device."""
         return int(self.gather(torch.tensor([[value]], device=self._device)).min())
 
     def _count(self) -> None:

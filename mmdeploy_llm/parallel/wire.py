@@ -50,7 +50,7 @@ class Message:
         self._head = header + b"".join(map(SIZE.pack, sizes)) + out.getvalue()
 
     def send(self, connection: Connection, pid: int) -> None:
-        """Sends to the process `pid` at the other end. Raises OSError when it is gone."""
+        """Sends to the process `pid` at the other end. Raises OSError when it has ended."""
         connection.send_bytes(self._head)
         if self._fd is not None:
             send_handle(connection, self._fd, pid)
@@ -65,7 +65,7 @@ class Message:
 
 
 def receive(connection: Connection) -> Any:
-    """Waits for the next value. Raises EOFError or OSError when the other end is gone."""
+    """Waits for the next value. Raises EOFError or OSError when the other end is closed."""
     head = memoryview(connection.recv_bytes())
     count, is_shared = HEADER.unpack_from(head)
     data = head[HEADER.size :]

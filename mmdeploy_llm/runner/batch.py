@@ -192,8 +192,8 @@ def _media_pieces(
 
 
 def _media_piece(span: MediaSpan, start: int, stop: int, row: int) -> MediaPiece | None:
-    """Returns the embeddings of a span in tokens start..stop; None when there are none. row: of
-    token `start` in the step."""
+    """Returns the piece of a span within tokens start..stop; None when it holds no embeddings.
+    row: the row of token `start` in the step."""
     if span.rows is None:
         begin, end = max(start - span.offset, 0), min(stop, span.end) - span.offset
         offsets = np.arange(begin, end)

@@ -13,8 +13,8 @@ from mmdeploy_llm.request import MediaSpan
 
 
 class CheckedModel:
-    """Calls the model. Raises PluginContractError for an output of another shape, since the runner
-    might read rows of other requests from it.
+    """Calls a plugin's model and checks its outputs. Raises PluginContractError for one of a wrong
+    shape, in which the runner might read rows of other requests.
 
     name: the model in messages, such as "Qwen2ForCausalLM (plugin 'qwen')".
     """
@@ -25,19 +25,19 @@ class CheckedModel:
         self._vocab_size = vocab_size
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
-        """Hidden states [T, hidden]."""
+        """Returns hidden states [T, hidden]."""
         shape = (inputs.token_ids.shape[0], self._model.hidden_size)
         meaning = "a row of hidden_size values for each token"
         return self._checked("forward", self._model.forward(inputs), shape, meaning)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, vocab] of hidden states [N, hidden]."""
+        """Returns the logits [N, vocab] of hidden states [N, hidden]."""
         shape = (hidden.shape[0], self._vocab_size)
         meaning = "a row for each row of its input, a value for each token id of the vocabulary"
         return self._checked("logits", self._model.logits(hidden), shape, meaning)
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """M-RoPE positions [3, num_tokens]; None where token i has position i."""
+        """Returns M-RoPE positions [3, num_tokens]; None where token i has position i."""
         found = self._model.positions(num_tokens, media)
         if found is None:
             return None
@@ -49,5 +49,5 @@ class CheckedModel:
             return found
         given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise PluginContractError(
-            f"{method} of {self._name} gave {given}, must be {shape}: {meaning}"
+            f"{method} of {self._name} returned {given}, must be {shape}: {meaning}"
         )

@@ -6,8 +6,8 @@
 
 Every rank carries out every plan in slots of its own and samples the same tokens from the same
 logits: only plans and results travel. No rank lives in the caller's process, which therefore never
-waits in an exchange that a dead rank has left: it waits for messages, and notices when a process
-ends. Then it ends the others.
+waits in an exchange that a dead rank has left: it waits for messages, notices when a process ends,
+and then ends the others.
 
 Where the ranks' runners can overlap steps, so can all of them together: each start and each finish
 is a message to all ranks that all of them answer, so that they happen in the same order everywhere.
@@ -58,7 +58,7 @@ DIFFERENT = (
 
 
 class DistributedRunner:
-    """The runners of all ranks, used as one. See Executor."""
+    """Runs step plans on all ranks, each in its own process. See Executor for the methods."""
 
     def __init__(self, blueprints: Sequence[RankBlueprint], build: BuildRank) -> None:
         """blueprints: one for each rank. build: a picklable function that each rank's process calls
@@ -89,12 +89,12 @@ class DistributedRunner:
         self._first_answer_seconds = STEP_SECONDS if is_on_gpus else None
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See Executor."""
+        """Runs a step on all ranks; see Executor."""
         return self.start(plan).finish()
 
     def start(self, plan: StepPlan, before: Started | None = None) -> Started:
-        """See Executor. Unfinished steps are abandoned when this one does not follow them, such as
-        a step whose caller was interrupted by Ctrl-C.
+        """Starts a step on all ranks; see Executor. Without `before`, unfinished steps are
+        abandoned, such as a step whose caller was interrupted by Ctrl-C.
 
         Where steps cannot overlap, a step is one message and not two, sent by `finish`."""
         if not self.can_overlap:
@@ -105,7 +105,7 @@ class DistributedRunner:
         return Started(plan=plan, finish=finish, can_follow=answers[0].can_follow)
 
     def close(self) -> None:
-        """See Executor."""
+        """Ends the ranks' processes; later steps raise WorkerDiedError."""
         close_all(self._workers)
         self._delete_folder()
         self._death = self._death or WorkerDiedError("this engine is closed")
@@ -123,8 +123,8 @@ class DistributedRunner:
 
     def _ask_all(self, value: Any) -> list[Any]:
         """Sends a message to all ranks and returns their answers, by rank. An interrupt is held
-        back until then, so that all ranks have received the same. Raises WorkerDiedError once the
-        ranks have ended."""
+        back until all have answered, so that no rank misses the message. Raises WorkerDiedError
+        once the ranks have ended."""
         if self._death is not None:
             raise self._death
         with interrupted_later():
@@ -153,7 +153,7 @@ class DistributedRunner:
         return answers
 
     def _gather(self, first_seconds: float | None, more_seconds: float) -> list[Any]:
-        """Waits for the next answer of each rank; handles barriers on the way. Raises
+        """Waits for the next answer of each rank, and handles barriers meanwhile. Raises
         WorkerDiedError when a rank ends or is too late.
 
         first_seconds: for the first answer; None: no limit. more_seconds: for each one after it.
@@ -185,7 +185,7 @@ class DistributedRunner:
         self, barriers: dict[int, BarrierMessage], answers: dict[int, Any], *, is_late: bool
     ) -> None:
         """Lets the ranks continue once all are at the same position. Raises WorkerDiedError when
-        they cannot get there any more."""
+        that can no longer happen."""
         positions = {message.position for message in barriers.values()}
         if len(barriers) == len(self._workers) and len(positions) == 1:
             is_fine = not any(message.problem for message in barriers.values())

@@ -1,5 +1,5 @@
-"""EncoderCache: encoder outputs by media key. The scheduler decides what is kept and for how long;
-the tensors are here."""
+"""EncoderCache: holds encoder outputs by media key. The scheduler decides which are kept and for
+how long."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MIN_COPIED = 4096  # values: models read smaller tensors on the host, and these 
 
 
 def values_per_call(device: torch.device) -> int:
-    """Returns the upper bound of pixel values in one encoder call. On a CPU more of them gain no
-    speed and need larger buffers; a GPU needs more to be busy."""
+    """Returns the upper bound of pixel values in one encoder call. On a CPU larger calls gain no
+    speed and need larger buffers; a GPU needs more values to be busy."""
     return (32 if device.type == "cuda" else 8) * 2**20
 
 
 class EncoderCache:
-    """Embeddings [num_tokens, media_size] of media that running requests still need. The runner
-    is its only writer."""
+    """Holds embeddings [num_tokens, media_size] of media that running requests still need. The
+    runner is its only writer."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class EncoderCache:
         device: torch.device = CPU,
         peers: Peers | None = None,
     ) -> None:
-        """name: the model in messages. device: of its weights. peers: the other ranks of the model;
-        None: there are none."""
+        """name: the model in messages. device: where its weights are. peers: the other ranks of the
+        model; None: there are none."""
         self._peers = peers or NoPeers()
         self._model = model
         self._name = name
@@ -57,14 +57,14 @@ class EncoderCache:
         self._failures: dict[str, str] = {}
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Drops outputs that the scheduler no longer counts."""
+        """Drops the outputs of these keys, which the scheduler no longer keeps."""
         for key in keys:
             self._embeds.pop(key, None)
             self._failures.pop(key, None)
 
     def encode(self, items: Sequence[MediaInput]) -> None:
-        """Encodes all items, several in one call. The next call's media are copied to the device
-        while one computes. An item that fails is remembered and harms no other."""
+        """Encodes all items, several in one call. While a call computes, the next one's media are
+        copied to the device. An item that fails is remembered and does not affect the others."""
         if not items:
             return
         batches = [*_batches(items, values_per_call(self._device))]
@@ -79,7 +79,7 @@ class EncoderCache:
                 self._encode_alone(batch, error)
 
     def get(self, key: str) -> Tensor | None:
-        """The item's embeddings, or None when it could not be encoded."""
+        """Returns the item's embeddings, or None when it could not be encoded."""
         return self._embeds.get(key)
 
     def failure(self, key: str) -> str:
@@ -113,12 +113,13 @@ class EncoderCache:
         embeds = self._model.encode_media(items)
         if len(embeds) != len(items):
             raise PluginContractError(
-                f"encode_media of {self._name} gave {len(embeds)} outputs for {len(items)} items"
+                f"encode_media of {self._name} returned {len(embeds)} outputs for {len(items)} "
+                "items"
             )
         for item, rows in zip(items, embeds, strict=True):
             if tuple(rows.shape) != (item.num_tokens, self._media_size):
                 raise PluginContractError(
-                    f"encode_media of {self._name} gave {tuple(rows.shape)} for an item of "
+                    f"encode_media of {self._name} returned {tuple(rows.shape)} for an item of "
                     f"{item.num_tokens} tokens, must be {(item.num_tokens, self._media_size)}"
                 )
         for item, rows in zip(items, embeds, strict=True):
@@ -136,9 +137,9 @@ class MediaCopies:
         self._stream = new_stream(device) if device.type == "cuda" else None
 
     def start(self, items: Sequence[MediaInput]) -> list[MediaInput]:
-        """Returns the items with their large tensors on the device; the copies are done once
-        `wait_for` was called. When the device is out of memory, returns the items as they are: the
-        model copies them itself."""
+        """Returns the items with their large tensors on the device, to be used after `wait_for`.
+        When the device is out of memory, returns the items unchanged: the model copies them
+        itself."""
         if self._stream is None:
             return list(items)
         try:

@@ -21,20 +21,20 @@ class Executor(Protocol):
 
     @property
     def can_overlap(self) -> bool:
-        """Whether a step may ever be started before the one before it is finished."""
+        """Whether a step may ever be started before the previous one is finished."""
         ...
 
     def start(self, plan: StepPlan, before: Started | None = None) -> Started:
         """Starts a step; `Started.finish` returns its result.
 
-        before: the step before this one, where it is not finished yet: one with `can_follow`, whose
-        requests all continue decoding in this step, in the same order. Both this and `finish` raise
+        before: the previous step, if it is not finished yet. It must have `can_follow`, and all its
+        requests continue decoding in this step, in the same order. Both this and `finish` raise
         WorkerDiedError when no step can be computed any more.
         """
         ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Starts a step and finishes it."""
+        """Starts a step, finishes it and returns its result."""
         ...
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class Facts:
     """The facts that the rest of the engine must know about an executor.
 
     runtime: the options as they were resolved in the process that computes.
-    shape: one block of the KV cache; of one rank, under tensor parallelism.
+    shape: one block of the KV cache; under tensor parallelism, of one rank's.
     num_blocks: blocks in the KV cache.
     """
 

@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 class SampleRows:
     """The rows of a pass that are sampled from: N items that sample a token.
 
-    slots: [N] of the items. ends: [N] tokens of their sequences after the step. logits: [N, V].
-    largest: first_argmax of the logits, where a recorded step has computed it already.
+    slots: [N] slots of the items. ends: [N] tokens of their sequences after the step. logits:
+    [N, V]. largest: first_argmax of the logits, where a recorded step has computed it already.
     """
 
     items: Sequence[ScheduledTokens]
@@ -50,8 +50,8 @@ class SampleRows:
 
 
 class ForwardPass:
-    """Runs the model for one runner, which is its only user: with new kernel launches, or by
-    replaying a recorded decode step that fits."""
+    """Runs the model for one runner, its only user: with new kernel launches, or by replaying a
+    recorded decode step that fits."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class ForwardPass:
                 token_ids=tensors.token_ids,
                 positions=tensors.positions,
                 in_prompt=tensors.in_prompt,
-                has_prompt=False,  # DecodeGraphs.frame_for accepts no others
+                has_prompt=False,  # DecodeGraphs.frame_for refuses steps with prompt tokens
                 attn=self._backend.begin(tensors.layout, self._cache),
             )
         )
@@ -174,7 +174,8 @@ class ForwardPass:
     def _sample_rows(
         self, batch: StepBatch, hidden: Tensor, replayed: DecodeOutputs | None
     ) -> SampleRows | None:
-        """replayed: outputs of a recorded step, with logits for each item already."""
+        """Returns the rows to sample from; None when no item samples. replayed: outputs of a
+        recorded step, which hold the logits of each item already."""
         chosen = [row for row, item in enumerate(batch.scheduled) if item.samples]
         if not chosen:
             return None

@@ -38,7 +38,8 @@ NUM_WARM_UPS = 2  # passes before a recording: libraries initialise themselves i
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeOutputs:
     """The outputs of a decode pass of B rows: hidden states [B, hidden], logits [B, V], and the
-    first_argmax of the logits, [B] each. Those of a graph are valid until its next replay."""
+    first_argmax of the logits, [B] each. A graph's outputs are valid until the next replay of any
+    graph."""
 
     hidden: Tensor
     logits: Tensor
@@ -63,7 +64,7 @@ Compute = Callable[[StepTensors], DecodeOutputs]
 
 
 class Recorder(Protocol):
-    """Records kernel launches, to replay them."""
+    """Records kernel launches, so that they can be repeated."""
 
     def record(
         self, compute: Callable[[], DecodeOutputs]
@@ -89,14 +90,15 @@ class CudaRecorder:
     def record(
         self, compute: Callable[[], DecodeOutputs]
     ) -> tuple[Callable[[], None], DecodeOutputs]:
-        """See Recorder. Raises torch's error for operations that cannot be recorded."""
+        """Captures `compute` in a CUDA graph, after running it to warm up; see Recorder. Raises
+        torch's error for operations that cannot be captured."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for _ in range(NUM_WARM_UPS):
                 compute()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         graph: Any = torch.cuda.CUDAGraph()
-        # Other threads may query events meanwhile, as the one that watches NCCL does.
+        # thread_local: other threads may query events meanwhile, as NCCL's watchdog does.
         new_capture: Any = torch.cuda.graph
         with new_capture(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -107,7 +109,7 @@ class CudaRecorder:
         return graph.replay, outputs
 
     def recover(self) -> None:
-        """See Recorder."""
+        """Waits for the device and releases the memory of the failed capture."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 
@@ -186,7 +188,7 @@ class DecodeGraphs:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """Returns the first error: ending a failed recording raises another one."""
+    """Returns the error that was raised first: ending a failed recording raises another one."""
     while error.__context__ is not None:
         error = error.__context__
     return error

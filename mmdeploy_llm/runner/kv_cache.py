@@ -38,7 +38,7 @@ def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCa
     """Allocates the cache, zeroed: some backends read rows past a sequence's end, which must be
     finite.
 
-    On a CPU its pages are zero pages of the system until they are written, so a cache of gigabytes
+    On a CPU the system provides zeroed pages when they are first written, so a cache of gigabytes
     costs no time at start and no memory that is not used. Raises ConfigError when a card has too
     little memory.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# Messages of RuntimeErrors that mean it too: from the CPU allocator, the driver and cuBLAS.
+# Texts in RuntimeErrors that mean out of memory: from the CPU allocator, the driver and cuBLAS.
 SIGNS = ("DefaultCPUAllocator", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 

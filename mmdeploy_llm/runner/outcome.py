@@ -42,6 +42,6 @@ class StepOutcome:
 
 
 def failure_of(event: str, error: BaseException) -> RequestFailure:
-    """Returns why a request failed. event: what happened, with which the message begins."""
+    """Returns the failure of a request. event: what happened, the beginning of the message."""
     code = error.code if isinstance(error, MMDeployLLMError) else 500
     return RequestFailure(code=code, message=f"{event}: {error_text(error)}")

@@ -25,7 +25,7 @@ class Started:
     finish: waits for the step and returns its result; called once.
     can_follow: whether the next step may be started before this one is finished.
     token_ids: the tokens that this step samples, on the device, one for each request of the plan,
-        in order; None where the next step does not need them from here.
+        in order; None where the next step gets them in another way.
     """
 
     plan: StepPlan

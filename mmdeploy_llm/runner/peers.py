@@ -28,8 +28,8 @@ class NoPeers:
     """The peers of a runner that has the whole model: there are no other ranks."""
 
     def raised(self, error: BaseException) -> None:
-        """See Peers."""
+        """Does nothing."""
 
     def agree(self, is_fine: bool) -> bool:
-        """See Peers."""
+        """Returns `is_fine`."""
         return is_fine

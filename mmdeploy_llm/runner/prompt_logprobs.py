@@ -11,7 +11,7 @@ from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.plan import NewRequest, ScheduledTokens
 from mmdeploy_llm.sampling import prompt_logprobs
 
-MAX_ROWS = 256  # of logits at once: those of a whole step would take gigabytes
+MAX_ROWS = 256  # rows of logits at once: those of a whole step would take gigabytes
 
 
 def wants_prompt_logprobs(request: NewRequest, item: ScheduledTokens) -> bool:
@@ -26,8 +26,8 @@ def prompt_entries(
     logits_of: Callable[[Tensor], Tensor],
 ) -> tuple[TokenLogprobs | None, ...]:
     """Returns an entry for each prompt token that follows one of the item's tokens: the logits at
-    token i score token i + 1. The first item's entries begin with None, for the prompt's first
-    token. hidden: [num_tokens, hidden] of the item."""
+    token i score token i + 1. The entries of a prompt's first item begin with None, for its first
+    token. hidden: [num_tokens, hidden], the item's hidden states."""
     count = request.params.prompt_logprobs
     assert count is not None, "checked by wants_prompt_logprobs"
     num_next = min(item.num_tokens, request.prompt_len - 1 - item.start)

@@ -49,7 +49,7 @@ BuildRank = Callable[[Any, Ranks, Peers], Built]
 def serve_rank(
     channel: Channel, *, blueprint: RankBlueprint, meeting: Meeting, build: BuildRank
 ) -> None:
-    """Builds the rank's runner and answers messages until the channel ends."""
+    """Builds the rank's runner and answers messages until the channel is closed."""
     ranks = meeting.join()
     built = build(blueprint, ranks, ChannelPeers(ranks, channel))
     rank = Rank(built.runner, sends_results=ranks.rank == 0)
@@ -59,7 +59,7 @@ def serve_rank(
 
 
 class Rank:
-    """The runner of one rank and the steps that it has started and not finished."""
+    """Runs the steps of one rank, and holds those that are started and not finished."""
 
     def __init__(self, runner: Executor, *, sends_results: bool) -> None:
         self._runner = runner
@@ -67,7 +67,7 @@ class Rank:
         self._unfinished: deque[Started] = deque()
 
     def answer(self, message: StepMessage | FinishMessage) -> StartedMessage | DoneMessage:
-        """Carries out a message."""
+        """Carries out a message and returns the answer to it."""
         if isinstance(message, FinishMessage):
             started = self._unfinished.popleft()
             assert started.plan.step_id == message.step_id, "steps are finished in order"
@@ -93,23 +93,23 @@ class Rank:
 
 
 class RankLostError(BaseException):
-    """The engine has gone. Not an Exception, so that nothing but the end of this process
-    follows."""
+    """The engine's process has ended. A BaseException, so that no handler of errors catches it and
+    this process ends."""
 
 
 class ChannelPeers:
-    """Reaches the other ranks through DistributedRunner. See Peers."""
+    """The other ranks, reached through DistributedRunner."""
 
     def __init__(self, ranks: Ranks, channel: Channel) -> None:
         self._ranks, self._channel = ranks, channel
 
     def raised(self, error: BaseException) -> None:
-        """See Peers."""
+        """Reports the error, and waits until all ranks have reported one; see Peers."""
         self._wait(error_text(error), has_raised=True, is_out_of_memory=is_out_of_memory(error))
 
     def agree(self, is_fine: bool) -> bool:
-        """See Peers."""
-        problem = "" if is_fine else "it could not do what others could"
+        """Reports `is_fine` and returns whether it is True on all ranks; see Peers."""
+        problem = "" if is_fine else "it could not do what other ranks could"
         return self._wait(problem, has_raised=False, is_out_of_memory=False)
 
     def _wait(self, problem: str, *, has_raised: bool, is_out_of_memory: bool) -> bool:

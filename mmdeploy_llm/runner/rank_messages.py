@@ -2,7 +2,7 @@
 
 engine --Step----> rank --Started or Done-->  engine
        --Finish-->      --Done----------->
-                        --Barrier-------->    before what not all ranks may do
+                        --Barrier-------->    before work that some ranks may be unable to do
        <bool------
 """
 
@@ -35,7 +35,7 @@ class StepMessage:
 
     @staticmethod
     def of(plan: StepPlan, mode: StepMode) -> StepMessage:
-        """Packs a plan."""
+        """Packs a plan into a message."""
         rows = [
             (item.request_id, item.start, item.num_tokens, item.new_block_ids, item.samples)
             for item in plan.scheduled
@@ -66,7 +66,7 @@ class FinishMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyMessage:
-    """A rank has its model and its memory."""
+    """A rank has loaded its model and allocated its memory."""
 
     facts: Facts
     can_overlap: bool
@@ -74,21 +74,21 @@ class ReadyMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedMessage:
-    """A rank has started a step. can_follow: see Started."""
+    """A rank has started a step. can_follow: see overlap.Started."""
 
     step_id: int
     can_follow: bool
 
     @property
     def checksum(self) -> int:
-        """Equal on all ranks, or the run ends."""
+        """A number that must be equal on all ranks; otherwise the run ends."""
         return int(self.can_follow)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoneMessage:
-    """A rank has finished a step. checksum: of its result, equal on all ranks, or the run ends.
-    result: sent by rank 0 only."""
+    """A rank has finished a step. checksum: of its result; must be equal on all ranks, otherwise
+    the run ends. result: sent by rank 0 only."""
 
     step_id: int
     checksum: int
@@ -97,7 +97,7 @@ class DoneMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a rank is: after so many exchanges, with an error of this kind."""
+    """How far a rank has come: the number of its exchanges, and the kind of its error, if any."""
 
     num_exchanges: int
     has_raised: bool
@@ -106,8 +106,8 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarrierMessage:
-    """A rank waits until all ranks are at its position. It is answered with True, or with False
-    when any of them has a problem. problem: "" for none."""
+    """A rank waits until all ranks are at its position. The answer is True, or False when any rank
+    has a problem. problem: "" for none."""
 
     position: Position
     problem: str

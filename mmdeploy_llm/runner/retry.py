@@ -27,13 +27,14 @@ from .peers import Peers
 
 logger = logging.getLogger(__name__)
 
-GOOD_PASSES = 100  # steps without trouble after which passes may be twice as large again
+GOOD_PASSES = 100  # steps without running out of memory, after which max_tokens doubles
 
 Pass = Sequence[ScheduledTokens]
 
 
 class Retry:
-    """Computes all passes of a step that is not in flight. The runner is its only user."""
+    """Computes a step that was not launched, in one pass or several. The runner is its only
+    user."""
 
     def __init__(
         self,
@@ -59,8 +60,8 @@ class Retry:
         return self._size.max_tokens is None
 
     def run(self, scheduled: Pass, outcome: StepOutcome, *, has_raised: bool) -> None:
-        """Computes the step into `outcome`. has_raised: a pass over all of it was tried before and
-        raised."""
+        """Computes the step into `outcome`. has_raised: one pass over the whole step was attempted
+        before, and raised."""
         for items in self._size.passes(scheduled):
             self._run_pass(items, outcome, is_retry=has_raised)
 
@@ -70,7 +71,7 @@ class Retry:
         error = self._error_of(scheduled, outcome, is_retry=is_retry) if scheduled else None
         if error is None:
             return
-        # Outside the except block, whose exception kept the tensors of the failed pass alive.
+        # Runs outside the except block, whose exception kept the failed pass's tensors alive.
         smaller: Sequence[Pass] = ()
         if is_out_of_memory(error):
             release_cached_memory(self._device)
@@ -90,7 +91,7 @@ class Retry:
         """Runs one pass. Merges its results into `outcome`, or returns the exception with its
         traceback dropped, so that its tensors are freed."""
         try:
-            if is_retry:  # the pass that raised may have drawn tokens on the device already
+            if is_retry:  # the failed pass may have drawn tokens on the device already
                 for item in scheduled:
                     if item.samples:
                         self._reset(item)
@@ -127,7 +128,7 @@ class PassSize:
 
     @property
     def max_tokens(self) -> int | None:
-        """The upper bound of one pass; None: no bound."""
+        """The upper bound of tokens in one pass; None: no bound."""
         return self._max_tokens
 
     def passes(self, scheduled: Pass) -> Sequence[Pass]:
@@ -140,8 +141,8 @@ class PassSize:
         return tuple(_split(scheduled, self._max_tokens, self._can_split))
 
     def split(self, failed: Pass) -> Sequence[Pass]:
-        """Returns the passes to try in place of one that ran out of memory, and makes later passes
-        as small; () when it cannot be split."""
+        """Returns the passes that replace one that ran out of memory, and bounds later passes to
+        their size; () when it cannot be split."""
         num_tokens = sum(item.num_tokens for item in failed)
         max_tokens = (num_tokens + 1) // 2
         passes = tuple(_split(failed, max_tokens, self._can_split))

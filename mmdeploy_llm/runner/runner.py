@@ -1,4 +1,4 @@
-"""Runner: computes step plans, one StepPlan in, one StepResult out. It decides nothing.
+"""Runner: computes step plans, one StepPlan in, one StepResult out. It makes no decisions.
 
 start    free slots, admit requests, encode media; launch the pass where steps may overlap
 finish   wait for the sampled tokens, or compute the passes that were not launched
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedPass:
-    """A forward pass and its sampling, which the device may still compute. outcome: its results as
+    """A forward pass and its sampling, which may still run on the device. outcome: its results as
     far as the host has them. rows, sample: None when no item samples."""
 
     outcome: StepOutcome
@@ -47,8 +47,8 @@ class LaunchedPass:
 
 
 class Runner:
-    """Holds the model, the caches and the slots of running requests; nothing else writes to
-    them. See Executor."""
+    """Runs step plans in this process. Holds the model, the caches and the slots of running
+    requests; nothing else writes to them. See Executor for the methods."""
 
     def __init__(
         self,
@@ -99,34 +99,35 @@ class Runner:
 
     @property
     def can_overlap(self) -> bool:
-        """See Executor."""
+        """Whether the sampler returns before the device has computed the tokens."""
         return self._sampler.can_overlap
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See Executor."""
+        """Starts a step and finishes it; see Executor."""
         return self.start(plan).finish()
 
     @torch.inference_mode()
     def start(self, plan: StepPlan, before: Started | None = None) -> Started:
-        """See Executor. A request that fails is in `errors` of the result; the others are computed
-        without it. Where steps cannot overlap, or need several passes, `finish` computes them."""
+        """Starts a step; see Executor. A request that fails is in `errors` of the result; the
+        others are computed without it. Where steps cannot overlap, or need several passes, `finish`
+        computes them."""
         outcome = StepOutcome()
         scheduled = self._begin(plan, outcome)
-        is_tried = bool(scheduled) and self.can_overlap and self._retry.is_one_pass
-        launched = self._try_launch(scheduled, before) if is_tried else None
+        can_launch = bool(scheduled) and self.can_overlap and self._retry.is_one_pass
+        launched = self._try_launch(scheduled, before) if can_launch else None
         token_ids = self._next_inputs(plan, launched)
         return Started(
             plan=plan,
-            finish=lambda: self._finish(plan, scheduled, launched, outcome, has_raised=is_tried),
+            finish=lambda: self._finish(plan, scheduled, launched, outcome, has_raised=can_launch),
             can_follow=token_ids is not None,
             token_ids=token_ids,
         )
 
     def close(self) -> None:
-        """See Executor. Memory is freed with the object."""
+        """Does nothing: memory is freed with the object."""
 
     def record_graphs(self, sizes: Sequence[int], recorder: Recorder) -> None:
-        """See ForwardPass."""
+        """Records decode steps of these sizes; see ForwardPass."""
         self._forward.record_graphs(sizes, recorder)
 
     @torch.inference_mode()
@@ -139,8 +140,8 @@ class Runner:
         *,
         has_raised: bool,
     ) -> StepResult:
-        """launched: None when nothing is in flight. has_raised: in this case, the launch was
-        attempted and failed."""
+        """Returns the result of a step. launched: None when nothing is in flight; has_raised then
+        says whether the launch was attempted and failed."""
         if launched is not None:
             outcome.merge(self._collect(launched))
         elif scheduled:
@@ -148,12 +149,12 @@ class Runner:
         return outcome.result(plan)
 
     def _begin(self, plan: StepPlan, outcome: StepOutcome) -> list[ScheduledTokens]:
-        """Carries out all of a plan that comes before its tokens; returns the items that can be
+        """Carries out everything in a plan that precedes its tokens; returns the items that can be
         computed."""
         if self._threads is not None:
             self._threads.place()
         if self._device.index is not None and self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # per thread: kernels are launched on this device
+            torch.cuda.set_device(self._device)  # per thread: it launches kernels on this device
         for request_id in plan.drop:
             slot = self._slots.drop(request_id)
             if slot is not None:
@@ -177,7 +178,7 @@ class Runner:
             outcome.errors[new.request_id] = failure_of("the request could not start", error)
 
     def _positions(self, new: NewRequest) -> NDArray[np.int64] | None:
-        """M-RoPE positions [3, prompt_len] of a prompt with media; None for all others."""
+        """Returns M-RoPE positions [3, prompt_len] of a prompt with media; None for all others."""
         if not self._has_mrope or not new.media:
             return None
         positions = self._model.positions(new.prompt_len, new.media)
@@ -198,8 +199,8 @@ class Runner:
     def _try_launch(
         self, scheduled: Sequence[ScheduledTokens], before: Started | None
     ) -> LaunchedPass | None:
-        """Launches the step in one pass; None when that raised: `finish` retries it then, after the
-        step before has freed its memory."""
+        """Launches the step in one pass. Returns None when that raised: `finish` then retries it,
+        after the previous step has freed its memory."""
         try:
             return self._launch(scheduled, None if before is None else before.token_ids)
         except FAULTS as error:
@@ -219,13 +220,13 @@ class Runner:
         return LaunchedPass(outcome=outcome, rows=rows, sample=sample)
 
     def _next_inputs(self, plan: StepPlan, launched: LaunchedPass | None) -> Tensor | None:
-        """See Started.token_ids."""
+        """Returns Started.token_ids; None when the next step must wait for the host."""
         if launched is None or launched.rows is None or launched.sample is None:
             return None
         if len(launched.rows.items) < len(plan.scheduled):
             return None
-        is_held = self._sampler.needs_host(launched.rows.slots)
-        return None if is_held else launched.sample.token_ids
+        needs_host = self._sampler.needs_host(launched.rows.slots)
+        return None if needs_host else launched.sample.token_ids
 
     def _collect(self, launched: LaunchedPass) -> StepOutcome:
         """Waits for a pass; returns its results and writes the sampled tokens into the slots."""
@@ -246,8 +247,8 @@ class Runner:
         return outcome
 
     def _reset_sampling(self, item: ScheduledTokens) -> None:
-        """Sets the sampler's slot back to before a pass that raised, which may have drawn a token
-        on the device already: the next one follows the tokens that the host knows."""
+        """Sets the sampler's slot back to its state before a pass that raised, which may have drawn
+        a token on the device already: the next one follows the tokens that the host knows."""
         info = self._slots[item.request_id]
         known = self._slots.token_ids[info.index, : item.start + item.num_tokens]
         request = replace(info.request, token_ids=tuple(known.tolist()))

@@ -1,4 +1,4 @@
-"""Slots: what the runner knows of running requests, in arrays over slots, so that a step is
+"""Slots: the state of running requests in the runner, in arrays over slots, so that a step is
 prepared without a loop over tokens."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Slots:
         return len(self._infos)
 
     def add(self, request: NewRequest, positions: NDArray[np.int64] | None) -> SlotInfo:
-        """Puts the request into a free slot. There is one: the scheduler keeps to max_num_seqs."""
+        """Puts the request into a free slot, which exists: the scheduler keeps to max_num_seqs."""
         index = self._free.pop()
         self.token_ids[index, : len(request.token_ids)] = request.token_ids
         self.prompt_lens[index] = request.prompt_len
@@ -78,7 +78,7 @@ class Slots:
         return info
 
     def drop(self, request_id: str) -> int | None:
-        """Frees the slot and returns its index; None for a request that has none."""
+        """Frees the request's slot and returns its index; None for a request without one."""
         info = self._infos.pop(request_id, None)
         if info is None:
             return None
@@ -98,6 +98,6 @@ class Slots:
     def append(
         self, indices: NDArray[np.int64], ends: NDArray[np.int64], token_ids: Sequence[int]
     ) -> None:
-        """Writes the sampled token of each slot after the tokens known so far, of which there are
-        `ends`. All three: [N]."""
+        """Writes the sampled token of each slot after its known tokens. indices: slots. ends:
+        number of known tokens of each. All three: [N]."""
         self.token_ids[indices, ends] = token_ids

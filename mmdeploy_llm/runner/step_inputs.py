@@ -91,8 +91,8 @@ class DecodeFrame:
         return bool(fits)
 
     def fill(self, arrays: StepArrays) -> StepTensors:
-        """Writes a step's inputs and padding into the frame's tensors: one copy to the device, and
-        one on it into the block tables, of which only the columns in use are transferred."""
+        """Writes a step's inputs and padding into the frame's tensors: one copy to the device, then
+        one within it into the block tables. Only the tables' columns in use are transferred."""
         assert self.fits(arrays), "the caller chooses a frame that fits"
         count, width = arrays.block_tables.shape
         *fixed, last = self._slices

@@ -54,7 +54,7 @@ def _ban(logits: Tensor, states: Sequence[SlotState], bans_stops: NDArray[np.boo
     ids = []
     for state, has_ban in zip(states, bans_stops, strict=True):
         now = np.fromiter(state.banned_now(), dtype=np.int64)
-        now = now[(now >= 0) & (now < vocab_size)]  # a placeholder id may lie outside
+        now = now[(now >= 0) & (now < vocab_size)]  # a placeholder id may exceed the vocabulary
         ids.append(np.concatenate([state.banned_ids, now, *([state.stop_ids] if has_ban else [])]))
     logits.view(-1)[_flat_index(ids, logits)] = -torch.inf
 

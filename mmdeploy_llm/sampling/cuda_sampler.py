@@ -51,8 +51,8 @@ class _Launch:
 
 
 class CudaSampler(Sampler):
-    """Samples on the device: the tokens of Sampler, apart from the rounding of the device's
-    arithmetic. See Sampler."""
+    """Samples on the device. Its tokens are those of Sampler, up to the rounding of the device's
+    arithmetic."""
 
     can_overlap = True
 
@@ -73,7 +73,7 @@ class CudaSampler(Sampler):
         self._tables = SlotTables(max_num_slots, vocab_size, device)
 
     def add(self, slot: int, request: SlotRequest) -> None:
-        """See Sampler."""
+        """Puts a request into a free slot, on the host and on the device; see Sampler."""
         super().add(slot, request)
         state = self._state[slot]
         is_random = bool(self._state.is_random[slot])
@@ -82,7 +82,7 @@ class CudaSampler(Sampler):
             self._state.move_to_device(slot)
 
     def needs_host(self, slots: Sequence[int] | NDArray[np.int64]) -> bool:
-        """See Sampler."""
+        """Whether a tracker on the host must receive the last tokens of `slots` first."""
         return bool(self._state.tracked(np.asarray(slots, dtype=np.int64)))
 
     @torch.inference_mode()
@@ -93,8 +93,8 @@ class CudaSampler(Sampler):
         *,
         largest: tuple[Tensor, Tensor] | None = None,
     ) -> PendingSample:
-        """See Sampler. Does not wait for the device; later work of the device may overwrite the
-        logits."""
+        """Launches the choice of the next tokens; see Sampler. Does not wait for the device; work
+        that is launched later may overwrite the logits."""
         index = np.asarray(slots, dtype=np.int64)
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
         out = self._choose_on_device(logits, index, largest)
@@ -141,7 +141,8 @@ class CudaSampler(Sampler):
     def _logprobs_on_device(
         self, logits: Tensor, index: NDArray[np.int64], token_ids: Tensor
     ) -> Iterator[tuple[NDArray[np.int64], Measured]]:
-        """Yields the requested log-probabilities, by rows with the same number of candidates."""
+        """Yields rows and their requested log-probabilities, grouped by the number of
+        candidates."""
         wanted = self._state.num_logprobs[index]
         for k in np.unique(wanted[wanted != NO_LOGPROBS]).tolist():
             for rows in _chunks(np.flatnonzero(wanted == k)):
@@ -150,7 +151,7 @@ class CudaSampler(Sampler):
                 yield rows, measure(own, ids, k)
 
     def _adjusted(self, logits: Tensor, index: NDArray[np.int64], forced: Sequence[int]) -> Tensor:
-        """Returns the logits with the rules applied that need the host."""
+        """Returns the logits after the rules that need the host."""
         is_adjusted = self._state.needs_transforms(index)
         is_adjusted[forced] = False
         rows = np.flatnonzero(is_adjusted)
@@ -187,8 +188,8 @@ def _chunks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 def _to_host(values: Tensor) -> Tensor:
-    """Returns a host tensor into which the values are copied after the device's work so far; valid
-    once `_copies_done` has been waited for."""
+    """Returns a host tensor into which the values are copied after the device's work so far. It is
+    valid once the function returned by `_copies_done` has been called."""
     if values.device.type != "cuda":
         return values
     copied = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -32,7 +32,7 @@ from mmdeploy_llm.kernels import DrawKernels
 
 from .largest import largest
 
-UNITS = 2.0**50  # in probability 1; sums stay below 2**53, where float64 is exact
+UNITS = 2.0**50  # units in a probability of 1; sums stay below 2**53, where float64 is exact
 PREFIX_SIZE = 64
 CHUNK_SIZE = 2**19  # logits in one operation over whole rows, to bound temporaries
 WIDTH = 64
@@ -40,7 +40,8 @@ WIDTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawParams:
-    """How to draw each row, all [R]. top_k 0, top_p 1 and min_p 0 switch the rule off.
+    """The params of random draws, one value for each row: [R]. top_k 0, top_p 1 and min_p 0 switch
+    the rule off.
 
     temperature > 0. uniforms: random numbers in [0, 1).
     """
@@ -66,7 +67,7 @@ def draw(logits: Tensor, params: DrawParams, kernels: DrawKernels | None = None)
     """Draws a token id for each row of logits [R, V], of any float dtype; [R] int64. Rows with NaN
     get an arbitrary id.
 
-    kernels: of the CPU, for operations over the whole vocabulary where they support the dtype.
+    kernels: CPU kernels for operations over the whole vocabulary, where they support the dtype.
     """
     if kernels is not None and not kernels.takes(logits):
         kernels = None
@@ -107,10 +108,10 @@ def _chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:
 def _draw_from_prefix(
     logits: Tensor, params: DrawParams, is_top_p_alone: bool, kernels: DrawKernels | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns token ids [R], and whether the prefix holds all tokens that the rules keep [R] bool.
+    """Returns token ids [R], and whether the prefix holds all tokens that the rules keep, [R] bool.
 
-    is_top_p_alone: top_p is a share of the whole vocabulary's probability; otherwise of the tokens
-    that the other rules keep, all of which are in the prefix.
+    is_top_p_alone: top_p is a share of the probability of the whole vocabulary; otherwise, of the
+    tokens that the other rules keep, all of which are in the prefix.
     """
     if kernels is None:
         values, ids = largest(logits, PREFIX_SIZE)  # [R, K]
@@ -155,7 +156,7 @@ def _tempered(
 
 
 def _draw_from_all(logits: Tensor, params: DrawParams, kernels: DrawKernels | None) -> Tensor:
-    """Returns token ids [R], by any rules; sorts the whole vocabulary where there are any."""
+    """Returns token ids [R], drawn by any rules; sorts the whole vocabulary if there are rules."""
     z = _tempered(logits, params.temperature, kernels)
     probs = z.softmax(dim=1)
     if (params.top_k > 0).any() or (params.top_p < 1).any() or (params.min_p > 0).any():
@@ -174,7 +175,7 @@ def _cutoff(z: Tensor, probs: Tensor, params: DrawParams) -> Tensor:
     """Returns the smallest z of each row that the rules keep, [R, 1]."""
     descending = _descending(z)
     kept = _kept_before_top_p(descending, params)
-    # Larger z have larger probabilities, so that both have the same order.
+    # A larger z has a larger probability, so both sort in the same order.
     weights = _weights(_descending(probs)).masked_fill_(~kept, 0.0)
     kept &= _kept_by_top_p(descending, weights, weights.sum(dim=1, keepdim=True), params)
     last = (kept.sum(dim=1, keepdim=True) - 1).clamp_(min=0)

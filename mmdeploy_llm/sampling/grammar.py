@@ -20,7 +20,7 @@ from mmdeploy_llm.transfer import to_device
 
 CACHE_SIZE = 64  # compiled grammars
 MAX_GRAMMAR_CHARACTERS = 100_000
-MAX_SCHEMA_DEPTH = 100  # xgrammar's time grows with the cube of it
+MAX_SCHEMA_DEPTH = 100  # xgrammar's time grows with the cube of the depth
 SOURCE_LOCATION = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")  # prefix of xgrammar's messages
 BITS = 32  # tokens in one word of a mask
 
@@ -33,7 +33,8 @@ class GrammarMatcher:
         self._eos_token_ids = tuple(eos_token_ids)
 
     def accept(self, token_id: int) -> None:
-        """Advances by the next token, which `fill` allowed. Ignores tokens after the end."""
+        """Advances by the next token, which `fill` allowed. Ignores tokens after the grammar's
+        end."""
         if not self._matcher.is_terminated():
             assert self._matcher.accept_token(token_id), f"token {token_id} was not allowed"
 
@@ -62,7 +63,7 @@ def banned_mask(
 
 
 class GrammarBackend:
-    """Makes matchers of constraints for one model and caches the last 64 compiled grammars.
+    """Compiles constraints for one model into matchers, and caches the last 64 compiled grammars.
 
     tokenizer: transformers' fast tokenizer. vocab_size: width of the logits. Thread-safe.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-WIDTH = 128  # of a block, for maxima at memory speed in float32 and bfloat16
+WIDTH = 128  # columns of a block: maxima then run at memory speed in float32 and bfloat16
 MAX_SIZE_BY_BLOCKS = 128  # for more values, topk over whole rows is as fast
 
 

@@ -34,7 +34,7 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> tuple[Tok
 def sampled_logprobs(
     logits: Tensor, token_ids: Tensor, num_logprobs: NDArray[np.int64]
 ) -> tuple[TokenLogprobs, ...]:
-    """Returns the entries of `prompt_logprobs`; num_logprobs: `k` of each row, [T]."""
+    """Returns entries as `prompt_logprobs` does. num_logprobs: [T], the `k` of each row."""
     entries: dict[int, TokenLogprobs] = {}
     for k in np.unique(num_logprobs).tolist():
         rows = torch.from_numpy(np.flatnonzero(num_logprobs == k))
@@ -72,8 +72,8 @@ class Measured:
 
 
 def measure(logits: Tensor, token_ids: Tensor, k: int) -> Measured:
-    """Computes `prompt_logprobs` of rows [T, V] on the device of the logits, without waiting for
-    CUDA."""
+    """Computes the values of `prompt_logprobs` for rows [T, V] on the device of the logits, without
+    waiting for CUDA."""
     logits = logits.float()
     logprobs = logits.log_softmax(dim=1)
     best = _best(logits, logits.shape[1] if k < 0 else min(k, logits.shape[1]))
@@ -111,8 +111,8 @@ def _best(logits: Tensor, k: int) -> Tensor:
 
 
 def _best_by_keys(logits: Tensor, k: int) -> Tensor:
-    """Returns the ids of `_best`, without a search for equal logits, which would wait for the
-    device. Integer keys order by value in their high bits and by id in their low bits."""
+    """Returns the same ids as `_best`, without a search for equal logits, which would wait for the
+    device. Integer keys hold the value in their high bits and the id in their low bits."""
     bits = (logits + 0.0).view(torch.int32)  # -0.0 is 0.0
     high = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
     low = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)

@@ -31,8 +31,8 @@ from .logprobs import sampled_logprobs
 from .state import NO_LOGPROBS, SamplingState, SlotRequest
 
 NOT_FINITE = (
-    "the model gave logits that are not finite (NaN or infinity) for this request; its inputs or "
-    "the weights are out of range: check them, or try dtype='float32'"
+    "the model returned logits that are not finite (NaN or infinity) for this request; its inputs "
+    "or the weights are out of range: check them, or try dtype='float32'"
 )
 NOTHING_ALLOWED = (
     "no token is allowed next: guided_decoding, bad_words, min_tokens, no_repeat_ngram_size and "
@@ -56,9 +56,9 @@ class SampleResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingSample:
-    """Tokens that were launched.
+    """Tokens whose computation was launched.
 
-    finish: waits for them; called once, in the order of the launches.
+    finish: waits for the tokens and returns them; called once, in the order of the launches.
     token_ids: [N] int64 on the device, 0 where the row failed; None from samplers that compute on
         the host.
     """
@@ -88,7 +88,7 @@ class Sampler:
         grammars: GrammarBackend | None = None,
         kernels: DrawKernels | None = None,
     ) -> None:
-        """kernels: of the CPU, for random draws; without them the same tokens take longer."""
+        """kernels: CPU kernels for random draws; without them the same tokens take longer."""
         self._kernels = kernels
         self._vocab_size = vocab_size
         self._work = torch.empty(0, vocab_size, device=device)
@@ -96,20 +96,20 @@ class Sampler:
 
     @property
     def vocab_size(self) -> int:
-        """Values in a row of logits."""
+        """Number of values in a row of logits."""
         return self._vocab_size
 
     def add(self, slot: int, request: SlotRequest) -> None:
-        """Puts a request into a free slot. Raises RequestError when its grammar cannot be made."""
+        """Puts a request into a free slot. Raises RequestError when its grammar is not valid."""
         self._state.add(slot, request)
 
     def remove(self, slot: int) -> None:
-        """Frees a slot; a free one stays free."""
+        """Frees a slot; does nothing if it is free."""
         self._state.remove(slot)
 
     def needs_host(self, slots: Sequence[int] | NDArray[np.int64]) -> bool:
-        """Whether the next tokens of `slots` can be launched only after the last ones are
-        finished, because the host must know them."""
+        """Whether the next tokens of `slots` can be launched only once the last ones are finished,
+        because the host must know these first."""
         return True
 
     def sample(
@@ -119,7 +119,7 @@ class Sampler:
         *,
         largest: tuple[Tensor, Tensor] | None = None,
     ) -> SampleResult:
-        """Launches the tokens and finishes them; see `launch`."""
+        """Launches the choice of the next tokens and waits for it; see `launch`."""
         return self.launch(logits, slots, largest=largest).finish()
 
     @torch.inference_mode()
@@ -149,7 +149,7 @@ class Sampler:
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
         forced = self._state.forced(index)
         token_ids, is_finite, is_allowed = self._choose(logits, index, list(forced), largest)
-        # The only transfer to the host.
+        # Token ids and outcomes are transferred to the host together.
         chosen, finite, allowed = torch.stack([token_ids, is_finite, is_allowed]).tolist()
         errors = {row: NOTHING_ALLOWED for row, is_ok in enumerate(allowed) if not is_ok}
         errors |= {row: NOT_FINITE for row, is_ok in enumerate(finite) if not is_ok}
@@ -178,8 +178,8 @@ class Sampler:
         is_random[forced] = is_adjusted[forced] = False
         rows = np.flatnonzero(is_adjusted)
         if len(rows):
-            found, is_some = self._choose_adjusted(logits, index[rows], rows)
-            token_ids[rows], is_allowed[rows] = found, is_some
+            found, has_choice = self._choose_adjusted(logits, index[rows], rows)
+            token_ids[rows], is_allowed[rows] = found, has_choice
         rows = np.flatnonzero(is_random & ~is_adjusted)
         if len(rows):
             params = self._state.draw_params(index[rows])
@@ -203,11 +203,11 @@ class Sampler:
         return token_ids, peaks > -torch.inf
 
     def _work_rows(self, num_rows: int) -> Tensor:
-        """Returns float32 rows to write into, kept between steps: allocating them would take longer
+        """Returns a float32 buffer of rows, kept between steps: allocating it would take longer
         than the rules."""
         if len(self._work) < num_rows:
-            num_rows_now = max(num_rows, 2 * len(self._work))
-            self._work = self._work.new_empty(num_rows_now, self._vocab_size)
+            capacity = max(num_rows, 2 * len(self._work))
+            self._work = self._work.new_empty(capacity, self._vocab_size)
         return self._work[:num_rows]
 
     def _logprobs(
@@ -237,8 +237,8 @@ class Sampler:
 def logprobs_of(
     logits: Tensor, rows: NDArray[np.int64], chosen: Sequence[int], wanted: NDArray[np.int64]
 ) -> tuple[TokenLogprobs | None, ...]:
-    """Returns [N] entries: of `rows`, whose logits are given, and None for the others. wanted: [N]
-    how many candidates."""
+    """Returns [N] entries, None for all but `rows`, whose logits are given. wanted: [N], number of
+    candidates of each row."""
     entries: list[TokenLogprobs | None] = [None] * len(chosen)
     ids = torch.tensor(chosen)[torch.from_numpy(rows)]
     found = sampled_logprobs(logits, ids, wanted[rows])

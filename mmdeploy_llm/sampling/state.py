@@ -1,5 +1,5 @@
-"""SamplingState: what the sampler knows of each running request. Numbers are arrays over slots, the
-rest is one SlotState for each request."""
+"""SamplingState: the sampler's state of each running request. Numbers are held in arrays over
+slots, everything else in one SlotState for each request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
 from .uniform import first_states, uniforms
 
 NO_LOGPROBS = -2  # -1 requests the whole vocabulary
-TINY, HUGE = 1e-30, 1e30  # bounds of float32 factors of a logit that never make a NaN
+TINY, HUGE = 1e-30, 1e30  # bounds of what is applied to a logit in float32: no NaN arises
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +80,8 @@ class SlotState:
 
     @property
     def needs_host(self) -> bool:
-        """Whether a rule needs more than the counts of the generated tokens, which the device keeps
-        itself."""
+        """Whether a rule needs more than the counts of the generated tokens, which the device can
+        keep itself."""
         trackers = (self.ngrams, self.bad_sequences, self.grammar, self.thinking)
         return any(tracker is not None for tracker in trackers)
 
@@ -91,7 +91,7 @@ class SlotState:
         return self.thinking is not None and not self.thinking.is_closed
 
     def append(self, token_id: int) -> None:
-        """Records the next generated token. A grammar applies after the thinking only."""
+        """Records the next generated token. A grammar applies only after the thinking."""
         if self.grammar is not None and not self.is_thinking:
             self.grammar.accept(token_id)
         for tracker in (self.counts, self.ngrams, self.bad_sequences, self.thinking):
@@ -107,8 +107,13 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotNumbers:
-    """The numbers of one slot. draw: of one row. first_state: [1], see uniform.py. stops_from: how
-    many outputs come before a stop token is allowed."""
+    """The state of one slot as numbers, for the tables on a device.
+
+    draw: params of the next draw, one row.
+    first_state: [1], see uniform.first_states.
+    num_outputs: tokens generated so far.
+    stops_from: number of outputs before a stop token is allowed.
+    """
 
     draw: DrawParams
     first_state: NDArray[np.uint64]
@@ -146,7 +151,8 @@ class SamplingState:
         return state
 
     def add(self, slot: int, request: SlotRequest) -> None:
-        """Puts a request into a free slot. Raises RequestError and ConfigError for its grammar."""
+        """Puts a request into a free slot. Raises RequestError or ConfigError when its grammar
+        cannot be compiled."""
         assert self._slots[slot] is None, f"slot {slot} is in use"
         params, guided = request.params, request.params.guided_decoding
         grammar = None
@@ -169,7 +175,7 @@ class SamplingState:
         self._slots[slot] = state
 
     def remove(self, slot: int) -> None:
-        """Frees a slot; a free one stays free."""
+        """Frees a slot; does nothing if it is free."""
         self._slots[slot] = None
 
     def move_to_device(self, slot: int) -> None:
@@ -186,11 +192,12 @@ class SamplingState:
         return self._slots[slot] is state
 
     def is_mixed(self, slots: NDArray[np.int64]) -> bool:
-        """Whether a slot is drawn from the whole vocabulary: with neither top_k nor min_p."""
+        """Whether any of the slots is drawn with neither top_k nor min_p, which needs the
+        probabilities of the whole vocabulary."""
         return bool(((self._top_k[slots] == 0) & (self._min_p[slots] == 0)).any())
 
     def numbers(self, slot: int) -> SlotNumbers:
-        """Returns the numbers of a slot."""
+        """Returns the state of a slot as numbers."""
         return SlotNumbers(
             draw=self.draw_params(np.array([slot])),
             first_state=first_states(self._seeds[[slot]]),
@@ -199,7 +206,7 @@ class SamplingState:
         )
 
     def append(self, slots: NDArray[np.int64], token_ids: Sequence[int]) -> None:
-        """Records the next token of each of `slots`, all different."""
+        """Records the next token of each of `slots`, which are all different."""
         self._num_outputs[slots] += 1
         for row in np.flatnonzero(self._has_trackers[slots]).tolist():
             self[slots[row]].append(token_ids[row])
@@ -213,14 +220,14 @@ class SamplingState:
         return self._has_transforms[slots] | self.bans_stops(slots)
 
     def forced(self, slots: NDArray[np.int64]) -> dict[int, int]:
-        """Returns row -> next token for the rows whose thinking is being ended."""
+        """Returns row -> next token for the rows whose thinking is at its limit."""
         tracked = np.flatnonzero(self._has_trackers[slots]).tolist()
         caps = {row: self[slots[row]].thinking for row in tracked}
         found = {row: cap.forced for row, cap in caps.items() if cap is not None}
         return {row: token_id for row, token_id in found.items() if token_id is not None}
 
     def draw_params(self, slots: NDArray[np.int64]) -> DrawParams:
-        """Returns how to draw the next token of each of `slots`."""
+        """Returns the params of the next draw of each of `slots`."""
         return DrawParams(
             temperature=self._temperature[slots],
             top_k=self._top_k[slots],
@@ -231,7 +238,7 @@ class SamplingState:
 
 
 def resolved(value: float | None) -> float:
-    """Returns a param that intake has set."""
+    """Returns the value of a param, which intake has set: None never gets here."""
     assert value is not None, "params are resolved at intake"
     return value
 

@@ -1,5 +1,5 @@
-"""SlotTables: what the CUDA kernels know of each slot, on the device: numbers, and the rules that
-do not need the host.
+"""SlotTables: the state of each slot on the device, for the CUDA kernels: numbers, and the rules
+that do not need the host.
 
 A request's rows are written when it starts, or starts again after a preemption; from then on the
 kernels count its tokens. Nothing here waits for the device.
@@ -20,7 +20,7 @@ from mmdeploy_llm.transfer import to_device, to_device_together
 from .draw import min_p_cutoff
 from .state import HUGE, TINY, SlotNumbers, SlotState, resolved
 
-FIRST_EDITS = 16  # capacity of a slot; doubled when a request has more
+FIRST_EDITS = 16  # capacity of a slot for biases and bans; doubled when a request has more
 
 
 class SlotTables:
@@ -52,12 +52,12 @@ class SlotTables:
         return has_edits | (rows[:, int(columns.HAS_COUNTS)] > 0)
 
     def advance(self, slots: NDArray[np.int64]) -> None:
-        """Counts a launched token for each of the slots, all different. The device counts in its
-        own rows, so that none is copied."""
+        """Counts a launched token for each of the slots, which are all different. The kernels count
+        in the device's rows themselves, so that no row is copied."""
         self._ints[slots, int(columns.NUM_OUTPUTS)] += 1
 
     def add(self, slot: int, numbers: SlotNumbers, state: SlotState, *, is_random: bool) -> None:
-        """Writes the rows of a slot. Rules of a request that needs the host stay on the host."""
+        """Writes the rows of a slot. If a rule needs the host, all rules stay on the host."""
         draw, params = numbers.draw, state.params
         ints, reals = self._ints[slot], self._reals[slot]
         ints[:] = 0
@@ -91,7 +91,7 @@ class SlotTables:
         return self._rules
 
     def _write_edits(self, slot: int, state: SlotState) -> None:
-        """Writes biases, then bans, then the bans of stop tokens."""
+        """Writes a slot's biases, then its bans, then the bans of stop tokens."""
         banned = np.concatenate([state.banned_ids, state.stop_ids])
         ids = np.concatenate([state.bias_ids, banned])
         self._reserve_edits(len(ids))

@@ -1,4 +1,4 @@
-"""Trackers: what the rules need to know of a sequence: token counts, n-grams, bad words, the length
+"""Trackers: record what the rules need of a sequence: token counts, n-grams, bad words, the length
 of the thinking.
 
 Each is built from the prompt and receives every token after it, so that a request that starts again
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 class TokenCounts:
     """How often each token that occurs in one request was generated.
 
-    Lists of unique ids rather than a [slots, V] table: a request holds hundreds of different
-    tokens, and penalties then touch these instead of the vocabulary. Written by its SlotState only.
+    Holds unique ids rather than a [slots, V] table: a request has hundreds of different tokens, and
+    penalties touch only these instead of the vocabulary. Written by its SlotState only.
     """
 
     def __init__(self, prompt_token_ids: Sequence[int], vocab_size: int) -> None:
@@ -35,7 +35,7 @@ class TokenCounts:
 
     @property
     def counts(self) -> NDArray[np.float32]:
-        """How often each of `ids` was generated; 0 for those of the prompt only."""
+        """How often each of `ids` was generated; 0 if it occurs in the prompt only."""
         return self._counts[: len(self._index)]
 
     def append(self, token_id: int) -> None:
@@ -122,7 +122,7 @@ class ThinkingCap:
 
     @property
     def forced(self) -> int | None:
-        """The next token where it is forced, else None."""
+        """The token that must come next; None if any token may."""
         if self.is_closed or self._num_tokens < self._limit:
             return None
         tail = tuple(self._tail)

@@ -1,5 +1,5 @@
-"""One random number for each (seed, position), from a hash and not from a stream, so that neither
-the batch nor a preemption can change it."""
+"""Computes one random number for each (seed, position), by a hash and not from a stream, so that
+neither the batch nor a preemption can change it."""
 
 from __future__ import annotations
 

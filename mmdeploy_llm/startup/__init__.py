@@ -1,6 +1,6 @@
 """Starts an engine, as one line of values, each made from those before it.
 
-    EngineConfig                                                      what the user asked
+    EngineConfig                                                      the user's options
       -> ModelFiles    plugins, config.json, tokenizer, template      model_files.py
       -> Machine       CPUs, cards, kernels                           machine.py  (cards.py)
       -> Blueprint     every option resolved; can be pickled          blueprint.py

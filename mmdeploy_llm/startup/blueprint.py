@@ -16,8 +16,8 @@ from .model_files import ModelFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """An engine, or one rank of it, before anything is built. It can be pickled and sent to the
-    rank's process, which reads its own ModelFiles and Machine by `config`.
+    """The plan of an engine, or of one rank of it. It can be pickled and sent to the rank's
+    process, which reads its own ModelFiles and Machine by `config`.
 
     config: the options, with the device and CPUs of this share of the machine.
     runtime: the same options with every choice made.
@@ -33,8 +33,8 @@ class Blueprint:
 
 
 def draw_blueprint(config: EngineConfig, files: ModelFiles, machine: Machine) -> Blueprint:
-    """Resolves every option for this model on this machine, and checks that the device computes in
-    the dtype and that the attention library is installed. Raises ConfigError."""
+    """Resolves every option for this model on this machine. Raises ConfigError when an option does
+    not fit, the device cannot compute in the dtype or the attention library is not installed."""
     text = files.checkpoint.config.get_text_config()
     stored = getattr(files.checkpoint.config, "dtype", None) or getattr(text, "dtype", None)
     limits = ModelLimits(

@@ -19,14 +19,15 @@ import torch
 
 from mmdeploy_llm.errors import ConfigError
 
-# The lowest compute capability that computes in the dtype; a lower one emulates it or fails.
-LEAST_CAPABILITY = {"bfloat16": (8, 0), "float16": (7, 0)}
+# The lowest compute capability with arithmetic in the dtype; lower ones emulate it or fail.
+MIN_CAPABILITY = {"bfloat16": (8, 0), "float16": (7, 0)}
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
-    """One card. capability: compute capability (major, minor). total_bytes: size of its memory."""
+    """One CUDA card. capability: its compute capability (major, minor). total_bytes: size of its
+    memory."""
 
     name: str
     capability: tuple[int, int]
@@ -53,7 +54,7 @@ class CudaFacts:
 
 def driver_version() -> int | None:
     """Returns the newest CUDA version the NVIDIA driver supports (12080 is 12.8), None without a
-    driver. It asks the driver itself, since some versions of torch do not report it."""
+    driver. Queries the driver itself, since some versions of torch do not report it."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -116,9 +117,9 @@ def missing_cuda(facts: CudaFacts) -> str | None:
             f"the NVIDIA driver runs CUDA up to {_dotted(facts.driver)} and {needed}; update the "
             f"driver, or install a torch built with CUDA {facts.driver[0]}"
         )
-    said = f" ({facts.error})" if facts.error else ""
+    detail = f" ({facts.error})" if facts.error else ""
     return (
-        f"torch finds no card that it can use{said}; check what nvidia-smi shows and what "
+        f"torch finds no card that it can use{detail}; check what nvidia-smi shows and what "
         "CUDA_VISIBLE_DEVICES hides, or use device='cpu'"
     )
 
@@ -153,10 +154,10 @@ def _check_card(device: str, card: CardFacts, dtype: str, facts: CudaFacts) -> N
             f"{named}, but torch {facts.torch} was built for {', '.join(facts.architectures)}; "
             "install a torch that was built for this card, or use another device"
         )
-    least = LEAST_CAPABILITY.get(dtype, (0, 0))
-    if card.capability < least:
-        other = "float16" if card.capability >= LEAST_CAPABILITY["float16"] else "float32"
-        raise ConfigError(f"{named}, and {dtype} needs {_dotted(least)}; use dtype={other!r}")
+    required = MIN_CAPABILITY.get(dtype, (0, 0))
+    if card.capability < required:
+        other = "float16" if card.capability >= MIN_CAPABILITY["float16"] else "float32"
+        raise ConfigError(f"{named}, but {dtype} needs {_dotted(required)}; use dtype={other!r}")
 
 
 def _runs(architecture: str, capability: tuple[int, int]) -> bool:
@@ -183,8 +184,8 @@ def check_memory(
     total: int,
     utilization: float,
 ) -> None:
-    """Raises ConfigError unless the weights and the smallest KV cache fit into the card's memory:
-    the share `utilization` of it, less what other programs use. All sizes in bytes."""
+    """Raises ConfigError unless the weights and the smallest KV cache fit into the share
+    `utilization` of the card's memory, less what other programs use. All sizes in bytes."""
     usable = free - (1 - utilization) * total
     if weights + least_cache <= usable:
         return

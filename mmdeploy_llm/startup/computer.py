@@ -1,4 +1,4 @@
-"""Builds what computes steps: in this process, or in one process for each rank."""
+"""Builds the runner that computes steps: in this process, or in one process for each rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .shares import rank_blueprints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computer:
-    """A runner with its facts. model: None when other processes hold it."""
+    """A runner that is ready to compute, and its facts. model: None when other processes hold
+    it."""
 
     runner: Executor
     facts: Facts
@@ -48,6 +49,7 @@ def build_ranks(blueprint: Blueprint, files: ModelFiles, machine: Machine) -> Co
 
 
 def build_rank(blueprint: Blueprint, ranks: Ranks, peers: Peers) -> Computer:
-    """Runs in a rank's process: reads the model folder and the machine there, then builds."""
+    """Builds a rank's computer in the rank's own process, after reading the model folder and the
+    machine there."""
     files, machine = read_model_files(blueprint.config), read_machine(blueprint.config)
     return build_computer(blueprint, files, machine, RankGroup(ranks=ranks, peers=peers))

@@ -30,8 +30,8 @@ from .sizes import check_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroup:
-    """The ranks that share one model, as one of them sees them. ranks: None when the model is not
-    shared."""
+    """The ranks that share one model, as one of them sees them. ranks: None when one process holds
+    the whole model."""
 
     ranks: Ranks | None = None
     peers: Peers = field(default_factory=NoPeers)
@@ -72,7 +72,8 @@ def load_model(
     blueprint: Blueprint, files: ModelFiles, machine: Machine, group: RankGroup
 ) -> LoadedModel:
     """Prepares the process for computing, then builds the model and loads its weights. Raises
-    ConfigError when they do not fit, CheckpointError, and PluginError from the model's plugin."""
+    ConfigError when they do not fit into memory, CheckpointError when the files do not fit the
+    model, and PluginError from the model's plugin."""
     runtime = blueprint.runtime
     threads = _prepare_process(runtime, machine)
     split = None if group.ranks is None else _shard(files, group.ranks)
@@ -105,22 +106,23 @@ def load_model(
 
 
 def check_divisible(files: ModelFiles, num_ranks: int) -> None:
-    """Raises ConfigError when the model's sizes do not divide by num_ranks. It builds the model
-    without memory, so this is known before any process is started."""
+    """Raises ConfigError when the model's sizes are not divisible by num_ranks. Builds the model on
+    the meta device, without memory, before any process is started."""
     with torch.device("meta"):
         whole: Any = files.plugins.build(files.spec, files.checkpoint.config)
     _shard(files, FirstRank(num_ranks))(whole)
 
 
 def _shard(files: ModelFiles, ranks: Ranks) -> Split:
-    """Returns the function that reduces a whole model, on meta, to one rank's shard."""
+    """Returns a function that reduces a whole model on the meta device to one rank's shard."""
     plan = partial(tp_plan, own=files.spec.tp_plan)
     return shares_of(plan, ranks, files.checkpoint.architecture)
 
 
 def _prepare_process(runtime: RuntimeConfig, machine: Machine) -> ComputeThreads | None:
-    """Sets what holds for the whole process: number and place of threads, what the C library and
-    torch keep. It comes before the weights, whose memory should be on the threads' NUMA node."""
+    """Sets the process's threads and their CPUs, and how much freed memory and how many linear
+    kernels it keeps. Called before the weights are loaded: their memory should be on the threads'
+    NUMA node."""
     _bound_linear_kernel_cache()
     if runtime.device == "cpu":
         native.keep_freed_memory()

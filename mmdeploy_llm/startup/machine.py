@@ -1,5 +1,5 @@
-"""Reads what this machine offers to an engine: CPUs, CUDA cards, kernels. It is read once; the rest
-of the start-up takes it as a value."""
+"""Reads what this machine offers to an engine: CPUs, CUDA cards, kernels. The rest of the start-up
+receives it as a value and never queries the machine again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def host_facts(self) -> HostFacts:
-        """Returns the facts that `runtime_config.resolve` needs."""
+        """The facts that `runtime_config.resolve` needs."""
         problem = missing_cuda(self.cuda)
         return HostFacts(
             has_cuda=problem is None,
@@ -55,9 +55,9 @@ class Machine:
 
 
 def read_machine(config: EngineConfig) -> Machine:
-    """Reads the machine as the options let an engine use it. The first call on a machine compiles
-    the CPU kernels, which takes seconds. Raises ConfigError for CPUs that do not exist and for an
-    option that needs kernels that are missing."""
+    """Reads the share of the machine that the options let an engine use. The first call on a
+    machine compiles the CPU kernels, which takes seconds. Raises ConfigError for CPUs that do not
+    exist, and for an option whose kernels are missing."""
     facts = CudaFacts(torch=torch.__version__) if config.device == "cpu" else read_cuda()
     problem = missing_cuda(facts)
     if config.device == "auto" and problem and facts.driver:
@@ -81,7 +81,7 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
     if config.native_kernels is False:
         problem = "native_kernels is False"
     elif not is_cpu:
-        problem = "the device is no CPU: leave it out, or use device='cpu'"
+        problem = "the device is not a CPU: leave it out, or use device='cpu'"
     else:
         try:
             return native.load()
@@ -94,7 +94,7 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
         "cpu_affinity": config.cpu_affinity is not None,
         "numa_node": config.numa_node is not None,
     }
-    option = next((name for name, is_asked in needs.items() if is_asked), None)
+    option = next((name for name, is_set in needs.items() if is_set), None)
     if option is not None:
         raise ConfigError(f"{option} needs the C++ kernels for CPUs, but {problem}")
     return None

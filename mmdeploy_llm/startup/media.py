@@ -43,9 +43,9 @@ def open_reader(config: EngineConfig) -> MediaLoader:
 
 
 def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, MediaProcessor]:
-    """Builds one processor for each kind of media that the model takes and a plugin provides.
+    """Builds one processor for each kind of media that the model accepts and a plugin provides.
 
-    A processor written for any model may find that this model takes no such media; that kind is
+    A processor written for any model may find that this model accepts no such media; that kind is
     left out and logged. Raises PluginError when a processor cannot be built.
     """
     found = {}
@@ -63,7 +63,7 @@ def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, Media
 
 
 def _own_options(options: Any, others: list[str]) -> dict[str, Any]:
-    """Returns the options without those of `others`, kinds that plugins bring: the options of
-    charts begin with "chart_", and no image processor could know them."""
+    """Returns the options without those of `others`, kinds that plugins add. The options of kind
+    "chart" begin with "chart_", for example, and an image processor would not know them."""
     prefixes = tuple(f"{other}_" for other in others)
     return {name: value for name, value in options.items() if not name.startswith(prefixes)}

@@ -1,5 +1,5 @@
 """Decides how much memory the KV cache gets: on CUDA what the largest steps leave, on a CPU a share
-of what is free."""
+of the free memory."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .worst_case import CudaMeter, LargestStep, Meter, cache_memory, measure
 
 logger = logging.getLogger(__name__)
 
-LEAST_MEDIA = 1024  # tokens of a media item for which there is always memory
+MIN_MEDIA = 1024  # tokens: media items of at most this size are not reduced further
 
 
 def plan_cache(loaded: LoadedModel) -> CachePlan:
     """Returns the KV cache that the memory holds, the same on all ranks. Raises ConfigError when it
-    is too small for what was asked."""
+    is too small, or smaller than the options require."""
     runtime = loaded.runtime
     shape = kv_cache_shape(loaded.model, runtime)
     num_blocks = runtime.num_blocks_override
@@ -81,28 +81,28 @@ def measured_memory(
     """Runs steps as large as the limits allow and returns the bytes they leave for the KV cache.
 
     new_runner: returns a runner with this many KV cache blocks, for these steps only.
-    processors: by kind; closed afterwards. Where their largest items would take more than half of
-    the memory, on any rank, smaller items are measured and the log says so.
+    processors: by kind; closed afterwards. Where a step with their largest items would take more
+    than half of the memory, on any rank, smaller items are measured and a warning is logged.
     Raises ConfigError when nothing is left.
     """
-    most_media = min(runtime.encoder_cache_tokens, runtime.max_model_len - 2)
+    max_media_tokens = min(runtime.encoder_cache_tokens, runtime.max_model_len - 2)
     while True:
-        largest = largest_step(processors, runtime, model, most_media)
+        largest = largest_step(processors, runtime, model, max_media_tokens)
         runner = new_runner(-(-largest.longest // largest.block_size))
         memory = measure(runner.run, largest, meter)
         del runner
         gc.collect()  # its KV cache counts as available
         available = meter.available()
         is_fine = peers.agree(2 * memory.step <= available)
-        if not largest.media or most_media <= LEAST_MEDIA or is_fine:
+        if not largest.media or max_media_tokens <= MIN_MEDIA or is_fine:
             break
-        most_media //= 4
+        max_media_tokens //= 4
         logger.warning(
             "the largest media would take %.2f of %.2f GiB; items of more than %d tokens may find "
             "no memory and fail alone: bound their size (mm_processor_kwargs), or max_model_len",
             memory.step / 2**30,
             available / 2**30,
-            most_media,
+            max_media_tokens,
         )
     for processor in processors.values():
         processor.close()
@@ -113,15 +113,15 @@ def largest_step(
     processors: Mapping[str, MediaProcessor],
     runtime: RuntimeConfig,
     model: Model,
-    most_media: int,
+    max_media_tokens: int,
 ) -> LargestStep:
-    """Returns the upper bounds of a step. processors: by kind. most_media: tokens of one media
-    item."""
+    """Returns the upper bounds of a step. processors: by kind. max_media_tokens: upper bound of the
+    tokens of one media item."""
     media: list[MediaInput] = []
     for kind, processor in processors.items():
         item = None
         if runtime.limit_mm_per_prompt.get(kind, MEDIA_LIMIT_DEFAULT):
-            item = processor.largest(most_media)
+            item = processor.largest(max_media_tokens)
         if item is not None:
             media += _one_call(item, runtime)
     embed_bytes = media_size(model) * getattr(torch, runtime.dtype).itemsize
@@ -136,7 +136,7 @@ def largest_step(
 
 
 def _one_call(item: MediaInput, runtime: RuntimeConfig) -> list[MediaInput]:
-    """Returns as many copies of the item as one encoder call may hold, each with its own key."""
+    """Returns as many copies of the item as one encoder call may have, each with its own key."""
     num_values = sum(tensor.numel() for tensor in item.tensors.values())
     by_values = values_per_call(torch.device(runtime.device)) // max(1, num_values)
     by_tokens = runtime.max_num_batched_tokens // item.num_tokens
@@ -155,5 +155,5 @@ def fitting_length(config: EngineConfig, runtime: RuntimeConfig, num_blocks: int
             f"max_model_len = {config.max_model_len}, but the KV cache holds {num_tokens} tokens; "
             "lower it, or raise kv_cache_memory"
         )
-    logger.info("max_model_len is reduced to %d, what the KV cache holds", num_tokens)
+    logger.info("max_model_len is reduced to %d, the tokens that the KV cache holds", num_tokens)
     return num_tokens

@@ -23,11 +23,11 @@ from mmdeploy_llm.sampling import GrammarBackend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """A model folder as it was read, with the plugins that serve it.
+    """The contents of a model folder, and the plugins that serve the model.
 
     plugins: all plugins of this engine, loaded in this process.
     spec: the plugin's spec for the checkpoint's architecture.
-    eos_token_ids: tokens that end a sequence. vocab_size: ids the model computes logits for.
+    eos_token_ids: tokens that end a sequence. vocab_size: number of logits that the model computes.
     chat_template: Jinja source, None when neither the options nor the checkpoint have one.
     reasoning_parser, tool_parser: None when the output is not parsed.
     reasoning_start_marker, reasoning_end_marker: texts around the reasoning; None without a parser,
@@ -86,16 +86,16 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
 
 
 def _reasoning_parser(
-    asked: str | None, plugins: PluginManager, spec: ModelSpec, template: str | None
+    requested: str | None, plugins: PluginManager, spec: ModelSpec, template: str | None
 ) -> ReasoningParserSpec | None:
-    """Returns the parser that was asked for; for "auto", the model family's.
+    """Returns the requested parser; for "auto", the model family's.
 
-    "auto" takes no parser when the chat template never mentions its end marker: not every model of
+    "auto" uses no parser when the chat template never mentions its end marker: not every model of
     a family reasons, and the whole answer of one that does not would be held back for a tag that
     never comes.
     """
-    is_auto = asked == "auto"
-    name = spec.reasoning if is_auto else asked
+    is_auto = requested == "auto"
+    name = spec.reasoning if is_auto else requested
     if not name:
         return None
     parser = plugins.reasoning_parser(name)

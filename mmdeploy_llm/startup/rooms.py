@@ -35,8 +35,8 @@ CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running req
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """A running engine, the intake that feeds it, and what callers may look at. model: None where
-    other processes hold it."""
+    """A running engine, the intake that feeds it, and the objects that callers may inspect. model:
+    None where other processes hold it."""
 
     engine: Engine
     intake: Intake

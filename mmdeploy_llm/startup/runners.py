@@ -20,7 +20,8 @@ WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
-    """The KV cache of one runner. max_model_len: the longest request that it can hold, or less."""
+    """The KV cache of one runner. max_model_len: upper bound of a request's tokens, at most as many
+    as the cache holds."""
 
     shape: KVCacheShape
     num_blocks: int

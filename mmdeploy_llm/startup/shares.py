@@ -19,7 +19,7 @@ from .sizes import available_memory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineShare:
-    """The share of one process; its fields are options of EngineConfig."""
+    """One process's share of the machine; its fields are options of EngineConfig."""
 
     device: str
     num_threads: int | None
@@ -60,15 +60,15 @@ def engine_configs(config: EngineConfig, machine: Machine) -> list[EngineConfig]
 def _machine_shares(
     config: EngineConfig, machine: Machine, count: int, *, num_cards: int
 ) -> list[MachineShare]:
-    """num_cards: cards of each share on CUDA."""
+    """Divides the machine into `count` equal shares. num_cards: cards of each share on CUDA."""
     kind, _, number = config.device.partition(":")
     if kind == "auto":
         kind = "cuda" if missing_cuda(machine.cuda) is None else "cpu"
     if kind != "cuda":
         return _cpu_shares(kind, config, machine, count)
     first = int(number) if number.isdecimal() else 0
-    asked = "cuda" if config.device == "auto" else config.device
-    check_device(asked, config.dtype, machine.cuda, count * num_cards)
+    device = "cuda" if config.device == "auto" else config.device
+    check_device(device, config.dtype, machine.cuda, count * num_cards)
     return [
         MachineShare(
             device=f"cuda:{first + index * num_cards}",
@@ -92,7 +92,7 @@ def _cpu_shares(
     each = len(pinned) // count
     if not each:
         raise ConfigError(
-            f"cpu_affinity gives {len(pinned)} CPUs to {count} processes (tensor_parallel_size, "
+            f"cpu_affinity has {len(pinned)} CPUs for {count} processes (tensor_parallel_size, "
             "data_parallel_size); each needs one of its own: lower these, or leave cpu_affinity out"
         )
     return [

@@ -1,5 +1,5 @@
-"""Counts bytes before anything is allocated: weights, KV cache blocks, and what memory is free.
-Sizes are in bytes unless the name says tokens or blocks."""
+"""Counts bytes before anything is allocated: weights, KV cache blocks and free memory. Sizes are in
+bytes unless the name says tokens or blocks."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from .cards import check_memory
 
 CPU_SHARE_OF_FREE_RAM = 0.4  # the rest is for activations, media and other programs
-CPU_MOST_BYTES = 8 * 2**30
+CPU_MAX_BYTES = 8 * 2**30
 
 
 def available_memory(device: torch.device, utilization: float) -> int:
-    """Returns the bytes the KV cache may take now, after the weights: on a CPU a share of the free
-    RAM, on CUDA what is left of the share `utilization` of the card."""
+    """Returns the bytes that the KV cache may take, once the weights are loaded: on a CPU a share
+    of the free RAM, on CUDA what is left of the share `utilization` of the card."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - (1 - utilization) * total))
-    return min(CPU_MOST_BYTES, int(CPU_SHARE_OF_FREE_RAM * _free_ram()))
+    return min(CPU_MAX_BYTES, int(CPU_SHARE_OF_FREE_RAM * _free_ram()))
 
 
-def count_blocks(shape: KVCacheShape, memory: int, most_blocks: int) -> int:
-    """Returns how many blocks fit into `memory`, at most `most_blocks`, the number that all
-    requests at full length would use. Raises ConfigError when not even two fit."""
-    num_blocks = min(memory // shape.bytes_per_block, max(2, most_blocks))
+def count_blocks(shape: KVCacheShape, memory: int, max_blocks: int) -> int:
+    """Returns how many blocks fit into `memory`, at most `max_blocks`, the number that all requests
+    at full length would use. Raises ConfigError when not even two fit."""
+    num_blocks = min(memory // shape.bytes_per_block, max(2, max_blocks))
     if num_blocks < 2:
         raise ConfigError(
             f"{memory / 2**20:.1f} MiB for the KV cache hold {num_blocks} blocks of "
@@ -42,9 +42,9 @@ def count_blocks(shape: KVCacheShape, memory: int, most_blocks: int) -> int:
 
 
 def check_size(model: Any, runtime: RuntimeConfig, num_ranks: int = 1) -> Any:
-    """Returns `model`, built on the meta device, unless its weights and the smallest KV cache are
-    too large for the card: then raises ConfigError with the numbers. num_ranks: cards that share
-    the model. On a CPU nothing is checked."""
+    """Returns `model`, which is on the meta device. Raises ConfigError with the numbers when its
+    weights and the smallest KV cache are too large for the card; on a CPU nothing is checked.
+    num_ranks: cards that share the model."""
     device = torch.device(runtime.device)
     if device.type != "cuda" or not isinstance(model, nn.Module):
         return model

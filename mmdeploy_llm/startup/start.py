@@ -1,4 +1,4 @@
-"""start: from the options to a running engine. Called once for each engine; nothing is decided
+"""start: turns the options into a running engine. Called once for each engine; no option is decided
 later."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 def start(config: EngineConfig) -> Assembly:
-    """Returns a running engine. Raises ConfigError, ModelError and PluginError; what is cheap to
-    check is checked before the weights are read."""
+    """Returns a running engine. Raises ConfigError, ModelError and PluginError, before the weights
+    are read if the check is cheap."""
     files = read_model_files(config)
     machine = read_machine(config)
     blueprint = draw_blueprint(config, files, machine)

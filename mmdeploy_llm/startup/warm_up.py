@@ -1,4 +1,4 @@
-"""Makes step plans for requests that do not exist: warm-up, and prompts of any length."""
+"""Makes step plans of made-up requests, to warm a runner up and to measure its memory."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def warm_up(run: RunStep, num_tokens: int, block_size: int) -> None:
 def prefill(
     lengths: Sequence[int], blocks: Sequence[int], block_size: int, params: Params = GREEDY
 ) -> StepPlan:
-    """Returns a step with a new request of each length, all in the same blocks: nobody reads what
-    they compute."""
+    """Returns a step with a new request of each length. All use the same blocks, since nobody reads
+    what they compute."""
     new, scheduled = [], []
     for index, length in enumerate(lengths):
         name = f"startup-{index}"

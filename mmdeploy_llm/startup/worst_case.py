@@ -1,5 +1,5 @@
-"""Measures the memory of the worst case: the largest steps that the limits allow are run once, with
-made-up requests, and their peak is what the KV cache must leave free."""
+"""Measures the memory of the worst case: runs the largest steps that the limits allow once, with
+made-up requests. The KV cache must leave their peak free."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Meter(Protocol):
     """Measures the memory of a device, in bytes."""
 
     def start(self) -> None:
-        """Starts a new peak."""
+        """Starts to measure a new peak."""
         ...
 
     def peak(self) -> int:
@@ -41,8 +41,8 @@ class Meter(Protocol):
 
 
 class CudaMeter:
-    """Measures a card of which the share `utilization` is ours. It counts what torch's allocator
-    reserved, so that gaps between tensors count too."""
+    """Measures a card of which this engine may use the share `utilization`. Counts the memory that
+    torch's allocator has reserved, so that gaps between tensors count too."""
 
     def __init__(self, device: torch.device, utilization: float) -> None:
         self._device = device
@@ -50,19 +50,19 @@ class CudaMeter:
         self._at_start = 0
 
     def start(self) -> None:
-        """See Meter."""
+        """Waits for the device, releases unused memory, and starts to measure a new peak."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         self._at_start = torch.cuda.memory_reserved(self._device)
 
     def peak(self) -> int:
-        """See Meter."""
+        """Returns the peak bytes reserved since `start`, above the level at `start`."""
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_reserved(self._device) - self._at_start
 
     def available(self) -> int:
-        """See Meter."""
+        """Releases unused memory, and returns the bytes that may still be allocated now."""
         torch.cuda.empty_cache()
         return available_memory(self._device, self._utilization)
 
@@ -71,9 +71,11 @@ class CudaMeter:
 class LargestStep:
     """The upper bounds of a step.
 
-    num_tokens, num_seqs: in one step. max_model_len: tokens of one request. block_size: tokens of a
-    KV cache block. media: items of one encoder call. kept_bytes: encoder outputs kept between
-    steps.
+    num_tokens, num_seqs: tokens and requests in one step.
+    max_model_len: tokens of one request.
+    block_size: tokens of a KV cache block.
+    media: items of one encoder call.
+    kept_bytes: encoder outputs kept between steps.
     """
 
     num_tokens: int
@@ -91,8 +93,8 @@ class LargestStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """Peak bytes besides weights and KV cache. step: of any step. decode: of a decode step of the
-    largest batch, which captured CUDA graphs keep for themselves."""
+    """Peak bytes besides weights and KV cache. step: in any step. decode: in a decode step of the
+    largest batch; captured CUDA graphs keep as much for themselves."""
 
     step: int
     decode: int
@@ -129,7 +131,7 @@ def _run_once(
     names = tuple(new.request_id for new in plan.new)
     run(StepPlan(step_id=0, drop=names, forget=tuple(item.key for item in media)))
     for failure in result.errors.values():
-        logger.warning("a step to measure its memory failed: %s", failure.message)
+        logger.warning("a step that measures memory failed: %s", failure.message)
         break
 
 

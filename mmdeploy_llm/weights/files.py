@@ -29,7 +29,7 @@ STAGING_BYTES = 32 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A stored tensor. offset: of its first byte, from the start of the file."""
+    """A stored tensor. offset: position of its first byte in the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -40,7 +40,8 @@ class SafetensorsFile:
     """An open safetensors file, used as a context manager. `entries`: key -> stored tensor."""
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError when the file is not a complete safetensors file of floats."""
+        """Opens the file and reads its header. Raises CheckpointError when it is not a complete
+        safetensors file of floats."""
         self.path = path
         self.entries = _read_entries(path)
         self._fd = os.open(path, os.O_RDONLY)
@@ -93,7 +94,7 @@ class SafetensorsFile:
             count = os.preadv(self._fd, [view[done:]], offset + done)
             if count == 0:
                 raise CheckpointError(
-                    f"{self.path} ended early; it changed while it was being read"
+                    f"{self.path} ended early: it changed while it was being read"
                 )
             done += count
 

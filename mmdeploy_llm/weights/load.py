@@ -34,13 +34,13 @@ from .shard import Read, fill, fill_share
 logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
-MAX_NAMED = 10  # keys named in one error
+MAX_NAMED = 10  # keys listed in one error message
 NUM_READERS = 2  # page faults of the target memory take as long as reading the file
-PROGRESS_BYTES = 2 * 2**30  # a larger checkpoint shows a progress bar
+PROGRESS_BYTES = 2 * 2**30  # a progress bar is shown for a larger checkpoint
 DUMMY_SCALE = 0.02
 
 
-# Reduces a whole model on meta to one rank's shard, see parallel.divide.
+# Reduces a whole model on the meta device to one rank's shard, see parallel.divide.
 Split = Callable[[nn.Module], Mapping[str, Share]]
 
 
@@ -59,7 +59,7 @@ def build_model(
     float32. A module with non-persistent buffers computes them in `init_buffers(device)`.
     load_format: "auto" is "safetensors"; "dummy" reads no file and fills small random values,
         always the same.
-    split: under tensor parallelism, reduces the model to this rank's shard; only that is read.
+    split: under tensor parallelism, reduces the model to this rank's shard; only the shard is read.
     memory: allocator for weights on the CPU; None allocates with torch on `device`.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
@@ -206,7 +206,7 @@ def _read(
         elif read.name in params:
             fill_share(read, params[read.name], shares[read.name], whole[read.name])
 
-    # A cast uses all cores itself, so one reader is enough.
+    # Casting uses all cores, so one reader is enough when dtypes differ.
     is_as_stored = all(
         read.file.entries[read.key].dtype is params[read.name].dtype
         for read in reads

@@ -4,7 +4,7 @@ A model declares the mapping in one method, which is called once per key of the 
 
     def weight_targets(self, key: str) -> Sequence[Target] | None
 
-None means that the key is unknown (an error), an empty sequence that it is known and not needed.
+None means that the key is unknown (an error), an empty sequence that it is known but not needed.
 Most models build a WeightMap in their constructor and return `self.weight_map.targets(key)`. It
 maps every parameter's own name, and the names that modules declare in these attributes:
 
@@ -13,7 +13,7 @@ maps every parameter's own name, and the names that modules declare in these att
     expert_parts   Experts "a.experts" with expert_parts {"down_proj": ("down_proj", None), ...}
                    also loads "a.experts.3.down_proj.weight" into expert 3
 
-so that a plugin lists only the names in which the checkpoint differs (`renames`).
+so that a plugin lists only the names that differ in the checkpoint (`renames`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reads one rank's shard of a checkpoint.
 
 A shard by rows is contiguous in the file and read directly. For a shard by columns, whole rows are
-read through a buffer and the columns copied out. The ranks share the host's page cache, so each
-page of the file is read from disk once, and no rank holds more than its shard and the buffer.
+read into a buffer, from which the columns are copied. The ranks share the host's page cache, so
+each page of the file is read from disk once; no rank holds more than its shard and the buffer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Read:
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of values that the read fills."""
         return math.prod(self.shape)
 
 
@@ -50,7 +50,7 @@ class _Overlap:
 
     axis, first, size: indices `first` .. `first + size` of the read's axis; a negative axis means
         the whole read.
-    index: their index in the shard.
+    index: index of these values in the shard.
     """
 
     axis: int
@@ -60,14 +60,14 @@ class _Overlap:
 
 
 def fill(read: Read, param: Tensor) -> None:
-    """Executes the read into the whole, contiguous parameter."""
+    """Reads the values into a whole, contiguous parameter."""
     out = param.view(-1)[read.start : read.start + read.size].view(read.shape)
     read.file.read_into(read.key, out, first_value=read.first_value, transpose=read.transpose)
 
 
 def fill_share(read: Read, param: Tensor, share: Share, whole: Sequence[int]) -> None:
-    """Executes the read into the shard `param` of a parameter of shape `whole`; reads only what the
-    shard holds, and for a shard by columns the whole rows."""
+    """Reads the values that the shard `param` of a parameter of shape `whole` holds, and no others;
+    for a shard by columns, whole rows are read into a buffer."""
     for common in _overlaps(read, share, whole):
         out = param[common.index]
         if common.axis < 0 or (common.axis == 0 and _is_in_rows(read)):
@@ -104,7 +104,8 @@ def _overlaps(read: Read, share: Share, whole: Sequence[int]) -> Iterator[_Overl
 
 
 def _fill_columns(read: Read, out: Tensor, common: _Overlap) -> None:
-    """Reads through a buffer of whole rows, or of the whole matrix if the file transposes it."""
+    """Reads columns through a buffer of whole rows, or of the whole matrix if the file transposes
+    it."""
     dtype = read.file.entries[read.key].dtype
     num_rows, row_size = read.shape[0], math.prod(read.shape[1:])
     step = max(1, STAGING_BYTES // (row_size * dtype.itemsize))

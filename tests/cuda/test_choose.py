@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmdeploy_llm.sampling.draw import DrawParams, draw, least
+from mmdeploy_llm.sampling.draw import DrawParams, draw, min_p_cutoff
 from mmdeploy_llm.sampling.uniform import first_states, uniforms
 
 
@@ -51,7 +51,7 @@ class Rows:
         ints[:, columns.TOP_K] = params["top_k"]
         ints[:, columns.IS_RANDOM] = 1
         reals[:, columns.TEMPERATURE] = params["temperature"]
-        reals[:, columns.LEAST] = least(self.params)
+        reals[:, columns.LEAST] = min_p_cutoff(self.params)
         reals[:, columns.TOP_P] = params["top_p"]
         self._tables = torch.from_numpy(ints), torch.from_numpy(reals)
         self._choose, self._device = choose, device

@@ -156,7 +156,7 @@ def test_a_plugin_may_leave_its_tower_whole(tmp_path):
     ("plan", "problem"),
     [
         ({"no.such.*": "whole"}, "matches none of its modules"),
-        ({"*.mlp.down_proj": "whole"}, "holds nothing partial"),
+        ({"*.mlp.down_proj": "whole"}, "has no partial module"),
         ({"model.norm": "rowwise-partial"}, "within 0 modules"),
     ],
 )

@@ -103,7 +103,7 @@ def test_one_wrong_prompt_is_its_own_error(two):
     assert [output.is_ok for output in outputs] == [True, False, False]
     assert "cannot (TypeError: stays here)" in outputs[1].error_msg
     assert [output.error_code for output in outputs[1:]] == [400, 400]
-    with pytest.raises(RequestError, match="vocabulary"):
+    with pytest.raises(RequestError, match="allowed are 0 to"):
         two.generate([[10**9]], DRAWN, use_tqdm=False, on_error="raise")
     with pytest.raises(RequestError):
         two.count_tokens([10**9])

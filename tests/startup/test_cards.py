@@ -76,7 +76,7 @@ def test_no_number():
 @pytest.mark.parametrize(
     ("card", "dtype", "text"),
     [
-        (T4, "bfloat16", r"Tesla T4\) has compute capability 7\.5, and bfloat16 needs 8\.0; use "
+        (T4, "bfloat16", r"Tesla T4\) has compute capability 7\.5, but bfloat16 needs 8\.0; use "
          "dtype='float16'"),
         (P100, "bfloat16", r"needs 8\.0; use dtype='float32'"),
         (P100, "float16", r"float16 needs 7\.0; use dtype='float32'"),

@@ -61,7 +61,9 @@ def test_without_a_compiler_plain_torch_computes_and_says_so(loads, monkeypatch,
 
 
 def test_options_of_the_cpu_are_refused_on_a_card(loads):
-    with pytest.raises(ConfigError, match=r"native_kernels = True needs .* the device is no CPU"):
+    with pytest.raises(
+        ConfigError, match=r"native_kernels = True needs .* the device is not a CPU"
+    ):
         read_machine(EngineConfig(model="m", device="cuda", native_kernels=True))
 
 

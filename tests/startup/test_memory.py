@@ -174,7 +174,7 @@ def test_media_are_no_larger_than_a_request_or_the_encoder_cache(model, meter):
 def test_media_that_would_take_more_than_half_are_measured_smaller(
     model, meter, monkeypatch, caplog
 ):
-    monkeypatch.setattr(memory, "LEAST_MEDIA", 10)
+    monkeypatch.setattr(memory, "MIN_MEDIA", 10)
     monkeypatch.setattr(memory, "values_per_call", lambda device: 1000)
     given = runtime(encoder_cache_memory=4 * HIDDEN * 58)
     meter.left = 58 * PER_MEDIA_TOKEN + 10**6
@@ -188,7 +188,7 @@ def test_media_that_take_too_much_on_another_rank_are_measured_smaller_on_all(
     model, meter, monkeypatch
 ):
     """A rank that goes on alone would leave the others in an exchange of its steps."""
-    monkeypatch.setattr(memory, "LEAST_MEDIA", 10)
+    monkeypatch.setattr(memory, "MIN_MEDIA", 10)
     monkeypatch.setattr(memory, "values_per_call", lambda device: 1000)
     said, answers = [], [False, True]
     peers = NoPeers()
@@ -216,7 +216,7 @@ def test_nothing_left_names_what_takes_it(model, meter):
 def test_a_step_that_fails_is_told(model, meter, caplog):
     model.logits = lambda hidden: 1 / 0
     assert measured(runtime(enforce_eager=True), model, meter, {}) == LEFT - 128 * PER_TOKEN
-    assert "a step to measure its memory failed" in caplog.text
+    assert "a step that measures memory failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 

@@ -48,7 +48,7 @@ def test_chosen_cpus_are_divided(machine):
     engines = engine_configs(config(device="cpu", cpu_affinity=cpus, data_parallel_size=2), one)
     assert [engine.cpu_affinity for engine in engines] == [(0, 1), (2, 3)]
     assert [engine.num_threads for engine in engines] == [2, 2]
-    with pytest.raises(ConfigError, match="gives 5 CPUs to 6 processes"):
+    with pytest.raises(ConfigError, match="has 5 CPUs for 6 processes"):
         engine_configs(config(device="cpu", cpu_affinity=cpus, data_parallel_size=6), one)
 
 

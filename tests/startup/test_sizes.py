@@ -28,7 +28,7 @@ def test_cpu_memory_is_a_bounded_share(monkeypatch):
     share = sizes.CPU_SHARE_OF_FREE_RAM
     assert sizes.available_memory(torch.device("cpu"), 0.9) == int(share * 10**9)
     monkeypatch.setattr(sizes, "_free_ram", lambda: 10**15)
-    assert sizes.available_memory(torch.device("cpu"), 0.9) == sizes.CPU_MOST_BYTES
+    assert sizes.available_memory(torch.device("cpu"), 0.9) == sizes.CPU_MAX_BYTES
 
 
 def test_free_ram_is_plausible():

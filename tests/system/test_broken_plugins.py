@@ -299,15 +299,24 @@ def test_a_model_that_encodes_too_few_rows(answers, install, make_llm, tiny_fold
     install("stumbles", model_source("Qwen2_5_VLForConditionalGeneration", is_encoder_good=False))
     llm, _ = make_llm(tiny_folder(VL))
     check_batch(
-        llm, [good[0], bad, good[1]], want, r"encode_media of Model .plugin 'stumbles'. gave \(3, "
+        llm,
+        [good[0], bad, good[1]],
+        want,
+        r"encode_media of Model .plugin 'stumbles'. returned \(3, ",
     )
 
 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("return positions[0]", "positions of Model .plugin 'stumbles'. gave .*, must be .3, "),
-        ("return positions[:, 1:]", "positions of Model .plugin 'stumbles'. gave .*, must be .3, "),
+        (
+            "return positions[0]",
+            "positions of Model .plugin 'stumbles'. returned .*, must be .3, ",
+        ),
+        (
+            "return positions[:, 1:]",
+            "positions of Model .plugin 'stumbles'. returned .*, must be .3, ",
+        ),
         ("raise SystemExit('nowhere')", "could not start: SystemExit: nowhere"),
     ],
 )
@@ -334,7 +343,7 @@ def test_a_model_with_wrong_logits(install, make_llm, tiny_folder, fault):
     for output in llm.generate(PROMPTS, GREEDY, use_tqdm=False):
         assert output.error_code == 500
         assert re.search(
-            r"logits of Model .plugin 'stumbles'. gave .*must be .1, ", output.error_msg
+            r"logits of Model .plugin 'stumbles'. returned .*must be .1, ", output.error_msg
         )
 
 
