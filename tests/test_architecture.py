@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,22 @@ def wrong_order(root: Path) -> list[str]:
             if part != source.part and not is_lower:
                 wrong.append(source.at(item.line, f"{source.part} must not import {item.module}"))
     return wrong
+
+
+def circles(root: Path) -> list[str]:
+    """No file imports itself through others."""
+    found = sources(root)
+    modules = {source.module: source for source in found}
+    graph = {
+        source.module: {item.module for item in source.imports if item.module in modules}
+        - {source.module}
+        for source in found
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [f"a circle of imports: {' > '.join(error.args[1])}"]
+    return []
 
 
 def knows_two_rooms(root: Path) -> list[str]:
@@ -486,6 +503,7 @@ BAD = [  # rule, changed file, its text, what must be found
     (wrong_order, "mmdeploy_llm/params.py", "from .messages import x", "params must not import"),
     (wrong_order, "mmdeploy_llm/errors.py", "from .params import x", "errors must not import"),
     (wrong_order, "mmdeploy_llm/helpers.py", "", "'helpers' has no place"),
+    (circles, "mmdeploy_llm/errors.py", "from .llm import x", "errors > mmdeploy_llm.llm"),
     (knows_two_rooms, "mmdeploy_llm/llm.py", "from . import intake, runner", "intake, runner"),
     (beyond_plugin_api, ONE, "from mmdeploy_llm.runner import x", "not in the plugin API"),
     (beyond_plugin_api, ONE, "from mmdeploy_llm.hooks.contracts import x", "not in the plugin API"),

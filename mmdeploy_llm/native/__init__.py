@@ -15,7 +15,7 @@ from .cores import (
 )
 from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
 from .memory import LargePages, keep_freed_memory
-from .packed import PANEL
+from .products import PANEL
 from .recording import Recording
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""Matrix products with packed weights, in bf16 and int8."""
+"""Matrix products with packed weights, in bf16 and int8. Packed weights lie in panels of 64 rows,
+with four bytes of each row side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from torch import Tensor
 from mmdeploy_llm.kernels import PackedWeight, Quantization
 
 from .library import DTYPES, Library
-from .packed import PANEL, Bf16Weight, S8Weight
+
+PANEL = 64  # rows of a panel, as in gemm.h
 
 
 class Products(Library):
@@ -105,3 +107,39 @@ class Products(Library):
             0,
         )
         return out
+
+
+class Bf16Weight:
+    """A kernels.PackedWeight with its values unchanged."""
+
+    def __init__(self, kernels: Products, weight: Tensor) -> None:
+        """weight: [n, k] bf16, k even; its memory is reused."""
+        self._kernels = kernels
+        self._num_rows = weight.shape[0]
+        self._panels = kernels.pack_bf16(weight.contiguous())  # [n / 64, k / 2, 64, 2]
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiplies x [T, k] bf16 -> [T, n]."""
+        return self._kernels.linear_bf16(x, self._panels, self._num_rows, bias)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Looks up rows, [T] -> [T, k]."""
+        panels = torch.div(indices, PANEL, rounding_mode="floor")
+        return self._panels[panels, :, indices % PANEL].flatten(1)
+
+
+class S8Weight:
+    """A kernels.PackedWeight in int8 with a scale for each row; x is rounded to int8 too, with a
+    scale for every 128 values of a row. Both are symmetric: the largest magnitude becomes 127."""
+
+    rows = None  # the layout rounds them
+
+    def __init__(self, kernels: Products, weight: Tensor) -> None:
+        """weight: [n, k] float32 or bf16."""
+        self._kernels = kernels
+        rounded, self._scales = kernels.quantize_rows(weight.contiguous())
+        self._panels = kernels.pack_s8(rounded)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiplies x [T, k] -> [T, n]."""
+        return self._kernels.linear_s8(x, self._panels, self._scales, bias)

@@ -9,7 +9,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers import Linear
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.native import BuildError, load
-from mmdeploy_llm.native.packed import Bf16Weight, S8Weight
+from mmdeploy_llm.native.products import Bf16Weight, S8Weight
 from mmdeploy_llm.startup.start import start
 from mmdeploy_llm.testing.tiny import write_tiny
 
