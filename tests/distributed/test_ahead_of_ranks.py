@@ -1,6 +1,6 @@
 """Two ranks whose steps start before the ones in front are done: the same outputs as one process
 that does one step after the other. Real processes and exchanges, real runners; the sampler and the
-engine around them are those of runner/test_ahead.py."""
+engine around them are those of runner/test_overlap.py."""
 
 import importlib.util
 import os
@@ -69,7 +69,7 @@ def build(config, ranks, peers, *, num_blocks=64, most=None, fails=(), graphs_fa
     """fails: (launch, rank or None for all) that raises. most: tokens of a pass that find memory.
     graphs_fail: rank that cannot record."""
     torch.set_num_threads(1)
-    ahead, graphs = load("runner/test_ahead.py"), load("runner/test_graphs.py")
+    ahead, graphs = load("runner/test_overlap.py"), load("runner/test_graphs.py")
     for launch, rank in fails:
         if rank in (None, ranks.rank):
             ahead.LaunchingSampler.fails_at = launch
@@ -86,7 +86,7 @@ def build(config, ranks, peers, *, num_blocks=64, most=None, fails=(), graphs_fa
 
 @pytest.fixture(scope="module")
 def ahead(load_file):
-    return load_file("runner/test_ahead.py")
+    return load_file("runner/test_overlap.py")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from mmdeploy_llm.testing.tiny import make_tokenizer
 
 @pytest.fixture(scope="module")
 def ahead(load_file):
-    return load_file("runner/test_ahead.py")
+    return load_file("runner/test_overlap.py")
 
 
 @pytest.fixture(scope="module")
