@@ -178,9 +178,8 @@ def test_a_slot_may_be_reused_before_the_finish(make, triton_device):
     assert pending.finish().token_ids == [0]
     logits = torch.zeros(1, 50, device=triton_device)
     logits[0, 5] = 1.0
-    assert device.sample(logits, [0]).token_ids == [
-        0
-    ]  # 5 is in the prompt, 0 is not in the text yet
+    # 5 is in the prompt, 0 is not in the text yet
+    assert device.sample(logits, [0]).token_ids == [0]
     assert device.sample(logits, [0]).token_ids == [1]
 
 
