@@ -37,6 +37,8 @@ PICTURES = {".png", ".jpg", ".webp"}
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".jinja": "jinja", ".cpp": "cpp"}
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+PARAGRAPH = re.compile(r"<p>.*?</p>", re.DOTALL)
+FIELD = re.compile(r"\n(?=[a-z_]+(?:, [a-z_]+)*: )")
 NOTE = re.compile(r"^<!-- not run: .* -->\n", re.MULTILINE)  # for the tests of the code blocks
 
 
@@ -83,7 +85,7 @@ class Site:
 
 
 def resolve(origin: str, link: str) -> str | None:
-    """Returns the file of the repository behind a link of the file `origin`; None: not a file.
+    """Returns the file of the repository that a link of the file `origin` names; None: not a file.
     Raises FileNotFoundError for one that is missing."""
     if "://" in link or link.startswith("mailto:"):
         return None
@@ -135,6 +137,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fills the tables of options and mends the links."""
     relinked: str = config.extra["site"].relink(option_tables.fill(markdown), page.file.src_uri)
     return relinked
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Starts a new line before each "name: meaning" that begins a line of a docstring."""
+    if page.file.src_uri != "api.md":
+        return html
+    return PARAGRAPH.sub(lambda match: FIELD.sub("<br>\n", match[0]), html)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,8 @@ class EngineConfig(FrozenParams):
     )
     enable_prefix_caching: bool = Field(
         default=True,
-        description="compute a prefix that several prompts share only once and keep its KV blocks",
+        description="whether to keep the KV blocks of prompts and reuse them for prompts with the "
+        "same prefix",
     )
     prefix_cache_memory: int | None = Field(
         default=None,
@@ -150,7 +151,8 @@ class EngineConfig(FrozenParams):
     )
     enable_chunked_prefill: bool = Field(
         default=True,
-        description="compute a long prompt in chunks over several steps, beside other requests",
+        description="whether to compute a long prompt in chunks over several steps, together with "
+        "other requests",
     )
     limit_mm_per_prompt: Mapping[str, int] | None = Field(
         default=None,
@@ -305,7 +307,7 @@ class EngineConfig(FrozenParams):
     )
     enforce_eager: bool = Field(
         default=False,
-        description="whether to do without CUDA graphs: a faster start, slower decoding; no "
+        description="whether to run without CUDA graphs: starts faster, decodes more slowly; no "
         "meaning on CPU",
     )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(

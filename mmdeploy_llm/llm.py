@@ -93,7 +93,8 @@ class LLM:
         "multimodal_data": {"image": ..., "video": ...}}; one of these, or any iterable of them.
         With "messages", also "tools" as in `chat`.
         sampling_params: one for all prompts, or a list with one for each.
-        use_tqdm: whether a progress bar is shown. on_error: "return" or "raise", see LLM.
+        use_tqdm: whether a progress bar is shown.
+        on_error: "return" or "raise", see LLM.
         """
         items = as_prompts(prompts)
         jobs = self._jobs(items, params_for(sampling_params, len(items), "prompts"))
@@ -168,14 +169,14 @@ class LLM:
 
         input: a JSONL file, a Parquet file, a folder of images and videos (`prompt` is asked about
         each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
-        "multimodal_data", "sampling_params", "chat_template_kwargs", "tools"}, read lazily. Media
-        paths in a file are relative to the file's folder.
-        sampling_params, chat_template_kwargs: used where a line has none of its own. resume: keep
-        the output and answer what is missing or failed (failed items only with `retry_failed`).
-        overwrite: replace the output, which otherwise must not exist. shard: "2/8" answers the
-        second of eight shards, by line number. limit: the first lines only. max_failures: stop
-        after this many failed items. report: write an HTML page there.
-
+        "multimodal_data", "sampling_params", "chat_template_kwargs", "tools"}, read lazily; media
+        paths in a file are relative to its folder.
+        sampling_params, chat_template_kwargs: used where a line has none of its own.
+        resume: keep the output and answer items that are missing or, with retry_failed, failed.
+        overwrite: replace the output, which otherwise must not exist.
+        shard: "2/8" answers the second of eight shards, by line number.
+        limit, max_failures: read only the first lines; stop after this many failed items.
+        report: path of an HTML page to write.
         Raises ConfigError for a wrong call; an item with an error becomes a line with that error.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """

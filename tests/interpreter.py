@@ -1,4 +1,4 @@
-"""Triton's interpreter without its slips, and at a fraction of its time."""
+"""Corrects errors of Triton's interpreter and runs it in a fraction of its time."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -13,8 +13,8 @@ from triton.runtime.interpreter import TensorHandle
 
 @contextmanager
 def mended():
-    """The language is made over once: the interpreter does it for each launch and each call of one
-    function by another, which takes a third of its time."""
+    """Patches the language once: the interpreter does so for each launch and each call between
+    functions, which takes a third of its time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_patch_lang_tensor", with_index(interpreter._patch_lang_tensor))
         builder = interpreter.InterpreterBuilder
@@ -29,7 +29,8 @@ def mended():
 
 
 def with_index(patch_tensor):
-    """Scalars are arrays of one value there, which numpy 2.4 takes for no index."""
+    """Scalars are arrays of one value in the interpreter, which numpy 2.4 does not accept as an
+    index."""
 
     def mended(tensor, scope):
         patch_tensor(tensor, scope)
@@ -52,7 +53,7 @@ def with_int1(binary_op):
 
 
 def with_bfloat16(create_dot):
-    """It multiplies the bits of bfloat16 as if they were integers."""
+    """The interpreter multiplies the bits of bfloat16 as if they were integers."""
 
     def mended(builder, a, b, d, *rest):
         return create_dot(builder, _as_float32(a), _as_float32(b), d, *rest)
@@ -61,7 +62,7 @@ def with_bfloat16(create_dot):
 
 
 def with_carry(convert_float):
-    """It forgets the carry where rounding to 8 bits reaches the next power of two."""
+    """The interpreter forgets the carry when rounding to 8 bits reaches the next power of two."""
 
     def mended(source, source_type, target_type, rounding):
         if (str(source_type), str(target_type)) != ("fp32", "fp8e4nv"):

@@ -20,7 +20,8 @@ def read(name):
 
 
 def targets_of(commands):
-    """The targets of all `make` commands among the lines; `PYTEST_FLAGS=...` is none."""
+    """Returns the targets of all `make` commands among the lines; `PYTEST_FLAGS=...` is not a
+    target."""
     words = [shlex.split(line, comments=True) for line in commands if line.startswith("make ")]
     return {
         word for line in words for word in line[1:] if not word.startswith("-") and "=" not in word
@@ -28,21 +29,21 @@ def targets_of(commands):
 
 
 def blocks_of(name):
-    """The lines of a guide's code blocks."""
+    """Returns the lines of a guide's code blocks."""
     found = re.findall(r"^```bash\n(.*?)^```", read(name), re.DOTALL | re.MULTILINE)
     return [line for block in found for line in block.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def ci():
-    """The commands of .ci/run, one line each."""
+    """Returns the commands of .ci/run, one per line."""
     lines = read(".ci/run").replace("\\\n", " ").splitlines()
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
 @pytest.fixture(scope="module")
 def makefile():
-    """The targets that users type."""
+    """Returns the targets that users type."""
     (line,) = re.findall(r"^\.PHONY: (.*)$", read("Makefile"), re.MULTILINE)
     return set(line.split())
 

@@ -1,4 +1,4 @@
-"""EngineConfig as asked, RuntimeConfig as run."""
+"""EngineConfig as given, and RuntimeConfig as resolved."""
 
 from dataclasses import FrozenInstanceError
 
@@ -45,11 +45,11 @@ def test_cuda_is_taken_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("asked", "runs"),
+    ("given", "runs"),
     [("auto", "float16"), ("fp8", "float8_e4m3fn"), ("int8", "int8"), ("bf16", "bfloat16")],
 )
-def test_kv_cache_dtype_is_torchs_name(asked, runs):
-    assert run(CUDA, dtype="float16", kv_cache_dtype=asked).kv_cache_dtype == runs
+def test_kv_cache_dtype_is_torchs_name(given, runs):
+    assert run(CUDA, dtype="float16", kv_cache_dtype=given).kv_cache_dtype == runs
 
 
 def test_kv_cache_dtype_that_is_none():

@@ -1,4 +1,4 @@
-"""What the guide says of the code: nothing missing, nothing outdated, no link that leads nowhere.
+"""The guide matches the code: nothing is missing or outdated, and no link leads nowhere.
 
 tests/system/test_documents.py runs its code blocks."""
 
@@ -26,7 +26,7 @@ def test_the_front_page_is_short(hooks):
 
 
 def test_the_speed_table_is_that_of_the_results(hooks):
-    """Cells of a README row, against (work, precision) of compare.py's table."""
+    """Compares the cells of the README's table with the table that compare.py writes."""
     readme = (hooks.ROOT / "README.md").read_text()
     results = (hooks.ROOT / "examples/benchmarks/RESULTS.md").read_text()
     rows = re.findall(r"^\| (\w+), (\w+) \| (\w+) \|.*?\| (\w+).*?\*\*([\d.]+)\*\*", results, re.M)
@@ -47,7 +47,7 @@ def test_the_speed_table_is_that_of_the_results(hooks):
     assert f"in int8 | {texts} and {images} |" in readme
 
 
-def test_every_option_stands_in_one_table(hooks):
+def test_every_option_is_in_exactly_one_table(hooks):
     named = [name for group in hooks.option_tables.GROUPS.values() for name in group.split()]
     assert sorted(named) == sorted(EngineConfig.model_fields)
     titles = re.findall(r"<!-- table: (.+) -->", (hooks.ROOT / "docs/options.md").read_text())

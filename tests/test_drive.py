@@ -148,7 +148,7 @@ def test_leaving_a_run_early_aborts_what_is_left(driver, engine):
 
 
 def test_an_interrupt_that_takes_the_last_output_of_a_request(driver, engine):
-    """It comes when the engine has ended the request and nobody has heard of it."""
+    """It arrives when the engine has ended the request and no caller has received the output."""
     step = engine.step
 
     def interrupted():

@@ -1,4 +1,4 @@
-"""The five calls of a step, with a fake runner: what fails in a step ends its requests, not the
+"""The five calls of a step, with a fake runner: a failure in a step ends its requests, not the
 engine."""
 
 import pytest

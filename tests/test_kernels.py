@@ -1,4 +1,5 @@
-"""The interface of kernels: CPU and CUDA implement all of it, and nobody asks which one it is."""
+"""The interface of kernels: CPU and CUDA implement all of it, and no caller checks which one it
+has."""
 
 import inspect
 import re
@@ -35,7 +36,7 @@ def device(request):
 
 @pytest.fixture
 def own(device, request):
-    """The kernels of the device."""
+    """Returns the kernels of the device."""
     if device == "cpu":
         return request.getfixturevalue("kernels")
     pytest.importorskip("triton", reason="the kernels for CUDA need triton")

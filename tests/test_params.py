@@ -1,4 +1,4 @@
-"""SamplingParams and GuidedDecodingParams: defaults, ranges, messages; they stay as made."""
+"""SamplingParams and GuidedDecodingParams: defaults, ranges, messages; they are immutable."""
 
 import pickle
 
@@ -87,7 +87,7 @@ def test_greedy(values, is_greedy):
 
 @pytest.mark.parametrize("params", [SamplingParams, GuidedDecodingParams, EngineConfig])
 def test_every_field_says_what_it_does_and_what_none_means(params):
-    """The tables of docs/options.md are made of these sentences."""
+    """The tables of docs/options.md are generated from these sentences."""
     for name, field in params.model_fields.items():
         text = field.description or ""
         assert len(text.split()) >= 4, name

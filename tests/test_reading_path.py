@@ -1,4 +1,5 @@
-"""One request on the reference backend can be read in an evening: what it runs is counted."""
+"""The code that one request runs on the reference backend can be read in an evening: its lines are
+counted."""
 
 import ast
 import re

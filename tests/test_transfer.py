@@ -1,4 +1,4 @@
-"""Copies from the host to a device: on a CPU there are none."""
+"""Copies from the host to a device; on a CPU nothing is copied."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ CPU = torch.device("cpu")
 
 
 def test_packed_arrays_are_the_arrays():
-    """One buffer and one copy, however odd the sizes between are."""
+    """One buffer and one copy hold arrays of any odd sizes."""
     arrays = (
         np.arange(5, dtype=np.int64) - 2,
         np.array([[True], [False], [True]]),

@@ -1,5 +1,5 @@
-"""Random ragged batches over a paged cache, and what plain dense attention makes of them. Loaded
-with the fixture load_file("attention/cases.py"), by tests on the CPU and on GPUs."""
+"""Random ragged batches over a paged cache, and their plain dense attention. Tests on the CPU and
+on GPUs load it with the fixture load_file("attention/cases.py")."""
 
 import dataclasses
 import random
@@ -24,25 +24,25 @@ OPTIONS = [
     {"softcap": 0.5},
     {"scale": 0.3, "window": 9, "softcap": 2.0},
 ]
-SPANS = [  # (query_lens, earlier, spans): whole, behind a prefix hit inside the span, two, decode
+SPANS = [  # (query_lens, earlier, spans): whole, after a prefix hit inside the span, two, decode
     ([9], [0], [(0, 2, 8)]),
     ([1, 7, 9], [5, 3, 0], [(1, 1, 9), (2, 0, 3), (2, 4, 9)]),
     ([5, 12], [6, 9], [(0, 6, 11), (1, 10, 12), (1, 14, 21)]),
     ([1, 4], [8, 0], [(0, 3, 9)]),
 ]
-# What random cases take in turn, so that so many of them hold every head size with every kind of
+# Random cases cycle through these, so that together they cover every head size with every kind of
 # batch (decode sequences, prefill chunks), and all ratios of query heads to key heads.
 HEAD_SIZES = (64, 80, 96, 128, 256)
 RATIOS = (1, 2, 3, 4, 7, 8, 16)
 KINDS = ((0, 2), (2, 2), (3, 0), (4, 1), (1, 0), (0, 1))
 NUM_RANDOM = len(HEAD_SIZES) * len(KINDS)
-# Of results against dense attention in float64: rounding of q, k, v and of the weights.
+# Tolerances against dense attention in float64: rounding of q, k, v and of the weights.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 def dense(q, k, v, *, scale=None, window=None, softcap=None, spans=(), is_causal=True):
-    """Causal attention of the last len(q) tokens of one sequence, in float64. q [n, H, D], k, v
-    [L, K, D]. Tokens of a span see each other."""
+    """Returns causal attention of the last len(q) tokens of one sequence, in float64. q [n, H, D],
+    k, v [L, K, D]. Tokens of a span attend to each other."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("nhd,lhd->hnl", q.double(), k)
@@ -61,8 +61,8 @@ def dense(q, k, v, *, scale=None, window=None, softcap=None, spans=(), is_causal
 
 
 class Case:
-    """A random batch: contexts already in the cache, new tokens of this step, scattered block
-    tables."""
+    """A random batch: contexts that are in the cache already, new tokens of this step, and
+    scattered block tables."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class Case:
 
         def noise(count, heads):
             made = torch.randn(count, heads, head_dim, generator=generator)
-            return made.to(dtype).to(torch.float32)  # what dense attention sees is rounded too
+            return made.to(dtype).to(torch.float32)  # the input of dense attention is rounded too
 
         for row, (total, need, before) in enumerate(zip(totals, needs, earlier, strict=True)):
             own = [blocks.pop() for _ in range(need)]
-            empty = [blocks.pop()]  # taken for tokens to come
+            empty = [blocks.pop()]  # reserved for later tokens
             tables[row, : need + 1] = torch.tensor(own + empty, dtype=torch.int32)
             k, v = noise(total, kv_heads), noise(total, kv_heads)
             places = torch.tensor(
@@ -119,7 +119,7 @@ class Case:
         )
 
     def expected(self, **options):
-        """[T, H, D] float64."""
+        """Returns dense attention, [T, H, D] float64."""
         outs = []
         for row, q in enumerate(torch.split(self.q, self.query_lens)):
             spans = [(a, b) for sequence, a, b in self.layout.spans if sequence == row]
@@ -127,8 +127,9 @@ class Case:
         return torch.cat(outs)
 
     def check(self, backend, **options):
-        """The backend against dense attention, twice: the second layer of a step finds its index
-        tensors made. Also that keys and values lie where they belong, bit for bit."""
+        """Compares the backend with dense attention twice, since the second layer of a step reuses
+        the index tensors of the first. Also checks that keys and values are stored at their slots,
+        bit for bit."""
         context = backend.begin(self.layout, self.cache)
         for _ in range(2):
             out = context.attend(0, self.q, self.k, self.v, **options)
@@ -144,7 +145,8 @@ class Case:
 
 
 def with_lengths(layout, max_context=None):
-    """The layout as a GPU gets it. max_context: a bound instead of the largest."""
+    """Returns the layout as a GPU gets it. max_context: an upper bound in place of the largest
+    context."""
     starts = torch.tensor([0, *layout.query_lens]).cumsum(0, dtype=torch.int32)
     device = layout.slots.device
     lengths = StepLengths(
@@ -157,8 +159,9 @@ def with_lengths(layout, max_context=None):
 
 
 def random_case(seed, *, longest=70, block_sizes=(1, 4, 16, 24), **fixed):
-    """A case and its options, drawn by the seed: decode, prefill and mixed batches; prefixes in the
-    cache or none; contexts that end with a block or inside one; windows, softcap and scales."""
+    """Returns a case and its options, drawn by the seed: decode, prefill and mixed batches; with
+    and without prefixes in the cache; contexts that end with a block or inside one; windows,
+    softcap and scales."""
     draw = random.Random(seed)
     head_dim, ratio = HEAD_SIZES[seed % len(HEAD_SIZES)], RATIOS[seed % len(RATIOS)]
     kv_heads = draw.choice((1, 2, 3) if ratio < 7 else (1, 2))
@@ -179,8 +182,8 @@ def random_case(seed, *, longest=70, block_sizes=(1, 4, 16, 24), **fixed):
 
 
 def _earlier(draw, query_len, block_size, longest):
-    """Tokens before the step: none, whole blocks (a prefix hit), so many that the last block is
-    full after the step, or any number."""
+    """Draws the number of tokens before the step: none, whole blocks (a prefix hit), as many as
+    fill the last block in this step, or any number."""
     kind = draw.choice(("none", "prefix", "full", "any"))
     if kind == "none":
         return 0
@@ -201,8 +204,8 @@ def check_replays(
     dtype=torch.float32,
     device="cpu",
 ):
-    """A decode step of padding alone is recorded; then the contents of its tensors are those of
-    real batches, one after the other, and what was recorded gives their attention."""
+    """Records a decode step of padding only, then fills its tensors with real batches, one after
+    the other, and compares the replayed attention."""
     shape = {"heads": 6, "kv_heads": 2, "head_dim": 64, "block_size": block_size}
     shape |= {"dtype": dtype, "device": device}
     batches = [[3, 40, 0], [31, 7, 15, 16, 2], [63]]
@@ -227,7 +230,7 @@ def check_replays(
         count, own = len(case.q), case.layout
         for target, source, padding in (
             (q, case.q, 0),
-            (k, case.k, 9),  # would be seen in the cache
+            (k, case.k, 9),  # a write to it would show in the cache
             (v, case.v, 9),
             (layout.slots, own.slots, -1),
             (layout.lengths.context_lens, torch.tensor(own.context_lens), 1),

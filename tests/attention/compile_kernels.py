@@ -1,7 +1,7 @@
-"""Compiles the attention kernels for GPUs that are not there, as the launches of real calls would:
-run without TRITON_INTERPRET, with the compute capabilities as arguments (90 for 9.0), or "90:1" for
-the first shape alone. Prints a line for each kernel that does not fit its GPU, be it that registers
-are spilled to memory."""
+"""Compiles the attention kernels for GPUs that this machine lacks, as the launches of real calls
+would. Run it without TRITON_INTERPRET, with the compute capabilities as arguments (90 for 9.0), or
+"90:1" for the first shape only. Prints a line for each kernel that does not fit its GPU, for
+example because registers are spilled to memory."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ MOST_STACK = 256  # bytes
 
 
 class Device:
-    """What Triton asks of a driver in order to compile."""
+    """The part of a driver that Triton needs in order to compile."""
 
     def __init__(self, capability):
         self._target = GPUTarget("cuda", capability, 32)
@@ -52,7 +52,7 @@ class Device:
 
 
 class Compiled:
-    """A kernel whose launches are compiled only."""
+    """A kernel whose launches only compile."""
 
     def __init__(self, kernel, found):
         self._kernel = kernel
@@ -66,19 +66,19 @@ class Compiled:
 
 
 def bytes_of_stack(kernel):
-    """Of each thread: registers that are spilled lie there."""
+    """Returns the stack of each thread in bytes; registers that are spilled are stored there."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
         command = [program, "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", told)[1])
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", output)[1])
 
 
 def compile_shape(shape, capability):
-    """Prefill with and without ranges, decode in one part and in several, the write of keys as they
-    are and of rotated ones."""
+    """Compiles prefill with and without ranges, decode in one split and in several, and the write
+    of keys, both unchanged and rotated."""
     num_heads, kv_heads, head_dim, page, dtype, cache_dtype = shape
     has_scales = cache_dtype.itemsize == 1
     q = torch.empty(300, num_heads, head_dim, dtype=dtype)

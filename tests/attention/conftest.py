@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Small tensors; the tests share the machine."""
+    """Uses one thread: the tensors are small, and the tests share the machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -26,7 +26,8 @@ def fakes(load_file):
 
 @pytest.fixture(scope="session")
 def triton_attention(triton_device):
-    """Our Triton backend. Its GPU is made up on a CPU, small enough for contexts to be split."""
+    """Returns our Triton backend. On a CPU its GPU is simulated, small enough for contexts to be
+    split."""
     from mmdeploy_llm.attention.triton_paged import TritonAttention
 
     if triton_device.type == "cuda":
@@ -37,12 +38,10 @@ def triton_attention(triton_device):
 
 
 class Recording(TorchDispatchMode):
-    """A CUDA graph in small: what is launched while it is on is noted, and `replay` launches it
-    again with the same tensors, host values and all, writing results to the same memory.
-
-    A value that the host asks of the device fails, as it does in a capture. `kernel` wraps what is
-    one launch, whatever it computes with inside.
-    """
+    """A small CUDA graph: kernel launches while it records are stored, and `replay` launches them
+    again with the same tensors and host values, writing to the same memory. As in a real capture,
+    the host cannot read a value of the device. `kernel` wraps a function that counts as one
+    launch."""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,6 @@
-"""The libraries' functions by their documented contracts, in plain torch: what they ask of shapes,
-dtypes and pages, and dense attention over the gathered pages. Signatures are those of flash-attn
-2.8, of its hopper folder, of flash-attn-4 4.0.0b36 and of torch 2.13."""
+"""The libraries' functions by their documented contracts, in plain torch: their requirements on
+shapes, dtypes and pages, and dense attention over the gathered pages. Signatures are those of
+flash-attn 2.8, of its hopper folder, of flash-attn-4 4.0.0b36 and of torch 2.13."""
 
 import itertools
 import sys
@@ -10,14 +10,15 @@ import torch
 
 
 class Fakes:
-    """dense: of cases.py. calls: names of the functions, as they are called."""
+    """Replacements for the libraries. dense: the function of cases.py. calls: names of the
+    functions in the order of their calls."""
 
     def __init__(self, dense):
         self.dense = dense
         self.calls = []
 
     def install(self, monkeypatch, libraries, name):
-        """Puts the fake of a library in its place."""
+        """Replaces a library with its fake."""
         library = libraries.LIBRARIES[name]
         module = types.ModuleType(library.module)
         for function in library.functions:
@@ -168,8 +169,8 @@ class Fakes:
         block_table=None,
         num_splits=None,
     ):
-        """torch: flash-attn 2 inside; causal is a window of (-1, 0). Without block_table keys and
-        values are [T, K, D]."""
+        """The function of torch, which uses flash-attn 2; causal is a window of (-1, 0). Without
+        block_table keys and values are [T, K, D]."""
         if block_table is None:
             return self._dense_each(query, key, value, cu_seq_q, cu_seq_k, max_q, scale)
         assert key.shape[1] % 256 == 0
@@ -183,7 +184,7 @@ class Fakes:
         )  # fmt: skip
 
     def _dense_each(self, q, k, v, starts, key_starts, longest, scale):
-        """Full attention between each of the starts and the next."""
+        """Returns full attention between each of the starts and the next."""
         assert starts.dtype == torch.int32
         assert torch.equal(starts, key_starts)
         assert int(starts.diff().max()) <= longest
@@ -199,7 +200,8 @@ class Fakes:
         self, q, keys, values, starts, lengths, max_query, max_context, scale, causal, window_size,
         softcap, tables, unbounded,
     ):  # fmt: skip
-        """What all of them do. unbounded: their word for a window without an end."""
+        """Computes what all of the functions have in common. unbounded: the value that means a
+        window without an end."""
         num_seqs = len(lengths)
         assert {starts.dtype, lengths.dtype, tables.dtype} == {torch.int32}
         assert starts.shape == (num_seqs + 1,)

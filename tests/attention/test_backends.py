@@ -1,4 +1,4 @@
-"""The backends of the CPU against plain dense attention, over random ragged batches with scattered
+"""The CPU backends, compared with plain dense attention over random ragged batches with scattered
 blocks."""
 
 import pytest
@@ -35,15 +35,16 @@ def test_options_equal_dense_attention(cases, backend, options):
 
 
 @pytest.mark.parametrize("options", range(-1, 6))
-def test_tokens_of_a_span_see_each_other(cases, backend, options):
+def test_tokens_of_a_span_attend_to_each_other(cases, backend, options):
     for query_lens, earlier, spans in cases.SPANS:
         case = cases.Case(7, query_lens, earlier, spans=spans)
         case.check(backend, **({} if options < 0 else cases.OPTIONS[options]))
 
 
-def test_random_cases_hold_all_that_backends_must_compute(cases):
-    """For every head size: prefill alone and beside decode, decode alone, prefix hits, contexts
-    that end with a full page and inside one, keys that several queries share. And all ratios."""
+def test_random_cases_cover_everything_that_backends_compute(cases):
+    """Every head size occurs with prefill alone and with decode, decode alone, prefix hits,
+    contexts that end with a full page and inside one, and keys that several queries share; all
+    ratios of heads occur."""
     found = {size: set() for size in cases.HEAD_SIZES}
     ratios = set()
     for seed in range(cases.NUM_RANDOM):

@@ -1,5 +1,5 @@
-"""One launch that rotates heads and writes the cache: against plain torch, and against the two
-launches that do the same."""
+"""The launch that rotates heads and writes the cache, compared with plain torch and with two
+separate launches."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ NUM_BLOCKS, PAGE = 5, 4
 
 @pytest.fixture(scope="module")
 def device(triton_attention, triton_device):
-    """With what triton_attention mends in the interpreter."""
+    """Returns the device, with the corrections of triton_attention to the interpreter."""
     return triton_device
 
 
@@ -45,7 +45,7 @@ def kernels(device):
 
 @pytest.fixture(scope="module")
 def dtypes(device):
-    """The interpreter cuts bfloat16 off instead of rounding."""
+    """The interpreter truncates bfloat16 instead of rounding it."""
     few = torch.float32, torch.float16
     return (*few, torch.bfloat16) if device.type == "cuda" else few
 
@@ -82,7 +82,8 @@ class Heads:
         self.dtype8 = dtype8
 
     def new_cache(self):
-        """keys, values, and their scales in 8 bits: filled, so that what is not written is seen."""
+        """Returns keys, values and, in 8 bits, their scales, all filled with values so that a
+        missing write shows."""
         device, scales = self.qkv.device, (None, None)
         if self.dtype8 is not None:
             scales = [torch.full(self.shape[:3], 7.0, device=device) for _ in range(2)]
@@ -93,7 +94,7 @@ class Heads:
         return qkv.split((self.num_heads, self.num_kv, self.num_kv), 1)
 
     def rotated(self, rope):
-        """Copies of q and k after norms and rotation; and v."""
+        """Returns copies of q and k after norms and rotation, and v."""
         qkv = self.qkv.clone()
         qk, v = qkv[:, : -self.num_kv], qkv[:, -self.num_kv :]
         if self.norms is None:
@@ -103,7 +104,7 @@ class Heads:
         return qk[:, : self.num_heads], qk[:, self.num_heads :], v
 
     def at_once(self, kernels):
-        """q, and the cache, of the one launch."""
+        """Returns q and the cache after the one launch."""
         install_kernels(self.rotaries[1], kernels)
         rope, cache = self.rotaries[1](self.positions), self.new_cache()
         qkv = self.qkv.clone()
@@ -117,7 +118,7 @@ class Heads:
         return q, cache
 
     def one_by_one(self, kernels):
-        """The same of the two launches."""
+        """Returns q and the cache after the two launches."""
         q, k, v = self.rotated(self.rotaries[1](self.positions))
         cache = self.new_cache()
         write_by_kernel(k, v, *cache[:2], self.layout, *cache[2:])
@@ -128,7 +129,7 @@ class Heads:
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_plain_torch(device, dtypes, kernels, shape, has_norms, is_interleaved):
-    """M-RoPE with it in every second case."""
+    """Every second case has M-RoPE."""
     for place, dtype in enumerate(dtypes):
         axes = 3 if (place + has_norms) % 2 else None
         options = {"is_interleaved": is_interleaved, "has_norms": has_norms, "axes": axes}
@@ -145,7 +146,7 @@ def test_equals_plain_torch(device, dtypes, kernels, shape, has_norms, is_interl
 
 
 def _assert_same(one, other):
-    """Bit for bit."""
+    """Compares bit for bit."""
     for mine, theirs in zip((one[0], *one[1]), (other[0], *other[1]), strict=False):
         assert (mine is None) == (theirs is None)
         if mine is not None:
@@ -156,7 +157,7 @@ def _assert_same(one, other):
 @pytest.mark.parametrize("shape", [(4, 2, 16, 16), (6, 2, 72, 24), (2, 1, 256, 256)])
 @pytest.mark.parametrize("is_interleaved", [False, True])
 def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
-    """Equal to the two launches, and to plain torch but for a rounding step."""
+    """Equal to the two launches, and to plain torch up to one rounding step."""
     is_float = cache_dtype.is_floating_point
     if device.type == "cuda" and is_float and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
@@ -177,7 +178,7 @@ def test_cache_in_8_bits(device, kernels, cache_dtype, shape, is_interleaved):
 
 
 def test_many_tokens_share_programs(device, kernels, monkeypatch):
-    """A program takes several groups of its token's heads where there are many tokens."""
+    """With many tokens a program computes several groups of the heads of its token."""
     from mmdeploy_llm.cuda import heads as module
 
     heads = Heads(device, torch.float32, (28, 4, 128, 128), is_interleaved=False, has_norms=True)
@@ -212,15 +213,15 @@ CONFIG = DecoderConfig(
 
 
 class Launches:
-    """Wraps the kernel of heads, and notes its launches."""
+    """Wraps the kernel of heads and records its launches."""
 
     def __init__(self, kernel):
-        self.asked = []
+        self.calls = []
         self._kernel = kernel
 
     def __getitem__(self, grid):
         def launch(*args, **options):
-            self.asked.append((options["ROTATES"], options["KIND"]))
+            self.calls.append((options["ROTATES"], options["KIND"]))
             return self._kernel[grid](*args, **options)
 
         return launch
@@ -271,7 +272,7 @@ ROTATE_AND_WRITE, ROTATE, WRITE = (True, 1), (True, 0), (False, 1)
 def test_the_decoder_rotates_and_writes_at_once(
     cases, fakes, kernels, triton_attention, device, launches, monkeypatch, qk_norm
 ):
-    """Where kernels do both; else in two launches."""
+    """One launch where kernels can do both, else two."""
     from mmdeploy_llm.attention import libraries
 
     fakes.Fakes(cases.dense).install(monkeypatch, libraries, "flash-attn-3")
@@ -281,17 +282,17 @@ def test_the_decoder_rotates_and_writes_at_once(
     caches = [layer_caches(case, device) for _ in range(6)]
     expected = decode(plain, ReferenceAttention().begin(case.layout, caches[0]), 3, device)
     decode(plain, triton_attention.begin(case.layout, caches[1]), 3, device)
-    assert launches.asked == [WRITE] * 2
+    assert launches.calls == [WRITE] * 2
     fast = model_of(config, device, kernels)
-    for cache, backend, asked in (
+    for cache, backend, expected_calls in (
         (caches[2], triton_attention, [ROTATE_AND_WRITE]),
         (caches[3], FlashAttention3(write_by_kernel), [ROTATE_AND_WRITE]),
         (caches[4], FlashAttention3(write_plain), [ROTATE]),
         (caches[5], ReferenceAttention(), [ROTATE]),
     ):
-        launches.asked.clear()
+        launches.calls.clear()
         found = decode(fast, backend.begin(case.layout, cache), 3, device)
-        assert launches.asked == asked * 2
+        assert launches.calls == expected_calls * 2
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
         for mine, theirs in zip(
             (*cache.keys, *cache.values), (*caches[0].keys, *caches[0].values), strict=True
@@ -300,7 +301,8 @@ def test_the_decoder_rotates_and_writes_at_once(
 
 
 def test_tensors_that_the_kernels_do_not_take(triton_attention, cases, kernels, device, launches):
-    """Norms of another dtype: by plain torch; then one kernel rotates and one writes."""
+    """Norms of another dtype are computed by plain torch; then one kernel rotates and one
+    writes."""
     shape = {"heads": 4, "kv_heads": 2, "dtype": torch.float16, "device": device}
     case = cases.Case(0, [1, 1], [3, 3], **shape)
     model = model_of(dataclasses.replace(CONFIG, qk_norm=True), device, kernels).half()
@@ -310,11 +312,11 @@ def test_tensors_that_the_kernels_do_not_take(triton_attention, cases, kernels, 
     context = triton_attention.begin(case.layout, layer_caches(case, device))
     assert isinstance(context, RotaryAttention)
     decode(model, context, 2, device)
-    assert launches.asked == [ROTATE, WRITE] * 2
+    assert launches.calls == [ROTATE, WRITE] * 2
 
 
 def test_recorded_launch_serves_other_tokens(kernels, device, recording, monkeypatch):
-    """Recorded on padding alone."""
+    """The launch is recorded on padding only."""
     if device.type == "cuda":
         pytest.skip("real graphs are tested in tests/gpu")
     from mmdeploy_llm.cuda import heads as module

@@ -1,4 +1,4 @@
-"""Which backend is chosen, with which block size, and what the errors say."""
+"""The choice of a backend and its block size, and the error messages."""
 
 import sys
 from types import SimpleNamespace
@@ -29,9 +29,9 @@ def needs(name="auto", device="cpu", dtype="bfloat16", block_size=None, kv_cache
     )
 
 
-def select(asked, has_kernels=False, capabilities=(HOPPER,), head_dim=128, installed=ALL):
+def select(requested, has_kernels=False, capabilities=(HOPPER,), head_dim=128, installed=ALL):
     return selection.select(
-        asked,
+        requested,
         has_kernels=has_kernels,
         capabilities=capabilities,
         head_dim=head_dim,
@@ -44,7 +44,7 @@ def on_cuda(**options):
 
 
 @pytest.mark.parametrize(
-    ("asked", "has_kernels", "name"),
+    ("requested", "has_kernels", "name"),
     [
         (needs(), True, "native"),
         (needs(), False, "reference"),
@@ -55,13 +55,13 @@ def on_cuda(**options):
         (needs("reference"), True, "reference"),
     ],
 )
-def test_cpu(asked, has_kernels, name):
-    chosen = select(asked, has_kernels)
+def test_cpu(requested, has_kernels, name):
+    chosen = select(requested, has_kernels)
     assert (chosen.name, chosen.block_size) == (name, 64)
 
 
 @pytest.mark.parametrize(
-    ("asked", "capability", "name", "block_size"),
+    ("requested", "capability", "name", "block_size"),
     [
         (on_cuda(), HOPPER, "flash-attn-3", 128),
         (on_cuda(), BLACKWELL, "flash-attn-4", 128),
@@ -76,12 +76,12 @@ def test_cpu(asked, has_kernels, name):
         (on_cuda(kv_cache_dtype="float32"), HOPPER, "reference", 64),
     ],
 )
-def test_cuda(asked, capability, name, block_size):
-    chosen = select(asked, capabilities=(capability,))
+def test_cuda(requested, capability, name, block_size):
+    chosen = select(requested, capabilities=(capability,))
     assert (chosen.name, chosen.block_size) == (name, block_size)
 
 
-def test_what_is_installed_decides():
+def test_the_installed_libraries_decide():
     order = list(selection.CUDA_ORDER)
     for position, name in enumerate(order):
         assert select(on_cuda(), installed=frozenset(order[position:])).name == name
@@ -114,7 +114,7 @@ def test_block_size_of_the_user_wins():
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
         (
             needs("flesh"),
@@ -140,13 +140,13 @@ def test_block_size_of_the_user_wins():
         (needs("reference", "cuda", kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
     ],
 )
-def test_what_cannot_be(asked, message):
+def test_unsupported_choices_raise(requested, message):
     with pytest.raises(ConfigError, match=message):
-        select(asked, capabilities=(HOPPER, AMPERE, BLACKWELL))
+        select(requested, capabilities=(HOPPER, AMPERE, BLACKWELL))
 
 
 @pytest.mark.parametrize(("head_dim", "name"), [(512, "triton"), (100, "flash-attn")])
-def test_heads_that_cannot_be(head_dim, name):
+def test_unsupported_head_sizes_raise(head_dim, name):
     with pytest.raises(ConfigError, match=f"heads of {head_dim} channels"):
         select(needs(name, "cuda"), head_dim=head_dim)
 
@@ -169,28 +169,29 @@ def test_create():
 
 
 @pytest.mark.parametrize("name", ["flash-attn", "flash-attn-3", "torch-varlen"])
-def test_create_what_calls_a_library(cases, fakes, monkeypatch, name):
+def test_create_a_backend_that_calls_a_library(cases, fakes, monkeypatch, name):
     fakes.Fakes(cases.dense).install(monkeypatch, libraries, name)
     assert create(name).name == name
 
 
-def test_installed_is_told_without_an_import(monkeypatch):
-    """By a module that this library alone has: flash-attn 4 shares its package with 2."""
-    asked = []
+def test_installed_libraries_are_found_without_an_import(monkeypatch):
+    """A library is found by a module that only it has: flash-attn 4 shares its package with
+    flash-attn 2."""
+    searched = []
 
     def find(name):
-        asked.append(name)
+        searched.append(name)
         if name == "flash_attn.cute":
             raise ModuleNotFoundError("no flash_attn")  # as find_spec does without the package
         return None
 
     monkeypatch.setattr(libraries.importlib.util, "find_spec", find)
     assert not any(libraries.is_installed(name) for name in libraries.LIBRARIES)
-    assert "flash_attn_2_cuda" in asked
+    assert "flash_attn_2_cuda" in searched
 
 
-def test_a_library_that_is_not_there_is_told_before_loading(monkeypatch):
-    """Be it missing, broken or too old; what needs no library is not asked for one."""
+def test_a_missing_library_raises_before_loading(monkeypatch):
+    """The library may be missing, broken or too old; a backend without a library is not checked."""
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     with pytest.raises(ConfigError, match="'flash-attn-3', but it cannot be imported"):
         selection.check_installed("flash-attn-3")
@@ -198,7 +199,7 @@ def test_a_library_that_is_not_there_is_told_before_loading(monkeypatch):
         selection.check_installed(name)
 
 
-def test_what_is_in_the_way_of_an_8_bit_cache_is_said():
+def test_the_error_says_what_an_8_bit_cache_needs():
     with pytest.raises(ConfigError, match=r"needs compute capability 8\.9 .* use 'int8'"):
         select(on_cuda(kv_cache_dtype="float8_e4m3fn"), capabilities=(AMPERE,))
 

@@ -1,4 +1,4 @@
-"""Our Triton kernels against dense attention, in the interpreter where there is no GPU."""
+"""Our Triton kernels, compared with dense attention; in the interpreter if there is no GPU."""
 
 import dataclasses
 import os
@@ -27,7 +27,9 @@ def test_random_batches(cases, triton_attention, triton_device, seed):
 
 @pytest.mark.parametrize("batch", range(4))
 @pytest.mark.parametrize("options", [{}, {"window": 1}, {"window": 6, "softcap": 0.8}])
-def test_tokens_of_a_span_see_each_other(cases, triton_attention, triton_device, batch, options):
+def test_tokens_of_a_span_attend_to_each_other(
+    cases, triton_attention, triton_device, batch, options
+):
     query_lens, earlier, spans = cases.SPANS[batch]
     case = cases.Case(7, query_lens, earlier, head_dim=64, spans=spans, device=triton_device)
     case.check(triton_attention, **options)
@@ -50,8 +52,8 @@ def test_cache_in_8_bits(
     dtype,
     cache_dtype,
 ):
-    """Equal to attention over the keys and values that the cache holds, which are those that were
-    written but for a rounding step. Decode in splits, and a chunk behind a prefix."""
+    """Attention equals that over the keys and values in the cache, which equal the written ones up
+    to one rounding step. The cases are decode in splits, and a chunk after a prefix."""
     is_cuda, is_float = triton_device.type == "cuda", cache_dtype.is_floating_point
     if is_cuda and is_float and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
@@ -86,7 +88,7 @@ def test_cache_in_8_bits(
 
 
 def test_strided_queries_and_keys(cases, triton_attention, triton_device):
-    """As they come out of one product for q, k and v."""
+    """q, k and v are slices of one tensor, as one matrix product returns them."""
     case = cases.Case(5, [1, 6], [9, 2], head_dim=64, device=triton_device)
     joined = torch.cat([case.q, case.k, case.v], dim=1)
     case.q, case.k, case.v = joined.split([4, 2, 2], dim=1)
@@ -95,7 +97,7 @@ def test_strided_queries_and_keys(cases, triton_attention, triton_device):
 
 @pytest.mark.parametrize("has_window", [False, True])
 def test_splits_of_long_contexts(cases, triton_attention, triton_device, has_window):
-    """One sequence and two key heads on the GPU: its context is cut into parts."""
+    """With one sequence and two key heads on the GPU, the context is split."""
     from mmdeploy_llm.cuda import paged
 
     options = {"window": 300} if has_window else {}
@@ -110,8 +112,8 @@ def test_number_of_splits():
     paged = pytest.importorskip("mmdeploy_llm.cuda.paged")
     gpu = paged.Gpu(num_processors=132, shared_memory=232_448)
     assert paged.num_splits(4, 32_768, None, gpu) == 64
-    assert paged.num_splits(4, 1024, None, gpu) == 8  # parts of at least 128 keys
-    assert paged.num_splits(4, 32_768, 512, gpu) == 4  # of what the window leaves
+    assert paged.num_splits(4, 1024, None, gpu) == 8  # splits of at least 128 keys
+    assert paged.num_splits(4, 32_768, 512, gpu) == 4  # of the keys inside the window
     assert paged.num_splits(256, 32_768, None, gpu) == 2
     assert paged.num_splits(300, 32_768, None, gpu) == 1  # enough rows to fill it
     assert paged.num_splits(4, 1, None, gpu) == 1
@@ -132,7 +134,8 @@ class _Launcher:
 def test_recorded_decode_serves_other_batches(
     cases, triton_attention, triton_device, recording, monkeypatch, options
 ):
-    """Recorded once on padding alone; replayed for batches of other sizes and lengths."""
+    """The step is recorded once on padding only and replayed for batches of other sizes and
+    lengths."""
     if triton_device.type == "cuda":
         pytest.skip("real graphs are tested in tests/gpu")
     from mmdeploy_llm.cuda import heads, paged_kernels
@@ -151,8 +154,8 @@ def test_recorded_decode_serves_other_batches(
     "capability",
     ["90:1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("80", "86", "90", "100"))],
 )
-def test_kernels_compile_for_gpus_that_are_not_here(triton_device, capability):
-    """The interpreter takes more than the compiler does, and has shared memory without end."""
+def test_kernels_compile_for_gpus_that_this_machine_lacks(triton_device, capability):
+    """The interpreter accepts more than the compiler and has unlimited shared memory."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), capability]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

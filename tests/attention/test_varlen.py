@@ -1,5 +1,5 @@
-"""The backends that call a library: their bookkeeping, with fakes that keep the libraries'
-contracts. The libraries themselves need a GPU: tests/gpu/test_attention_gpu.py."""
+"""The backends that call a library: their index tensors and arguments, with fakes that keep the
+contracts of the libraries. The libraries themselves need a GPU: tests/gpu/test_attention_gpu.py."""
 
 import sys
 
@@ -50,7 +50,8 @@ def without_softcap(backend, options):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_batches(cases, create, seed):
-    """The backends share what prepares their calls: the cases are divided among them."""
+    """The backends share the code that prepares their calls, so the cases are divided among
+    them."""
     backend = create([*CLASSES][seed % len(CLASSES)])
     sizes = BLOCK_SIZES.get(backend.name, (1, 16, 128))
     case, options = cases.random_case(seed, block_sizes=sizes)
@@ -61,7 +62,7 @@ def test_random_batches(cases, create, seed):
 
 @pytest.mark.parametrize("options", [{}, {"window": 12, "scale": 0.4, "softcap": 3.0}])
 @pytest.mark.parametrize("batch", range(4))
-def test_tokens_of_a_span_see_each_other(cases, backend, batch, options):
+def test_tokens_of_a_span_attend_to_each_other(cases, backend, batch, options):
     query_lens, earlier, spans = cases.SPANS[batch]
     case = cases.Case(8, query_lens, earlier, block_size=256, spans=spans)
     case.check(backend, **without_softcap(backend, dict(options)))
@@ -73,8 +74,8 @@ def test_tokens_of_a_span_see_each_other(cases, backend, batch, options):
 def test_recorded_decode_serves_other_batches(
     cases, backend, fake, recording, monkeypatch, options
 ):
-    """Recorded once on padding alone; replayed for batches of other sizes and lengths. The padding
-    goes where the first sequence does, and leaves no trace."""
+    """The step is recorded once on padding only and replayed for batches of other sizes and
+    lengths. Padding is written to the slot of the first sequence and must leave no trace."""
     for name in ("_with_cache", "_varlen"):
         if hasattr(backend, name):
             monkeypatch.setattr(backend, name, recording.kernel(getattr(backend, name)))
@@ -118,7 +119,7 @@ def test_softcap_is_refused_by_torch(cases, fake, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_what_is_missing_says_what_to_install(monkeypatch, name):
+def test_a_missing_library_raises_with_what_to_install(monkeypatch, name):
     library = libraries.LIBRARIES[name]
     monkeypatch.setitem(sys.modules, library.module, None)
     with pytest.raises(ConfigError) as raised:
@@ -129,7 +130,8 @@ def test_what_is_missing_says_what_to_install(monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["flash-attn-3", "flash-attn-4", "torch-varlen"])
 def test_a_version_without_block_tables_is_refused(fake, monkeypatch, name):
-    """torch 2.11's varlen_attn takes none, nor do early releases of the others."""
+    """torch 2.11's varlen_attn has no block tables, nor do early releases of the other
+    libraries."""
     fake.install(monkeypatch, libraries, name)
     library = libraries.LIBRARIES[name]
     module = sys.modules[library.module]
@@ -138,8 +140,8 @@ def test_a_version_without_block_tables_is_refused(fake, monkeypatch, name):
         CLASSES[name]()
 
 
-def test_the_installed_torch_has_what_we_call():
-    """Its real function, by its signature; it computes on GPUs only."""
+def test_the_installed_torch_has_the_signature_that_we_call():
+    """Checks the signature of the real function, which computes on GPUs only."""
     import inspect
 
     from torch.nn.attention.varlen import varlen_attn

@@ -25,7 +25,7 @@ MOST_SEQS, LONGEST = 32, 4096
 
 
 def layout_of(query_lens, context_lens, max_context=None):
-    """As the runner makes it, its tensors being parts of one buffer."""
+    """Returns a layout as the runner makes it, with tensors that are slices of one buffer."""
     num_seqs, num_tokens = len(query_lens), sum(query_lens)
     width = max(1, -(-max(context_lens) // BLOCK))
     starts = torch.tensor([0, *accumulate(query_lens)], dtype=torch.int32)
@@ -45,7 +45,7 @@ def layout_of(query_lens, context_lens, max_context=None):
 
 
 class Engine:
-    """The launches of one layer, and of the choice of tokens."""
+    """The kernel launches of one layer and of sampling."""
 
     def __init__(self):
         self._kernels = CudaKernels(CPU)
@@ -95,7 +95,7 @@ class Engine:
 
 
 def random_layout(draw):
-    """Decode tokens, prefill chunks or both, with prefixes in the cache or none."""
+    """Returns decode tokens, prefill chunks or both, with and without prefixes in the cache."""
     num_decode = draw.choice((0, 1, 2, 7, 16, 31))
     prefill = [draw.choice((2, 15, 16, 100)) for _ in range(draw.choice((0, 1, 1, 3, 16)))]
     query_lens = [1] * num_decode + (prefill if num_decode or prefill else [9])

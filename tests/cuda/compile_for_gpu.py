@@ -23,7 +23,7 @@ CAPABILITY = 90  # H100, H200
 
 
 class Absent:
-    """Stands for the driver of the GPU."""
+    """Replaces the driver of the GPU."""
 
     def get_current_device(self):
         return 0
@@ -36,7 +36,7 @@ class Absent:
 
 
 def compile_only(compiled):
-    """From now on a launch compiles, and adds to `compiled`."""
+    """Makes launches compile only, and add their kernel to `compiled`."""
     run = JITFunction.run
 
     def run_nothing(self, *args, grid, warmup, **kwargs):
@@ -99,19 +99,20 @@ def main(dtype):
 
 
 def usage(kernel):
-    """Measured by the assembler that Triton itself uses for this GPU: it brings two of them."""
+    """Measures with the assembler that Triton itself uses for this GPU; Triton ships two of
+    them."""
     assembler = get_ptxas(CAPABILITY).path
     with tempfile.TemporaryDirectory() as place:
         source = Path(place) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
-        told = subprocess.run(
+        output = subprocess.run(
             [assembler, "-v", f"-arch=sm_{CAPABILITY}a", source, "-o", "/dev/null"],
             capture_output=True,
             text=True,
             check=True,
         ).stderr
-    registers = re.search(r"Used (\d+) registers", told)[1]
-    spilled = re.search(r"(\d+) bytes spill stores", told)[1]
+    registers = re.search(r"Used (\d+) registers", output)[1]
+    spilled = re.search(r"(\d+) bytes spill stores", output)[1]
     threads = 32 * kernel.metadata.num_warps
     return (
         f"threads {threads} registers {registers} shared {kernel.metadata.shared} spilled {spilled}"

@@ -24,14 +24,14 @@ def kernels(triton_device):
 
 @pytest.fixture(scope="session")
 def dtypes(triton_device):
-    """The interpreter cuts bfloat16 off instead of rounding."""
+    """The interpreter truncates bfloat16 instead of rounding it."""
     few = torch.float32, torch.float16
     return (*few, torch.bfloat16) if triton_device.type == "cuda" else few
 
 
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory):
-    """The folder of a tiny model, made once."""
+    """Returns the folder of a tiny model, written once."""
     from mmdeploy_llm.testing.tiny import write_tiny
 
     folders = {}
@@ -47,7 +47,7 @@ def folder_of(tmp_path_factory):
 
 @pytest.fixture
 def assert_near():
-    """Values of one rounding apart."""
+    """Compares values up to one rounding."""
 
     def check(found, expected):
         assert found.dtype is expected.dtype
@@ -65,8 +65,8 @@ def emulated(load_file):
 
 @pytest.fixture
 def new_card(triton_device, emulated, monkeypatch):
-    """Puts an emulated card in the place of CUDA, see emulated.py; at the end of the test nothing
-    may have been wrong with how it was used."""
+    """Replaces CUDA with an emulated card, see emulated.py. At the end of the test no fault may
+    have been found."""
     if triton_device.type == "cuda":
         pytest.skip("there is a real one")
     from mmdeploy_llm.cuda import heads

@@ -1,6 +1,6 @@
 """A card that is not there: a test double. Tensors say that they lie on cuda:0 and are computed on
 the CPU, Triton's kernels in its interpreter. It knows nothing of speed, nor of a GPU's arithmetic;
-it knows where tensors lie, when the host waits, and what is ordered behind what.
+it knows where tensors are, when the host waits, and which work is ordered after which.
 
     op on CudaTensors --> all on the card? streams ordered? --> on the CPU --> CudaTensors
                                                            +--> noted, while a graph is recorded
@@ -16,7 +16,7 @@ on after an error:
                while another stream may use it
     empties    new memory is NaN, or -1; a recording computes nothing before it is replayed
 
-order.py keeps what is behind what.
+order.py tracks the order of work on streams.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("cuda", 0)
-CUDA, META = 1, 14  # torch's numbers of device types
+CUDA, META = 1, 14  # torch's ids of device types
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 WAITING = {
     "aten::_local_scalar_dense",
@@ -49,11 +49,11 @@ WAITING = {
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 EMPTY = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 EMPTY |= {"aten::new_empty_strided"}
-WHOLE = {"aten::scaled_dot_product_attention"}  # one launch, whichever kernel torch takes
+WHOLE = {"aten::scaled_dot_product_attention"}  # one launch, whichever kernel torch uses
 
 
 class CudaTensor(torch.Tensor):
-    """Says cuda:0; `inner` holds the values. memory: shared by all views."""
+    """A tensor that reports cuda:0; `inner` holds the values. memory: shared by all views."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -86,8 +86,8 @@ class CudaTensor(torch.Tensor):
 
 
 class Calls(TorchFunctionMode):
-    """Before C++ sees them: devices get their index, which a torch without CUDA cannot find out,
-    and torch.tensor makes a tensor of the host that is then sent."""
+    """Intercepts calls before C++ sees them: devices get their index, which a torch without CUDA
+    cannot find out, and torch.tensor makes a tensor on the host that is then copied."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         args = [with_index(x) for x in args]
@@ -98,8 +98,9 @@ class Calls(TorchFunctionMode):
 
 
 class Card(TorchDispatchMode):
-    """total: bytes. waits: each time the host waited: for what, where, how many launches came
-    before. launches: names of the kernels. graphs: all that were recorded. order: order.py."""
+    """total: bytes. waits: for each wait of the host, its reason, its place in the code, and the
+    number of launches before it. launches: names of the kernels. graphs: all recorded graphs.
+    order: order.py."""
 
     def __init__(self, order, total=2**30, capability=(9, 0), others=0):
         super().__init__()
@@ -112,14 +113,14 @@ class Card(TorchDispatchMode):
         self.waits, self.launches, self.faults, self.graphs = [], [], [], []
         self.recording, self.is_closed = None, False
 
-    # -- what the host does ------------------------------------------------------------------
+    # -- the host -----------------------------------------------------------------------------
 
     def fault(self, text, kind=RuntimeError):
         self.faults.append(f"{text} ({where()})")
         raise kind(text)
 
     def wait(self, what, clock=None):
-        """The host stops until `clock`, by default all of the current stream, is done."""
+        """Makes the host wait until `clock`, by default all work of the current stream, is done."""
         if self.recording is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
         self.waits.append((what, where(), len(self.launches)))
@@ -146,7 +147,7 @@ class Card(TorchDispatchMode):
         self.reserved = max(self.reserved, self.allocated)
         self.most_reserved = max(self.most_reserved, self.reserved)
 
-    # -- what the card does ------------------------------------------------------------------
+    # -- the card -----------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return self.dispatch(func, args, kwargs or {})
@@ -177,11 +178,13 @@ class Card(TorchDispatchMode):
         pinned = tensor if name == "aten::empty" else tensor.clone()
         if key not in self.pinned or pinned is not tensor:
             storage = pinned.untyped_storage()
-            self.pinned[storage.data_ptr()] = storage  # kept, so that no other comes here
+            self.pinned[storage.data_ptr()] = (
+                storage  # kept, so that no other tensor gets this address
+            )
         return pinned
 
     def compute(self, func, args, kwargs, on_card):
-        """Runs it on the CPU, and notes what a card would have launched."""
+        """Computes an operation on the CPU, and records what a card would have launched."""
         name = func._schema.name
         self.check(name, args, kwargs)
         here = {**kwargs, "device": torch.device("cpu")} if kwargs.get("device") else kwargs
@@ -217,7 +220,7 @@ class Card(TorchDispatchMode):
         return self.stream.launched(memories, written)
 
     def check(self, name, args, kwargs):
-        """The devices of an operation's tensors, and whether the host must wait for it."""
+        """Checks the devices of an operation's tensors, and whether the host must wait for it."""
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         hosts = [x for x in tensors if not isinstance(x, CudaTensor)]
         if name in INDEXING:
@@ -234,7 +237,7 @@ class Card(TorchDispatchMode):
             self.fault(text + ", ".join(str(x.device) for x in hosts))
 
     def copy(self, func, first, second=None, non_blocking=False, **kwargs):
-        """_to_copy and copy_, of which one side may lie on the host."""
+        """Handles _to_copy and copy_, which may have one tensor on the host."""
         if func._schema.name == "aten::_to_copy":
             source = first
             device = torch.device(kwargs.get("device") or source.device)
@@ -297,7 +300,7 @@ class Card(TorchDispatchMode):
             return CudaTensor(found, memory)
 
     def run_kernel(self, original, function, *args, grid, warmup, **kwargs):
-        """In place of triton.runtime.interpreter.InterpretedFunction.run."""
+        """Replaces triton.runtime.interpreter.InterpretedFunction.run."""
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         if not all(isinstance(x, CudaTensor) for x in tensors):
             self.fault(f"{function.fn.__name__}: Pointer argument cannot be accessed from Triton")
@@ -309,7 +312,7 @@ class Card(TorchDispatchMode):
                 again()
 
     def library(self, function):
-        """A function of another library as one launch, which reads its tensors and makes new
+        """Counts a function of another library as one launch, which reads its tensors and makes new
         ones."""
 
         @wraps(function)
@@ -333,7 +336,7 @@ class Card(TorchDispatchMode):
 
         return launched
 
-    # -- what torch.cuda is replaced by ------------------------------------------------------
+    # -- replacements for torch.cuda ---------------------------------------------------------
 
     @contextmanager
     def on_stream(self, stream):
@@ -345,7 +348,7 @@ class Card(TorchDispatchMode):
 
     @contextmanager
     def record(self, graph, pool=None, stream=None, **options):
-        """Launches are noted; what they computed to show shapes is no result."""
+        """Records launches; the results that they computed to find shapes are not used."""
         self.synchronize()
         self.recording, self.fresh = graph, []
         try:
@@ -367,7 +370,7 @@ class Card(TorchDispatchMode):
         return type(kind.__name__, (kind,), {"__init__": partialmethod(kind.__init__, self)})
 
     def install(self, monkeypatch):
-        """Puts the card in its place; the code under test runs inside `with card:`."""
+        """Replaces CUDA with the card; the code under test runs inside `with card:`."""
         import triton
         from triton.runtime import interpreter
 
@@ -414,7 +417,7 @@ class Card(TorchDispatchMode):
 
 @contextmanager
 def emulated(monkeypatch, order, **options):
-    """The Card, in place of CUDA. At the end everything has arrived; see Card.faults."""
+    """Yields the Card that replaces CUDA. At the end all copies have arrived; see Card.faults."""
     card = Card(order, **options)
     card.install(monkeypatch)
     with device_guard(), Calls():
@@ -426,8 +429,8 @@ def emulated(monkeypatch, order, **options):
 
 @contextmanager
 def device_guard():
-    """C++ changes the current device around indexing and the like. A torch without CUDA has nothing
-    that does so: in its place comes what does nothing, the guard of the meta device."""
+    """C++ changes the current device around indexing and similar operations. A torch without CUDA
+    has no guard that does so; the guard of the meta device, which does nothing, replaces it."""
     name = "_ZN3c104impl26device_guard_impl_registryE"
     folder = Path(torch.__file__).parent / "lib"
     library = ctypes.CDLL(str(next(folder.glob("libc10.*"))))
@@ -450,7 +453,7 @@ def inner(tree):
 
 
 def where():
-    """The innermost places in the code under test."""
+    """Returns the innermost places in the code under test."""
     frames = [f for f in traceback.extract_stack() if "mmdeploy_llm/" in f.filename]
     frames += [f for f in traceback.extract_stack() if "/plugins/" in f.filename]
     return " < ".join(
@@ -464,7 +467,7 @@ def same(a, b):
 
 
 def garbage(tensor):
-    """NaN, -1 or True in every value."""
+    """Fills every value with NaN, -1 or True."""
     is_float = tensor.dtype.is_floating_point or tensor.dtype.is_complex
     if tensor.dtype.itemsize == 1 and is_float:
         tensor.view(torch.uint8).fill_(0x7F)
@@ -483,7 +486,7 @@ def _written_places(func):
 
 
 def written(func, args, kwargs):
-    """The tensors of the card that it writes to."""
+    """Returns the tensors of the card that an operation writes to."""
     found = []
     for place, name in _written_places(func):
         value = args[place] if place < len(args) else kwargs.get(name)

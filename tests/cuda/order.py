@@ -1,15 +1,13 @@
-"""What is ordered behind what on an emulated card: streams, events, recordings, and the memory that
-they use.
+"""The order of work on an emulated card: streams, events, recordings, and the memory that they use.
 
-Order is kept in vector clocks: a stream counts what it was given, and knows how far it and the host
-have waited for the others.
-"""
+Order is kept in vector clocks: a stream counts the work that it was given, and knows how far it and
+the host have waited for the others."""
 
 import itertools
 
 
 class Memory:
-    """Of a tensor and its views: which streams use it, and until when."""
+    """The memory of a tensor and its views: which streams use it, and until when."""
 
     def __init__(self, card, storage):
         self.card, self.storage, self.stream = card, storage, card.stream
@@ -33,7 +31,7 @@ class Memory:
 
 
 class Stream:
-    """clock: how much of each stream is done before what comes next here."""
+    """A stream. clock: how much work of each stream is done before the next work of this one."""
 
     numbers = itertools.count()
 
@@ -44,7 +42,8 @@ class Stream:
         return f"stream {self.number}"
 
     def launched(self, memories, written):
-        """Work that uses these memories; checks that it is behind what it needs."""
+        """Adds work that uses these memories, and checks that it is ordered after the work that it
+        needs."""
         join(self.clock, self.card.host)
         place = self.clock[self] = self.clock.get(self, 0) + 1
         for memory in memories:
@@ -87,7 +86,8 @@ class Event:
 
 
 class Graph:
-    """replay: the same operations and kernels on the same memory with the same numbers."""
+    """A CUDA graph. replay: runs the same operations and kernels on the same memory with the same
+    host values."""
 
     def __init__(self, card):
         self.card, self.launches, self.num_replays = card, [], 0

@@ -1,4 +1,5 @@
-"""Draws on the device against sampling/draw.py, in small tiles so that rows have several."""
+"""Sampling on the device, compared with sampling/draw.py, in tiles so small that rows have
+several."""
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ def choose(triton_device):
 
 @pytest.fixture(scope="module")
 def tilings(choose):
-    """Few candidates, so that cuts lie below them; many."""
+    """Few candidates, so that cut-offs lie below them, and many."""
     few = choose.Tiling(block=64, candidates=8, together=128)
     return few, choose.Tiling(block=128, candidates=64, together=512)
 
@@ -33,7 +34,7 @@ def random_params(rng, num_rows, vocab_size):
 
 
 class Rows:
-    """Rows of params, as draw() and as the kernels take them."""
+    """Rows of parameters, as draw() and as the kernels accept them."""
 
     def __init__(self, choose, params, device, seed=0):
         from mmdeploy_llm.cuda import choose_kernels as columns
@@ -57,7 +58,7 @@ class Rows:
         self._choose, self._device = choose, device
 
     def choose(self, logits, tiling, rows=slice(None)):
-        """Token ids of some rows; the tables stay as they are."""
+        """Returns the token ids of some rows; the tables stay unchanged."""
         ints, reals = (table.to(self._device, copy=True) for table in self._tables)
         rules = self._choose.Rules(
             ints=ints,
@@ -76,7 +77,7 @@ class Rows:
 @pytest.mark.parametrize("vocab_size", [50, 64, 65, 500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_draws_equal_those_of_the_host(choose, tilings, triton_device, vocab_size, dtype):
-    """By any params; equal logits are frequent in 16 bits."""
+    """The parameters are random; equal logits are frequent in 16 bits."""
     rng = np.random.default_rng(vocab_size + dtype.itemsize)
     generator = torch.Generator().manual_seed(vocab_size)
     logits = (torch.randn(6, vocab_size, generator=generator) * 3).to(dtype)
@@ -99,7 +100,7 @@ def test_alone_and_in_a_batch(choose, tilings, triton_device):
     "rule", [{"top_k": 5}, {"top_p": 0.4}, {"min_p": 0.9}, {"top_k": 5, "top_p": 0.4}, {}]
 )
 def test_equal_logits(choose, tilings, triton_device, rule):
-    """Kept or dropped together: here all, so that every token can be drawn."""
+    """Equal logits are kept or dropped together; here all are kept, so every token can be drawn."""
     off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     count = 16
     types = {"temperature": np.float32, "top_k": np.int64}
@@ -115,7 +116,7 @@ def test_equal_logits(choose, tilings, triton_device, rule):
 
 
 def test_frequencies(choose, tilings, triton_device):
-    """Of 120 draws, those of each token are what its probability says, within four deviations."""
+    """In 120 draws the count of each token is within four deviations of its probability."""
     probs = torch.tensor([0.5, 0.2, 0.2, 0.1])
     count = 120
     params = {

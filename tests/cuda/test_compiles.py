@@ -1,4 +1,4 @@
-"""Every kernel compiles for a GPU, whether there is one or not, and fits on it."""
+"""Every kernel compiles for a GPU, with or without one in the machine, and fits on it."""
 
 import os
 import re
@@ -35,12 +35,13 @@ def lines(lines_of):
 
 
 def test_no_step_waits_for_the_compiler(lines_of):
-    """All that a run launches was compiled in its warm-up, whatever its batches are like."""
+    """The warm-up compiles every kernel that a run launches, for batches of any kind."""
     assert lines_of("compile_a_run.py") == []
 
 
 def test_all_kernels_compile(lines):
-    """All that the modules define: a new kernel is launched by compile_for_gpu.py too."""
+    """Checks that compile_for_gpu.py launches every kernel that the modules define, new ones
+    too."""
     folder = Path(__file__).parents[2] / "mmdeploy_llm" / "cuda"
     text = "".join(
         path.read_text() for path in folder.glob("*.py") if not path.name.startswith("paged")

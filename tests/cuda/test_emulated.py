@@ -1,5 +1,5 @@
-"""The whole of LLM(device="cuda") on the emulated card: the CPU's tokens, from tensors that lie
-where they must, without a wait of the host that nobody needs."""
+"""LLM(device="cuda") as a whole on the emulated card: its tokens equal the CPU's, its tensors are
+on the right device, and the host never waits without need."""
 
 import importlib.util
 
@@ -72,7 +72,7 @@ def results(llm, prompts, chosen):
 
 
 def check(outputs, expected, within=1e-4):
-    """within: how far log-probabilities may be off; their order is checked where that is little."""
+    """within: tolerance of log-probabilities; if it is small, their order is checked too."""
     for found, wanted in zip(outputs, expected, strict=True):
         assert found.outputs.token_ids == wanted.outputs.token_ids
         near(found.outputs.logprobs, wanted.outputs.logprobs, within)
@@ -80,7 +80,7 @@ def check(outputs, expected, within=1e-4):
 
 
 def near(found, expected, within):
-    """Log-probabilities of the same tokens."""
+    """Compares log-probabilities of the same tokens."""
     for one, other in zip(found or (), expected or (), strict=True):
         if within < 1e-3:
             assert (one and [*one]) == (other and [*other])
@@ -99,7 +99,7 @@ def kinds(card):
     [("ernie4_5", True, (0, 2, 3, 5)), ("qwen3", False, (1, 2, 4, 6))],
 )
 def test_text(folder_of, new_card, family, eager, choices):
-    """All kinds of sampling, windows, and a prompt whose blocks are kept."""
+    """Covers all kinds of sampling, windows, and a prompt whose blocks are in the prefix cache."""
     prompts, chosen = texts(4), [params(number) for number in choices]
     window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     own = window if family == "qwen3" else {}
@@ -121,7 +121,7 @@ def test_text(folder_of, new_card, family, eager, choices):
     [("qwen2_5_vl", False), ("ernie4_5_vl_moe", False), ("qwen3_vl_moe", True)],
 )
 def test_media(folder_of, new_card, family, eager):
-    """Nothing about media makes the host wait: large ones, and small ones beside them."""
+    """Large media, and small ones with them, never make the host wait."""
     folder = folder_of(family, num_hidden_layers=2)
     images = [picture(1, 56, 84), picture(2, 28, 28)]
     video = {"video": [picture(3 + number, 84, 56) for number in range(2)], "source_fps": 2}
@@ -144,8 +144,8 @@ def test_media(folder_of, new_card, family, eager):
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_steps_start_before_the_one_in_front_is_waited_for(folder_of, new_card, eager):
-    """One wait a step, for the sampled tokens; by then the card has the next step."""
+def test_steps_start_before_the_host_waits_for_the_previous_one(folder_of, new_card, eager):
+    """Each step has one wait, for the sampled tokens; by then the card has the next step."""
     folder = folder_of("ernie4_5", head_dim=16, num_hidden_layers=1)
     card = new_card()
     with LLM(model=folder, device="cuda", enforce_eager=eager, **OPTIONS) as llm:

@@ -1,4 +1,4 @@
-"""On the emulated card: the attention of other libraries, by their stand-ins, and 8-bit caches."""
+"""Attention of other libraries, with fakes, and 8-bit caches on the emulated card."""
 
 import sys
 
@@ -14,7 +14,7 @@ BLOCK_SIZES = {"flash-attn": 256, "torch-varlen": 256, "flash-attn-3": 16, "flas
 
 @pytest.fixture(scope="module")
 def whole(load_file):
-    """What test_emulated.py has for a whole LLM."""
+    """Loads test_emulated.py, which tests a whole LLM."""
     return load_file("cuda/test_emulated.py")
 
 
@@ -25,7 +25,7 @@ def cases(load_file):
 
 @pytest.fixture
 def install(load_file, cases, monkeypatch):
-    """Puts the stand-in of a library on a card; gives the names of its calls."""
+    """Installs the fake of a library on a card; returns the names of its calls."""
     fakes = load_file("attention/fakes.py").Fakes(cases.dense)
 
     def install(card, name):
@@ -40,7 +40,7 @@ def install(load_file, cases, monkeypatch):
 
 @pytest.mark.parametrize("name", BLOCK_SIZES)
 def test_attention_of_libraries(folder_of, whole, new_card, install, name):
-    """Prefill, and decode from recordings with a row of padding, without a wait."""
+    """Prefill, and decode from graphs with a row of padding, without a wait of the host."""
     folder = folder_of("ernie4_5", head_dim=16, num_hidden_layers=1)
     options = {**whole.OPTIONS, "dtype": "float16", "max_num_seqs": 4, "num_gpu_blocks_override": 9}
     prompts = [[70, 71, 72], [73, 74], list(range(80, 87))]
@@ -60,7 +60,7 @@ def test_attention_of_libraries(folder_of, whole, new_card, install, name):
 
 
 @pytest.mark.parametrize("name", [*BLOCK_SIZES, "triton"])
-def test_media_that_see_themselves_make_nobody_wait(cases, new_card, install, name):
+def test_media_that_attend_to_themselves_do_not_make_the_host_wait(cases, new_card, install, name):
     card = new_card()
     if name != "triton":
         install(card, name)
@@ -78,7 +78,7 @@ def test_media_that_see_themselves_make_nobody_wait(cases, new_card, install, na
 
 
 def test_segments_of_a_vision_tower_in_one_call(folder_of, whole, new_card, install):
-    """In 16 bits: windows and whole images of different sizes."""
+    """In 16 bits, with windows and whole images of different sizes."""
     folder = folder_of("qwen2_5_vl")
     options = {**whole.OPTIONS, "dtype": "float16", "native_kernels": False}
     options |= {"attention_backend": "reference", "enforce_eager": True}
@@ -98,7 +98,7 @@ def test_segments_of_a_vision_tower_in_one_call(folder_of, whole, new_card, inst
 
 @pytest.mark.parametrize(("dtype", "eager", "within"), [("int8", False, 0.02), ("fp8", True, 0.3)])
 def test_8_bit_caches(folder_of, whole, new_card, dtype, eager, within):
-    """int8 as the CPU has it; 8-bit floats near a cache without loss."""
+    """int8 equals the CPU; 8-bit floats are close to a cache without loss."""
     folder = folder_of("qwen3", head_dim=16, num_hidden_layers=2)
     options = {**whole.OPTIONS, "max_num_seqs": 2}
     prompts = [[70, 71, 72], list(range(80, 98))]

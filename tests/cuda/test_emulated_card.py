@@ -1,4 +1,5 @@
-"""The double finds what it is for: each of these is a fault that tensors on the CPU do not show."""
+"""The emulated card finds faults that tensors on the CPU do not show; each test makes one of
+them."""
 
 import pytest
 import torch
@@ -6,14 +7,14 @@ import torch
 
 @pytest.fixture
 def faulty(triton_device, emulated, monkeypatch):
-    """A card whose faults are the test's own."""
+    """Returns a card whose faults the test checks itself."""
     if triton_device.type == "cuda":
         pytest.skip("there is a real one")
     with emulated(monkeypatch, total=2**20) as card:
         yield card
 
 
-def test_tensors_say_where_they_are(faulty):
+def test_tensors_report_their_device(faulty):
     x = torch.arange(6, device="cuda").view(2, 3)
     x[:, 1] = 7
     assert (str(x.device), x.is_cuda, x[0].is_cuda, x.cpu().is_cuda) == (
@@ -50,7 +51,7 @@ def test_waits(faulty, wait):
     assert faulty.waits
 
 
-def test_what_does_not_wait(faulty):
+def test_operations_that_do_not_wait(faulty):
     x = torch.ones(3, device="cuda")
     index = torch.tensor([0, 2]).pin_memory().to("cuda", non_blocking=True)
     x[index] = 3.0
@@ -69,7 +70,7 @@ def test_copies_to_the_host_arrive_when_they_are_waited_for(faulty):
     assert out.tolist() == [1, 1, 1]
 
 
-def test_a_buffer_that_is_written_while_it_is_sent(faulty):
+def test_a_buffer_that_is_written_while_it_is_copied(faulty):
     staged = torch.ones(3, pin_memory=True)
     staged.to("cuda", non_blocking=True)
     staged[0] = 2.0
@@ -86,14 +87,14 @@ def test_streams_that_do_not_wait_for_each_other(faulty):
     torch.cuda.current_stream().wait_stream(side)
     y = x + 1
     with pytest.raises(RuntimeError, match="given back"):
-        x.memory.__del__()  # the side stream's allocator would give it to others
+        x.memory.__del__()  # the side stream's allocator would reuse it
     x.record_stream(torch.cuda.current_stream())
     x.memory.__del__()
     assert y.tolist() == [2, 2, 2]
     faulty.allocated += 2 * x.memory.size
 
 
-def test_recordings_hold_the_numbers_and_places_of_their_time(faulty):
+def test_graphs_keep_host_values_and_addresses_of_their_capture(faulty):
     x, out, count = torch.ones(3, device="cuda"), torch.zeros(3, device="cuda"), 2
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,4 +1,4 @@
-"""Memory of a card with a size: what the KV cache takes, and steps that find none."""
+"""Memory of a card of limited size: what the KV cache gets, and steps that run out of memory."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def tokens(llm, prompts, params=GREEDY):
 
 
 def test_the_kv_cache_takes_what_the_largest_steps_leave(folder, new_card):
-    """All but a little of the share that is ours; and the largest steps then find memory."""
+    """The KV cache fills nearly all of our share, and the largest steps then have enough memory."""
     card = new_card(total=TOTAL, others=2**19)
     with LLM(model=folder, gpu_memory_utilization=0.9, **OPTIONS) as llm:
         usable = 0.9 * TOTAL - 2**19
@@ -45,7 +45,8 @@ def test_the_kv_cache_takes_what_the_largest_steps_leave(folder, new_card):
 
 
 def test_the_counts_of_penalties_find_memory_beside_the_kv_cache(tmp_path, new_card):
-    """Made with the first request that needs them, after the KV cache has taken its share."""
+    """The counts are allocated with the first request that needs them, after the KV cache has its
+    share."""
     few = {"num_hidden_layers": 1, "vocab_size": 16384}
     folder = str(write_tiny("ernie4_5", tmp_path, head_dim=16, **few))
     total = 10 * 2**20
@@ -63,13 +64,13 @@ def test_the_counts_of_penalties_find_memory_beside_the_kv_cache(tmp_path, new_c
     assert card.most_reserved - before > 16 * 16384 * 2
 
 
-def test_a_card_that_is_too_small_is_told_with_the_numbers(folder, new_card):
+def test_a_card_that_is_too_small_raises_with_the_numbers(folder, new_card):
     new_card(total=TOTAL, others=TOTAL - 2**18)
     with pytest.raises(ConfigError, match=r"has 0\.00 GiB"):
         LLM(model=folder, gpu_memory_utilization=0.9, **OPTIONS)
 
 
-def test_a_pass_without_memory_becomes_smaller_ones(folder, new_card, caplog):
+def test_a_pass_without_memory_is_retried_in_smaller_ones(folder, new_card, caplog):
     card = new_card()
     prompts = [[66] * 60]
     with LLM(
@@ -84,9 +85,9 @@ def test_a_pass_without_memory_becomes_smaller_ones(folder, new_card, caplog):
     assert "passes have at most 30 tokens now" in caplog.text
 
 
-def test_preempted_requests_go_on_as_if_they_had_not_been(folder, new_card):
-    """Each grows to three of the four blocks, the third one 18 steps after its start: two of them
-    run by then, even where the machine is busy and they arrive some steps apart."""
+def test_preempted_requests_continue_with_the_same_tokens(folder, new_card):
+    """Each request grows to three of the four blocks, the third one 18 steps after its start. Two
+    of them run by then, even if the machine is busy and they arrive some steps apart."""
     new_card()
     prompts = [[66] * 14, [67] * 15, [68] * 16]  # two blocks each, of three
     params = GREEDY.model_copy(update={"max_tokens": 22})

@@ -1,4 +1,4 @@
-"""Experts on the device against the loop over experts."""
+"""Experts on the device, compared with the loop over experts."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def filled(module, device, dtype=torch.float32):
 
 
 def routed(num_tokens, num_experts, top_k, size, device, dtype):
-    """Experts above num_experts / 2 get no tokens; weights of 0.1 to 1.1."""
+    """Returns routes where experts above num_experts / 2 get no tokens; weights are 0.1 to 1.1."""
     used = max(top_k, num_experts // 2)
     ids = torch.stack([torch.randperm(used)[:top_k] for _ in range(num_tokens)])
     x, weights = torch.randn(num_tokens, size), torch.rand(num_tokens, top_k) + 0.1
@@ -39,7 +39,7 @@ def test_equal_to_the_loop(
 
 @pytest.mark.parametrize("max_ranked", [0, 4096])
 def test_routes_are_sorted(triton_device, monkeypatch, max_ranked):
-    """By the kernel and by torch."""
+    """Both by the kernel and by torch."""
     from mmdeploy_llm.cuda import experts
 
     monkeypatch.setattr(experts, "MAX_RANKED", max_ranked)
@@ -53,7 +53,7 @@ def test_routes_are_sorted(triton_device, monkeypatch, max_ranked):
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 @pytest.mark.parametrize("is_by_torch", [False, True])
 def test_routes_to_no_expert_add_nothing(kernels, triton_device, monkeypatch, is_by_torch):
-    """By torch's grouped product too, which leaves their rows undefined."""
+    """Also with torch's grouped product, which leaves their rows undefined."""
     from mmdeploy_llm.cuda import experts as module
 
     monkeypatch.setattr(module, "_can_use_torch", lambda *_: is_by_torch)
@@ -95,7 +95,8 @@ def test_sparse_mlp(kernels, triton_device, options):
 
 @pytest.mark.parametrize("media", [[], [1, 2, 4], [0, 1, 2, 3, 4, 5]])
 def test_modalities_need_no_split(kernels, triton_device, media, monkeypatch):
-    """The same experts for each token as by rows, which the host would have to count."""
+    """Each token gets the same experts as with a split by rows, which the host would have to
+    count."""
     config = MoEConfig(
         num_experts=4, top_k=2, intermediate_size=12, vision_intermediate_size=6, shared_size=10
     )

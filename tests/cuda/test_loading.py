@@ -1,4 +1,4 @@
-"""Triton is imported when kernels are asked for, and its absence is told."""
+"""Triton is imported only when kernels are loaded, and a missing Triton is reported."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def test_nothing_imports_the_kernels():
 
 
 def test_without_triton():
-    """Told once, with the reason; plain torch then computes."""
+    """The reason is reported once; plain torch then computes."""
     done = subprocess.run([sys.executable, "-c", NO_TRITON], capture_output=True, text=True)
     assert done.stdout.strip() == "None", done.stderr
     (line,) = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""Norms, activation and rotary turns against plain torch."""
+"""Norms, activations and rotary embedding, compared with plain torch."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_silu_mul(kernels, dtypes, make, assert_near, shape):
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 def test_values_beyond_exp(kernels, make):
-    """exp overflows for them, the result does not."""
+    """exp overflows for these values, but the result does not."""
     gate = make(1, 4).fill_(-1.0) * torch.tensor([1.0, 90.0, 200.0, 1e4], device=make(1).device)
     expected = F.silu(gate) * 2
     torch.testing.assert_close(kernels.silu_mul(gate, torch.full_like(gate, 2.0)), expected)
@@ -62,7 +62,8 @@ def test_values_beyond_exp(kernels, make):
 def test_rotary(
     kernels, dtypes, make, triton_device, assert_near, is_interleaved, head_dim, rotary_dim, axes
 ):
-    """In place on a part of a wider tensor, norms of the heads before it or not, M-RoPE or not."""
+    """In place on a slice of a wider tensor, with and without norms of the heads before it, with
+    and without M-RoPE."""
     num_pairs = (rotary_dim or head_dim) // 2
     config = RotaryConfig(
         head_dim=head_dim,

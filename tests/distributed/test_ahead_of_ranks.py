@@ -1,6 +1,6 @@
-"""Two ranks whose steps start before the ones in front are done: the same outputs as one process
-that does one step after the other. Real processes and exchanges, real runners; the sampler and the
-engine around them are those of runner/test_ahead.py."""
+"""Two ranks whose steps start before the previous ones have finished give the outputs of one
+process that runs one step after the other. Processes, exchanges and runners are real; the sampler
+and the engine around them are those of runner/test_overlap.py."""
 
 import importlib.util
 import os
@@ -69,7 +69,7 @@ def build(config, ranks, peers, *, num_blocks=64, most=None, fails=(), graphs_fa
     """fails: (launch, rank or None for all) that raises. most: tokens of a pass that find memory.
     graphs_fail: rank that cannot record."""
     torch.set_num_threads(1)
-    ahead, graphs = load("runner/test_ahead.py"), load("runner/test_graphs.py")
+    ahead, graphs = load("runner/test_overlap.py"), load("runner/test_graphs.py")
     for launch, rank in fails:
         if rank in (None, ranks.rank):
             ahead.LaunchingSampler.fails_at = launch
@@ -86,7 +86,7 @@ def build(config, ranks, peers, *, num_blocks=64, most=None, fails=(), graphs_fa
 
 @pytest.fixture(scope="module")
 def ahead(load_file):
-    return load_file("runner/test_ahead.py")
+    return load_file("runner/test_overlap.py")
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,8 @@ def test_the_same_outputs_with_preemptions_and_ends_in_between(make, ahead, expe
 
 
 def test_a_step_is_with_the_ranks_before_the_one_in_front_is_done(two, ahead, monkeypatch):
-    """By the messages: a step that follows is sent, then the one in front is asked for."""
+    """Checked by the order of messages: the next step is sent before the result of the previous one
+    is requested."""
     order, exchanged = [], two._runner._exchange
 
     def noted(value):
@@ -184,7 +185,8 @@ def test_all_ranks_without_memory_go_on_in_smaller_passes(make, ahead, expected)
 
 
 def test_a_launch_that_fails_on_one_rank_ends_the_run(make, ahead, monkeypatch):
-    """In the sampler, behind all exchanges: the others have what they need and go on."""
+    """It fails in the sampler, after all exchanges, so the other ranks have what they need and
+    continue."""
     monkeypatch.setattr(distributed, "FAULT_SECONDS", 1.0)
     engine = make(fails=[(5, 1)])
     found = ahead.outputs_of(engine, ahead.requests(2))

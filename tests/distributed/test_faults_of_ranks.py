@@ -138,7 +138,7 @@ def test_an_exchange_that_somebody_misses_is_given_up(tmp_path):
 
 
 def interrupting(function, times=1):
-    """`function` with Ctrl-C behind its first call, so many times."""
+    """Returns `function` with Ctrl-C after its first call, the given number of times."""
     left = [times]
 
     def call(*args):

@@ -1,5 +1,5 @@
-"""For tests that need a card. `pytest tests/gpu --gpu-tests-on cpu` runs what can be run of them on
-a CPU: it shows that the tests are right, not that CUDA is."""
+"""Fixtures for tests that need a card. `pytest tests/gpu --gpu-tests-on cpu` runs those that can
+run on a CPU: it shows that the tests are right, not that CUDA is."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from mmdeploy_llm import LLM
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.testing.tiny import write_tiny
 
-# Of models whose heads the backends of CUDA do not compute: these take multiples of 8 channels.
+# Models whose heads the CUDA backends do not compute, since these need multiples of 8 channels.
 LARGER_HEADS = {
     "qwen2": {"hidden_size": 96},
     **{name: {"head_dim": 24} for name in ("glm", "glm4", "llama", "qwen3", "qwen3_moe")},
@@ -26,7 +26,8 @@ def pytest_addoption(parser):
 
 @pytest.fixture(scope="session", autouse=True)
 def _kernels_are_compiled():
-    """On a card Triton's interpreter would compute on the CPU what is to be tested."""
+    """On a card the kernels must be compiled: Triton's interpreter would compute them on the
+    CPU."""
     if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET", "0") != "0":
         pytest.exit("TRITON_INTERPRET is set: unset it to test the card", returncode=2)
 
@@ -41,14 +42,14 @@ def device(request):
 
 @pytest.fixture
 def on_card(device):
-    """Only with a card."""
+    """Skips a test without a card."""
     if device != "cuda":
         pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(autouse=True)
 def _full_precision():
-    """float32 products in float32, so that tokens can be compared with the CPU's."""
+    """Computes float32 products in float32, so that tokens can be compared with the CPU's."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -59,7 +60,7 @@ def _full_precision():
 
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory):
-    """family -> a tiny checkpoint of it."""
+    """Returns a function: family -> a tiny checkpoint of it."""
     folders = {}
 
     def make(family):
@@ -73,8 +74,9 @@ def folder_of(tmp_path_factory):
 
 @pytest.fixture
 def make_llm(folder_of):
-    """LLM of a family on a device, with a small KV cache; videos need av, which a GPU host may
-    lack. Skips where a backend is not installed, or is not for this card."""
+    """Returns a function that makes the LLM of a family on a device, with a small KV cache; videos
+    need av, which a GPU host may lack. It skips if a backend is not installed or does not support
+    this card."""
     opened = []
 
     def make(family, device, **options):
@@ -107,7 +109,8 @@ def make_llm(folder_of):
 
 @pytest.fixture(scope="session")
 def prompts_of():
-    """family -> prompts of uneven length, with images of several sizes where it takes them."""
+    """Returns a function: family -> prompts of uneven length, with images of several sizes if it
+    accepts them."""
 
     def image(seed, height, width):
         rng = np.random.default_rng(seed)

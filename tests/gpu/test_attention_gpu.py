@@ -1,5 +1,5 @@
-"""The attention backends with their real libraries on a GPU, against dense attention: the cases are
-those of tests/attention. Backends that are not installed are skipped, and say so."""
+"""The attention backends with their real libraries on a GPU, compared with dense attention; the
+cases are those of tests/attention. Backends that are not installed are skipped with a reason."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def cases(load_file):
 
 @pytest.fixture(scope="module", params=selection.CUDA_ORDER)
 def name(request):
-    """Of a backend that this machine has and this GPU can run."""
+    """Names of the backends that this machine has and this GPU can run."""
     if not libraries.is_installed(request.param):
         pytest.skip(f"{request.param} is not installed")
     needs = AttentionNeeds(
@@ -59,8 +59,8 @@ def options_of(name, options):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_batches(cases, name, backend, seed):
-    """Of flash-attn 4, which compiles for seconds: those that have its prefill, each head size in
-    both types."""
+    """flash-attn 4 compiles for seconds, so only cases with its prefill run: each head size in both
+    dtypes."""
     if name == "flash-attn-4" and seed >= 10:
         pytest.skip("the first ten have what it computes; each shape compiles")
     case, options = cases.random_case(
@@ -70,7 +70,7 @@ def test_random_batches(cases, name, backend, seed):
 
 
 @pytest.mark.parametrize("batch", range(4))
-def test_tokens_of_a_span_see_each_other(cases, name, backend, batch):
+def test_tokens_of_a_span_attend_to_each_other(cases, name, backend, batch):
     query_lens, earlier, spans = cases.SPANS[batch]
     case = cases.Case(
         8,
@@ -88,7 +88,7 @@ def test_tokens_of_a_span_see_each_other(cases, name, backend, batch):
 
 @pytest.mark.parametrize("shape", [(28, 4, 128), (32, 8, 128), (16, 16, 64), (20, 4, 80)])
 def test_long_contexts_in_decode(cases, name, backend, shape):
-    """Contexts that are cut into parts, at the head counts of real models."""
+    """Contexts are split, with the head counts of real models."""
     heads, kv_heads, head_dim = shape
     case = cases.Case(
         11,
@@ -104,7 +104,7 @@ def test_long_contexts_in_decode(cases, name, backend, shape):
     case.check(backend)
 
 
-def test_long_prefill_behind_a_prefix(cases, name, backend):
+def test_long_prefill_after_a_prefix(cases, name, backend):
     case = cases.Case(
         12,
         [1500, 300],

@@ -1,4 +1,4 @@
-"""The same tokens on the card as on the CPU's plain torch path, for every family and backend."""
+"""The card and the CPU's plain torch path give the same tokens, for every family and backend."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def tokens(llm, prompts, params=GREEDY):
 
 
 def prompt_scores(llm, prompts):
-    """The log-probability of each prompt token but the first."""
+    """Returns the log-probability of each prompt token but the first."""
     outputs = llm.generate(prompts, SCORED, use_tqdm=False)
     assert [output.error_msg for output in outputs if not output.is_ok] == []
     return [
@@ -32,7 +32,7 @@ def prompt_scores(llm, prompts):
 
 @pytest.fixture(scope="module")
 def known():
-    """What does not depend on the backend, computed once."""
+    """Computes once what does not depend on the backend."""
     return {}
 
 
@@ -46,7 +46,7 @@ def test_tokens_of_every_family(family, device, make_llm, prompts_of):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("family", EACH_BACKEND)
 def test_scores_of_every_backend_in_bfloat16(family, backend, device, make_llm, prompts_of, known):
-    """Two chunks for the longest prompts, so that a chunk attends over what is in the cache."""
+    """The longest prompts have two chunks, so that a chunk attends to keys in the cache."""
     prompts = [prompt for prompt in prompts_of(family) if isinstance(prompt, list)]
     if ("scores", family) not in known:
         known["scores", family] = prompt_scores(make_llm(family, "cpu"), prompts)
@@ -64,8 +64,8 @@ def test_scores_of_every_backend_in_bfloat16(family, backend, device, make_llm, 
 def test_decoding_of_every_backend_in_bfloat16(
     family, backend, device, make_llm, prompts_of, known
 ):
-    """Each backend against the reference on the same device: the tokens are the same until two
-    candidates are nearly equal, which scores of the tokens tell."""
+    """Each backend against the reference on the same device: the tokens are equal until two
+    candidates have nearly equal log-probabilities."""
     prompts = prompts_of(family)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
 

@@ -1,5 +1,5 @@
-"""Our kernels at the sizes of real models, on a GPU: against plain torch, without waiting for the
-device, and inside CUDA graphs. tests/cuda compares them in more shapes, and runs there too."""
+"""Our kernels at the sizes of real models on a GPU: against plain torch, without waits for the
+device, and inside CUDA graphs. tests/cuda compares them in more shapes and runs on a GPU too."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def kernels():
 
 @pytest.fixture
 def no_waiting():
-    """An error where the host waits for the device."""
+    """Raises if the host waits for the device."""
     torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode("default")
@@ -44,7 +44,7 @@ def filled(module):
 
 
 def both(module, kernels, call):
-    """Without and with kernels."""
+    """Returns the results without and with kernels."""
     with torch.inference_mode():
         before = call(module)
         install_kernels(module, kernels)
@@ -76,8 +76,8 @@ def test_rotary_with_norms(kernels, num_tokens):
 
 
 def heads_at_once(num_tokens, cache_dtype, *, at_once):
-    """q and the cache after norms, rotation and the write: in one launch, or in two. M-RoPE; every
-    fifth token is padding."""
+    """Returns q and the cache after norms, rotation and the write, in one launch or in two. M-RoPE;
+    every fifth token is padding."""
     from mmdeploy_llm.cuda import heads
 
     torch.manual_seed(0)
@@ -110,7 +110,7 @@ def heads_at_once(num_tokens, cache_dtype, *, at_once):
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("num_tokens", [1, 33, 4096])
 def test_heads_rotated_into_the_cache(kernels, num_tokens, cache_dtype):
-    """Bit for bit what the two launches give, whose rotations are compared with plain torch
+    """Equal, bit for bit, to the two launches, whose rotations are compared with plain torch
     above."""
     if cache_dtype is torch.float8_e4m3fn and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no 8-bit floats")
@@ -120,7 +120,7 @@ def test_heads_rotated_into_the_cache(kernels, num_tokens, cache_dtype):
 
 
 def test_heads_in_a_graph(kernels):
-    """Recorded on padding alone, run with tokens."""
+    """Recorded on padding only, replayed with tokens."""
     from mmdeploy_llm.cuda import heads
 
     qkv = torch.randn(8, 36, 128, device="cuda", dtype=torch.bfloat16)
@@ -159,7 +159,7 @@ def moe():
 
 @pytest.mark.parametrize("num_tokens", [1, 32, 500, 3000])
 def test_experts_by_modality(kernels, num_tokens):
-    """Few tokens in our products, many in torch's."""
+    """A few tokens use our products, many use torch's."""
     x = torch.randn(num_tokens, 2560, device="cuda", dtype=torch.bfloat16)
     is_vision = torch.arange(num_tokens, device="cuda") % 3 == 1
     assert_near(*both(moe(), kernels, lambda mlp: mlp(x, Modality(is_vision))))
@@ -178,7 +178,7 @@ def test_experts_do_not_wait(kernels, num_tokens, request):
 
 
 def test_experts_in_a_graph(kernels):
-    """Recorded with some tokens, run with others, which go to other experts."""
+    """Recorded with some tokens, replayed with others, which go to other experts."""
     mlp = moe()
     install_kernels(mlp, kernels)
     x = torch.randn(16, 2560, device="cuda", dtype=torch.bfloat16)
@@ -233,7 +233,7 @@ def samplers(count):
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_tokens_are_those_of_the_host(kernels, scale):
-    """But for one in a hundred, where a rounding of exp may decide."""
+    """At most one token in a hundred differs, where a rounding of exp decides."""
     count, num_steps = 42, 3
     host, device = samplers(count)
     for step in range(num_steps):

@@ -1,5 +1,5 @@
-"""Memory of a card: what is measured at start, what is left for the KV cache, and a step that finds
-none."""
+"""Memory of a card: the measurement at start, the size of the KV cache, and a step that runs out of
+memory."""
 
 import logging
 import re
@@ -12,7 +12,7 @@ from mmdeploy_llm.request import MediaInput
 from mmdeploy_llm.runner.encoder_cache import EncoderCache
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-PER_TOKEN = 2**24  # bytes that the model below takes for each token of a pass
+PER_TOKEN = 2**24  # bytes that the model below allocates for each token of a pass
 ROOM = 40 * PER_TOKEN
 
 
@@ -37,7 +37,7 @@ def test_the_kv_cache_takes_what_steps_leave(device, on_card, make_llm, prompts_
 
 
 def test_the_card_is_filled_to_its_share(device, on_card, make_llm):
-    """With requests long enough that memory decides, not what they could use at most."""
+    """Requests are so long that memory bounds the cache, not the longest requests."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     taken = (total - free) / total
@@ -59,7 +59,7 @@ def test_the_card_is_filled_to_its_share(device, on_card, make_llm):
 
 @pytest.fixture
 def small_room(device, monkeypatch):
-    """llm -> its passes take PER_TOKEN a token, of which the card has ROOM."""
+    """Makes the passes of an LLM allocate PER_TOKEN bytes a token, of which the card has ROOM."""
 
     def shrink(llm):
         forward = llm.model.forward
@@ -89,7 +89,9 @@ def small_room(device, monkeypatch):
         torch.cuda.empty_cache()
 
 
-def test_a_step_without_memory_goes_on_in_smaller_passes(device, make_llm, prompts_of, small_room):
+def test_a_step_without_memory_is_retried_in_smaller_passes(
+    device, make_llm, prompts_of, small_room
+):
     prompts = [prompt for prompt in prompts_of("qwen2") if isinstance(prompt, list)]
     expected = make_llm("qwen2", "cpu").generate(prompts, GREEDY, use_tqdm=False)
     llm = make_llm("qwen2", device, enforce_eager=True)
@@ -103,7 +105,7 @@ def test_a_step_without_memory_goes_on_in_smaller_passes(device, make_llm, promp
 
 
 class Sums:
-    """Gives the sum of each row of pixels, and notes where they were."""
+    """Returns the sum of each row of pixels, and records on which device they were."""
 
     hidden_size = 1
 
@@ -116,7 +118,7 @@ class Sums:
 
 
 def test_media_are_copied_whole_while_others_are_encoded(device):
-    """Several calls of the encoder, so that copies and computation overlap."""
+    """The encoder is called several times, so that copies and computation overlap."""
     generator = torch.Generator().manual_seed(0)
     items = [
         MediaInput(
@@ -138,7 +140,7 @@ def test_media_are_copied_whole_while_others_are_encoded(device):
     assert set(model.devices) == {device}
 
 
-def test_a_card_too_small_is_told_before_loading(device, on_card, make_llm):
+def test_a_card_too_small_raises_before_loading(device, on_card, make_llm):
     with pytest.raises(Exception, match="the weights take") as caught:
         make_llm("qwen2", device, gpu_memory_utilization=1e-6)
     assert type(caught.value).__name__ == "ConfigError"

@@ -1,5 +1,5 @@
-"""A model on two cards, over NCCL: the tokens of the CPU, with recorded decode steps that hold the
-exchanges and steps that start before the one in front is done, and what comes of a lost rank."""
+"""A model on two cards, over NCCL: the tokens of the CPU, decode steps from CUDA graphs that
+contain the exchanges, overlapped steps, and the end of a run that loses a rank."""
 
 import os
 import signal

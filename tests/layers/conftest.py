@@ -1,4 +1,4 @@
-"""One thread: on tiny models, handing work to others takes longer than the work."""
+"""Uses one thread: with tiny models, handing work to other threads takes longer than the work."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""The options of the standard decoder against their plain formulas, and what they leave alone."""
+"""The options of the standard decoder, compared with their plain formulas, and the parts that they
+leave unchanged."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ SIZES = DecoderConfig(
 
 
 def fill(module, seed=0):
-    """Random weights; buffers computed."""
+    """Fills a module with random weights and computes its buffers."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
@@ -52,13 +53,13 @@ def randn(*shape, seed=1):
 
 
 class Recorder:
-    """An attention context that keeps what it was asked, and gives the values back."""
+    """An attention context that records its arguments and returns the values."""
 
     def __init__(self):
-        self.asked = {}
+        self.calls = {}
 
     def attend(self, layer, q, k, v, *, scale=None, window=None, softcap=None):
-        self.asked[layer] = SimpleNamespace(q=q, k=k, window=window)
+        self.calls[layer] = SimpleNamespace(q=q, k=k, window=window)
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
@@ -70,30 +71,30 @@ def run(config):
         in_prompt=torch.ones(5, dtype=torch.bool),
         attn=recorder,
     )
-    return model, recorder.asked, model.forward(inputs)
+    return model, recorder.calls, model.forward(inputs)
 
 
-def test_every_layer_asks_for_its_own_window():
-    _, asked, _ = run(replace(SIZES, windows=(None, 8, 3)))
-    assert [asked[layer].window for layer in range(3)] == [None, 8, 3]
-    _, asked, _ = run(SIZES)
-    assert [asked[layer].window for layer in range(3)] == [None] * 3
+def test_every_layer_passes_its_own_window():
+    _, calls, _ = run(replace(SIZES, windows=(None, 8, 3)))
+    assert [calls[layer].window for layer in range(3)] == [None, 8, 3]
+    _, calls, _ = run(SIZES)
+    assert [calls[layer].window for layer in range(3)] == [None] * 3
 
 
-def test_heads_are_normed_before_they_turn():
-    model, asked, _ = run(replace(SIZES, qk_norm=True))
+def test_heads_are_normed_before_the_rotation():
+    model, calls, _ = run(replace(SIZES, qk_norm=True))
     attention = model.model.layers[0].self_attn
     x = model.model.layers[0].input_layernorm(model.model.embed_tokens(torch.arange(5)))
     heads = attention.qkv_proj(x).view(5, 8, 4)
     rope = model.model.rotary(torch.arange(5))
     for found, own, norm in (
-        (asked[0].q, heads[:, :4], attention.q_norm),
-        (asked[0].k, heads[:, 4:6], attention.k_norm),
+        (calls[0].q, heads[:, :4], attention.q_norm),
+        (calls[0].k, heads[:, 4:6], attention.k_norm),
     ):
         torch.testing.assert_close(found, rope.rotate(norm(own)))
 
 
-def test_norms_behind_attention_and_mlp():
+def test_norms_after_attention_and_mlp():
     plain, _, _ = run(SIZES)
     model, _, found = run(replace(SIZES, post_norms=True))
     assert {name for name, _ in plain.named_parameters()} == {
@@ -111,7 +112,7 @@ def test_norms_behind_attention_and_mlp():
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
-def test_a_part_of_every_head_turns(is_interleaved):
+def test_only_the_first_channels_of_a_head_are_rotated(is_interleaved):
     positions = torch.tensor([0, 3, 70])
     x = randn(3, 2, 10)
     part = fill(Rotary(RotaryConfig(head_dim=10, rotary_dim=6, is_interleaved=is_interleaved)))
@@ -121,7 +122,7 @@ def test_a_part_of_every_head_turns(is_interleaved):
     assert torch.equal(found[..., 6:], x[..., 6:])
 
 
-def test_norm_of_heads_in_parts(monkeypatch):
+def test_norm_of_heads_in_chunks(monkeypatch):
     norm, x = fill(RMSNorm(8, 1e-6)), randn(300, 6, 8)
     whole = norm(x)
     monkeypatch.setattr(norm_module, "MAX_VALUES", 64)
@@ -157,7 +158,7 @@ class TestSoftmaxRouter:
 
 
 def text_config(**fields):
-    """A config as transformers' text models have it."""
+    """Returns a config like those of transformers' text models."""
     defaults = {
         "model_type": "new",
         "vocab_size": 32,

@@ -13,7 +13,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.fixture
 def experts():
-    """6 experts, sizes of whole 16 bytes."""
+    """Returns 6 experts with sizes in multiples of 16 bytes."""
     module = Experts(6, 32, 24)
     for parameter in module.parameters():
         parameter.data = torch.randn(parameter.shape) * 0.2
@@ -21,7 +21,8 @@ def experts():
 
 
 def routed(num_tokens):
-    """Hidden states, weights, and two of six experts per token; expert 5 gets none."""
+    """Returns hidden states, and weights and ids of two of six experts per token; expert 5 gets
+    none."""
     ids = torch.stack([torch.randperm(5)[:2] for _ in range(num_tokens)])
     return torch.randn(num_tokens, 32), torch.rand(num_tokens, 2), ids
 
@@ -55,7 +56,7 @@ def test_experts_on_cuda_equal_the_cpu(experts):
 @needs_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_norm_on_cuda_equals_the_formula(dtype):
-    """One rounding of bf16 apart."""
+    """Values may differ by one rounding of bf16."""
     module = RMSNorm(896, 1e-6)
     module.weight.data = torch.randn(896)
     module = module.to("cuda", dtype)

@@ -1,4 +1,4 @@
-"""Layers with the CPU kernels against the same layers without."""
+"""Layers with the CPU kernels, compared with the same layers without."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def assert_near(found, expected):
 
 
 def both(module, kernels, call):
-    """What `call(module)` gives without and with kernels."""
+    """Returns `call(module)` without and with kernels."""
     with torch.inference_mode():
         before = call(module)
         install_kernels(module, kernels)
@@ -83,7 +83,7 @@ def test_experts(kernels, dtype, quantization):
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize(("n", "k"), [(64, 10), (70, 16), (20, 7)])
 def test_packed_embedding_as_head(kernels, dtype, quantization, n, k):
-    """Rows are looked up exactly, products are near."""
+    """Embedding rows are exact; products are close."""
     table = filled(Embedding(n, k), dtype)
     ids, x = torch.randint(0, n, (9,)), torch.randn(5, k).to(dtype)
     rows, product = table(ids), table.product(x)

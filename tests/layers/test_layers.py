@@ -1,4 +1,4 @@
-"""Layers against their plain formulas."""
+"""Layers, compared with their plain formulas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def fill(module, seed=0, dtype=None):
-    """Random weights; buffers computed."""
+    """Fills a module with random weights and computes its buffers."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
@@ -90,13 +90,13 @@ class TestRMSNorm:
 class TestRotary:
     @staticmethod
     def angles(positions, head_dim, theta):
-        """[T, D / 2], from one position per token."""
+        """Returns the angles [T, D / 2] of one position per token."""
         frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         return positions[:, None].double() * frequencies
 
     @pytest.mark.parametrize("is_interleaved", [False, True])
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_turns_each_pair_by_its_angle(self, is_interleaved, dtype):
+    def test_rotates_each_pair_by_its_angle(self, is_interleaved, dtype):
         positions = torch.tensor([0, 5, 2, 700])
         config = RotaryConfig(head_dim=8, theta=100.0, is_interleaved=is_interleaved)
         rope = fill(Rotary(config))(positions)
@@ -105,11 +105,13 @@ class TestRotary:
         wide = x.double()
         first = wide[..., 0::2] if is_interleaved else wide[..., :4]
         second = wide[..., 1::2] if is_interleaved else wide[..., 4:]
-        turned = (
+        rotated = (
             first * angles.cos() - second * angles.sin(),
             second * angles.cos() + first * angles.sin(),
         )
-        expected = torch.stack(turned, -1).flatten(-2) if is_interleaved else torch.cat(turned, -1)
+        expected = (
+            torch.stack(rotated, -1).flatten(-2) if is_interleaved else torch.cat(rotated, -1)
+        )
         found = rope.rotate(x.clone())
         assert found.dtype is dtype
         tolerance = (
@@ -160,7 +162,7 @@ class TestRowParts:
         assert rows.row_chunks(torch.zeros(70, 3), 10**9, 1) == [slice(0, 64), slice(64, 70)]
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_norm_and_rotary_by_parts_equal_the_whole(self, dtype, monkeypatch):
+    def test_norm_and_rotary_in_chunks_equal_the_whole(self, dtype, monkeypatch):
         x = randn(200, 32, dtype=dtype)
         norm = fill(RMSNorm(32, 1e-5), dtype=dtype)
         ropes = [
@@ -182,7 +184,7 @@ class TestMLP:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("num_rows", [5, 64, 65, 300])
     @pytest.mark.parametrize("max_values", [1, 24 * 128, 2**20])
-    def test_any_cut_of_the_rows(self, dtype, num_rows, max_values, monkeypatch):
+    def test_any_split_of_the_rows(self, dtype, num_rows, max_values, monkeypatch):
         monkeypatch.setattr(mlp_module, "MAX_VALUES", max_values)
         mlp = fill(GatedMLP(16, 24, bias=True), dtype=dtype)
         x = randn(num_rows, 16, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Decode steps from recordings against the same steps layer by layer."""
+"""Recorded decode steps, compared with the same steps computed layer by layer."""
 
 import pytest
 import torch
@@ -52,8 +52,8 @@ def make_decoder(kernels, quantization, options):
 
 
 def decode(model, kernels, batch_sizes):
-    """Hidden states of decode steps of so many sequences; each sequence grows by a token a step,
-    and its block table with it."""
+    """Returns hidden states of decode steps with the given numbers of sequences; each sequence and
+    its block table grow by a token per step."""
     shape = (NUM_BLOCKS, BLOCK_SIZE, 2, 16)
     cache = KVCache(
         keys=tuple(torch.zeros(shape).bfloat16() for _ in range(2)),
@@ -86,9 +86,9 @@ def decode(model, kernels, batch_sizes):
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_equal(kernels, monkeypatch, name, quantization):
-    """The same bits in every step: new numbers of sequences, known ones, longer block tables; also
-    where a layer does what cannot be recorded."""
+def test_recorded_steps_equal_computed_ones(kernels, monkeypatch, name, quantization):
+    """Every step has the same bits: with new numbers of sequences, known ones and longer block
+    tables, also if a layer does something that cannot be recorded."""
     batch_sizes = [2, 3, 2, 1, 3, 3, 3, 3, 3, 1]
     model = make_decoder(kernels, quantization, OPTIONS[name])
     found = decode(model, kernels, batch_sizes)
@@ -100,7 +100,7 @@ def test_equal(kernels, monkeypatch, name, quantization):
 
 
 def test_longer_block_tables(kernels, monkeypatch):
-    """A block table that outgrows its memory gets new memory, and the step a new recording."""
+    """A block table that outgrows its memory gets new memory, and its step is recorded again."""
     model = make_decoder(kernels, None, {})
     found = decode(model, kernels, [1] * 262)
     monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)

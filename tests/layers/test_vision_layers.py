@@ -1,4 +1,4 @@
-"""Vision parts: segments, patch positions, M-RoPE positions."""
+"""Building blocks of vision towers: segments, patch positions, M-RoPE positions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_text_positions_count_up_on_all_axes():
 
 
 def test_media_positions():
-    """Two tokens of text, a grid of 1 x 2 x 3, one token, a grid of 2 x 1 x 1, one token."""
+    """The tokens: two of text, a grid of 1 x 2 x 3, one of text, a grid of 2 x 1 x 1, one of
+    text."""
     found = grid_positions(12, [(2, (1, 2, 3), 1.0), (9, (2, 1, 1), 4.0)])
     assert found[0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 10, 7]
     assert found[1].tolist() == [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 6, 7]
@@ -75,7 +76,8 @@ def test_media_positions():
 @pytest.mark.parametrize("align_corners", [True, False])
 @pytest.mark.parametrize("merge", [1, 2])
 def test_a_position_table_equals_transformers(align_corners, merge):
-    """Larger and smaller than the table, of its size, and of one row and several frames."""
+    """The grids are larger and smaller than the table, of its size, of one row, and of several
+    frames."""
     grids = [(1, 12, 4), (1, 2, 2), (1, 6, 6), (3, merge, 8)]
     table = PositionTable(36, 5, align_corners=align_corners)
     table.weight.data.normal_()
@@ -113,7 +115,7 @@ def test_unknown_activations_are_refused():
 
 
 def test_one_call_for_segments_of_any_lengths(monkeypatch):
-    """What torch's varlen attention is asked for on CUDA, with a stand-in for it."""
+    """A fake checks the arguments that torch's varlen attention gets on CUDA."""
     lengths = [3, 8, 3, 1]
     segments = Segments(lengths, CPU)
     q, k, v = torch.randn(3, sum(lengths), 2, 16)

@@ -1,4 +1,4 @@
-"""The kernels of the levels that this processor has."""
+"""The kernels for the instruction sets of this processor."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Cores: which there are by /sys, how many threads suit them, and where threads run."""
+"""CPU cores: the list that /sys gives, the number of threads that suits them, and where threads
+run."""
 
 import os
 import subprocess
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/sys is Linux's
 
 @pytest.fixture
 def machine(tmp_path):
-    """A /sys and /proc with four cores of two CPUs each, (0, 4) to (3, 7), on two nodes."""
+    """Writes a /sys and /proc with four cores of two CPUs each, (0, 4) to (3, 7), on two nodes."""
     files = {f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list":
              f"{cpu % 4},{cpu % 4 + 4}\n" for cpu in range(8)}  # fmt: skip
     files["sys/devices/system/node/online"] = "0-2\n"
@@ -157,7 +158,7 @@ print(allowed()[own], before[own])
 
 
 def placed(build_kernels, affinity, node):
-    """CPUs of the two workers and of the calling thread, read from the system."""
+    """Returns the CPUs of the two workers and of the calling thread, read from the system."""
     try:
         folder = build_kernels(cpu_level()).parent
     except BuildError as error:

@@ -1,4 +1,4 @@
-"""Every kernel against the plain torch path, over random shapes."""
+"""Every kernel, compared with plain torch over random shapes."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ SHAPES = [(1, 1), (1, 64), (3, 17), (64, 96), (65, 100), (200, 896)]
 
 
 def tolerance(dtype):
-    """bf16 has 8 bits; where sums were taken in another order the last one may differ."""
+    """bf16 has 8 bits; another order of a sum may change the last one."""
     return {"atol": 2e-6, "rtol": 2e-6} if dtype is torch.float32 else {"atol": 0, "rtol": 2**-7}
 
 
@@ -89,7 +89,8 @@ def test_rotate_some_channels(kernels, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(1, 1, 2), (3, 2, 10), (5, 1, 64)])
 def test_norm_and_rotate(kernels, dtype, heads, kv_heads, head_dim):
-    """As the norms of q and k and then the rotation; the values after them stay."""
+    """The kernel computes the norms of q and k and then the rotation; the values stored after them
+    stay unchanged."""
     x = values(21, heads + 2 * kv_heads, head_dim, dtype=dtype)
     kept = x[:, heads + kv_heads :].clone()
     weights = values(2, head_dim, dtype=dtype)
@@ -110,14 +111,14 @@ def test_norm_and_rotate(kernels, dtype, heads, kv_heads, head_dim):
 
 
 def ranges(lengths, seen):
-    """Sequences of `lengths` tokens, token i of all seeing keys seen[i]."""
+    """Returns sequences of `lengths` tokens, in which token i attends to keys seen[i]."""
     starts = torch.tensor([0, *lengths]).cumsum(0)
     first, behind = torch.tensor(seen).T.contiguous()
     return starts, first, behind
 
 
 def dense(q, k, v, first, behind, scale):
-    """Full attention of each token over its range, in float64."""
+    """Returns full attention of each token over its range, in float64."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
@@ -152,7 +153,7 @@ def test_attention_over_one_piece(kernels, dtype, head_dim, heads, kv_heads):
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (7, 1), (14, 2)])
 def test_long_contexts_are_split(kernels, dtype, heads, kv_heads):
-    """Few tokens over keys of several parts, some of which a token does not see at all."""
+    """Few tokens over keys of several splits, some of which a token does not attend to at all."""
     contexts, counts, head_dim, block_size = [1, 511, 513, 2100, 1700], [1, 1, 1, 2, 3], 40, 48
     of_rows = torch.float32 if dtype is torch.int8 else dtype
     most = -(-max(contexts) // block_size)
@@ -187,7 +188,8 @@ def test_long_contexts_are_split(kernels, dtype, heads, kv_heads):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_attention_depends_on_its_own_sequence_only(kernels, dtype, threads):
-    """The same bits alone and among others, in prefill and in decode over a long context."""
+    """A sequence has the same bits alone and among others, in prefill and in decode over a long
+    context."""
     contexts, counts = [1500, 300, 700, *[20] * 12], [1, 300, 90, *[1] * 12]
     behind = [context - count + i + 1 for context, count in zip(contexts, counts, strict=True)
               for i in range(count)]  # fmt: skip
@@ -215,7 +217,8 @@ def test_attention_depends_on_its_own_sequence_only(kernels, dtype, threads):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [1, 16, 48, 64, 256])
 def test_int8_cache(kernels, dtype, block_size):
-    """Values within a half step of their scale; attention near that of the exact cache."""
+    """Values are within a half step of their scale; attention is close to that of the exact
+    cache."""
     tokens, heads, kv_heads, head_dim = 70, 4, 2, 32
     num_blocks = -(-tokens // block_size) + 2
     k, v = (values(tokens, kv_heads, head_dim, dtype=dtype, seed=seed) for seed in (4, 5))
@@ -252,7 +255,7 @@ def test_int8_cache(kernels, dtype, block_size):
 )
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
-    """The same integers as quantizing and multiplying step by step."""
+    """The integers equal those of quantizing and multiplying step by step."""
     x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
     generator = torch.Generator().manual_seed(n)
     weight = torch.randint(-127, 128, (n, k), generator=generator, dtype=torch.int8)
@@ -332,7 +335,7 @@ def test_the_number_of_threads_changes_nothing(kernels, threads):
 
 
 def test_levels_between(kernels_between):
-    """Every kernel once with the instructions of each level between the portable and the best."""
+    """Runs every kernel once with each instruction set between the portable and the best one."""
     for dtype in DTYPES:
         test_rms_norm(kernels_between, dtype, 65, 100)
         test_silu_mul(kernels_between, dtype, 65, 100)

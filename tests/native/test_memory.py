@@ -12,7 +12,7 @@ from mmdeploy_llm.native.memory import ALIGNMENT, CHUNK_SIZE, MIN_SIZE, PAGE_SIZ
 
 
 def test_tensors_are_apart():
-    """Each keeps what is written to it, whatever the sizes; large ones share chunks."""
+    """Each tensor keeps its values, whatever the sizes; large ones share chunks."""
     memory = LargePages()
     shapes = [(MIN_SIZE + 3,), (5, MIN_SIZE), (3,), (CHUNK_SIZE // 2,), (2 * CHUNK_SIZE,)]
     tensors = [memory.empty(shape, dtype=torch.uint8) for shape in shapes]
@@ -36,7 +36,8 @@ def test_chunks_begin_where_large_pages_do():
 
 
 def test_values_stay_while_pages_move():
-    """Pages become large ones, and what is in them stays; memory without tensors is left out."""
+    """Pages become large ones without a change of their content; memory without tensors is
+    skipped."""
     memory = LargePages()
     gone = memory.empty((CHUNK_SIZE,), dtype=torch.uint8)
     values = torch.arange(3 * CHUNK_SIZE // 4, dtype=torch.int32)
@@ -60,7 +61,7 @@ def _large_pages():
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages on this system")
 def test_memory_goes_back():
-    """A chunk is the system's again when its last tensor is gone."""
+    """A chunk is returned to the system when its last tensor is freed."""
     tensor = LargePages().empty((4 * CHUNK_SIZE,), dtype=torch.uint8).fill_(1)
     address = tensor.data_ptr()
     assert _is_mapped(address)

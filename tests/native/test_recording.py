@@ -1,4 +1,4 @@
-"""Recorded kernel calls against the same calls one by one."""
+"""Recorded kernel calls, compared with the same calls made one by one."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ K, N = 24, 8
 
 @pytest.fixture
 def layer(kernels):
-    """x and residual [T, 24] -> [T, 8], by kernels alone; results are looked at in parts."""
+    """Maps x and residual [T, 24] to [T, 8] by kernels alone; slices of results are used."""
     torch.manual_seed(0)
     packed = kernels.pack_bf16(torch.randn(2 * K, K).bfloat16())
     rounded, scales = kernels.quantize_rows(torch.randn(N, K).bfloat16())
@@ -31,7 +31,8 @@ def some_inputs(num_rows):
 
 
 def test_runs_as_the_function(kernels, layer):
-    """The same bits, on inputs that come later, and for several numbers of rows in turn."""
+    """The recording gives the same bits as the function, on later inputs and for several numbers of
+    rows."""
     recordings = {}
     for num_rows in (1, 7):
         given = some_inputs(num_rows)
@@ -44,7 +45,7 @@ def test_runs_as_the_function(kernels, layer):
 
 
 def test_inputs_stay_as_they_are(kernels, layer):
-    """The function adds to its residual; what was handed in is the caller's."""
+    """The function adds to its residual; the caller's tensor must not change."""
     x, residual = some_inputs(3)
     before = residual.clone()
     _, recording = kernels.record(layer, x, residual)
@@ -90,7 +91,7 @@ def test_kernels_work_on_after_an_error(kernels, layer):
 
 
 def test_memory_of_results_in_use_is_not_given_away(kernels):
-    """A part of a result, held while others are made, keeps its values."""
+    """A slice of a result keeps its values while other results are computed."""
     weight = torch.ones(K).bfloat16()
 
     def function(x):

@@ -1,4 +1,4 @@
-"""The sampler's kernels: the very values and tokens of plain torch."""
+"""The sampling kernels return exactly the values and tokens of plain torch."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ SIZES = (65, 127, 1000, 1024, 33_000, 151_936)
 
 
 def logits_of(num_rows, vocab_size, dtype=torch.float32, seed=0):
-    """Flat and steep rows, with equal values and banned tokens."""
+    """Returns flat and steep rows, with equal values and banned tokens."""
     generator = torch.Generator().manual_seed(seed)
     spreads = torch.linspace(0, 12, num_rows)[:, None]
     logits = torch.randn(num_rows, vocab_size, generator=generator) * spreads
@@ -20,7 +20,7 @@ def logits_of(num_rows, vocab_size, dtype=torch.float32, seed=0):
 
 
 def params_of(num_rows, seed):
-    """All rules, in every combination that so many rows have room for."""
+    """Returns all combinations of rules that the rows can hold."""
     random = np.random.default_rng(seed)
     uniforms = random.random(num_rows)
     uniforms[:2] = 0.0, 1 - 2.0**-53
@@ -43,8 +43,8 @@ def test_the_same_tokens_with_and_without_kernels(kernels, dtype, vocab_size):
 
 def test_logits_that_the_kernels_do_not_take(kernels):
     logits, params = logits_of(9, 500), params_of(9, 1)
-    turned = logits.T.contiguous().T
-    assert torch.equal(draw(turned, params, kernels), draw(logits, params))
+    strided = logits.T.contiguous().T
+    assert torch.equal(draw(strided, params, kernels), draw(logits, params))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,7 +82,7 @@ def test_a_token_without_mass_is_never_drawn(kernels):
 
 
 def test_levels_between(kernels_between):
-    """The sampler once with the instructions of each level between the portable and the best."""
+    """Runs the sampler once with each instruction set between the portable and the best one."""
     test_the_same_tokens_with_and_without_kernels(kernels_between, torch.bfloat16, 33_000)
     test_largest(kernels_between, torch.bfloat16, 33_000, 65)
     test_temper(kernels_between, torch.float32)

@@ -1,4 +1,4 @@
-"""The arrays of a step against a plain loop over tokens."""
+"""The input arrays of a step, compared with a plain loop over its tokens."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,8 @@ def span(offset, count, key="k"):
 
 @pytest.fixture
 def slots():
-    """a: 10 prompt tokens and 2 generated; b: 6 prompt tokens with a media span at 2..5."""
+    """Slots with two requests. a: 10 prompt tokens and 2 generated; b: 6 prompt tokens with a media
+    span at 2..5."""
     slots = Slots(3, 32, BLOCK_SIZE)
     slots.add(new("a", range(100, 112), prompt_len=10), None)
     positions = np.array([[0, 1, 2, 2, 2, 3], [0, 1, 2, 3, 4, 5], [0, 1, 2, 2, 3, 4]])
@@ -93,7 +94,8 @@ def test_whether_a_token_is_of_a_prompt(slots, place, has_prompt):
 
 
 def test_mrope_positions(slots):
-    """b's prompt has its own positions; behind it they go on at their largest + 1, on all axes."""
+    """Positions in the prompt of b come from the model; tokens after it continue from their largest
+    value + 1 on all axes."""
     batch = prepare(step(("b", 1, 5)), slots, BLOCK_SIZE, True, CPU)
     assert batch.positions.tolist() == [[1, 2, 2, 2, 3], [1, 2, 3, 4, 5], [1, 2, 2, 3, 4]]
     slots.append(np.array([1]), np.array([6]), [206])
@@ -139,7 +141,7 @@ def test_media_pieces_with_marks_between(slots, start, count, pieces):
 
 
 def broken_span():
-    """Tokens 2, 3, 5 and 6 of the prompt are the media's."""
+    """Returns a span whose media tokens are at 2, 3, 5 and 6, with other tokens between."""
     item = MediaInput(kind="image", tensors={}, num_tokens=4, key="k")
     return MediaSpan(offset=2, item=item, rows=(0, 1, 3, 4))
 
@@ -154,7 +156,8 @@ def test_runs_of_atomic_media_reach_the_attention(slots):
 
 
 def test_lengths_lie_on_another_device(slots, monkeypatch):
-    """Where the device is no CPU, the layout brings its lengths; `meta` stands for it here."""
+    """On a device other than the CPU the layout carries the lengths as tensors; `meta` plays that
+    device here."""
     monkeypatch.setattr(batches, "to_device_together", lambda arrays, _: transfer.pack(arrays, CPU))
     items = step(("a", 11, 1), ("b", 1, 4))
     lengths = prepare(items, slots, BLOCK_SIZE, False, torch.device("meta")).layout.lengths

@@ -1,4 +1,4 @@
-"""Encoder outputs: batching, shape checks, and items that fail alone."""
+"""The encoder cache: batches, shape checks, and items that fail alone."""
 
 from contextlib import nullcontext
 
@@ -44,14 +44,14 @@ def test_kinds_do_not_share_a_call():
     assert model.calls == [["a"], ["b", "c"]]
 
 
-def test_large_batches_are_cut(monkeypatch):
+def test_large_batches_are_split(monkeypatch):
     monkeypatch.setattr(encoder_cache, "values_per_call", lambda device: 40)
     model = FakeModel()
     EncoderCache(model).encode([item("a"), item("b"), item("c"), item("d", num_tokens=9)])
     assert model.calls == [["a", "b"], ["c"], ["d"]]
 
 
-def test_a_failing_item_is_alone_in_its_failure():
+def test_a_failing_item_fails_alone():
     model = FakeModel(bad={"b"})
     cache = EncoderCache(model)
     cache.encode([item("a"), item("b"), item("c")])
@@ -76,29 +76,29 @@ def test_forgotten_keys_are_gone():
     assert cache.get("a") is None
 
 
-def test_the_next_items_are_on_their_way_before_the_encoder_is_called(monkeypatch):
+def test_the_next_items_are_copied_before_the_encoder_is_called(monkeypatch):
     monkeypatch.setattr(encoder_cache, "values_per_call", lambda device: 16)
-    told = []
+    calls = []
     model = FakeModel()
     cache = EncoderCache(model)
 
     class Copies:
         def start(self, items):
-            told.append(("start", *(one.key for one in items)))
+            calls.append(("start", *(one.key for one in items)))
             return list(items)
 
         def wait_for(self, items):
-            told.append(("wait", *(one.key for one in items)))
+            calls.append(("wait", *(one.key for one in items)))
             return items
 
     cache._copies = Copies()
     cache.encode([item("a"), item("b"), item("c")])
-    assert told == [("start", "a"), ("start", "b"), ("wait", "a"), ("start", "c"), ("wait", "b"),
+    assert calls == [("start", "a"), ("start", "b"), ("wait", "a"), ("start", "c"), ("wait", "b"),
                     ("wait", "c")]  # fmt: skip
     assert model.calls == [["a"], ["b"], ["c"]]
 
 
-def test_items_that_find_no_room_on_the_card_go_as_they_are(monkeypatch):
+def test_items_that_do_not_fit_on_the_card_are_passed_from_the_host(monkeypatch):
     def full(item):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -1,5 +1,5 @@
-"""Decode steps from recordings: which frame, what padding, and the same tokens as without. The
-recorder of these tests runs Python again where CUDA would run kernels again."""
+"""Decode steps from CUDA graphs: the chosen size, the padding, and the same tokens as without
+graphs. The recorder of these tests runs Python again where CUDA would replay kernels."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "seed": 0, "max_t
 
 
 class Recorder:
-    """What is replayed computes anew, into the outputs of the recording."""
+    """A recorder whose replay computes again, into the outputs of the recording."""
 
     def __init__(self, breaks_at=None):
         self.breaks_at, self.num_replays, self.is_recovered = breaks_at, 0, False
@@ -48,8 +48,8 @@ class Recorder:
 
 
 class TensorAttention:
-    """Decode attention that reads the layout's tensors alone, as a recorded one must; what comes
-    with host lists goes to the reference."""
+    """Decode attention that reads only the tensors of the layout, as recorded attention must.
+    Layouts with host lists use the reference."""
 
     name, can_capture = "tensors", True
 
@@ -74,7 +74,7 @@ class TensorAttention:
 
 
 class Model:
-    """A layer with attention, so that a wrong block or a stray write changes tokens."""
+    """A model with one attention layer, so that a wrong block or a stray write changes tokens."""
 
     num_layers, num_kv_heads, head_dim, hidden_size = 1, 1, HIDDEN, HIDDEN
 
@@ -127,7 +127,8 @@ def new(name, token_ids, **values):
 
 
 def generate(runner, requests, num_steps):
-    """Tokens of each request; the last request joins late and the first one leaves early."""
+    """Returns the tokens of each request; the last request joins late and the first one leaves
+    early."""
     tokens = {request.request_id: [] for request in requests}
     blocks = iter(range(3, 64))  # block 0 belongs to nobody: padding must not show in it
     lengths, results = {}, []
@@ -175,7 +176,7 @@ def test_sizes():
     assert graph_sizes(13) == (1, 2, 4, 8, 13)
 
 
-def test_the_same_tokens_as_without():
+def test_tokens_equal_those_without_graphs():
     recorder = Recorder()
     expected, expected_results = generate(make(), REQUESTS, 9)
     tokens, results = generate(make([1, 2, 4, 8], recorder), REQUESTS, 9)
@@ -197,7 +198,7 @@ def test_padding_does_not_write_to_the_cache():
     assert not runner._cache.keys[0][:3].any()
 
 
-def test_the_smallest_frame_is_taken():
+def test_the_smallest_frame_that_fits_is_used():
     runner = make([1, 2, 4, 8])
     runner._model._model.num_rows.clear()
     generate(runner, REQUESTS, 9)
@@ -205,7 +206,7 @@ def test_the_smallest_frame_is_taken():
     assert runner._model._model.num_rows == [18, 4, 6, 8, 8, 8, 4, 4, 4]
 
 
-def test_a_batch_larger_than_the_largest_runs_without():
+def test_a_batch_larger_than_the_largest_frame_runs_without_a_graph():
     runner = make([1, 2])
     assert generate(runner, REQUESTS, 9)[0] == generate(make(), REQUESTS, 9)[0]
     assert runner._model._model.num_rows[-1] == 4
@@ -217,7 +218,7 @@ def test_outputs_of_all_sizes_share_their_memory():
     assert len(places) == 1
 
 
-def test_what_cannot_be_recorded_runs_without_and_says_why(caplog):
+def test_a_step_that_cannot_be_recorded_runs_without_a_graph_and_logs_why(caplog):
     recorder = Recorder(breaks_at=2)
     runner = make([1, 2, 4, 8], recorder)
     assert runner._forward.graph_sizes == ()

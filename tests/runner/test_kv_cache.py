@@ -1,4 +1,4 @@
-"""The KV cache as it is allocated."""
+"""Allocation of the KV cache."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 SHAPE = KVCacheShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=16, dtype=torch.bfloat16)
 
 
-def test_bytes_of_a_block():
+def test_num_bytes_of_a_block():
     assert SHAPE.bytes_per_block == 2 * 3 * 2 * 8 * 16 * 2
 
 
@@ -36,7 +36,7 @@ def test_8_bits_have_a_scale_for_each_token_and_head(dtype):
     assert allocate(SHAPE, 5, torch.device("cpu")).key_scales is None
 
 
-def test_a_card_without_so_much_memory_is_told(monkeypatch):
+def test_a_cache_that_does_not_fit_raises_with_both_sizes(monkeypatch):
     def full(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

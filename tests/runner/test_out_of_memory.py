@@ -1,4 +1,5 @@
-"""A pass that finds no memory is done in smaller ones; only what is too large alone fails."""
+"""A pass that runs out of memory is retried in smaller ones; only a request that is too large by
+itself fails."""
 
 from weakref import WeakSet
 
@@ -22,8 +23,8 @@ SHORT = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
 
 
 class SmallMemory:
-    """Counts on from the last token; a pass of more than `most` tokens finds no memory, nor does
-    one of a token `heavy`."""
+    """A model that counts on from the last token. A pass of more than `most` tokens, or one with
+    the token `heavy`, runs out of memory."""
 
     num_layers, num_kv_heads, head_dim, hidden_size = 1, 1, HIDDEN, HIDDEN
     most, heavy = 8, 49
@@ -59,7 +60,7 @@ class SmallMemory:
 
 
 class Activations:
-    """What a pass holds while it runs."""
+    """Memory that a pass holds while it runs."""
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def plan(*requests, encode=()):
     return StepPlan(step_id=1, new=requests, scheduled=scheduled, encode=encode)
 
 
-def test_a_step_too_large_is_done_in_halves(runner, model):
+def test_a_step_that_is_too_large_is_halved(runner, model):
     requests = [new(f"r{number}", [number, number + 1]) for number in range(6)]
     result = runner.run(plan(*requests))
     assert result.sampled == {f"r{number}": number + 2 for number in range(6)}
@@ -122,7 +123,7 @@ def test_a_step_too_large_is_done_in_halves(runner, model):
     assert model.sizes == [12, 6, 6]
 
 
-def test_the_next_step_begins_with_smaller_passes(runner, model):
+def test_the_next_step_starts_with_smaller_passes(runner, model):
     runner.run(plan(*[new(f"r{number}", [number, number + 1]) for number in range(6)]))
     model.sizes.clear()
     decode = tuple(
@@ -135,7 +136,7 @@ def test_the_next_step_begins_with_smaller_passes(runner, model):
     assert model.sizes == [6, 6, 4]
 
 
-def test_a_long_prompt_is_cut_and_its_logprobs_joined(runner, model):
+def test_a_long_prompt_is_split_and_its_logprobs_joined(runner, model):
     result = runner.run(plan(new("long", range(1, 21), prompt_logprobs=0)))
     assert result.sampled == {"long": 21}
     assert [entry is None for entry in result.prompt_logprobs["long"]] == [True] + [False] * 19
@@ -146,7 +147,7 @@ def test_a_long_prompt_is_cut_and_its_logprobs_joined(runner, model):
     assert result.prompt_logprobs == expected.prompt_logprobs
 
 
-def test_what_is_too_large_alone_fails_alone(runner, model):
+def test_a_request_that_is_too_large_by_itself_fails_alone(runner, model):
     result = runner.run(plan(new("a", [3]), new("heavy", [model.heavy]), new("b", [5])))
     assert result.sampled == {"a": 4, "b": 6}
     assert set(result.errors) == {"heavy"}
@@ -156,14 +157,15 @@ def test_what_is_too_large_alone_fails_alone(runner, model):
     assert runner.run(plan(new("c", [7]))).sampled == {"c": 8}
 
 
-def test_a_request_that_failed_is_not_gone_on_with(runner, model):
-    """The first half of its prompt finds no memory even token by token: the rest is left out."""
+def test_a_failed_request_is_not_continued(runner, model):
+    """The first half of the prompt runs out of memory even token by token, so the rest is not
+    computed."""
     result = runner.run(plan(new("long", [3, model.heavy, *range(10)]), new("b", [5])))
     assert set(result.errors) == {"long"}
     assert result.sampled == {"b": 6}
 
 
-def test_an_item_that_must_stay_whole_is_not_cut(model):
+def test_an_item_that_must_stay_whole_is_not_split(model):
     image = MediaInput(kind="image", tensors={"x": torch.ones(1)}, num_tokens=7, key="i")
     runner = make(model, has_atomic_media=True)
     media = (MediaSpan(offset=1, item=image),)
@@ -172,7 +174,7 @@ def test_an_item_that_must_stay_whole_is_not_cut(model):
     assert result.sampled == {"b": 7}
 
 
-def test_media_that_find_no_memory_together_are_encoded_alone(runner):
+def test_media_that_do_not_fit_together_are_encoded_one_by_one(runner):
     def image(key, num_tokens):
         return MediaInput(
             kind="image", tensors={"x": torch.ones(1)}, num_tokens=num_tokens, key=key
@@ -202,11 +204,11 @@ def test_media_that_find_no_memory_together_are_encoded_alone(runner):
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
-def test_signs(error):
+def test_out_of_memory_errors_are_recognized(error):
     assert is_out_of_memory(error)
 
 
-def test_other_errors_are_not_taken_for_it():
+def test_other_errors_are_not_out_of_memory():
     assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
     assert not is_out_of_memory(ValueError("DefaultCPUAllocator"))
 

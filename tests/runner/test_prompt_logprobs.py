@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt, from few rows of logits at a time."""
+"""Log-probabilities of a prompt, computed from a few rows of logits at once."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def entries(request, start, num_tokens, seen):
     return module.prompt_entries(request, item, hidden, logits_of)
 
 
-def test_few_rows_of_logits_at_a_time(request_, monkeypatch):
+def test_few_rows_of_logits_at_once(request_, monkeypatch):
     seen = []
     whole = entries(request_, 0, LENGTH + 2, seen)
     assert seen == [LENGTH - 1]
@@ -53,6 +53,6 @@ def test_chunks_of_a_prompt(request_):
     assert parts[2] == ()  # nothing follows the last one
 
 
-def test_who_asks(request_):
+def test_which_requests_want_prompt_logprobs(request_):
     item = ScheduledTokens(request_id="r", start=LENGTH, num_tokens=1, samples=True)
     assert not module.wants_prompt_logprobs(request_, item)

@@ -1,5 +1,5 @@
-"""The runner with a small fake model: what fails is one request, and the others get their
-tokens."""
+"""The runner with a small fake model: a request that fails does not affect the tokens of the
+others."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class FakeModel:
-    """The next token is the last one + 1. POISON raises, BROKEN gives NaN, STRANGE has no
+    """A model whose next token is the last one + 1. POISON raises, BROKEN gives NaN, STRANGE has no
     positions."""
 
     num_layers, num_kv_heads, head_dim, hidden_size = 1, 1, HIDDEN, HIDDEN
@@ -106,7 +106,7 @@ def item(key, num_tokens=2):
 
 
 def plan(*requests, encode=(), **fields):
-    """All of the requests' prompts in one step, each in a block of its own."""
+    """Returns one step with the prompts of all requests, each in its own block."""
     scheduled = tuple(
         ScheduledTokens(
             request_id=request.request_id,
@@ -119,7 +119,7 @@ def plan(*requests, encode=(), **fields):
     return StepPlan(step_id=1, new=requests, encode=encode, scheduled=scheduled, **fields)
 
 
-def test_everybody_gets_the_next_token(runner):
+def test_every_request_gets_its_next_token(runner):
     result = runner.run(plan(new("a", [3]), new("b", [5, 6])))
     assert result.sampled == {"a": 4, "b": 7}
     decode = StepPlan(
@@ -133,7 +133,7 @@ def test_everybody_gets_the_next_token(runner):
 
 
 def test_run_is_start_and_finish(runner, model):
-    """A sampler on the host has nothing to overlap: `finish` computes, once."""
+    """A sampler on the host has nothing to overlap: only `finish` computes, once."""
     requests = (new("a", [3]), new("poison", [POISON]), new("b", [5, 6], logprobs=1))
     started = runner.start(plan(*requests))
     assert not runner.can_overlap
@@ -155,7 +155,7 @@ def test_a_request_at_which_the_model_raises_fails_alone(runner, model):
     assert model.num_forwards == 4  # once together, then one by one
 
 
-def test_logits_that_are_no_numbers_fail_alone(runner):
+def test_nan_logits_fail_their_request_only(runner):
     result = runner.run(plan(new("a", [3]), new("broken", [BROKEN])))
     assert result.sampled == {"a": 4}
     assert "not finite" in result.errors["broken"].message
@@ -170,12 +170,12 @@ def test_media_that_cannot_be_encoded_fail_their_requests_only(runner):
             encode=(bad, good),
         )
     )
-    assert result.sampled == {"b": 31}  # behind the image's own embeddings
+    assert result.sampled == {"b": 31}  # the token after the image's embeddings
     assert "bad pixels" in result.errors["a"].message
 
 
 def test_media_that_were_never_encoded(runner):
-    """A plan that is wrong, or a cache that lost an item: an error, not a wrong answer."""
+    """A wrong plan, or a cache that lost an item, gives an error, not a wrong answer."""
     lost = item("lost")
     result = runner.run(plan(new("a", [3, 0, 0], (MediaSpan(offset=1, item=lost),))))
     assert "not available" in result.errors["a"].message
@@ -214,7 +214,7 @@ def test_prompt_logprobs_over_two_chunks(runner):
     assert second.sampled == {"a": 10}
 
 
-def test_dropped_requests_leave_room(runner):
+def test_dropped_requests_free_their_slots(runner):
     for number in range(9):
         result = runner.run(plan(new(f"r{number}", [3]), drop=(f"r{number - 1}", "unknown")))
         assert result.sampled == {f"r{number}": 4}

@@ -23,7 +23,8 @@ REQUEST_FIELDS = set(SlotRequest.__dataclass_fields__) - {"params"}
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """For many small operations, which threads only slow down on a busy machine."""
+    """Uses one thread for the many small operations, which threads only slow down on a busy
+    machine."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,7 +33,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def make_request():
-    """A greedy request; keywords are fields of SlotRequest or of SamplingParams."""
+    """Returns a greedy request; keywords are fields of SlotRequest or of SamplingParams."""
 
     def make(**fields):
         own = {name: fields.pop(name) for name in REQUEST_FIELDS & set(fields)}
@@ -44,7 +45,7 @@ def make_request():
 
 @pytest.fixture(scope="session")
 def make_sampler():
-    """A sampler with the given requests in slots 0, 1, ..."""
+    """Returns a sampler with the given requests in slots 0, 1, ..."""
 
     def make(requests, vocab_size, grammars=None, num_slots=None):
         sampler = Sampler(

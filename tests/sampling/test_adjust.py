@@ -1,4 +1,5 @@
-"""Each rule on logits against transformers' processor of the same name, or plain Python."""
+"""Each rule on logits, compared with transformers' processor of the same name or with plain
+Python."""
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ BAD_WORDS = ((3,), (7, 8), (8, 8), (1, 2, 5), (9, 9, 9, 4), (39,))
 
 @pytest.fixture(params=range(4))
 def sequence(request):
-    """Prompt and output of few different tokens, so that n-grams and bad words do occur."""
+    """Returns a prompt and an output of few different tokens, so that n-grams and bad words
+    occur."""
     rng = np.random.default_rng(request.param)
     tokens = rng.choice([1, 2, 5, 7, 8, 9, 9, 9], size=60).tolist()
     return tokens[:25], tokens[25:]
@@ -31,7 +33,7 @@ def logits_of(num_rows=1):
 
 
 def adjusted(logits, *requests, holds_stops=False):
-    """Rules of the requests on a copy of the rows."""
+    """Applies the rules of the requests to a copy of the rows."""
     work = logits.clone()
     states = [SlotState(request, VOCAB_SIZE, None) for request in requests]
     adjust(work, states, np.full(len(states), holds_stops))

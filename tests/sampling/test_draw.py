@@ -1,5 +1,5 @@
-"""The random choice: kept tokens against transformers' warpers, draws against the readable
-reference, frequencies against probabilities."""
+"""Random draws: kept tokens against transformers' warpers, draws against a readable reference,
+frequencies against probabilities."""
 
 import math
 
@@ -33,7 +33,7 @@ rules = st.fixed_dictionaries(
 
 
 def params(rows):
-    """DrawParams from one dict per row; top_k within the vocabulary."""
+    """Returns DrawParams with one dict per row; top_k is limited to the vocabulary."""
 
     def column(name, dtype):
         return np.array([row[name] for row in rows], dtype=dtype)
@@ -57,7 +57,8 @@ def small_k(rule, vocab_size):
 
 
 def kept_tokens(logits, *, temperature, top_k, top_p, min_p):
-    """[V] bool: the tokens that may be drawn from one row of logits [V], found with full sorts."""
+    """Returns [V] bool: the tokens that may be drawn from one row of logits [V], found with full
+    sorts."""
     z = (logits.float() - logits.float().max()) / temperature
     kept = z > -torch.inf
     if min_p > 0:
@@ -74,13 +75,13 @@ def kept_tokens(logits, *, temperature, top_k, top_p, min_p):
 
 
 def probabilities(z, kept):
-    """[V] float64: softmax of z over the kept tokens, zero elsewhere."""
+    """Returns [V] float64: the softmax of z over the kept tokens, zero elsewhere."""
     return z.double().masked_fill(~kept, -torch.inf).softmax(0)
 
 
 def draw_one(logits, *, temperature, top_k, top_p, min_p, uniform):
-    """The first token at which the running sum of probabilities, in vocabulary order, passes
-    `uniform`."""
+    """Returns the first token at which the running sum of probabilities, in vocabulary order,
+    exceeds `uniform`."""
     kept = kept_tokens(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     probs = probabilities((logits.float() - logits.float().max()) / temperature, kept)
     return int((probs.cumsum(0) <= uniform).sum().clamp(max=len(logits) - 1))
@@ -109,7 +110,7 @@ def test_the_reference_keeps_what_transformers_keeps(rule, vocab_size, seed):
     st.sampled_from([0.0, 0.3, 3.0, 30.0]),
     st.booleans(),
 )
-def test_draws_are_the_references(rows, vocab_size, seed, spread, has_ties):
+def test_draws_equal_the_reference(rows, vocab_size, seed, spread, has_ties):
     logits = logits_of(len(rows), vocab_size, seed, spread)
     if has_ties:
         logits = logits.round()
@@ -182,7 +183,7 @@ def test_extreme_temperatures_are_finite(temperature):
     assert -torch.inf not in values
 
 
-def test_nan_rows_harm_no_others():
+def test_nan_rows_do_not_affect_others():
     logits = logits_of(3, 1000, 0)
     rows = [{**OFF, "top_p": 0.9, "uniform": 0.4}] * 3
     clean = draw(logits, params(rows)).tolist()

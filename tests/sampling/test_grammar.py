@@ -1,4 +1,5 @@
-"""Guided decoding: what may be written, what is refused, and the missing dependency."""
+"""Guided decoding: which texts are allowed, which constraints are refused, and the error without
+xgrammar."""
 
 import importlib.util
 import json
@@ -29,7 +30,7 @@ needs_xgrammar = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Bytes, an end of sequence and two merges."""
+    """Returns a tokenizer of bytes, an end of sequence and two merges."""
     vocab = {one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocab |= {"<eos>": EOS, "he": EOS + 1, "tr": EOS + 2}
     model = Tokenizer(models.BPE(vocab=vocab, merges=[("h", "e"), ("t", "r")]))
@@ -44,7 +45,7 @@ def backend(tokenizer):
 
 
 def accepts(backend, tokenizer, params, text):
-    """Whether every token of the text, and then the end, is allowed."""
+    """Returns whether every token of the text, and then the end, is allowed."""
     matcher = backend.matcher(params)
     for token_id in [*tokenizer(text).input_ids, EOS]:
         if banned_mask([matcher], VOCAB_SIZE, CPU)[0, token_id]:
@@ -54,7 +55,7 @@ def accepts(backend, tokenizer, params, text):
 
 
 def generate(make_request, make_sampler, backend, guided, seed, num_steps=120, **fields):
-    """Token ids from random logits, up to the end of sequence."""
+    """Returns token ids from random logits, up to the end of sequence."""
     request = make_request(
         guided_decoding=guided, temperature=1.0, seed=seed, eos_token_ids={EOS}, **fields
     )
@@ -122,7 +123,7 @@ class TestConstraints:
         }
         given = json.dumps(schema) if as_text else schema
         guided = GuidedDecodingParams(json=given)
-        # Random logits like spaces as much as anything else.
+        # Random logits choose spaces as often as any other token.
         no_spaces = {tokenizer.vocab[one]: -50.0 for one in ("Ġ", "Ċ", "ĉ", "č")}
         token_ids = generate(
             make_request, make_sampler, backend, guided, seed, logit_bias=no_spaces
@@ -205,7 +206,7 @@ class TestRows:
         assert [sampler.sample(logits, [0]).token_ids[0] for logits in steps[5:]] == whole[5:]
 
     @pytest.mark.parametrize("num_before", [0, 1, 3, 5])
-    def test_it_waits_for_the_end_of_the_thinking(
+    def test_the_grammar_starts_after_the_reasoning(
         self, make_request, make_sampler, backend, tokenizer, num_before
     ):
         vocab = tokenizer.vocab
@@ -257,7 +258,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="eos_token_id"):
             GrammarBackend(tokenizer, VOCAB_SIZE, ()).validate(GuidedDecodingParams(regex="a"))
 
-    def test_a_tokenizer_of_an_unknown_kind(self):
+    def test_an_unknown_kind_of_tokenizer(self):
         backend = GrammarBackend(object(), VOCAB_SIZE, {EOS})
         with pytest.raises(ConfigError, match="cannot read the tokenizer"):
             backend.validate(GuidedDecodingParams(regex="a"))
@@ -267,7 +268,7 @@ class TestRefusals:
 class TestCache:
     @pytest.fixture
     def compiled(self, monkeypatch):
-        """Texts that were really compiled."""
+        """Collects the texts that are compiled."""
         texts, real = [], grammar_module._compile
 
         def compile_and_note(compiler, kind, text):
@@ -288,7 +289,7 @@ class TestCache:
         backend.validate(GuidedDecodingParams(grammar='root ::= "a"'))
         assert len(compiled) == 2
 
-    def test_the_least_recently_used_goes(self, backend, compiled, monkeypatch):
+    def test_the_least_recently_used_is_evicted(self, backend, compiled, monkeypatch):
         monkeypatch.setattr(grammar_module, "CACHE_SIZE", 2)
         for regex in ("a", "b", "a", "c", "a", "b"):
             backend.validate(GuidedDecodingParams(regex=regex))

@@ -1,4 +1,5 @@
-"""The block-wise search against torch's own, ties and odd widths included."""
+"""The block-wise search for the largest logits, compared with torch's own, with ties and odd
+widths."""
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ WIDTHS = (1, 7, 127, 128, 255, 256, 257, 1000, 40_000, 65_537)
 
 
 def rows(vocab_size, seed, dtype=torch.float32, num_values=None):
-    """Random rows; with few different values there are ties everywhere."""
+    """Returns random rows; with few different values ties are frequent."""
     generator = torch.Generator().manual_seed(seed)
     if num_values is None:
         return torch.randn(3, vocab_size, generator=generator).to(dtype)
@@ -62,7 +63,7 @@ def test_rows_of_a_wider_tensor_are_read_in_place():
 
 @pytest.mark.parametrize("vocab_size", [40_000, 65_537, 65_600])
 @pytest.mark.parametrize("size", [1, 64])
-def test_the_edges_of_a_row_are_looked_at(vocab_size, size):
+def test_the_edges_of_a_row_are_searched(vocab_size, size):
     logits = rows(vocab_size, 2)
     logits[:, [0, -1]] = torch.tensor([98.0, 99.0])
     values, ids = largest(logits, size)

@@ -1,4 +1,4 @@
-"""Log-probabilities and ranks against a full sort."""
+"""Log-probabilities and ranks, compared with a full sort."""
 
 import math
 
@@ -17,7 +17,7 @@ def logits_of(num_rows, vocab_size, has_ties=False):
 
 
 def expected_entry(row, token_id, k):
-    """The entry by Python's sort: by falling logit, then rising id."""
+    """Returns the entry by Python's sort: by falling logit, then rising id."""
     logits = row.tolist()
     order = sorted(range(len(logits)), key=lambda one: (-logits[one], one))
     ranks = {one: place for place, one in enumerate(order, start=1)}
@@ -63,7 +63,7 @@ def test_a_row_is_the_same_among_others():
         assert prompt_logprobs(logits[row : row + 1], ids[row : row + 1], 4) == (together[row],)
 
 
-def test_rows_may_ask_for_different_numbers():
+def test_rows_may_want_different_numbers_of_tokens():
     logits, ids = logits_of(4, 300), torch.tensor([1, 2, 3, 4])
     counts = np.array([3, 0, -1, 3])
     found = sampled_logprobs(logits, ids, counts)

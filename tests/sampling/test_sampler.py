@@ -38,7 +38,7 @@ fields = st.fixed_dictionaries(
 
 
 def steps_of(num_steps, num_rows, vocab_size, seed, dtype=torch.float32):
-    """Logits of several steps, [steps, rows, V]."""
+    """Returns the logits of several steps, [steps, rows, V]."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(num_steps, num_rows, vocab_size, generator=generator) * 3).to(dtype)
 
@@ -47,7 +47,7 @@ def run(sampler, steps, slots):
     return [sampler.sample(logits, slots) for logits in steps]
 
 
-def test_greedy_takes_the_first_of_the_largest(make_request, make_sampler):
+def test_greedy_chooses_the_first_of_equal_maxima(make_request, make_sampler):
     sampler = make_sampler([make_request() for _ in range(3)], 500)
     logits = steps_of(1, 3, 500, 0)[0]
     logits[1, [40, 9, 300]] = 50.0
@@ -261,7 +261,7 @@ def test_slot_numbers_do_not_matter(make_request, make_sampler):
 
 
 def test_greedy_rows_are_not_copied(make_request, make_sampler, monkeypatch):
-    """The fast path reads the logits only."""
+    """The fast path only reads the logits."""
     sampler = make_sampler([make_request(eos_token_ids={1}) for _ in range(4)], 1000)
 
     def forbidden(*_):

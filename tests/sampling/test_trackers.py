@@ -1,4 +1,4 @@
-"""What is remembered of a sequence, against searches through the whole of it."""
+"""The state kept of a sequence, compared with searches through the whole sequence."""
 
 import pytest
 from hypothesis import given, settings
@@ -54,7 +54,7 @@ def test_bad_sequences(prompt, output, sequences):
 
 
 def run(cap, choices):
-    """The output when the model would choose `choices`."""
+    """Returns the output of a model that would choose `choices`."""
     output = []
     for choice in choices:
         token_id = choice if cap.forced is None else cap.forced
@@ -72,7 +72,12 @@ class TestThinkingCap:
             ((9,), 3, [1, 9, 1, 1, 1], [1, 9, 1, 1, 1]),  # it ended by itself
             ((8, 9), 3, [8, 9, 1, 1, 1], [8, 9, 1, 1, 1]),
             ((9,), 3, [1, 1, 9, 2, 2], [1, 1, 9, 2, 2]),  # it ended with the last free token
-            ((8, 9), 3, [1, 1, 8, 2, 2], [1, 1, 8, 9, 2]),  # what it had begun is completed
+            (
+                (8, 9),
+                3,
+                [1, 1, 8, 2, 2],
+                [1, 1, 8, 9, 2],
+            ),  # the marker that it had begun is completed
             ((8, 8, 9), 2, [8, 8, 1, 1, 1], [8, 8, 9, 1, 1]),
             ((8, 7, 8, 9), 1, [8, 1, 1, 1, 1], [8, 7, 8, 9, 1]),
             ((8, 9), 3, [9, 8, 1, 1, 1], [9, 8, 1, 8, 9]),

@@ -1,4 +1,4 @@
-"""The random numbers: reproducible, evenly spread, independent of each other."""
+"""The random numbers are reproducible, evenly spread and independent of each other."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ MASK = 2**64 - 1
 
 
 def number(seed, position):
-    """The documented hash, in Python integers."""
+    """Computes the documented hash with Python integers."""
 
     def mix(value):
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -27,13 +27,13 @@ def grid(seeds, positions):
 
 
 def is_even(counts):
-    """Chi-square within five standard deviations of its mean."""
+    """Returns whether chi-square is within five standard deviations of its mean."""
     expected = counts.sum() / counts.size
     free = counts.size - 1
     return abs(((counts - expected) ** 2 / expected).sum() - free) < 5 * np.sqrt(2 * free)
 
 
-def test_it_is_splitmix64():
+def test_numbers_equal_splitmix64():
     pairs = [(0, 0), (1, 0), (0, 1), (922337203685477580, 131072), (12345, 67)]
     found = uniforms(*np.array(pairs, dtype=np.uint64).T.copy())
     assert found.tolist() == [number(*pair) for pair in pairs]

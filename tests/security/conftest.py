@@ -34,14 +34,14 @@ def manager():
 
 @pytest.fixture
 def real_processor(manager, tmp_path):
-    """The processor of a family that takes any image."""
+    """Returns a processor of a family that accepts any image."""
     spec = manager.media_processor("image", "qwen2_5_vl")
     return manager.build(spec, Checkpoint(folder=tmp_path, config=SimpleNamespace()), {})
 
 
 @pytest.fixture
 def real(make_intake, manager, real_processor):
-    """limits -> an Intake of the installed image processor and sources."""
+    """Returns limits -> an Intake with the installed image processor and sources."""
 
     def make(**limits):
         return make_intake(
@@ -59,7 +59,7 @@ def real(make_intake, manager, real_processor):
 
 @pytest.fixture
 def generate():
-    """intake, images -> the request of a prompt with these images."""
+    """Returns (intake, images) -> the request of a prompt with these images."""
 
     def accept(intake, *images):
         prompt = {"prompt": PLACE * len(images), "multimodal_data": {"image": list(images)}}
@@ -71,7 +71,7 @@ def generate():
 
 @pytest.fixture
 def chat():
-    """intake, URL -> the request of a conversation with this image_url."""
+    """Returns (intake, URL) -> the request of a conversation with this image_url."""
 
     def accept(intake, url):
         parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
@@ -83,7 +83,7 @@ def chat():
 
 @pytest.fixture
 def picture():
-    """size, seed -> an image of noise as PNG."""
+    """Returns (size, seed) -> an image of noise as PNG."""
 
     def make(width=56, height=56, seed=0, format="PNG"):
         values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)

@@ -25,7 +25,8 @@ HERE = {"allow_urls": True, "allowed_domains": ("127.0.0.1",), "allow_private_ad
 
 
 def test_ssrf_cve_2025_6242_cve_2026_34753_cve_2026_33626(manager):
-    """URLs of this machine, of private networks and of clouds' metadata, in every spelling."""
+    """URLs of this machine, of private networks and of cloud metadata services, in every
+    spelling."""
     hosts = (
         "127.0.0.1",
         "127.1",
@@ -50,7 +51,7 @@ def test_ssrf_cve_2025_6242_cve_2026_34753_cve_2026_33626(manager):
 
 
 def test_redirect_bypass_cve_2026_63764(manager, serve):
-    """The first host is allowed; the one it redirects to is not."""
+    """The first host is allowed, but not the one that it redirects to."""
     server = serve({"/x": "http://localhost:1/y", "/loop": "/loop"})
     for path, message in (("/x", "localhost is not in allowed"), ("/loop", "more than 5")):
         ref = MediaRef(kind="image", uri=server.url + path)
@@ -99,7 +100,7 @@ def test_typed_placeholders_are_replaced_in_linear_time_cve_2025_46560(real):
 
 
 def test_hash_ignores_shape_cve_2025_46722(real, generate):
-    """Same bytes, other shape or mode: another item."""
+    """The same bytes with another shape or mode are another item."""
     intake = real()
     flat = np.arange(64 * 128 * 3, dtype=np.uint8)
     gray = Image.fromarray(flat[: 64 * 128].reshape(64, 128))
@@ -138,7 +139,7 @@ def bomb(format, width, height):
 
 
 def test_decompression_bombs_cve_2026_40192_cve_2026_54233(real, generate):
-    """Refused by the size in their header, before a pixel is decoded."""
+    """Images are refused by the size in their header, before a pixel is decoded."""
     bombs = [zeros_png(4000, 4000), bomb("GIF", 4000, 4000), bomb("TIFF", 4000, 4000)]
     for blob in bombs:
         start = time.monotonic()
@@ -148,7 +149,7 @@ def test_decompression_bombs_cve_2026_40192_cve_2026_54233(real, generate):
 
 
 def test_decompression_bomb_in_text_chunks(real, generate):
-    """Compressed text in a PNG is a bomb of its own."""
+    """Compressed text in a PNG can be a bomb too."""
     text = zlib.compress(bytes(60_000_000), 9)
     data = b"Comment\0\0" + text
     chunk = (
@@ -210,7 +211,7 @@ def test_remote_code_cve_2026_27893_cve_2025_66448_cve_2026_5241():
 
 
 def test_address_leak_cve_2026_22778_cve_2026_54236(real, generate):
-    """Pillow names its input by its address; no message carries one on."""
+    """Pillow names its input by its memory address; no message contains it."""
     for blob in (b"x" * 100, b"\x89PNG\r\n\x1a\n" + b"\0" * 50, b"RIFF\0\0\0\0WEBPVP8 ", object()):
         with pytest.raises(RequestError) as caught:
             generate(real(), blob)
@@ -258,7 +259,7 @@ def test_cache_growth_pysec_2026_4361(make_intake):
 
 
 def test_template_from_request_cve_2026_5760_pysec_2026_2013(real):
-    """Where template errors are request errors, and nothing of Python can be reached."""
+    """Template errors become errors of the request, and a template cannot reach Python objects."""
     messages = [{"role": "user", "content": "hi"}]
     for attack in (
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -288,7 +289,7 @@ def test_path_traversal_cve_2026_7302(real, generate, tmp_path):
 
 
 def test_pickle_of_prompt_data_cve_2025_62164_cve_2026_56340(real, generate):
-    """Serialised tensors are bytes like any other: no image, and never loaded."""
+    """Serialised tensors are treated as any other bytes: they are no image and are never loaded."""
     import pickle
 
     class Evil:
@@ -302,7 +303,7 @@ def test_pickle_of_prompt_data_cve_2025_62164_cve_2026_56340(real, generate):
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 40), (40, 1), (1, 3000)])
 def test_tiny_images_cve_2026_22773(size, real, generate):
-    """An item is processed or refused; it never breaks the intake."""
+    """A tiny item is processed or refused; it never breaks the intake."""
     buffer = io.BytesIO()
     Image.new("RGB", size).save(buffer, "PNG")
     with contextlib.suppress(RequestError):

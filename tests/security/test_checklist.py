@@ -1,5 +1,5 @@
-"""The sixteen points that an engine for media from strangers is measured against, one test or more
-for each, named after it. Details stand in the tests of each part; here is the whole path."""
+"""Sixteen requirements on an engine that reads media from strangers, with one test or more for
+each, named after it. Each package has detailed tests; these follow the whole path."""
 
 import ast
 import functools
@@ -47,7 +47,7 @@ def trees():
 
 
 def png(width, height, body=b""):
-    """A PNG that claims a size and has next to no pixels."""
+    """Returns a PNG that claims a size and has almost no pixels."""
 
     def chunk(kind, data):
         return (
@@ -98,7 +98,7 @@ def test_01_hosts_redirects_and_addresses_are_checked(serve, real, generate, cha
 
 
 def test_01_one_url_parser():
-    """What fetches URLs knows urllib's parser in one file, and no other."""
+    """The code that fetches URLs imports urllib's parser in one file, and no other parser."""
     users = {
         name
         for name, tree in trees()
@@ -226,7 +226,7 @@ def answer(blob):
     [("hang", MediaTimeoutError), ("devour", MediaLimitError), ("crash", MediaError)],
 )
 def test_05_decoding_can_be_killed(function, kind, tmp_path, monkeypatch):
-    """A codec that hangs, takes all memory or crashes costs its item; the next one is decoded."""
+    """A codec that hangs, uses all memory or crashes fails its item; the next one is decoded."""
     (tmp_path / "hostile_codec.py").write_text(HOSTILE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     workers, limits = Workers(), {"timeout": 20.0, "max_memory": 2**31}
@@ -310,7 +310,7 @@ OWN_PROCESSES = {
 
 
 def unsafe(tree):
-    """Lines that deserialise, or could, what another wrote."""
+    """Finds lines that deserialise, or could deserialise, data from others."""
     found, uses_processes = [], "multiprocessing" in imported(tree)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -348,7 +348,7 @@ def test_09_no_pickle():
 
 
 def test_09_processes_talk_over_sockets_without_a_name():
-    """Nothing listens: no other process can write what a child or its parent reads."""
+    """Nothing listens, so no other process can write what a child or its parent reads."""
     from mmdeploy_llm.parallel.process import Pipe
 
     ends = Pipe()
@@ -484,7 +484,7 @@ def test_13_messages_hold_no_addresses_and_no_folders(real, generate, chat, tmp_
 
 
 def test_14_every_fault_is_one_items_error(real, generate, picture):
-    """The intake's half of it; that the batch goes on stands in the tests of the whole engine."""
+    """Checks the intake; the tests of the whole engine check that the batch continues."""
     intake, good = real(), picture()
     key = generate(intake, good).media[0].item.key
     faults = [b"", good[:50], good[:-30] + b"\0" * 30, b"\xff\xd8\xff", png(1, 1), png(1, 100_000)]
@@ -563,7 +563,7 @@ def test_16_every_advisory_class_has_a_test():
 
 
 def test_limits_are_what_the_options_say():
-    """No option is left out on the way from the engine's options to the plugins."""
+    """Every option of the engine reaches the plugins."""
     from mmdeploy_llm.intake.media import media_limits
 
     config = EngineConfig(

@@ -1,4 +1,4 @@
-"""Machines that this one is not."""
+"""Simulated machines for the tests of start-up."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from mmdeploy_llm.startup.machine import Machine
 
 @pytest.fixture
 def machine():
-    """A machine with this many CPUs and cards, and CPUs pinned as cpu_affinity would."""
+    """Returns a machine with the given CPUs and cards, with CPUs pinned as cpu_affinity would."""
 
     def make(num_cpus=4, num_cards=0, placement=None):
         card = CardFacts(name="card", capability=(9, 0), total_bytes=1)

@@ -1,4 +1,4 @@
-"""What is told before anything is loaded, for machines that this one is not."""
+"""Errors that are raised before anything is loaded, on simulated machines."""
 
 import ctypes
 from types import SimpleNamespace
@@ -82,7 +82,7 @@ def test_no_number():
         (P100, "float16", r"float16 needs 7\.0; use dtype='float32'"),
     ],
 )  # fmt: skip
-def test_a_type_that_the_card_cannot_compute(card, dtype, text):
+def test_a_dtype_that_the_card_does_not_support(card, dtype, text):
     with pytest.raises(ConfigError, match=text):
         check_device("cuda", dtype, facts(card, architectures=("sm_60", *WHEEL)))
     check_device("cuda", "float32", facts(card, architectures=("sm_60", *WHEEL)))
@@ -110,7 +110,7 @@ def test_what_torch_was_built_for(architectures, runs):
         check_device("cuda", "bfloat16", found)
 
 
-def test_weights_that_do_not_fit_name_the_numbers():
+def test_weights_that_do_not_fit_raise_with_both_sizes():
     sizes = {"device": "cuda", "least_cache": GIB // 4, "total": 24 * GIB, "utilization": 0.9}
     check_memory(weights=15 * GIB, free=24 * GIB, **sizes)
     text = (
@@ -181,8 +181,8 @@ def test_no_driver(monkeypatch):
     assert driver_version() is None
 
 
-def test_every_build_of_torch_can_be_asked():
-    """This one, and what a build with CUDA says on a machine without a card."""
+def test_cards_can_be_queried_with_every_build_of_torch():
+    """The installed build, and the answers of a CUDA build on a machine without a card."""
     found = read_cuda()
     assert found.torch == torch.__version__
     assert (missing_cuda(found) is None) == torch.cuda.is_available()

@@ -19,7 +19,7 @@ CUDA = CudaFacts(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90"
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Names what is loaded instead of loading it."""
+    """Records the names of kernels that would be loaded, instead of loading them."""
     monkeypatch.setattr(native, "load", lambda: "cpu kernels")
     monkeypatch.setattr(cuda, "load", lambda device: f"{device.type} kernels")
     monkeypatch.setattr(module, "read_cuda", lambda: CUDA)
@@ -68,7 +68,8 @@ def test_options_of_the_cpu_are_refused_on_a_card(loads):
 
 
 def test_kernels_have_one_caller():
-    """Besides the benchmark, which measures the machine without an engine."""
+    """Besides start-up only the benchmark loads kernels, to measure the machine without an
+    engine."""
     loading = re.compile(r"\b(?:native|cuda)\.load\(|(?<!def )\bload_kernels\(")
     callers = {path for path in PACKAGE.rglob("*.py") if loading.search(path.read_text())}
     assert callers == {PACKAGE / "startup/machine.py", PACKAGE / "bench/run.py"}

@@ -1,4 +1,4 @@
-"""How much the KV cache of a card may take: with a model whose steps take known amounts."""
+"""The size of the KV cache on a card, with a model whose steps take known amounts of memory."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ PER_TOKEN, PER_MEDIA_TOKEN, LEFT = 1000, 70_000, 2 * 10**9
 
 
 class Meter:
-    """Memory that the model below takes and gives back."""
+    """Counts the memory that the model below allocates and frees."""
 
     def __init__(self, available=LEFT):
         self.now = self.most = self.started = 0
@@ -120,10 +120,10 @@ def model(meter):
 
 
 def measured(runtime, model, meter, processors, peers=None):
-    asked = []
+    measured = []
 
     def new_runner(num_blocks):
-        asked.append(num_blocks)
+        measured.append(num_blocks)
         return Runner(
             model=model,
             backend=ReferenceAttention(),
@@ -137,7 +137,7 @@ def measured(runtime, model, meter, processors, peers=None):
     found = memory.measured_memory(
         new_runner, processors, runtime, model, meter, peers or NoPeers()
     )
-    assert set(asked) == {4}  # blocks of the longest request, 59 tokens
+    assert set(measured) == {4}  # blocks of the longest request, 59 tokens
     return found
 
 
@@ -148,7 +148,7 @@ def test_the_largest_steps_are_run(model, meter):
     assert left == LEFT - 128 * PER_TOKEN - 8 * PER_TOKEN
 
 
-def test_without_graphs_nothing_is_kept_for_them(model, meter):
+def test_without_graphs_no_memory_is_reserved_for_them(model, meter):
     left = measured(runtime(enforce_eager=True), model, meter, {})
     assert left == LEFT - 128 * PER_TOKEN
 
@@ -187,7 +187,7 @@ def test_media_that_would_take_more_than_half_are_measured_smaller(
 def test_media_that_take_too_much_on_another_rank_are_measured_smaller_on_all(
     model, meter, monkeypatch
 ):
-    """A rank that goes on alone would leave the others in an exchange of its steps."""
+    """A rank that continued alone would leave the others waiting in an exchange."""
     monkeypatch.setattr(memory, "MIN_MEDIA", 10)
     monkeypatch.setattr(memory, "values_per_call", lambda device: 1000)
     said, answers = [], [False, True]
@@ -199,13 +199,13 @@ def test_media_that_take_too_much_on_another_rank_are_measured_smaller_on_all(
     assert model.media == [[58], [14]]
 
 
-def test_kinds_that_are_not_allowed_take_nothing(model, meter):
+def test_kinds_that_are_not_allowed_take_no_memory(model, meter):
     given = runtime(limit_mm_per_prompt={"video": 0})
     measured(given, model, meter, {"image": Processor(None), "video": Processor(9, "video")})
     assert model.media == []
 
 
-def test_nothing_left_names_what_takes_it(model, meter):
+def test_no_memory_left_names_what_uses_it(model, meter):
     meter.left = 100 * PER_TOKEN
     with pytest.raises(
         ConfigError, match=r"steps of 128 tokens .* nothing is left for the KV cache"
@@ -213,7 +213,7 @@ def test_nothing_left_names_what_takes_it(model, meter):
         measured(runtime(), model, meter, {})
 
 
-def test_a_step_that_fails_is_told(model, meter, caplog):
+def test_a_step_that_fails_raises_with_its_error(model, meter, caplog):
     model.logits = lambda hidden: 1 / 0
     assert measured(runtime(enforce_eager=True), model, meter, {}) == LEFT - 128 * PER_TOKEN
     assert "a step that measures memory failed" in caplog.text
@@ -236,7 +236,7 @@ def test_bytes_of_weights_as_they_are_loaded():
     assert sizes.weight_bytes(model, torch.bfloat16) == 2 * 1000**2 + 4 * 10**2
 
 
-def test_a_card_too_small_is_told_before_anything_is_read(monkeypatch):
+def test_a_card_too_small_raises_before_anything_is_read(monkeypatch):
     given = runtime()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 2**21))
     with pytest.raises(ConfigError, match=r"cuda has 0\.00 GiB, .* the weights need 0\.00"):

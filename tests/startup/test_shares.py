@@ -1,4 +1,4 @@
-"""What each of several processes may use of the machine."""
+"""The share of the machine that each of several processes may use."""
 
 import pickle
 
@@ -21,13 +21,13 @@ def config(**options):
 
 
 def blueprint(machine, **options):
-    asked = config(**options)
+    given = config(**options)
     host = HostFacts(has_cuda=bool(machine.cuda.cards), num_cpus=4, num_threads=4)
-    return Blueprint(config=asked, runtime=resolve(asked, LIMITS, host, lambda needs: CHOICE))
+    return Blueprint(config=given, runtime=resolve(given, LIMITS, host, lambda needs: CHOICE))
 
 
 @pytest.mark.parametrize(("num_threads", "each"), [(8, 4), (1, 1)])
-def test_threads_are_divided(machine, num_threads, each):
+def test_threads_are_shared_out(machine, num_threads, each):
     one = machine()
     whole = blueprint(one, device="cpu", num_threads=num_threads, tensor_parallel_size=2)
     ranks = rank_blueprints(whole, one)
@@ -52,10 +52,10 @@ def test_chosen_cpus_are_divided(machine):
         engine_configs(config(device="cpu", cpu_affinity=cpus, data_parallel_size=6), one)
 
 
-def test_cuda_devices_follow_each_other(machine):
+def test_cuda_devices_are_numbered_in_order(machine):
     five = machine(num_cards=5)
-    asked = config(device="cuda:1", tensor_parallel_size=2, data_parallel_size=2)
-    engines = engine_configs(asked, five)
+    given = config(device="cuda:1", tensor_parallel_size=2, data_parallel_size=2)
+    engines = engine_configs(given, five)
     assert [engine.device for engine in engines] == ["cuda:1", "cuda:3"]
     assert [engine.data_parallel_size for engine in engines] == [1, 1]
     whole = [
@@ -80,5 +80,5 @@ def test_engines_share_memory_and_intake_threads(machine, monkeypatch):
     engines = engine_configs(config(device="cpu", data_parallel_size=3), six)
     assert [engine.kv_cache_memory for engine in engines] == [333] * 3
     assert [engine.num_intake_threads for engine in engines] == [2] * 3
-    asked = config(device="cpu", kv_cache_memory=7, data_parallel_size=2)
-    assert engine_configs(asked, six)[0].kv_cache_memory == 7
+    given = config(device="cpu", kv_cache_memory=7, data_parallel_size=2)
+    assert engine_configs(given, six)[0].kv_cache_memory == 7

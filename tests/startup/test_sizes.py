@@ -1,4 +1,4 @@
-"""The bytes that start-up counts: blocks that fit, memory that is free."""
+"""The sizes that start-up computes: blocks that fit, and free memory."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_no_more_than_can_be_used():
     assert sizes.count_blocks(SHAPE, 10**9, 7) == 7
 
 
-def test_too_little_names_the_numbers():
+def test_too_little_memory_raises_with_the_numbers():
     with pytest.raises(ConfigError, match="hold 1 blocks of 16 tokens"):
         sizes.count_blocks(SHAPE, SHAPE.bytes_per_block, 100)
 

@@ -119,12 +119,12 @@ class Reference:
         return self.family in VIDEO_TOKENS
 
     def image_text(self):
-        """What stands for one image in a prompt."""
+        """Returns the placeholder text of one image in a prompt."""
         start, end = IMAGE_MARKERS[self.family]
         return f"{start}{IMAGE_TOKENS[self.family]}{end}"
 
     def video_text(self):
-        """What stands for one video in a prompt."""
+        """Returns the placeholder text of one video in a prompt."""
         start, end = VIDEO_MARKERS[self.family]
         return f"{start}{VIDEO_TOKENS[self.family]}{end}"
 

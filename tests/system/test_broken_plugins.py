@@ -1,8 +1,6 @@
-"""Installed packages with broken plugins: each harms only what it owns.
-
-The packages lie on sys.path as pip leaves them, beside the in-tree ones, and work through a real
-LLM on tiny checkpoints.
-"""
+"""Installed packages with broken plugins: each affects only its own requests. The packages are put
+on sys.path as pip would leave them, next to the in-tree ones, and run through a real LLM on tiny
+checkpoints."""
 
 import logging
 import re
@@ -18,7 +16,7 @@ from mmdeploy_llm.hooks import MediaLimits
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 TEXT, VL = "qwen2", "qwen2_5_vl"
-POISON = "Z"  # a prompt with it is the one that the broken plugin stumbles over
+POISON = "Z"  # the broken plugin fails on the prompt with this text
 PROMPTS = ["How many are there?", f"{POISON} is for zebra", "The quick brown fox"]
 SIZE = (60, 40)  # of good images; the poisoned one is 64 x 64
 
@@ -198,12 +196,12 @@ def image_prompt(reference_of):
 
 @pytest.fixture(scope="module")
 def answers():
-    """What the in-tree plugins alone answer, computed once."""
+    """Returns the answers of the in-tree plugins alone, computed once."""
     return {}
 
 
 def alone(answers, make_llm, folder, prompts, name):
-    """The outputs of `prompts`, called `name`, before anything is installed."""
+    """Returns the outputs of `prompts`, called `name`, before anything is installed."""
     if name not in answers:
         answers[name] = make_llm(folder)[0].generate(prompts, GREEDY, use_tqdm=False)
     return answers[name]
@@ -214,7 +212,8 @@ def texts(outputs):
 
 
 def test_plugins_that_do_not_load(answers, install, make_llm, tiny_folder, caplog):
-    """All at once: the host starts, says what is wrong with each, and generates as before."""
+    """With all of them at once the host starts, says what is wrong with each, and generates as
+    before."""
     folder = tiny_folder(TEXT)
     want = texts(alone(answers, make_llm, folder, PROMPTS, "text"))
     for name, (source, _) in NEVER_LOADS.items():
@@ -232,14 +231,14 @@ def test_plugins_that_do_not_load(answers, install, make_llm, tiny_folder, caplo
     assert "there is no reasoning parser 'acme'" in str(error.value)
 
 
-def test_a_plugin_that_was_asked_for_must_load(install, tiny_folder):
+def test_a_plugin_that_was_named_must_load(install, tiny_folder):
     install("ends-it-all", "raise SystemExit('no licence')")
     with pytest.raises(PluginError, match=r"ends-it-all.*SystemExit: no licence"):
         LLM(model=str(tiny_folder(TEXT)), plugins=("qwen", "ends-it-all"))
 
 
 def test_observers_and_fetchers(install, make_llm, tiny_folder, image_prompt, tmp_path):
-    """Observers are muted; a fetcher that raises costs the item it was asked for."""
+    """Observers are muted; a fetcher that raises fails its own item."""
     picture = tmp_path / "good.png"
     Image.new("RGB", SIZE, "red").save(picture)
     want = texts(make_llm(tiny_folder(VL))[0].generate(image_prompt(str(picture)), GREEDY))
@@ -271,7 +270,8 @@ def test_a_parser(answers, install, make_llm, tiny_folder, fault):
 
 @pytest.mark.parametrize("fault", PROCESSOR_FAULTS)
 def test_a_processor(answers, install, make_llm, tiny_folder, image_prompt, fault):
-    """The item it fails on is that request's error; the other images are answered as before."""
+    """The item on which it fails becomes an error of its request; the other images are answered as
+    before."""
     source, message = PROCESSOR_FAULTS[fault]
     good = [image_prompt(Image.new("RGB", SIZE, colour)) for colour in ("red", "green")]
     bad = image_prompt(Image.new("RGB", (64, 64), "blue"))
@@ -283,7 +283,7 @@ def test_a_processor(answers, install, make_llm, tiny_folder, image_prompt, faul
 
 @pytest.mark.parametrize("fault", MODEL_FAULTS)
 def test_a_model(answers, install, make_llm, tiny_folder, reference_of, fault):
-    """The request on which forward goes wrong fails; those of the same step do not."""
+    """The request on which forward fails ends with an error; the others of the same step do not."""
     (poison,) = reference_of(TEXT).tokenizer(POISON).input_ids
     source, message = MODEL_FAULTS[fault]
     want = texts(alone(answers, make_llm, tiny_folder(TEXT), PROMPTS, "text"))[::2]
@@ -323,7 +323,7 @@ def test_a_model_that_encodes_too_few_rows(answers, install, make_llm, tiny_fold
 def test_a_model_with_wrong_positions(
     answers, install, make_llm, tiny_folder, image_prompt, fault, message
 ):
-    """However often: more of them than there are slots take none from the others."""
+    """Even more failing requests than there are slots take none from the others."""
     good = [image_prompt(Image.new("RGB", (90, 60), colour)) for colour in ("red", "green")]
     bad = image_prompt(Image.new("RGB", (56, 56), "blue"))
     want = texts(alone(answers, make_llm, tiny_folder(VL), good, "larger images"))
@@ -349,8 +349,8 @@ def test_a_model_with_wrong_logits(install, make_llm, tiny_folder, fault):
 
 @pytest.mark.parametrize("fault", ["raise SystemExit('no licence')", "return {}[config]"])
 def test_a_model_that_cannot_be_built(install, make_llm, tiny_folder, fault):
-    """It is named, and never replaced silently; other architectures run, and so does this one with
-    the plugin blocked."""
+    """The error names it, and no other model replaces it silently; other architectures run, and so
+    does this one with the plugin blocked."""
     source = model_source().replace("    import importlib\n", f"    {fault}\n", 1)
     install("stumbles", source)
     with pytest.raises(PluginError, match=r"'stumbles' .stumbles-llm 1.0"):
@@ -388,8 +388,8 @@ def decode(blob, limits):
 
 
 def test_worker_processes(install, tmp_path, monkeypatch):
-    """They load no plugins, so that none can break them: a worker imports the one module whose
-    function it was asked for. What that does costs the item."""
+    """Workers load no plugins, so none can break them: a worker imports only the module of its
+    function. A failure of that module fails the item."""
     for name, (source, _) in NEVER_LOADS.items():
         install(name, source)
     install("decodes", WORKER)
@@ -433,7 +433,7 @@ def model_source(
 
 
 def check_batch(llm, prompts, want, message):
-    """The second prompt fails with `message`, the others give `want`, and all again."""
+    """Checks that the second prompt fails with `message` and the others give `want`, twice."""
     for _ in range(2):
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert [output.is_ok for output in outputs] == [True, False, True]

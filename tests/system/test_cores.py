@@ -1,4 +1,5 @@
-"""cpu_affinity and numa_node, as the system sees the threads of a process that generates."""
+"""cpu_affinity and numa_node, checked by asking the system where the threads of a generating
+process run."""
 
 import subprocess
 import sys

@@ -26,14 +26,14 @@ PHOTOS = {"a.png": "picture-1.png", "b.png": "picture-5.png", "c.jpg": "picture-
 
 
 def blocks(document):
-    """(language, code) of each block that is run."""
+    """Returns (language, code) of each block that is run."""
     found = BLOCK.findall(document.read_text(encoding="utf-8"))
     return [(language, code) for reason, language, code in found if not reason]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where a reader would be: examples/ as in a clone, photos, prompts."""
+    """Makes a reader's folder: examples/ as in a clone, photos, prompts."""
     images = ROOT / "examples" / "images"
     (tmp_path / "examples").symlink_to(images.parent)
     (tmp_path / "photos").mkdir()
@@ -57,7 +57,7 @@ def run_shell(code):
 
 
 def write_parquet(folder):
-    """The rows of prompts.jsonl, as columns."""
+    """Writes the rows of prompts.jsonl as columns."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     rows = map(json.loads, (folder / "prompts.jsonl").read_text().splitlines())
     columns = [{**row, "messages": json.dumps(row["messages"])} for row in rows]
@@ -91,7 +91,8 @@ def test_the_notebook_prints_what_it_shows(folder):
 
 
 def num_words(text):
-    """Words in each line: another processor may round to another colour, not to another form."""
+    """Counts the words of each line: another processor may lead to another colour, but not to
+    another form."""
     return [len(line.split()) for line in text.splitlines()]
 
 

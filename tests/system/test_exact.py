@@ -1,5 +1,5 @@
-"""Greedy tokens equal transformers' own model on the same weights, whatever the engine does on the
-way."""
+"""Greedy tokens equal those of transformers' own model on the same weights, whatever the engine
+does in between."""
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ SIZES = [(70, 90), (150, 60), (112, 112)]
 
 
 def cases(reference, make_picture):
-    """(prompt, images): texts, and for models with images also one, and several of different
-    sizes."""
+    """Returns (prompt, images): texts, and for models with images also one image, and several of
+    different sizes."""
     found = [(text, ()) for text in TEXTS]
     if reference.has_images:
         pictures = [make_picture(seed, *size) for seed, size in enumerate(SIZES)]
@@ -76,7 +76,7 @@ def test_in_chunks_smaller_than_an_image(reference, make_llm, make_picture):
 
 
 def test_with_preemption(reference, make_llm, make_picture):
-    """Each text four times, so that somebody always waits for the blocks that become free."""
+    """Each text occurs four times, so that some request always waits for blocks."""
     found = cases(reference, make_picture)
     longest = max(reference.inputs(*case)["input_ids"].shape[1] for case in found)
     num_blocks = -(-(longest + GREEDY.max_tokens) // 4) + 6
@@ -100,7 +100,8 @@ def test_with_a_prefix_cache_hit(reference, make_llm, make_picture):
 
 
 def test_another_image_is_no_prefix_hit(vl_reference, make_llm, make_picture):
-    """Placeholder ids are the same for any image of one size; its content must tell them apart."""
+    """Placeholder ids are the same for all images of one size; only the content of the image
+    differs."""
     llm, _ = make_llm(vl_reference.folder, block_size=4)
     text = f"User: {vl_reference.image_text()} what is it? Assistant:"
     for seed in range(3):
@@ -117,7 +118,7 @@ def test_without_prefix_cache_and_chunks(reference, make_llm, make_picture):
 
 
 def test_small_encoder_cache(vl_reference, make_llm, make_picture):
-    """Only one image's embeddings fit at a time."""
+    """The embeddings of only one image fit at once."""
     most = max(w * h for w, h in SIZES) // (28 * 28) + 8
     llm, _ = make_llm(
         vl_reference.folder, encoder_cache_memory=4 * vl_reference.media_size * most, max_num_seqs=3
@@ -127,7 +128,7 @@ def test_small_encoder_cache(vl_reference, make_llm, make_picture):
 
 
 def test_logprobs_of_the_prompt(reference, make_llm, make_picture):
-    """Every logit of every prompt position within 1e-4, after the softmax's normalisation."""
+    """Every log-probability of every prompt position is within 1e-4."""
     llm, _ = make_llm(reference.folder, max_logprobs=-1, max_num_batched_tokens=40)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
     for text, images in cases(reference, make_picture):
@@ -142,7 +143,7 @@ def test_logprobs_of_the_prompt(reference, make_llm, make_picture):
 
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_bf16_runs(reference, make_llm, make_picture, dtype):
-    """In bf16 tokens may differ from another order of additions; the run itself must be sound."""
+    """In bf16 another order of additions may change tokens, so only the run itself is checked."""
     llm, _ = make_llm(reference.folder, dtype=dtype)
     outputs = run(llm, cases(reference, make_picture))
     assert all(output.outputs.finish_reason in ("stop", "length") for output in outputs)

@@ -1,5 +1,5 @@
 """Conversations with encoded images and with clips, through the checkpoint's own chat template,
-equal transformers' own model."""
+give the tokens of transformers' own model."""
 
 import io
 
@@ -11,7 +11,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 def part(kind, source=None):
-    """A part of a message; without a source as transformers' templates take it."""
+    """Returns a part of a message; without a source it has the form of transformers' templates."""
     return {"type": kind} if source is None else {"type": kind, kind: source}
 
 
@@ -27,7 +27,8 @@ def png(picture):
 
 @pytest.fixture
 def conversations(chat_reference, make_picture, make_clip):
-    """(contents of the user's message in order: words, pictures and clips) of each."""
+    """Returns, for each conversation, the contents of the user's message in order: texts, pictures
+    and clips."""
     pictures = [make_picture(seed, *size) for seed, size in enumerate([(70, 90), (150, 60)])]
     found = [
         ["How many circles are there?"],
@@ -43,8 +44,8 @@ def conversations(chat_reference, make_picture, make_clip):
     return found
 
 
-def asked(contents):
-    """The message as a caller of chat gives it: images as bytes of a file."""
+def user_message(contents):
+    """Returns the message as a caller of chat passes it: images as bytes of a file."""
     parts = []
     for item in contents:
         if isinstance(item, str):
@@ -57,7 +58,7 @@ def asked(contents):
 
 
 def wanted(reference, contents):
-    """transformers' tokens for the prompt that transformers renders."""
+    """Returns transformers' tokens for the prompt that transformers renders."""
     clips = [item for item in contents if hasattr(item, "frames")]
     pictures = [item for item in contents if not isinstance(item, str) and item not in clips]
     parts = [
@@ -75,7 +76,9 @@ def wanted(reference, contents):
 
 def test_conversations(chat_reference, make_llm, conversations):
     llm, stats = make_llm(chat_reference.folder)
-    outputs = llm.chat([asked(contents) for contents in conversations], GREEDY, use_tqdm=False)
+    outputs = llm.chat(
+        [user_message(contents) for contents in conversations], GREEDY, use_tqdm=False
+    )
     for contents, output in zip(conversations, outputs, strict=True):
         assert output.error_msg is None
         ids, tokens = wanted(chat_reference, contents)
@@ -85,7 +88,7 @@ def test_conversations(chat_reference, make_llm, conversations):
 
 
 def test_counting_without_generating(chat_reference, make_llm, make_picture, make_clip):
-    """The text around media counts too, such as the times of frames."""
+    """Text around media, such as the times of frames, is counted too."""
     llm, _ = make_llm(chat_reference.folder)
     prompt = f"User: {chat_reference.image_text()} what is it?"
     media = {"image": [png(make_picture(0, 70, 90))]}

@@ -1,4 +1,5 @@
-"""Prompts with videos, and with images and videos mixed, equal transformers' own model."""
+"""Prompts with videos, and with images and videos mixed, give the tokens of transformers' own
+model."""
 
 import base64
 import io
@@ -13,8 +14,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 def video_cases(reference, make_clip, make_picture):
-    """(prompt, images, videos): one clip, odd and even counts, a long one whose time goes on past
-    the text behind it, two clips, and clips among images."""
+    """Returns (prompt, images, videos): one clip, odd and even counts, a long one whose time
+    positions extend past the text after it, two clips, and clips among images."""
     video, image = reference.video_text(), reference.image_text()
     short = make_clip(1, 4, 70, 90, range(4))
     odd = make_clip(2, 5, 90, 60, range(5))
@@ -66,7 +67,7 @@ def test_token_ids_and_counts(video_reference, make_llm, found):
 
 
 def test_ids_that_are_written_out(video_reference, make_llm, found, wanted):
-    """As transformers' processor gives them, with every token of every item."""
+    """Prompt ids with every token of every item, as transformers' processor writes them."""
     llm, _ = make_llm(video_reference.folder)
     for case, want in zip(found, wanted, strict=True):
         ids = video_reference.inputs(*case)["input_ids"][0].tolist()
@@ -126,7 +127,8 @@ class TestForms:
         llm, _ = make_llm(video_reference.folder)
 
         def ask(source):
-            """Its tokens from generate and from chat, which must have the same video tokens."""
+            """Returns its tokens from generate and from chat, which must have the same video
+            tokens."""
             prompt = f"User: {video_reference.video_text()} what moves? Assistant:"
             generate = {"prompt": prompt, "multimodal_data": {"video": [source]}}
             part = {"type": "video", "video": source}
@@ -174,7 +176,7 @@ class TestForms:
             assert ask(source) == want
 
     def test_a_url_part(self, video_reference, make_llm, blob):
-        """OpenAI's form, with options beside it."""
+        """OpenAI's form, with options next to the URL."""
         llm, _ = make_llm(video_reference.folder)
         url = "data:video/mp4;base64," + base64.b64encode(blob).decode()
         text, found = {"type": "text", "text": "what moves?"}, []

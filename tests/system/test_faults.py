@@ -1,5 +1,5 @@
-"""Faults, one a batch: whatever is wrong with one item, all others get their right answer, the
-faulty one an error of its own, and the engine answers the next prompt."""
+"""One fault in a batch at a time: whatever is wrong with one item, all others get their right
+answer, the faulty one gets its own error, and the engine answers the next prompt."""
 
 import io
 import os
@@ -33,7 +33,7 @@ def encoded(image, name="PNG", **options):
 
 
 def png_bomb(width, height):
-    """A PNG of a few kilobytes that claims, and holds, far more pixels than that."""
+    """Returns a PNG of a few kilobytes that claims, and holds, far more pixels than that."""
 
     def chunk(kind, data):
         return (
@@ -48,20 +48,20 @@ def png_bomb(width, height):
 
 
 def gif_bomb():
-    """A GIF that claims a canvas of 65,535 x 65,535."""
+    """Returns a GIF that claims a canvas of 65,535 x 65,535."""
     blob = bytearray(encoded(Image.new("P", (8, 8)), "GIF"))
     blob[6:10] = struct.pack("<HH", 65535, 65535)
     return bytes(blob)
 
 
 def webp_bomb():
-    """A WebP whose header claims 16,384 x 16,384."""
+    """Returns a WebP whose header claims 16,384 x 16,384."""
     chunk = b"VP8X" + struct.pack("<I", 10) + bytes(4) + b"\xff\x3f\x00" + b"\xff\x3f\x00"
     return b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk
 
 
 def large_jpeg():
-    """A JPEG whose header claims 60,000 x 60,000."""
+    """Returns a JPEG whose header claims 60,000 x 60,000."""
     blob = bytearray(encoded(Image.new("RGB", (16, 16)), "JPEG"))
     place = blob.index(b"\xff\xc0") + 5
     blob[place : place + 4] = struct.pack(">HH", 60000, 60000)
@@ -69,7 +69,7 @@ def large_jpeg():
 
 
 def long_video(files):
-    """A Matroska file whose header claims ten hours."""
+    """Returns a Matroska file whose header claims ten hours."""
     blob = bytearray(files.video(8, 10, name="matroska"))
     place = blob.index(b"\x44\x89\x88") + 3
     blob[place : place + 8] = struct.pack(">d", 36_000_000.0)
@@ -139,7 +139,8 @@ def tokens(output):
 
 
 def check_batch(llm, bad, good, code, message):
-    """`bad` among good ones: its error, their answers, and an answer afterwards."""
+    """Checks a batch with `bad` among good items: its error, their answers, and an answer
+    afterwards."""
     want = [tokens(output) for output in llm.generate(good, GREEDY, use_tqdm=False)]
     outputs = llm.generate([*good[:1], bad, *good[1:]], GREEDY, use_tqdm=False)
     failed = outputs.pop(1)
@@ -178,7 +179,7 @@ def test_a_video_of_one_frame(llm, files, video_prompt):
 
 
 def test_a_wrong_extension(llm, image_prompt, make_picture, tmp_path):
-    """The content decides, not the name."""
+    """The format is read from the content, not from the name."""
     path = tmp_path / "picture.jpg"
     path.write_bytes(encoded(make_picture(1, 80, 60), "PNG"))
     direct, named = llm.generate(
@@ -188,7 +189,8 @@ def test_a_wrong_extension(llm, image_prompt, make_picture, tmp_path):
 
 
 def test_a_source_that_hangs(make_llm, tiny_folder, image_prompt, make_picture):
-    """A server that accepts and never answers costs its item the deadline, nobody else more."""
+    """A server that accepts and never answers delays its item up to the deadline, and no other
+    item."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         llm, _ = make_llm(
@@ -206,7 +208,7 @@ def test_a_source_that_hangs(make_llm, tiny_folder, image_prompt, make_picture):
 
 
 def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
-    """SIGKILL for the process that decodes, again and again while a batch runs."""
+    """The process that decodes gets SIGKILL again and again while a batch runs."""
     from mmdeploy_llm_processors.isolation import pool
 
     started = []
@@ -256,7 +258,7 @@ def test_a_processor_that_raises(llm, image_prompt, make_picture, monkeypatch):
 
 @pytest.fixture
 def awake(monkeypatch):
-    """An event that plugins wait for; set at the end."""
+    """Returns an event that plugins wait for; it is set at the end."""
     monkeypatch.setattr(guard, "GRACE", 0.0)
     event = threading.Event()
     yield event
@@ -264,8 +266,7 @@ def awake(monkeypatch):
 
 
 class HangingStore:
-    """A third party's fetcher: store://hang never comes, any other name is one and the same
-    image."""
+    """Another package's fetcher: store://hang never returns, any other name is the same image."""
 
     def __init__(self, blob, awake):
         self.blob, self.awake = blob, awake
@@ -310,7 +311,7 @@ def test_a_processor_that_hangs(
     check_batch(llm, image_prompt(make_picture(5, 77, 66)), good, 408, message)
 
 
-def test_a_fetcher_that_always_hangs_is_not_asked_for_ever(
+def test_a_fetcher_that_always_hangs_is_given_up(
     make_llm, tiny_folder, image_prompt, make_picture, awake
 ):
     num_threads, num_bad = 2, guard.MAX_HUNG + 6
@@ -324,7 +325,7 @@ def test_a_fetcher_that_always_hangs_is_not_asked_for_ever(
     late = [output for output in failed if output.error_code == 408]
     refused = [output for output in failed if output.error_code == 400]
     assert len(late) + len(refused) == num_bad
-    # Those on their way when the last straw came are late as well.
+    # Calls that had started before the fetcher was given up are late as well.
     assert guard.MAX_HUNG <= len(late) < guard.MAX_HUNG + num_threads
     assert all("plugin 'acme'" in output.error_msg for output in failed)
     assert all("earlier calls of it hang" in output.error_msg for output in refused)
@@ -347,7 +348,7 @@ def test_closing_does_not_wait_for_a_plugin_that_hangs(
 
 
 def test_a_placeholder_feature_mismatch(llm, image_prompt, make_picture, monkeypatch):
-    """A processor that counts one token too many: the encoder's output does not fit."""
+    """A processor counts one token too many, so the encoder's output does not fit."""
     processor = llm._intake.media._processors["image"]
     process = type(processor).process
 
@@ -400,7 +401,7 @@ if ends == "after":
 
 @pytest.mark.parametrize("ends", ["during", "after"])
 def test_a_program_ends_though_a_plugin_hangs(tiny_folder, reference_of, ends):
-    """Nothing is closed: the program just reaches its end."""
+    """The program closes nothing and reaches its end."""
     text = reference_of(FAMILY).image_text()
     command = [sys.executable, "-c", PROGRAM, str(tiny_folder(FAMILY)), text, ends]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -20,7 +20,8 @@ VL_MODEL = "shapes-vl"
 
 
 def write_terse(family, folder, **options):
-    """A tiny checkpoint to which all tokens are as likely, and every eighth ends the text."""
+    """Writes a tiny checkpoint in which all tokens are equally likely and every eighth ends the
+    text."""
     write_tiny(family, folder, **options)
     tensors = load_file(folder / "model.safetensors")
     (last_norm,) = [key for key in tensors if re.search(r"(model|language_model)\.norm\.", key)]
@@ -41,7 +42,7 @@ def text_model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory):
-    """model_of(kinds): shapes-vl, which knows a picture or a clip, but not both at once."""
+    """Returns model_of(kinds): shapes-vl, which knows a picture or a clip, but not both at once."""
 
     def find(kinds):
         if len(kinds) == 1:
@@ -210,7 +211,7 @@ def test_generate_with_media(png, mp4, kinds, model_of):
 
 
 def test_frame_options_on_a_chat_part(mp4):
-    """What the guide gives in a dict, a video_url part may say too."""
+    """A video_url part accepts the options that the guide passes in a dict."""
     url = "data:video/mp4;base64," + base64.b64encode(mp4).decode()
     found = {}
     with LLM(model=VL_MODEL) as llm:

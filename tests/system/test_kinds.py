@@ -1,4 +1,5 @@
-"""A model that takes images and a kind of media of a plugin's own: whose options are whose."""
+"""A model that takes images and a plugin's own kind of media: each processor gets only its own
+options."""
 
 import sys
 import types

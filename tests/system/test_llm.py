@@ -157,7 +157,7 @@ class TestInputForms:
 
 
 class TestParams:
-    def test_one_for_each(self, text_llm):
+    def test_one_sampling_params_for_each_prompt(self, text_llm):
         params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (2, 5)]
         outputs = text_llm.generate(["a", "b"], params, use_tqdm=False)
         assert [len(tokens(output)) for output in outputs] == [2, 5]
@@ -167,7 +167,7 @@ class TestParams:
         with pytest.raises(ValueError, match="must be the same length, got 3 prompts and 2"):
             text_llm.generate(["a", "b", "c"], [GREEDY, GREEDY], use_tqdm=False)
 
-    def test_something_else_raises(self, text_llm):
+    def test_params_of_a_wrong_type_raise(self, text_llm):
         with pytest.raises(TypeError, match="must be SamplingParams"):
             text_llm.generate("a", {"max_tokens": 3}, use_tqdm=False)
 
@@ -354,7 +354,7 @@ class TestStreaming:
 
 
 class TestFastDeployBugs:
-    """reference: bugs of FastDeploy's offline API that are not to be copied."""
+    """Bugs of FastDeploy's offline API that must not be copied."""
 
     def test_use_tqdm_false_works(self, text_llm):
         assert len(text_llm.generate("a", GREEDY, use_tqdm=False)) == 1
@@ -507,8 +507,8 @@ def test_the_models_own_reasoning_parser(tiny_folder):
 
 @pytest.mark.parametrize("thinks", [True, False])
 def test_auto_is_no_parser_where_the_template_never_thinks(tiny_folder, thinks):
-    """Qwen3's instruct models share their architecture with those that think: their text comes as
-    it is made, where a parser would hold it back for a tag."""
+    """Qwen3's instruct models share their architecture with those that think. Their text is
+    streamed at once, where a parser would hold it back for a tag."""
     from mmdeploy_llm import LLM
 
     closing = "{# </think> #}" if thinks else ""
@@ -520,7 +520,7 @@ def test_auto_is_no_parser_where_the_template_never_thinks(tiny_folder, thinks):
 
 
 def test_prefix_cache_memory_bounds_what_is_kept(tiny_folder):
-    """One byte keeps one block, the least there is; by default a whole prompt is kept."""
+    """With one byte one block is kept, the minimum; by default a whole prompt is kept."""
     from mmdeploy_llm import LLM
 
     prompt, found = "The quick brown fox jumps over the lazy dog, twice.", []

@@ -19,7 +19,7 @@ MAX_PICTURE_BYTES = 500_000
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """The demo's result, its lines by file name, and its page."""
+    """Returns the demo's result, its lines by file name, and its page."""
     folder = tmp_path_factory.mktemp("demo")
     words = ["caption", str(PICTURES), "--thinking", "--table", "--output", f"{folder}/out.jsonl"]
     result = CliRunner().invoke(cli.app, words)

@@ -1,4 +1,4 @@
-"""int8 through LLM: the options have an effect, and what comes out stays near."""
+"""int8 through LLM: the options have an effect, and outputs stay close to bf16."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def folder(request, tmp_path_factory):
 
 
 def run(folder, **options):
-    """The log-probabilities of the prompts' tokens."""
+    """Returns the log-probabilities of the tokens of the prompts."""
     params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=0)
     with LLM(model=str(folder), dtype="bfloat16", **options) as llm:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
@@ -47,7 +47,7 @@ def run(folder, **options):
         {"quantization": "int8", "kv_cache_dtype": "int8"},
     ],
 )
-def test_it_has_an_effect_and_stays_near(folder, options):
+def test_it_has_an_effect_and_stays_close(folder, options):
     expected, found = run(folder), run(folder, **options)
     assert not torch.equal(found, expected)
     assert (found - expected).abs().mean() < 0.1
@@ -64,7 +64,7 @@ def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
 
 
 @pytest.mark.parametrize("options", [{"quantization": "int8"}, {"native_kernels": True}])
-def test_what_needs_kernels_says_so(folder, options, monkeypatch):
+def test_options_that_need_kernels_raise_without_them(folder, options, monkeypatch):
     def fail():
         raise BuildError("no C++ compiler is installed")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 NUM_SCENES = 100
-# What the bundled weights reach, less some room for chance; the example's README has the figures.
+# What the bundled weights reach, minus a margin for chance; the example's README has the figures.
 LEAST = {"caption": 0.9, "question": 0.9, "thinking": 0.9}
 NUM_CLIPS = 60
 EXAMPLE = Path(__file__).parents[2] / "examples" / "shapes_vl"
@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "shapes_vl"
 
 @pytest.fixture(scope="module")
 def evaluate():
-    """examples/shapes_vl/evaluate.py; its siblings are top-level modules beside it."""
+    """Loads examples/shapes_vl/evaluate.py, which imports its siblings as top-level modules."""
     before = set(sys.modules)
     sys.path.insert(0, str(EXAMPLE))
     try:
@@ -29,7 +29,7 @@ def evaluate():
 
 @pytest.fixture(scope="module")
 def cases(evaluate, tmp_path_factory):
-    """A caption, a question and an answer with thinking for each scene."""
+    """Returns a caption, a question and an answer with thinking for each scene."""
     found = {}
     for case in evaluate.draw_cases(tmp_path_factory.mktemp("scenes"), NUM_SCENES, seed=1):
         sort = "thinking" if case.think else case.question.kind
@@ -43,12 +43,12 @@ def cases(evaluate, tmp_path_factory):
 
 def test_reduced_evaluation(evaluate, cases):
     replies = evaluate.with_llm("shapes-vl")(list(cases.values()))
-    right, asked = Counter(), Counter()
+    right, counts = Counter(), Counter()
     for (_, sort), case, (answer, _) in zip(cases, cases.values(), replies, strict=True):
-        asked[sort] += 1
+        counts[sort] += 1
         right[sort] += answer == case.question.answer
-    assert asked["caption"] == NUM_SCENES
-    shares = {sort: right[sort] / asked[sort] for sort in asked}
+    assert counts["caption"] == NUM_SCENES
+    shares = {sort: right[sort] / counts[sort] for sort in counts}
     assert all(shares[sort] >= LEAST[sort] for sort in LEAST), shares
 
 
@@ -62,7 +62,8 @@ def test_clips_from_mp4_files(evaluate, tmp_path):
 
 
 def test_transformers_gives_the_same_answers(evaluate, cases):
-    """The same folder in transformers' own class; in bf16 a rare near-tie may fall differently."""
+    """Runs the same folder in transformers' own class; in bf16 a rare near-tie may be decided
+    differently."""
     some = list(cases.values())[:24]
     ours = evaluate.with_llm("shapes-vl")(some)
     theirs = evaluate.with_transformers(str(folder()))(some)

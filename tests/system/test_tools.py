@@ -1,4 +1,5 @@
-"""Tool calls and reasoning through the engine: tiny models that a grammar makes say the text."""
+"""Tool calls and reasoning through the engine, with tiny models that a grammar makes write the
+text."""
 
 import importlib.util
 import json
@@ -20,7 +21,7 @@ TEMPLATE = """{%- for tool in tools or [] %}{{ tool | tojson }}
 {%- if add_generation_prompt %}assistant: <think>
 {% if enable_thinking is defined and not enable_thinking %}</think>
 {% endif %}{% endif -%}"""
-ROLES = ("assistant", "tool")  # of the messages behind the question, once a tool was called
+ROLES = ("assistant", "tool")  # of the messages after the question, once a tool was called
 ASK = [{"role": "user", "content": "Is it warm in Rome?"}]
 TOOLS = [
     {
@@ -49,14 +50,14 @@ Rome
 
 
 def saying(*texts, **fields):
-    """Sampling parameters with which the model says one of these texts."""
+    """Returns sampling parameters with which the model writes one of these texts."""
     guided = GuidedDecodingParams(choice=list(texts))
     return SamplingParams(temperature=0, max_tokens=400, guided_decoding=guided, **fields)
 
 
 @pytest.fixture(scope="module")
 def open_llm(tiny_folder):
-    """LLM of a tiny checkpoint with TEMPLATE and the parsers of its family."""
+    """Opens a tiny checkpoint with TEMPLATE and the parsers of its family."""
     opened = {}
 
     def make(family):
@@ -86,7 +87,7 @@ def chat(llm, params, messages=ASK, **options):
 @pytest.mark.parametrize(
     ("family", "said"), [("ernie4_5_vl_moe", CALL), ("qwen3", CALL), ("qwen3_moe", XML)]
 )
-def test_a_call_comes_out_whole_and_apart(open_llm, family, said):
+def test_a_call_is_whole_and_separate_from_the_text(open_llm, family, said):
     output = chat(open_llm(family), saying(f"I ask.</think>\n{said}"))
     outputs = output.outputs
     assert (outputs.reasoning_content, outputs.text) == ("I ask.", "")
@@ -111,9 +112,9 @@ def test_the_template_gets_the_tools_and_the_calls_come_back(open_llm):
     assert output.outputs.tool_calls == ()
     assert messages[1]["tool_calls"] == [call]
     rendered = llm._intake._tokenizer.decode(output.prompt_token_ids)
-    schema, asked, *_ = rendered.splitlines()
+    schema, question, *_ = rendered.splitlines()
     assert json.loads(schema) == TOOLS[0]
-    assert asked.startswith("user: Is it warm in Rome?")
+    assert question.startswith("user: Is it warm in Rome?")
     assert "<weather Rome>" in rendered
     assert "tool: 31 degrees" in rendered
 
@@ -130,7 +131,7 @@ def test_a_call_streams_in_the_delta_that_completes_it(open_llm):
     assert max(len(delta.tool_calls) for delta in deltas) == 1
 
 
-def test_what_is_no_call_stays_content(open_llm):
+def test_text_that_is_no_call_stays_content(open_llm):
     broken = CALL.replace("}}", "")
     outputs = chat(open_llm("qwen3"), saying(f"a</think>{broken}")).outputs
     assert (outputs.text, outputs.tool_calls, outputs.finish_reason) == (broken, (), "stop")
@@ -156,7 +157,7 @@ def test_tools_of_one_prompt(open_llm):
 
 @pytest.mark.parametrize("family", ["ernie4_5_vl_moe", "qwen3"])
 def test_the_template_may_open_or_close_the_thinking(open_llm, family):
-    """`reasoning_parser="auto"`: the family's parser reads the state from the prompt."""
+    """`reasoning_parser="auto"`: the parser of the family reads the state from the prompt."""
     llm = open_llm(family)
     opened = chat(llm, saying("why</think>so")).outputs
     assert (opened.reasoning_content, opened.text) == ("why", "so")
@@ -169,7 +170,7 @@ def test_the_template_may_open_or_close_the_thinking(open_llm, family):
 
 
 def test_a_batch(open_llm, tmp_path):
-    """A line may bring tools; its record has the calls, a report shows them."""
+    """A line may contain tools; its record has the calls, and a report shows them."""
     guided = {"guided_decoding": {"choice": [f"a</think>{CALL}"]}, "max_tokens": 400}
     lines = [
         {"id": "a", "messages": ASK, "tools": TOOLS, "sampling_params": guided},
@@ -188,7 +189,7 @@ def test_a_batch(open_llm, tmp_path):
     assert "answered nothing" not in page.read_text()
 
 
-def test_no_parser_unless_asked(tiny_folder):
+def test_no_parser_unless_requested(tiny_folder):
     options = {"chat_template": TEMPLATE, "block_size": 16, "use_warmup": False, "num_threads": 1}
     with LLM(model=str(tiny_folder("qwen3")), **options) as llm:
         outputs = chat(llm, saying(CALL)).outputs
@@ -202,21 +203,21 @@ def test_calls_are_public_values():
 
 
 def test_the_example_makes_a_round_trip(tiny_folder, monkeypatch, capsys):
-    """examples/tools.py with a tiny model that is made to say a call, and then an answer."""
+    """Runs examples/tools.py with a tiny model that is made to write a call, and then an answer."""
     path = Path(__file__).parents[2] / "examples" / "tools.py"
     spec = importlib.util.spec_from_file_location("example_tools", path)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     arguments = json.dumps({"path": str(example.PICTURE)})
     call = f'<tool_call>\n{{"name": "image_size", "arguments": {arguments}}}\n</tool_call>'
-    turns = [call, "440 by 220."]
+    replies = [call, "440 by 220."]
 
     class Guided(LLM):
-        """Says one of the turns after the other."""
+        """Writes one of the replies after the other."""
 
         def chat(self, messages, params, **options):
             assert [message["role"] for message in messages] in (["user"], ["user", *ROLES])
-            return super().chat(messages, saying(f"a</think>{turns.pop(0)}"), **options)
+            return super().chat(messages, saying(f"a</think>{replies.pop(0)}"), **options)
 
     monkeypatch.setattr(example, "LLM", lambda **options: Guided(chat_template=TEMPLATE, **options))
     example.main(str(tiny_folder("qwen3")))
@@ -224,4 +225,4 @@ def test_the_example_makes_a_round_trip(tiny_folder, monkeypatch, capsys):
         f"image_size({arguments}) gives 440 x 220 pixels",
         "440 by 220.",
     ]
-    assert turns == []
+    assert replies == []

@@ -1,5 +1,5 @@
-"""Steps that start from tokens on the device: an engine with the CudaSampler, against one with
-the Sampler, which waits for each step."""
+"""Overlapped steps, whose token ids are on the device: an engine with the CudaSampler, compared
+with one with the Sampler, which waits for each step."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from mmdeploy_llm.testing.tiny import make_tokenizer
 
 @pytest.fixture(scope="module")
 def ahead(load_file):
-    return load_file("runner/test_ahead.py")
+    return load_file("runner/test_overlap.py")
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def make(ahead, load_file):
 
 @pytest.fixture
 def small(triton_device):
-    """A CudaSampler with small tiles."""
+    """Returns a CudaSampler with small tiles."""
     if triton_device.type != "cpu":
         pytest.skip("the model of these tests is on the CPU")
     from mmdeploy_llm.cuda.choose import Tiling
@@ -36,15 +36,15 @@ def small(triton_device):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_outputs_are_those_without(ahead, make, small, seed):
+def test_outputs_equal_those_without_overlap(ahead, make, small, seed):
     given = list(ahead.requests(seed, 7))
     expected = ahead.outputs_of(make(Sampler), given, seed=seed)
     given = list(ahead.requests(seed, 7))
     assert ahead.outputs_of(make(small), given, seed=seed) == expected
 
 
-def test_what_was_drawn_before_a_step_raised_is_drawn_again(ahead, make, small):
-    """The device has counted the tokens of such a step already, and moved on to the next."""
+def test_tokens_of_a_step_that_raised_are_drawn_again(ahead, make, small):
+    """By then the device has counted the tokens of such a step and moved on to the next."""
 
     class Raising(small):
         num_launches = 0

@@ -1,6 +1,6 @@
-"""Steps started before the one in front is done: the same outputs as one step after the other. The
-sampler of these tests gives its tokens to the next step at once and to the host when it is asked,
-as one on a device does."""
+"""Steps that start before the previous one has finished produce the same outputs as steps that run
+one after the other. The sampler of these tests hands its tokens to the next step at once and to the
+host only on `finish`, as a sampler on a device does."""
 
 import random
 from types import SimpleNamespace
@@ -28,7 +28,8 @@ EOS = 7
 
 
 class LaunchingSampler(Sampler):
-    """See above. needing_host: whether all requests are of the kind that waits for the host."""
+    """A sampler whose launches overlap with the next step. needing_host: whether every request has
+    to wait for the host."""
 
     can_overlap = True
     needing_host = False
@@ -54,7 +55,8 @@ class LaunchingSampler(Sampler):
 
 
 class Model:
-    """A layer with attention: a token of the wrong place or time shows."""
+    """A model with one attention layer, so that a token of a wrong position or step changes the
+    output."""
 
     num_layers, num_kv_heads, head_dim, hidden_size = 1, 1, HIDDEN, HIDDEN
 
@@ -180,8 +182,8 @@ def requests(seed, count=14):
 
 
 def outputs_of(engine, given, *, seed=0, aborts=()):
-    """request id -> all of its output, joined; requests come in while others run. aborts: steps at
-    which the one that came last is aborted."""
+    """Returns request id -> its joined output, while new requests arrive between steps. aborts:
+    steps at which the request that arrived last is aborted."""
     rng, waiting, found, last = random.Random(seed), list(given), {}, "nobody"
     for step in range(2000):
         if rng.random() < 0.4 and waiting:
@@ -203,7 +205,7 @@ def outputs_of(engine, given, *, seed=0, aborts=()):
 
 
 class Counting:
-    """How many steps were started behind one that was not finished."""
+    """Counts the steps that started before the previous one had finished."""
 
     def __init__(self, engine):
         self.num_ahead = 0
@@ -229,7 +231,7 @@ def test_the_same_outputs(make, seed, num_blocks, has_graphs):
     assert counting.num_ahead > 10
 
 
-def test_requests_that_are_aborted_in_between(make):
+def test_aborted_requests(make):
     expected = outputs_of(make(Sampler), requests(5))
     engine = make(LaunchingSampler)
     found = outputs_of(engine, requests(5), aborts=range(5, 60, 4))
@@ -240,7 +242,7 @@ def test_requests_that_are_aborted_in_between(make):
         assert found[name] == expected[name]
 
 
-def test_requests_that_need_the_host_are_not_run_ahead(make, monkeypatch):
+def test_requests_that_need_the_host_do_not_overlap(make, monkeypatch):
     monkeypatch.setattr(LaunchingSampler, "needing_host", True)
     engine = make(LaunchingSampler)
     counting = Counting(engine)
@@ -249,21 +251,22 @@ def test_requests_that_need_the_host_are_not_run_ahead(make, monkeypatch):
 
 
 @pytest.mark.parametrize("fails_at", [1, 5])
-def test_a_step_that_cannot_be_started_is_computed_when_its_turn_comes(make, monkeypatch, fails_at):
+def test_a_step_that_cannot_start_early_runs_after_the_previous_one(make, monkeypatch, fails_at):
     monkeypatch.setattr(LaunchingSampler, "fails_at", fails_at)
     engine = make(LaunchingSampler)
     assert outputs_of(engine, requests(2)) == outputs_of(make(Sampler), requests(2))
 
 
-def test_a_step_without_memory_goes_on_in_smaller_passes(make):
+def test_a_step_without_memory_is_retried_in_smaller_passes(make):
     expected = outputs_of(make(Sampler, has_graphs=False), requests(3))
     engine = make(LaunchingSampler, has_graphs=False)
     engine._runner._model._model.most = 4
     assert outputs_of(engine, requests(3)) == expected
 
 
-def test_nothing_is_left_open_and_the_engine_goes_on(make):
-    """The last step ahead holds only requests that have ended: the next request's steps follow."""
+def test_no_launch_is_left_open_and_later_requests_run(make):
+    """The last overlapped step holds only requests that have ended; the steps of later requests
+    follow it."""
     engine = make(LaunchingSampler)
     expected = outputs_of(make(Sampler), requests(4, 5))
     assert outputs_of(engine, requests(4, 5)) == expected

@@ -1,4 +1,4 @@
-"""CudaSampler against Sampler, and what it does without waiting."""
+"""CudaSampler, compared with Sampler, and the work that it does without waiting."""
 
 import random
 
@@ -31,7 +31,7 @@ def make_request(**fields):
 
 @pytest.fixture
 def make(triton_device):
-    """Both samplers, with the given requests in slots 0, 1, ..."""
+    """Returns both samplers, with the given requests in slots 0, 1, ..."""
     from mmdeploy_llm.cuda.choose import Tiling
     from mmdeploy_llm.sampling.cuda_sampler import CudaSampler
 
@@ -49,7 +49,7 @@ def make(triton_device):
 
 
 def random_request(rng):
-    """Any params, rules and trackers."""
+    """Returns a request with random parameters, rules and trackers."""
     fields = {"temperature": rng.choice([0.0, 0.3, 1.0, 2.0]), "seed": rng.randrange(2**59)}
     token, some = lambda: rng.randrange(50), lambda: rng.random() < 0.4
     choices = {
@@ -77,7 +77,7 @@ def random_request(rng):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_equal_to_the_sampler(make, triton_device, seed):
-    """Any requests, in any slots and order, over steps in which some pause."""
+    """Random requests, in any slots and order, over steps that some of them skip."""
     from mmdeploy_llm.cuda.choose import Tiling
 
     rng, vocab_size = random.Random(seed), [50, 64, 300, 701][seed % 4]
@@ -99,7 +99,7 @@ def test_equal_to_the_sampler(make, triton_device, seed):
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_failures(make, triton_device):
-    """The others have tokens; what failed may be tried again from the same state."""
+    """The other rows have tokens; a failed row can be sampled again from the same state."""
     everything = tuple((token,) for token in range(50))
     requests = [
         make_request(**RANDOM),
@@ -123,7 +123,7 @@ def test_failures(make, triton_device):
 
 
 def test_penalties_of_long_repetitions(make, triton_device):
-    """Counts on the device are those that the host would keep, over reuse of a slot too."""
+    """Counts on the device equal those that the host would keep, also after a slot is reused."""
     request = make_request(frequency_penalty=0.01, presence_penalty=0.5, repetition_penalty=1.2)
     host, device = make([request])
     logits = torch.zeros(1, 50)
@@ -137,7 +137,7 @@ def test_penalties_of_long_repetitions(make, triton_device):
             sampler.add(0, request)
 
 
-def test_more_edits_than_there_was_room_for(make, triton_device):
+def test_more_edits_than_the_capacity(make, triton_device):
     requests = [
         make_request(logit_bias={3: 5.0}, **RANDOM),
         make_request(logit_bias={token: float(token) for token in range(45)}, **RANDOM),
@@ -150,8 +150,8 @@ def test_more_edits_than_there_was_room_for(make, triton_device):
     assert expected[2] == 7
 
 
-def test_launched_before_the_last_is_finished(make, triton_device):
-    """Three launches in a row; their logits are gone when they are finished."""
+def test_launched_before_the_previous_one_is_finished(make, triton_device):
+    """Three launches in a row, whose logits are overwritten before they are finished."""
     requests = [
         make_request(**RANDOM, repetition_penalty=1.5, min_tokens=2, stop_token_ids=[4]),
         make_request(frequency_penalty=2.0, logprobs=2),
@@ -169,8 +169,8 @@ def test_launched_before_the_last_is_finished(make, triton_device):
     assert [one.logprobs[1].keys() for one in found] == [one.logprobs[1].keys() for one in expected]
 
 
-def test_a_slot_may_change_hands_before_the_finish(make, triton_device):
-    """What was generated for the request before is not told to the one after."""
+def test_a_slot_may_be_reused_before_the_finish(make, triton_device):
+    """A token sampled for the previous request of a slot does not affect the next one."""
     _, device = make([make_request()])
     pending = device.launch(torch.zeros(1, 50, device=triton_device), [0])
     device.remove(0)
@@ -178,7 +178,8 @@ def test_a_slot_may_change_hands_before_the_finish(make, triton_device):
     assert pending.finish().token_ids == [0]
     logits = torch.zeros(1, 50, device=triton_device)
     logits[0, 5] = 1.0
-    assert device.sample(logits, [0]).token_ids == [0]  # 5 is in the prompt, 0 is not yet there
+    # 5 is in the prompt, 0 is not in the text yet
+    assert device.sample(logits, [0]).token_ids == [0]
     assert device.sample(logits, [0]).token_ids == [1]
 
 
@@ -199,8 +200,8 @@ def test_which_requests_need_the_host(make, own, needs_host):
     assert not device.needs_host([0])
 
 
-def test_largest_that_are_known(make, triton_device):
-    """Taken as they are by greedy requests without rules, and by no others."""
+def test_maxima_that_are_known(make, triton_device):
+    """Known maxima are used for greedy requests without rules only."""
     _, device = make([make_request(), make_request(), make_request(logit_bias={9: 50.0})])
     logits = torch.randn(3, 50, device=triton_device)
     known = torch.tensor([4, 5, 6], device=triton_device)
