@@ -1,4 +1,4 @@
-"""How the layers of this package are divided among ranks (see parallel/divide.py), so that a plugin
+"""How the layers of this package are divided among ranks (see parallel/shards.py), so that a plugin
 whose model is built of them needs to say nothing.
 
 Attention goes by heads, MLPs and experts by their inner channels, embedding and output head by
