@@ -55,6 +55,7 @@ class Renderer:
         Raises TemplateTimeError after `seconds`, TemplateFailedError or any exception that the
         template raises, RequestError when it used too much memory or crashed the process.
         """
+        begin = time.monotonic()
         simple = simple_template(template)
         if simple is not None:
             sandbox = simple.environment
@@ -66,6 +67,7 @@ class Renderer:
             except TemplateTimeError:
                 if seconds <= HERE_SECONDS:
                     raise
+        seconds -= time.monotonic() - begin
         with self._turn:
             return self._render_there(template, variables, seconds)
 
@@ -83,10 +85,11 @@ class Renderer:
             self._drop()
 
     def _render_there(self, template: str, variables: dict[str, Any], seconds: float) -> str:
-        is_fresh = self._worker is None
+        is_fresh, begin = self._worker is None, time.monotonic()
         kind, text = self._call((template, variables, seconds))
-        if kind == b"M" and not is_fresh:  # memory of earlier calls may have been in the way
-            kind, text = self._call((template, variables, seconds))
+        seconds -= time.monotonic() - begin
+        if kind == b"M" and not is_fresh:  # what earlier calls left may have been in the way
+            kind, text = self._call((template, variables, max(0.0, seconds)))
         match kind:
             case b"T":
                 return text
