@@ -28,7 +28,7 @@ from .defaults import ParamsResolver, ValidateGuided, sample_seed
 from .media import CACHE_BYTES, Fetch, MediaLoader, normalised
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt
-from .renderer import Renderer
+from .rendering import Renderer
 from .template import load_template, render, template_variables
 from .tokenizer import PromptTokenizer
 from .tools import read_tools

@@ -10,8 +10,7 @@ from mmdeploy_llm.errors import CheckpointError, ConfigError, MMDeployLLMError, 
 from mmdeploy_llm.hooks.names import error_text
 
 from .checkpoint import read_json
-from .renderer import Renderer, TemplateFailedError
-from .sandbox import TemplateTimeError
+from .rendering import Renderer, TemplateFailedError, TemplateTimeError
 
 RENDER_SECONDS = 30.0
 END_MARK = "\ue8ff end of the message \ue8ff "  # where continue_final_message truncates the text

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from mmdeploy_llm.errors import EngineError, RequestError
-from mmdeploy_llm.intake.metered import BudgetError, simple_template
-from mmdeploy_llm.intake.renderer import Renderer
+from mmdeploy_llm.intake.rendering import Renderer
+from mmdeploy_llm.intake.rendering.metered import BudgetError, simple_template
 from mmdeploy_llm.intake.template import render
 from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen
 

@@ -38,7 +38,6 @@ class Metered(Sandbox):
         super().__init__()
         self.optimized = False  # or constants would be computed, uncounted, when it is compiled
         self.finalize = _finalize
-        self.concat = self._joined
         self.filters = {name: self._charged(name, self.filters[name]) for name in FILTERS}
         self.filters["metered"] = self.metered
         self._left = threading.local()
@@ -82,7 +81,7 @@ class Metered(Sandbox):
             self.charge(sum(sizes) * (max(0, *counts, 0) if operator == "*" else 1))
         return super().call_binop(context, operator, left, right)
 
-    def _joined(self, pieces: Iterable[str]) -> str:
+    def concat(self, pieces: Iterable[str]) -> str:
         """Joins what is output, by a template, macro or block."""
         texts = []
         for piece in pieces:
@@ -156,7 +155,9 @@ class _Meter(NodeTransformer):
 def _metered(node: nodes.Expr) -> nodes.Expr:
     if isinstance(node, nodes.Const):
         return node
-    return nodes.Filter(node, "metered", [], [], None, None).set_lineno(node.lineno)
+    metered = nodes.Filter(node, "metered", [], [], None, None)
+    metered.set_lineno(node.lineno)
+    return metered
 
 
 @pass_context  # so that jinja2 does not compute outputs when it compiles
