@@ -16,7 +16,7 @@ from mmdeploy_llm.errors import EngineError, RequestError
 from mmdeploy_llm.intake.rendering import Renderer
 from mmdeploy_llm.intake.rendering.metered import BudgetError, simple_template
 from mmdeploy_llm.intake.template import render
-from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen
+from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen, write_tiny
 
 SECONDS = 0.5
 SLACK = 8.0  # seconds on a busy machine: start of a process, its end, pauses of this one
@@ -364,6 +364,50 @@ def test_closing_ends_a_call_that_hangs():
     assert worker._process.returncode is not None
     with pytest.raises(EngineError, match="closed"):
         render(TOKENIZER, "{{ 'a'|center(3) }}", CHAT, {}, renderer=renderer)
+
+
+def test_finding_out_whether_a_template_is_simple_is_quick():
+    for template in (
+        "{{ 1" + " + 1" * 8000 + " }}",
+        "{{ (" + "1," * 2900 + ") }}",
+        "{{ x }}" * 1400,
+        "{% macro a(x) %}{{ x }}{% endmacro %}" * 700,
+        "".join(f"{{% if x %}}{{% set a{i} = 1 %}}{{% endif %}}" for i in range(590)),
+        "{% if x %}" * 50 + "{% set a = b %}" * 900 + "{% endif %}" * 50,
+        "{{ x" + ".a" * 16_000 + " }}",
+        "{{ x" + "()" * 16_000 + " }}",
+        "{{ " + "(" * 16_000,
+        "{{ " + "'" * 32_000,
+        ("{% raw" + " " * 100) * 300,
+    ):
+        begin = time.monotonic()
+        simple_template(template)
+        assert time.monotonic() - begin < 3
+
+
+def test_the_engine_goes_on_during_an_attack(tmp_path):
+    from mmdeploy_llm import LLM, SamplingParams
+
+    params = SamplingParams(max_tokens=4, temperature=0)
+    with LLM(str(write_tiny("qwen2", tmp_path)), block_size=16) as llm:
+        (expected,) = llm.generate(["hello"], params, use_tqdm=False)
+        found, rounds = [], 0
+        attacks = [SINGLE_CALLS[name] for name in ("indent", "translate", "width in %")]
+
+        def work():
+            for template in attacks:
+                found.extend(llm.chat(CHAT, params, use_tqdm=False, chat_template=template))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        while thread.is_alive():
+            (output,) = llm.generate(["hello"], params, use_tqdm=False)
+            assert output.outputs.token_ids == expected.outputs.token_ids
+            rounds += 1
+        assert rounds > 3
+        assert [output.error_code for output in found] == [400] * 3
+        (output,) = llm.chat(CHAT, params, use_tqdm=False)
+        assert output.error_code == 200
 
 
 def mutated(random_):

@@ -15,8 +15,8 @@ from typing import Any
 
 from jinja2 import nodes
 
-MAX_SIMPLE = 2**16  # characters of a simple template
-MAX_NODES = 6000  # of its syntax tree
+MAX_SIMPLE = 2**15  # characters of a simple template
+MAX_NODES = 3000  # of its syntax tree
 MAX_DEPTH = 60  # of its syntax tree
 MAX_CONSTANT = 64  # characters of a constant argument that can multiply a text
 MAX_INDENT = 16
