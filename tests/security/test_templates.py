@@ -76,7 +76,7 @@ GROWTH = {  # of constructs that simple templates may use
     "namespaces": "{% set n = namespace(a=bos_token) %}{% for i in range(99999) %}"
     "{% set n.a = n.a ~ n.a %}{% endfor %}{{ n.a }}",
     "output": "{% for i in range(99999) %}{% for j in range(99999) %}"
-    + "x" * 50000
+    + "x" * 20000
     + "{% endfor %}{% endfor %}",
     "recursion": "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(99) }}",
     "json of json": "{% set a = messages %}" + "{% set a = a|tojson|tojson %}" * 60 + "{{ a }}",
