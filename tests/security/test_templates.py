@@ -2,7 +2,9 @@
 bounded, while other threads go on. (SECURITY.md, "chat templates")"""
 
 import random
+import re
 import resource
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ import pytest
 from mmdeploy_llm.errors import EngineError, RequestError
 from mmdeploy_llm.intake.rendering import Renderer
 from mmdeploy_llm.intake.rendering.metered import BudgetError, simple_template
+from mmdeploy_llm.intake.rendering.renderer import MAX_MEMORY
 from mmdeploy_llm.intake.template import render
 from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen, write_tiny
 
@@ -335,6 +338,16 @@ def test_a_process_that_dies_costs_one_request_at_most(renderer):
     assert_sound(renderer)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_process_loads_no_torch_and_has_limits(renderer):
+    assert_sound(renderer)
+    process = Path(f"/proc/{renderer._worker.pid}")
+    assert "libtorch" not in (process / "maps").read_text()
+    limits = (process / "limits").read_text()
+    assert re.search(rf"Max address space +{MAX_MEMORY} ", limits)
+    assert re.search(r"Max cpu time +\d+ ", limits)
+
+
 def test_answers_of_the_process_are_not_unpickled(renderer, monkeypatch):
     import pickle
 
@@ -432,5 +445,5 @@ def test_mutations_end_in_text_or_request_errors(count, renderer):
         begin = time.monotonic()
         with suppress(RequestError):
             render(TOKENIZER, template, CONVERSATION, {}, renderer=renderer, seconds=0.2)
-        assert time.monotonic() - begin < SLACK, template
+        assert time.monotonic() - begin < 3 * SLACK, template  # one of many may meet a pause
     assert_sound(renderer)
