@@ -255,7 +255,7 @@ class LLM:
         if self._fleet is not None:
             self._fleet.close()
             return
-        self._intake.media.interrupt()  # so that a hanging plugin does not delay close
+        self._intake.interrupt()  # so that a plugin or template that hangs does not delay close
         self._driver.close()
         self._intake.close()
         self._engine.close()

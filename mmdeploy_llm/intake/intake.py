@@ -28,6 +28,7 @@ from .defaults import ParamsResolver, ValidateGuided, sample_seed
 from .media import CACHE_BYTES, Fetch, MediaLoader, normalised
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt
+from .rendering import Renderer
 from .template import load_template, render, template_variables
 from .tokenizer import PromptTokenizer
 from .tools import read_tools
@@ -96,6 +97,7 @@ class Intake:
     ) -> None:
         self._tokenizer = tokenizer
         self._placeholders = Placeholders(processors, tokenizer)
+        self._renderer = Renderer()
         self.media = MediaLoader(
             processors=processors,
             fetch=fetch,
@@ -164,8 +166,14 @@ class Intake:
         """Returns the statistics of the media caches, by name."""
         return self.media.stats
 
+    def interrupt(self) -> None:
+        """Ends calls of plugins and templates that are under way, so that `close` need not wait."""
+        self._renderer.interrupt()
+        self.media.interrupt()
+
     def close(self) -> None:
-        """Closes the media processors."""
+        """Closes the media processors and ends the process that renders templates."""
+        self._renderer.close()
         self.media.close()
 
     def count_tokens(self, prompt: Any) -> TokenCount:
@@ -197,9 +205,7 @@ class Intake:
         self._params.check(params)
         rendered = self._render(parts)
         number = next(self._numbers) if number is None else number
-        self._params.resolve(
-            params, len(rendered.ids), number
-        )  # refuses a prompt too long as it is
+        self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
         media = self.media.load(rendered.items)
         expanded = self._expand(rendered, media)
         request = Request(
@@ -273,7 +279,9 @@ class Intake:
         variables["tools"] = list(conversation.tools) or None
         items = _with_sources(conversation.media, parts.media)
         self.media.check(items)
-        text = render(self._tokenizer.raw, template, conversation.messages, variables)
+        text = render(
+            self._tokenizer.raw, template, conversation.messages, variables, renderer=self._renderer
+        )
         pieces = text.split(conversation.mark) if conversation.mark else [text]
         ids = self._encode_pieces([self._placeholders.in_text(piece) for piece in pieces])
         return Rendered(

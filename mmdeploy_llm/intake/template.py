@@ -1,4 +1,4 @@
-"""Finds chat templates and renders them in a sandbox."""
+"""Finds chat templates, and prepares messages for them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks.names import error_text
 
 from .checkpoint import read_json
-from .sandbox import TemplateTimeError, run
+from .rendering import Renderer, TemplateFailedError, TemplateTimeError
 
 RENDER_SECONDS = 30.0
 END_MARK = "\ue8ff end of the message \ue8ff "  # where continue_final_message truncates the text
@@ -106,11 +106,13 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     *,
+    renderer: Renderer,
     seconds: float = RENDER_SECONDS,
 ) -> str:
     """Renders the messages with the template, as transformers' apply_chat_template does.
 
-    Raises RequestError with the template's message, and when rendering takes longer than `seconds`.
+    Raises RequestError with the template's message, when rendering takes longer than `seconds` or
+    too much memory; EngineError when the renderer is closed or cannot start its process.
     """
     values = dict(variables)
     field = values.pop("continue_final_message", False)
@@ -122,13 +124,17 @@ def render(
         if field:
             chat[-1] = _marked(chat[-1], field if isinstance(field, str) else "content")
         inputs = {**tokenizer.special_tokens_map, **defaults, **values, "messages": chat}
-        text = run(template, _plain(inputs), seconds)
+        text = renderer.render(template, _plain(inputs), seconds)
         return _until_mark(text) if field else text
     except TemplateTimeError:
         raise RequestError(
             f"the chat template did not render these messages within {seconds:g} s; give another "
             "chat_template"
         ) from None
+    except MMDeployLLMError:
+        raise
+    except TemplateFailedError as error:
+        raise RequestError(f"the chat template cannot render these messages: {error}") from None
     except Exception as error:  # a template is a program and may raise anything
         raise RequestError(
             f"the chat template cannot render these messages: {error_text(error)}"

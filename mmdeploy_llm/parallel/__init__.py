@@ -3,13 +3,19 @@
 plan of styles --divide--> one rank's shard, on the meta device --weights.load--> its values
 Ranks                      the collectives between ranks: all-reduce and all-gather
 Worker                     a child process and the channel to it
+
+Names are imported when first used: a child process that needs no torch imports none.
 """
 
-from .divide import Share, divide, shares_of
-from .interrupts import interrupted_later
-from .process import Channel, Worker, close_all
-from .ranks import FirstRank, Meeting, Ranks
-from .wire import Message
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .interrupts import interrupted_later
+    from .process import Channel, Worker, close_all
+    from .ranks import FirstRank, Meeting, Ranks
+    from .shards import Share, divide, shares_of
+    from .wire import Message
 
 __all__ = [
     "Channel",
@@ -24,3 +30,24 @@ __all__ = [
     "interrupted_later",
     "shares_of",
 ]
+
+_HOMES = {
+    "Channel": "process",
+    "FirstRank": "ranks",
+    "Meeting": "ranks",
+    "Message": "wire",
+    "Ranks": "ranks",
+    "Share": "shards",
+    "Worker": "process",
+    "close_all": "process",
+    "divide": "shards",
+    "interrupted_later": "interrupts",
+    "shares_of": "shards",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name from the module that defines it (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -168,6 +168,11 @@ class Worker:
         self._end()
         self._process.wait()
 
+    def interrupt(self) -> None:
+        """Kills the process and leaves the channel open, for a thread that waits on it: its
+        `receive` then raises. May be called from any thread."""
+        self._process.kill()
+
     def _raise_end(self) -> Any:
         """Waits for the end of the process and raises WorkerDiedError."""
         try:

@@ -13,12 +13,14 @@ import mmap
 import os
 import pickle
 import struct
+import sys
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 HEADER = struct.Struct("!I?")  # number of buffers, whether they are in shared memory
 SIZE = struct.Struct("!Q")
@@ -36,7 +38,7 @@ class Message:
         out = io.BytesIO()
         pickler = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
         pickler.dispatch_table = copyreg.dispatch_table.copy()
-        pickler.dispatch_table.update(REDUCERS)
+        pickler.dispatch_table.update(_reducers())
         pickler.dump(value)
         views = [buffer.raw() for buffer in buffers]
         sizes = [view.nbytes for view in views]
@@ -107,12 +109,16 @@ def _shared(views: list[memoryview]) -> int:
 
 
 def _reduce_tensor(tensor: Tensor) -> Any:
+    import torch
+
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: Any = flat.view(torch.uint8).numpy()
     return _tensor, (pickle.PickleBuffer(data), tensor.dtype, tuple(tensor.shape))
 
 
 def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    import torch
+
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype).view(shape)
@@ -128,4 +134,9 @@ def _reduce_file(file: Any) -> Any:
     return io.BytesIO, (contents,)
 
 
-REDUCERS = {Tensor: _reduce_tensor, io.BufferedReader: _reduce_file, io.FileIO: _reduce_file}
+def _reducers() -> dict[Any, Any]:
+    """Returns how values are reduced, by their type. Without torch in this process there is no
+    tensor to send, and torch is not imported for it."""
+    files = {io.BufferedReader: _reduce_file, io.FileIO: _reduce_file}
+    torch = sys.modules.get("torch")
+    return files if torch is None else {torch.Tensor: _reduce_tensor, **files}

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.intake.rendering import Renderer
 from mmdeploy_llm.intake.tokenizer import PromptTokenizer
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
@@ -145,9 +146,18 @@ def config():
     )
 
 
+@pytest.fixture(scope="session")
+def renderer():
+    """Renders templates; one process for all tests that need it."""
+    renderer = Renderer()
+    yield renderer
+    renderer.close()
+
+
 @pytest.fixture
 def make_intake(tokenizer, processor, config):
     """Builds an Intake from the fixtures; keywords replace its collaborators or config fields."""
+    made = []
 
     def make(**changes):
         names = set(RuntimeConfig.__dataclass_fields__) & set(changes)
@@ -165,9 +175,12 @@ def make_intake(tokenizer, processor, config):
             "chat_template": TEMPLATE,
             "new_request_id": lambda: f"request-{next(numbers)}",
         }
-        return Intake(**{**arguments, **changes})
+        made.append(Intake(**{**arguments, **changes}))
+        return made[-1]
 
-    return make
+    yield make
+    for intake in made:
+        intake.close()
 
 
 @pytest.fixture

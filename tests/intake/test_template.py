@@ -13,10 +13,10 @@ from mmdeploy_llm.intake.tools import read_tools
 
 
 @pytest.fixture
-def say(raw_tokenizer):
+def say(raw_tokenizer, renderer):
     def rendered(template, **variables):
         messages = [{"role": "user", "content": "hello"}]
-        return render(raw_tokenizer, template, messages, variables)
+        return render(raw_tokenizer, template, messages, variables, renderer=renderer)
 
     return rendered
 
@@ -124,18 +124,18 @@ CHAT = [
 
 
 @pytest.mark.parametrize("name", FEATURES)
-def test_rendered_as_transformers_does(name, raw_tokenizer):
+def test_rendered_as_transformers_does(name, raw_tokenizer, renderer):
     variables = {"mood": "!", "documents": [{"title": "t", "text": "x"}]}
     expected = raw_tokenizer.apply_chat_template(
         CHAT, chat_template=FEATURES[name], tokenize=False, add_generation_prompt=True, **variables
     )
-    assert render(raw_tokenizer, FEATURES[name], CHAT, variables) == expected
+    assert render(raw_tokenizer, FEATURES[name], CHAT, variables, renderer=renderer) == expected
 
 
 @pytest.mark.parametrize(
     "last", ["so far ", "so far", [{"type": "text", "text": "so"}, {"type": "image"}]]
 )
-def test_a_message_to_continue_ends_where_it_ends(last, raw_tokenizer):
+def test_a_message_to_continue_ends_where_it_ends(last, raw_tokenizer, renderer):
     template = (
         "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content|trim }}"
         "{% else %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endif %}</>{% endfor %}"
@@ -145,13 +145,13 @@ def test_a_message_to_continue_ends_where_it_ends(last, raw_tokenizer):
     expected = raw_tokenizer.apply_chat_template(
         chat, chat_template=template, tokenize=False, **variables
     )
-    assert render(raw_tokenizer, template, chat, variables) == expected
+    assert render(raw_tokenizer, template, chat, variables, renderer=renderer) == expected
     for wrong in ({"add_generation_prompt": True}, {"continue_final_message": "nothing"}):
         with pytest.raises(RequestError, match="continue_final_message"):
-            render(raw_tokenizer, template, chat, {**variables, **wrong})
+            render(raw_tokenizer, template, chat, {**variables, **wrong}, renderer=renderer)
 
 
-def test_tools_as_functions(raw_tokenizer):
+def test_tools_as_functions(raw_tokenizer, renderer):
     def weather(city: str):
         """The weather.
 
@@ -163,7 +163,8 @@ def test_tools_as_functions(raw_tokenizer):
     expected = raw_tokenizer.apply_chat_template(
         CHAT, tools=[weather], chat_template=template, tokenize=False
     )
-    assert render(raw_tokenizer, template, CHAT, {"tools": list(read_tools(weather))}) == expected
+    tools = {"tools": list(read_tools(weather))}
+    assert render(raw_tokenizer, template, CHAT, tools, renderer=renderer) == expected
     assert "where" in expected
 
 
@@ -200,18 +201,20 @@ HUGE = {
 
 
 @pytest.mark.parametrize("attack", ENDLESS)
-def test_pysec_2026_2013_endless_templates_are_stopped(attack, raw_tokenizer):
+def test_pysec_2026_2013_endless_templates_are_stopped(attack, raw_tokenizer, renderer):
     """The limit holds in any thread, and the next prompt is rendered as usual."""
     seen = []
 
     def work():
         start = time.monotonic()
         try:
-            render(raw_tokenizer, ENDLESS[attack], CHAT, {}, seconds=0.3)
+            render(raw_tokenizer, ENDLESS[attack], CHAT, {}, renderer=renderer, seconds=0.3)
         except RequestError as error:
             seen.append(str(error))
         seen.append(time.monotonic() - start)
-        seen.append(render(raw_tokenizer, "{{ messages|length }}", CHAT, {}, seconds=0.3))
+        seen.append(
+            render(raw_tokenizer, "{{ messages|length }}", CHAT, {}, renderer=renderer, seconds=0.3)
+        )
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -234,13 +237,16 @@ def test_huge_templates_are_refused(say):
         say(" " * (2**20 + 1))
 
 
-def test_threads_render_the_same_template_with_their_own_time(raw_tokenizer):
+def test_threads_render_the_same_template_with_their_own_time(raw_tokenizer, renderer):
     """One thread's limit neither ends nor extends another thread's rendering."""
     template = "{% for i in range(n) %}{{ i }}{% endfor %}"
 
     def work(n, seconds):
         try:
-            return len(render(raw_tokenizer, template, CHAT, {"n": n}, seconds=seconds))
+            variables = {"n": n}
+            return len(
+                render(raw_tokenizer, template, CHAT, variables, renderer=renderer, seconds=seconds)
+            )
         except RequestError:
             return -1
 

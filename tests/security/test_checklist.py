@@ -433,7 +433,14 @@ def test_11_templates_are_sandboxed_and_end(real):
     assert template.RENDER_SECONDS == 30
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(RequestError, match=r"within 0\.2 s"):
-        template.render(SimpleNamespace(special_tokens_map={}), endless, messages, {}, seconds=0.2)
+        template.render(
+            SimpleNamespace(special_tokens_map={}),
+            endless,
+            messages,
+            {},
+            renderer=intake._renderer,
+            seconds=0.2,
+        )
 
 
 # 12 bounded caches, n, stop texts, grammars

@@ -1,9 +1,10 @@
 """The sandbox that chat templates run in: jinja2's, with a deadline and without huge numbers.
 
 A template is a program from a stranger. The clock is checked at every loop iteration, call, filter,
-test and arithmetic operation, in whatever thread it runs. The work between two checks is bounded
-because numbers, repetitions and template texts are bounded. Memory is bounded only for the results
-of operators: a template that joins texts in a loop can still use much until its time is up.
+test and arithmetic operation, in whatever thread it runs. A single operation between two checks can
+take long, so can compiling, and memory is bounded only for the results of operators. Therefore this
+sandbox runs in a process that can be killed (renderer.py); metered.py narrows it for templates that
+are rendered in this process.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_TEMPLATE = 2**20  # characters
+MAX_CACHED = 2**16  # characters of a template that is kept compiled
 MAX_BITS = 1024  # of a number that a template computes with
 MAX_COUNT = 100_000  # of an integer argument, such as a width, of a call, filter or repetition
 MAX_LENGTH = 2**26  # items or characters in the result of an operator
@@ -73,7 +75,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         )
         self._thread = threading.local()
         self.filters = {name: self._watched(call) for name, call in self.filters.items()}
-        self.filters["tojson"] = _to_json
+        self.filters["tojson"] = self._watched(_to_json)
         self.tests = {name: self._watched(call) for name, call in self.tests.items()}
         self.globals |= {
             "namespace": _SafeNamespace,
@@ -145,7 +147,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return watched
 
 
-@functools.lru_cache(maxsize=32)
 def compiled(template: str) -> Template:
     """Returns the template ready to render, with a sandbox of its own. Raises jinja2's errors."""
     if len(template) > MAX_TEMPLATE:
@@ -153,10 +154,13 @@ def compiled(template: str) -> Template:
     return Sandbox().from_string(template)
 
 
+_cached = functools.lru_cache(maxsize=8)(compiled)
+
+
 def run(template: str, variables: dict[str, Any], seconds: float) -> str:
     """Renders the template. Raises TemplateTimeError after `seconds`, jinja2's other errors and
     whatever the template raises."""
-    ready = compiled(template)
+    ready = (_cached if len(template) <= MAX_CACHED else compiled)(template)
     sandbox = ready.environment
     assert isinstance(sandbox, Sandbox)
     with sandbox.limited(seconds):
