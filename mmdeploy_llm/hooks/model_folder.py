@@ -15,6 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from mmdeploy_llm.errors import CheckpointError
 
+from .names import error_text
+
 MAX_JSON_BYTES = 8 * 2**20  # the largest config files in use have 3 MiB
 MAX_INDEX_BYTES = 64 * 2**20
 MAX_TEXT_BYTES = 512 * 2**20  # tokenizer.json, vocab.txt, tokenizer.model, ...
@@ -57,9 +59,12 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
     try:
         # The file that was checked is the file that is read, and a FIFO does not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
+        try:
             _check_status(path, os.fstat(descriptor), max_bytes)
-            data = file.read(max_bytes + 1)
+            with open(descriptor, "rb", closefd=False) as file:
+                data = file.read(max_bytes + 1)
+        finally:
+            os.close(descriptor)
         if len(data) > max_bytes:
             raise _too_large(path, len(data), max_bytes)
         return data.decode("utf-8")
@@ -109,6 +114,17 @@ def fault(file_name: str, key: str, found: str, allowed: str) -> CheckpointError
     """Returns the error for one key of a file, or for the file itself where key is ""."""
     subject = f"{key[: 2 * MAX_SHOWN]!a} in {file_name}" if key else file_name
     return CheckpointError(f"{subject} of the model {found}; allowed: {allowed}")
+
+
+def library_error(error: BaseException) -> str:
+    """Returns what transformers or tokenizers says about a checkpoint, for a message. Its advice to
+    trust code of the checkpoint is not passed on."""
+    if "trust_remote_code" in str(error):
+        return (
+            "it needs Python code of its own (auto_map), which is never run: trust_remote_code is "
+            "always False. Use a plugin made for this model"
+        )
+    return error_text(error)
 
 
 def shown(value: object) -> str:

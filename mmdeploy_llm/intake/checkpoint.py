@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.hooks.model_folder import check_folder, read_object, validated
+from mmdeploy_llm.hooks.model_folder import check_folder, library_error, read_object, validated
 
 from .checkpoint_schema import (
     ChatTemplateFile,
@@ -128,7 +128,7 @@ def _config(folder: Path) -> Any:
         return found
     except Exception as error:  # transformers raises whatever its config classes raise
         raise CheckpointError(
-            f"config.json of the model cannot be used: {type(error).__name__}: {error}"
+            f"config.json of the model cannot be used: {library_error(error)}"
         ) from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.hooks.model_folder import shown
+from mmdeploy_llm.hooks.model_folder import library_error, shown
 
 from .checkpoint import check_files
 
@@ -32,7 +32,7 @@ def load_tokenizer(folder: Path) -> Any:
         if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
             raise
         raise CheckpointError(
-            f"the tokenizer in {folder.name!r} cannot be loaded: {type(error).__name__}: {error}\n"
+            f"the tokenizer in {folder.name!r} cannot be loaded: {library_error(error)}\n"
             "The folder needs tokenizer.json, or give tokenizer='another folder'"
         ) from error
     return loaded

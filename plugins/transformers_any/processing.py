@@ -14,6 +14,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.hooks.model_folder import library_error
 
 from .pixtral import PixtralProcessor
 
@@ -44,7 +45,7 @@ def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
     except Exception as error:  # transformers raises whatever its classes raise
         raise CheckpointError(
             f"transformers' {base.__name__} cannot be made from the checkpoint's files: "
-            f"{type(error).__name__}: {error}"
+            f"{library_error(error)}"
         ) from error
     if not getattr(processor, "image_token", None):
         raise UnsupportedMediaError(f"transformers' {base.__name__} names no token for images")
