@@ -91,7 +91,7 @@ def _is_channel_values(value: object) -> bool:
     return 1 <= len(values) <= 16 and all(_is_number(item, -1e4, 1e4) for item in values)
 
 
-def _is_channel_scales(value: object) -> bool:
+def _is_channel_scales(value: Any) -> bool:
     values = value if isinstance(value, list) else [value]
     return _is_channel_values(value) and all(item > 0 for item in values)
 

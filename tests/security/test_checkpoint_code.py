@@ -154,7 +154,11 @@ def config_of_a_known_model(folder):
 
 def config_inside_a_config(folder):
     """A vision tower that has a config but no model in transformers: AutoModel.from_config asks."""
-    vision = {"model_type": "clipseg_vision_model", "auto_map": AUTO_MAP, "_name_or_path": str(folder)}
+    vision = {
+        "model_type": "clipseg_vision_model",
+        "auto_map": AUTO_MAP,
+        "_name_or_path": str(folder),
+    }
     change(folder, "config.json", vision_config=vision)
 
 
