@@ -14,7 +14,6 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint
-from mmdeploy_llm.hooks.model_folder import library_error
 
 from .pixtral import PixtralProcessor
 
@@ -45,11 +44,18 @@ def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
     except Exception as error:  # transformers raises whatever its classes raise
         raise CheckpointError(
             f"transformers' {base.__name__} cannot be made from the checkpoint's files: "
-            f"{library_error(error)}"
+            f"{_reason(error)}"
         ) from error
     if not getattr(processor, "image_token", None):
         raise UnsupportedMediaError(f"transformers' {base.__name__} names no token for images")
     return processor
+
+
+def _reason(error: Exception) -> str:
+    """Returns what transformers says, without its advice to trust code of the checkpoint."""
+    if "trust_remote_code" in str(error):
+        return "it needs Python code of its own (auto_map), which is never run"
+    return f"{type(error).__name__}: {error}"
 
 
 def placeholder_token(config: Any, processor: Any) -> str:
