@@ -1,6 +1,7 @@
 """Whatever the JSON files of a checkpoint hold, opening it ends soon, with a model or with an error
 of this package."""
 
+import copy
 import json
 import os
 import random
@@ -156,15 +157,20 @@ def mutated(rng, text):
             case 0 if isinstance(holder, dict):
                 holder.pop(key, None)
             case 1 if isinstance(holder, dict):
-                holder[rng.choice(KEYS)] = rng.choice(ODD)
+                holder[rng.choice(KEYS)] = _odd(rng)
             case 2:
-                holder[key] = _nested(rng.choice((3, 70)), rng.choice(ODD))
+                holder[key] = _nested(rng.choice((3, 70)), _odd(rng))
             case 3 if places:
                 other, name = rng.choice(places)
                 holder[key] = json.loads(json.dumps(other.get(name, 0) if _has(other) else 0))
             case _:
-                holder[key] = rng.choice(ODD)
+                holder[key] = _odd(rng)
     return _spoiled(rng, json.dumps(values)) if rng.random() < 0.1 else json.dumps(values)
+
+
+def _odd(rng):
+    """A copy: what is put into one file may be changed by the next mutation."""
+    return copy.deepcopy(rng.choice(ODD))
 
 
 def _has(holder):
