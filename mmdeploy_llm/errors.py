@@ -9,7 +9,7 @@ MMDeployLLMError
  |   + UnsupportedMediaError        media of a type or format that is not accepted    415
  |   + MediaTimeoutError            media took too long to fetch or decode            408
  + ModelError                       the model folder cannot be used
- |   + ModelNotSupportedError       no plugin serves the model's architecture
+ |   + ModelNotSupportedError       no plugin serves the model's architecture, or it cannot run
  |   + CheckpointError              weights or files are missing, surplus or malformed
  + PluginError                      a plugin is at fault                              500
  |   + PluginLoadError              a plugin cannot be imported or registered
@@ -74,7 +74,7 @@ class ModelError(MMDeployLLMError):
 
 
 class ModelNotSupportedError(ModelError):
-    """No loaded plugin serves the architecture of the checkpoint."""
+    """No loaded plugin serves the checkpoint's architecture, or the one that does cannot run it."""
 
 
 class CheckpointError(ModelError):

@@ -17,6 +17,8 @@ from mmdeploy_llm.errors import MediaLimitError
 from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
+from .model_folder import read_object
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -117,6 +119,13 @@ class Checkpoint:
     def architecture(self) -> str:
         """The first of config.json's architectures, "" when there is none."""
         return next(iter(getattr(self.config, "architectures", None) or ()), "")
+
+    def read_json(self, file_name: str) -> Mapping[str, Any]:
+        """Reads a JSON object from a file of the folder, {} when there is no such file.
+
+        Raises CheckpointError for anything but a regular file of a bounded size and depth.
+        """
+        return read_object(self.folder / file_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,12 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from mmdeploy_llm.errors import MMDeployLLMError, PluginContractError, PluginError
+from mmdeploy_llm.errors import (
+    MMDeployLLMError,
+    ModelNotSupportedError,
+    PluginContractError,
+    PluginError,
+)
 
 from .contracts import (
     MediaProcessor,
@@ -48,7 +53,9 @@ def resolve(spec: Spec, origin: PluginOrigin) -> Callable[..., Any]:
 def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
     """Returns `factory(*args)`, checked against its contract.
 
-    Errors of this package pass through; any other becomes a PluginError that names the plugin.
+    Errors of this package pass through. Any other becomes an error that names the plugin: a
+    ModelNotSupportedError for a model, whose constructor fails on most odd configs, else a
+    PluginError.
     """
     factory = resolve(spec, origin)
     try:
@@ -56,7 +63,9 @@ def build(spec: Spec, origin: PluginOrigin, args: tuple[Any, ...]) -> Any:
     except MMDeployLLMError:
         raise
     except FAULTS as error:
-        raise PluginError(
+        is_model = isinstance(spec, ModelSpec) and isinstance(error, Exception)
+        kind = ModelNotSupportedError if is_model else PluginError
+        raise kind(
             f"{origin}: building {describe(spec)} with {spec.factory} failed: {error_text(error)}"
         ) from error
     problem = _problem(spec, built)

@@ -176,8 +176,9 @@ class PluginManager:
     def build(self, spec: Spec, *args: Any) -> Any:
         """Calls the factory of `spec` with `args`; never falls back to another plugin.
 
-        Errors of this package pass through, any other raises PluginError naming the plugin. Raises
-        PluginContractError when the result is not what the spec promises.
+        Errors of this package pass through; any other raises ModelNotSupportedError for a model,
+        else PluginError, and names the plugin. Raises PluginContractError when the result is not
+        what the spec promises.
         """
         return factories.build(spec, self._registry.origin(spec), args)
 

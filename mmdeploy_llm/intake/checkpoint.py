@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.hooks.model_folder import check_folder, library_error, read_object, validated
+
+from .checkpoint_schema import (
+    ChatTemplateFile,
+    GenerationFile,
+    ProcessorFile,
+    TokenizerFile,
+    check_config,
+)
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "*.ttf")
+# Every JSON file that this package or transformers takes options from.
+SCHEMAS: Mapping[str, type[BaseModel]] = {
+    "chat_template.json": ChatTemplateFile,
+    "generation_config.json": GenerationFile,
+    "preprocessor_config.json": ProcessorFile,
+    "processor_config.json": ProcessorFile,
+    "tokenizer_config.json": TokenizerFile,
+    "video_preprocessor_config.json": ProcessorFile,
+}
+NO_SCHEMA = ("added_tokens.json", "special_tokens_map.json")
+COMPONENTS = ("image_processor", "video_processor")  # in processor_config.json
 
 
 def bundled_models() -> dict[str, Path]:
@@ -33,12 +54,16 @@ def resolve_model(
     Only files of a hub repository that match `patterns` are fetched. Raises CheckpointError when
     there is no such model, or when the hub cannot be reached and its cache does not have it.
     """
-    folder = Path(name).expanduser()
     bundled = bundled_models()
-    if name in bundled and not (folder / "config.json").is_file():
-        return bundled[name]
-    if folder.is_dir():
-        return folder
+    try:
+        folder = Path(name).expanduser()
+        if name in bundled and not (folder / "config.json").is_file():
+            return bundled[name]
+        if folder.is_dir():
+            return folder
+    except (OSError, RuntimeError) as error:  # a name that is too long, ~ of an unknown user
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"there is no model {name[:100]!r}: {reason}") from error
     if folder.is_absolute() or name.startswith((".", "~")) or not HUB_ID.fullmatch(name):
         near = difflib.get_close_matches(name, bundled, n=1)
         hint = f"did you mean the bundled model {near[0]!r}?" if near else _known(bundled)
@@ -49,14 +74,17 @@ def resolve_model(
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Reads the JSON files of a model folder, without running code of the checkpoint.
 
-    Raises CheckpointError for a folder without config.json, a malformed file, and an architecture
-    that transformers does not know.
+    Raises CheckpointError for a folder without config.json, a malformed file, a value out of range,
+    and an architecture that transformers does not know.
     """
-    if not (folder / "config.json").is_file():
+    check_files(folder)
+    config = read_object(folder / "config.json")
+    if not config and not (folder / "config.json").is_file():
         raise CheckpointError(
             f"the folder {str(folder)!r} has no config.json; give the folder of a model in "
             "transformers' format"
         )
+    check_config(config, "config.json")
     return Checkpoint(
         folder=folder,
         config=_config(folder),
@@ -68,16 +96,26 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
+def check_files(folder: Path) -> None:
+    """Checks every file of a model folder that transformers will open by itself, config.json aside.
+    Raises CheckpointError."""
+    check_folder(folder)
+    for name in (*SCHEMAS, *NO_SCHEMA):
+        read_json(folder / name)
+
+
 def read_json(path: Path) -> Mapping[str, Any]:
-    """Reads a JSON object from a file, {} when there is no such file. Raises CheckpointError."""
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} of the model cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path.name} of the model must hold a JSON object")
+    """Reads a JSON object from a file, {} when there is no such file. Raises CheckpointError for a
+    malformed file and for values out of range."""
+    values = read_object(path)
+    schema = SCHEMAS.get(path.name)
+    if schema is not None:
+        validated(schema, path.name, values)
+    if schema is ProcessorFile:
+        for name in COMPONENTS:
+            inner = values.get(name)
+            if isinstance(inner, dict):
+                validated(schema, path.name, inner, f"{name}.")
     return values
 
 
@@ -85,11 +123,29 @@ def _config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        found = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        _forget_code(found)
+        return found
     except Exception as error:  # transformers raises whatever its config classes raise
         raise CheckpointError(
-            f"config.json of the model cannot be used: {type(error).__name__}: {error}"
+            f"config.json of the model cannot be used: {library_error(error)}"
         ) from error
+
+
+def _forget_code(config: Any) -> None:
+    """Removes from a config, and from all configs in it, the names of code in the checkpoint: a
+    model of transformers makes its parts from them and would ask on stdin whether to run it."""
+    from transformers import PreTrainedConfig
+
+    todo = [config]
+    while todo:
+        found = todo.pop()
+        if isinstance(found, (list, tuple)):
+            todo.extend(found)
+        elif isinstance(found, (dict, PreTrainedConfig)):
+            values = found if isinstance(found, dict) else vars(found)
+            values.pop("auto_map", None)
+            todo.extend(values.values())
 
 
 def _preprocessor(folder: Path, name: str, file_name: str) -> Mapping[str, Any]:

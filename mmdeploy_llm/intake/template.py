@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmdeploy_llm.errors import CheckpointError, ConfigError, MMDeployLLMError, RequestError
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError, RequestError
+from mmdeploy_llm.hooks.model_folder import read_text
 from mmdeploy_llm.hooks.names import error_text
 
 from .checkpoint import read_json
@@ -43,11 +44,8 @@ def checkpoint_template(folder: Path, tokenizer: Any) -> str | None:
     which may handle text only. Raises CheckpointError for an unreadable file.
     """
     path = folder / "chat_template.jinja"
-    try:
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} of the model cannot be read: {error}") from error
+    if path.exists():
+        return read_text(path)
     template = read_json(folder / "chat_template.json").get("chat_template")
     if template is None:
         template = tokenizer.chat_template

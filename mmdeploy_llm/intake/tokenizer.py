@@ -8,6 +8,11 @@ from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.hooks.model_folder import library_error, shown
+
+from .checkpoint import check_files
+
+RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -15,15 +20,36 @@ def load_tokenizer(folder: Path) -> Any:
 
     Raises CheckpointError when the folder has none that can be loaded.
     """
+    check_files(folder)
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # tokenizers raises bare Exception for malformed files
+        loaded = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+        loaded("")  # some faults of tokenizer.json show only when it is used
+    except BaseException as error:  # tokenizers raises bare Exception, and Rust panics
+        if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
+            raise
         raise CheckpointError(
-            f"the tokenizer in {folder.name!r} cannot be loaded: {type(error).__name__}: {error}\n"
+            f"the tokenizer in {folder.name!r} cannot be loaded: {library_error(error)}\n"
             "The folder needs tokenizer.json, or give tokenizer='another folder'"
         ) from error
+    return loaded
+
+
+def text_config(checkpoint: Checkpoint) -> Any:
+    """Returns the language model's part of the config. Raises CheckpointError where there is
+    none."""
+    try:
+        found = checkpoint.config.get_text_config()
+    except Exception as error:  # transformers raises whatever its config classes raise
+        raise CheckpointError(
+            f"config.json of the model names no text model: {type(error).__name__}: {error}"
+        ) from error
+    if isinstance(found, dict) or found is None:
+        raise CheckpointError("text_config in config.json of the model names no text model")
+    return found
 
 
 class PromptTokenizer:
@@ -90,12 +116,19 @@ class PromptTokenizer:
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozenset[int]:
     """Returns the end-of-sequence ids of generation_config.json, else config.json, else the
-    tokenizer."""
-    given = checkpoint.generation.get("eos_token_id")
-    if given is None:
-        given = getattr(checkpoint.config.get_text_config(), "eos_token_id", None)
-    if given is None:
-        given = tokenizer.raw.eos_token_id
-    if given is None:
-        return frozenset()
-    return frozenset(given) if isinstance(given, (list, tuple)) else frozenset({int(given)})
+    tokenizer. Raises CheckpointError for one that is not in the vocabulary."""
+    text = text_config(checkpoint)
+    sources = (
+        ("generation_config.json", checkpoint.generation.get("eos_token_id")),
+        ("config.json", getattr(text, "eos_token_id", None)),
+        ("the tokenizer", tokenizer.raw.eos_token_id),
+    )
+    source, given = next(((name, ids) for name, ids in sources if ids is not None), ("", ()))
+    ids = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    for token_id in ids:
+        if type(token_id) is not int or not 0 <= token_id < text.vocab_size:
+            raise CheckpointError(
+                f"'eos_token_id' in {source} of the model is {shown(token_id)}; allowed: 0 to "
+                f"{text.vocab_size - 1}, the ids of its vocabulary"
+            )
+    return frozenset(ids)

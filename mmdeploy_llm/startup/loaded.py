@@ -20,6 +20,7 @@ from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.parallel import FirstRank, Ranks, shares_of
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
+from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.load import Split, build_model
 
 from .blueprint import Blueprint
@@ -108,7 +109,7 @@ def load_model(
 def check_divisible(files: ModelFiles, num_ranks: int) -> None:
     """Raises ConfigError when the model's sizes are not divisible by num_ranks. Builds the model on
     the meta device, without memory, before any process is started."""
-    with torch.device("meta"):
+    with torch.device("meta"), bounded_building():
         whole: Any = files.plugins.build(files.spec, files.checkpoint.config)
     _shard(files, FirstRank(num_ranks))(whole)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.hooks import (
     Checkpoint,
     ModelSpec,
@@ -15,9 +16,15 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from mmdeploy_llm.hooks.model_folder import shown
 from mmdeploy_llm.intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
-from mmdeploy_llm.intake.tokenizer import PromptTokenizer, eos_token_ids, load_tokenizer
+from mmdeploy_llm.intake.tokenizer import (
+    PromptTokenizer,
+    eos_token_ids,
+    load_tokenizer,
+    text_config,
+)
 from mmdeploy_llm.sampling import GrammarBackend
 
 
@@ -57,8 +64,8 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
     if config.tokenizer is not None:
         folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
     tokenizer = PromptTokenizer(load_tokenizer(folder))
+    vocab_size = whole_number(text_config(checkpoint), "vocab_size", checkpoint.architecture)
     eos_ids = eos_token_ids(checkpoint, tokenizer)
-    vocab_size = int(checkpoint.config.get_text_config().vocab_size)
     grammars = None
     if config.guided_decoding_backend != "off":
         grammars = GrammarBackend(tokenizer.raw, vocab_size, eos_ids)
@@ -83,6 +90,25 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
         tool_parser=plugins.tool_parser(tools) if tools else None,
         grammars=grammars,
     )
+
+
+def whole_number(config: Any, name: str, architecture: str) -> int:
+    """Returns a value of transformers' config that every model here needs.
+
+    Raises ModelNotSupportedError where its class has none, CheckpointError where it is no integer
+    above 0.
+    """
+    value = getattr(config, name, None)
+    if value is None:
+        raise ModelNotSupportedError(
+            f"{architecture or 'the model'} cannot run: its config ({type(config).__name__}) has "
+            f"no {name}, which attention over a KV cache needs; use a plugin made for this model"
+        )
+    if type(value) is not int or value < 1:
+        raise CheckpointError(
+            f"{name!r} in config.json of the model is {shown(value)}; allowed: an integer above 0"
+        )
+    return value
 
 
 def _reasoning_parser(

@@ -71,7 +71,7 @@ def _new_model(config: Any, architecture: str | None) -> Any:
     for name in AUTO_CLASSES:
         auto = getattr(transformers, name)
         if type(config) in auto._model_mapping:
-            return auto.from_config(config)
+            return auto.from_config(config, trust_remote_code=False)
     raise ConfigError(
         f"transformers has no model that generates text for {type(config).__name__}; set "
         "`architecture` to the model's class"

@@ -17,11 +17,11 @@ class Reference:
     """transformers' model of `folder`, with attention in plain torch ("eager")."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        config = transformers.AutoConfig.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         architecture = getattr(transformers, config.architectures[0])
         self.config = config
         self.model: Any = architecture.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager"
+            folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False
         ).eval()
 
     @torch.inference_mode()

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.hooks.model_folder import check_regular
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -100,13 +101,14 @@ class SafetensorsFile:
 
 
 def _read_entries(path: Path) -> dict[str, Entry]:
+    check_regular(path)
     try:
         with safe_open(path, framework="pt"):
             pass  # the library checks sizes and offsets in the header, and the size of the data
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError, SafetensorError) as error:
         raise CheckpointError(
             f"{path} is not a valid safetensors file ({error}); it may be truncated or a Git LFS "
             "pointer: download it again"

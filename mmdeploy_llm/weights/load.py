@@ -21,11 +21,18 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from mmdeploy_llm.errors import CheckpointError, ConfigError, PluginContractError
+from mmdeploy_llm.errors import (
+    CheckpointError,
+    ConfigError,
+    MMDeployLLMError,
+    ModelNotSupportedError,
+    PluginContractError,
+)
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.parallel import Share
 
+from .bounds import bounded_building
 from .files import SafetensorsFile
 from .find import find_weights
 from .map import Target
@@ -65,7 +72,7 @@ def build_model(
     """
     if load_format not in ("auto", "safetensors", "dummy"):
         raise ConfigError(f"load_format must be auto, safetensors or dummy, got {load_format!r}")
-    with torch.device("meta"):
+    with torch.device("meta"), bounded_building():
         model = factory(checkpoint.config)
     if not isinstance(model, nn.Module):
         raise PluginContractError(
@@ -246,13 +253,26 @@ def _init_buffers(model: nn.Module, device: torch.device) -> None:
     for module in model.modules():
         init = getattr(module, "init_buffers", None)
         if callable(init):
-            init(device)
+            _call(init, device, type(module).__name__)
     meta = [name for name, buffer in model.named_buffers() if _is_meta(buffer)]
     if meta:
         raise PluginContractError(
             f"buffers without values: {', '.join(meta[:MAX_NAMED])}; their module needs a method "
             "init_buffers(device) that computes them"
         )
+
+
+def _call(init: Callable[[torch.device], object], device: torch.device, owner: str) -> None:
+    """Raises ModelNotSupportedError for whatever the code of a plugin or of transformers raises."""
+    try:
+        init(device)
+    except (MMDeployLLMError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelNotSupportedError(
+            f"{owner} cannot run with this config.json and these weights: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _is_meta(buffer: Tensor) -> bool:

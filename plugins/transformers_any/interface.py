@@ -93,7 +93,8 @@ def attend(
         window=sliding_window,
         softcap=softcap,
     )
-    return out[..., :own].unsqueeze(0), None
+    # Some models view the result, as they can that of transformers' own attention.
+    return out[..., :own].contiguous().unsqueeze(0), None
 
 
 def unknown_arguments(kwargs: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
 from mmdeploy_llm.forward import AttentionContext, ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
@@ -208,6 +208,8 @@ def _build(architecture: Any, config: Any) -> Any:
     """
     try:
         return architecture._from_config(config, dtype=buffers.MARK).eval()
+    except MMDeployLLMError:
+        raise
     except Exception as error:  # transformers' code: anything may come
         raise ModelNotSupportedError(
             f"transformers cannot make {architecture.__name__} from this config.json: "

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import transformers
@@ -19,6 +17,7 @@ from mmdeploy_llm.hooks import Checkpoint
 
 from .pixtral import PixtralProcessor
 
+NO_OPTIONS = frozenset({"audio_tokenizer", "chat_template"})  # in processor_config.json
 VIDEO_PREFIX = "video_"  # options of a video processor
 NAMING_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 
@@ -32,26 +31,31 @@ def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
     base = _processor_class(checkpoint)
     try:
         image_processor = AutoImageProcessor.from_pretrained(
-            checkpoint.folder, backend="pil", local_files_only=True
+            checkpoint.folder, backend="pil", local_files_only=True, trust_remote_code=False
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False
         )
         image_processor = _with_options(image_processor, options)
         components = {"image_processor": image_processor, "tokenizer": tokenizer}
-        processor = _with_components(base, components).from_pretrained(
-            checkpoint.folder, local_files_only=True
-        )
+        processor = _assembled(base, components, checkpoint.read_json("processor_config.json"))
     except ConfigError:
         raise
     except Exception as error:  # transformers raises whatever its classes raise
         raise CheckpointError(
             f"transformers' {base.__name__} cannot be made from the checkpoint's files: "
-            f"{type(error).__name__}: {error}"
+            f"{_reason(error)}"
         ) from error
     if not getattr(processor, "image_token", None):
         raise UnsupportedMediaError(f"transformers' {base.__name__} names no token for images")
     return processor
+
+
+def _reason(error: Exception) -> str:
+    """Returns what transformers says, without its advice to trust code of the checkpoint."""
+    if "trust_remote_code" in str(error):
+        return "it needs Python code of its own (auto_map), which is never run"
+    return f"{type(error).__name__}: {error}"
 
 
 def placeholder_token(config: Any, processor: Any) -> str:
@@ -70,42 +74,41 @@ def _processor_class(checkpoint: Checkpoint) -> Any:
     Raises UnsupportedMediaError when there is none for images.
     """
     config = checkpoint.config
-    name = _named(checkpoint.folder) or PROCESSOR_MAPPING_NAMES.get(config.model_type)
+    name = _named(checkpoint) or PROCESSOR_MAPPING_NAMES.get(config.model_type)
     found = getattr(transformers, name, None) if isinstance(name, str) else None
     if name == PixtralProcessor.__name__ and getattr(found, "is_dummy", False):
         found = PixtralProcessor
-    if found is None or "image_processor" not in found.get_attributes():
+    is_dummy = getattr(found, "is_dummy", False)  # of a library that is not installed
+    attributes = None if is_dummy else getattr(found, "get_attributes", None)
+    if attributes is None or "image_processor" not in attributes():
         raise UnsupportedMediaError(
             f"transformers has no processor of images for the model type {config.model_type!r}"
         )
     return found
 
 
-def _named(folder: Path) -> str | None:
+def _named(checkpoint: Checkpoint) -> str | None:
     """Returns the class name in the checkpoint's files, in transformers' order, or None."""
     for name in NAMING_FILES:
-        path = folder / name
-        if path.is_file():
-            found = json.loads(path.read_text("utf-8")).get("processor_class")
-            if found:
-                return str(found)
+        found = checkpoint.read_json(name).get("processor_class")
+        if found:
+            return str(found)
     return None
 
 
-def _with_components(base: Any, components: Mapping[str, Any]) -> Any:
-    """Builds a subclass of transformers' class with these components; the others are None."""
+def _assembled(base: Any, components: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Makes transformers' processor of these components; the others are None.
 
-    def take(cls: Any, *_: Any, **__: Any) -> list[Any]:
-        return [components.get(name) for name in cls.get_attributes()]
+    Not by its from_pretrained: that loads whatever class and repository the file names as its
+    audio tokenizer, and asks on stdin whether to run the code there.
+    """
 
     def accept(*_: Any) -> None:
         """Accepts None for a component."""
 
-    methods = {
-        "_get_arguments_from_pretrained": classmethod(take),
-        "check_argument_for_proper_class": accept,
-    }
-    return type(base.__name__, (base,), methods)
+    subclass: Any = type(base.__name__, (base,), {"check_argument_for_proper_class": accept})
+    own = {name: value for name, value in options.items() if name not in NO_OPTIONS}
+    return subclass.from_args_and_dict([components.get(x) for x in base.get_attributes()], own)
 
 
 def _with_options(image_processor: Any, options: Mapping[str, Any]) -> Any:

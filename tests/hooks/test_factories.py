@@ -4,7 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmdeploy_llm.errors import CheckpointError, MediaError, PluginContractError, PluginError
+from mmdeploy_llm.errors import (
+    CheckpointError,
+    MediaError,
+    ModelNotSupportedError,
+    PluginContractError,
+    PluginError,
+)
 from mmdeploy_llm.hooks import PluginManager, ToolParserSpec, hookimpl
 
 SOURCE = """
@@ -145,11 +151,15 @@ def test_factory_that_cannot_be_called(manager):
 
 
 @pytest.mark.parametrize(
-    ("factory", "error"), [("raising", "KeyError: 'lost'"), ("exiting", "SystemExit: 4")]
+    ("factory", "error", "kind"),
+    [
+        ("raising", "KeyError: 'lost'", ModelNotSupportedError),
+        ("exiting", "SystemExit: 4", PluginError),
+    ],
 )
-def test_raising_factory_names_the_plugin(manager, factory, error):
+def test_raising_factory_names_the_plugin(manager, factory, error, kind):
     manager = manager(model=factory)
-    with pytest.raises(PluginError) as failed:
+    with pytest.raises(kind) as failed:
         manager.build(manager.models[0], None)
     assert str(failed.value) == (
         f"plugin 'acme' (acme-llm 1.5): building model m with {HERE}:{factory} failed: {error}"
@@ -159,14 +169,14 @@ def test_raising_factory_names_the_plugin(manager, factory, error):
 
 def test_factory_with_other_arguments_names_the_plugin(manager):
     manager = manager(model="Model")
-    with pytest.raises(PluginError, match=r"'acme'.*TypeError"):
+    with pytest.raises(ModelNotSupportedError, match=r"'acme'.*TypeError"):
         manager.build(manager.models[0])
 
 
 def test_raising_factory_is_never_replaced_by_another_plugin(manager, site, model_plugin):
     site.install("backup", model_plugin("backup", "M", priority=-1))
     manager = manager(model="raising")
-    with pytest.raises(PluginError, match="'acme'"):
+    with pytest.raises(ModelNotSupportedError, match="'acme'"):
         manager.build(manager.model_for(["M"]), None)
 
 

@@ -11,7 +11,13 @@ from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.errors import ConfigError, MediaError, PluginConflictError, PluginError
+from mmdeploy_llm.errors import (
+    ConfigError,
+    MediaError,
+    ModelNotSupportedError,
+    PluginConflictError,
+    PluginError,
+)
 from mmdeploy_llm.hooks import MediaLimits
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -353,7 +359,8 @@ def test_a_model_that_cannot_be_built(install, make_llm, tiny_folder, fault):
     does this one with the plugin blocked."""
     source = model_source().replace("    import importlib\n", f"    {fault}\n", 1)
     install("stumbles", source)
-    with pytest.raises(PluginError, match=r"'stumbles' .stumbles-llm 1.0"):
+    kind = PluginError if "SystemExit" in fault else ModelNotSupportedError
+    with pytest.raises(kind, match=r"'stumbles' .stumbles-llm 1.0"):
         make_llm(tiny_folder(TEXT))
     for folder, blocked in (("ernie4_5", ()), (TEXT, ("stumbles",))):
         llm, _ = make_llm(tiny_folder(folder), blocked_plugins=blocked)

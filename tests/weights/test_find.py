@@ -66,5 +66,5 @@ def test_shards_outside_the_folder_are_refused(tmp_path, name):
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": {}}', '{"weight_map": 3}'])
 def test_a_malformed_index(tmp_path, text):
     (tmp_path / INDEX).write_text(text)
-    with pytest.raises(CheckpointError, match=r"not readable JSON|no 'weight_map'"):
+    with pytest.raises(CheckpointError, match=r"weight_map|index.json of the model"):
         find_weights(tmp_path)

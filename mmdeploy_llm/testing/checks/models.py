@@ -265,7 +265,8 @@ def encoding_together_equals_one_by_one(subject: ModelSubject) -> None:
 
 def transformers_reference(folder: Path) -> Any:
     """Loads transformers' model of the folder. Raises CheckSkipped when transformers has none."""
-    architecture = transformers.AutoConfig.from_pretrained(folder).architectures[0]
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    architecture = config.architectures[0]
     if not hasattr(transformers, architecture):
         raise CheckSkipped(
             f"transformers has no {architecture}; return your own reference in `make_reference`"

@@ -252,3 +252,42 @@ def test_the_trial_attends_as_transformers_does():
         weights = (2.0 * torch.tanh(scores / 2.0)).softmax(-1)
         wanted = torch.einsum("hk,khd->hd", weights, values[seen])
         torch.testing.assert_close(found[token], wanted)
+
+
+def test_a_config_without_positions(tmp_path):
+    config = transformers.MambaConfig(
+        vocab_size=len(make_tokenizer()), hidden_size=32, num_hidden_layers=2
+    )
+    folder = write_checkpoint(config, tmp_path)
+    with pytest.raises(
+        ModelNotSupportedError, match=r"MambaForCausalLM.*has no max_position_embeddings"
+    ):
+        LLM(model=str(folder))
+
+
+def test_a_model_that_views_the_result_of_attention(tmp_path):
+    config = config_of(
+        "Afmoe",
+        vocab_size=len(make_tokenizer()),
+        moe_intermediate_size=16,
+        num_dense_layers=1,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    folder = write_checkpoint(config, tmp_path)
+    with LLM(model=str(folder)) as llm:
+        (output,) = llm.generate(["a b"], use_tqdm=False)
+    assert output.error_code == 200
+
+
+def test_an_error_of_the_model_on_its_weights(tmp_path, monkeypatch):
+    config = config_of("Olmo", vocab_size=len(make_tokenizer()))
+    folder = write_checkpoint(config, tmp_path)
+
+    def fail(self, device):
+        raise RuntimeError("odd sizes")
+
+    monkeypatch.setattr(AnyModel, "init_buffers", fail)
+    with pytest.raises(ModelNotSupportedError, match=r"cannot run.*RuntimeError: odd sizes"):
+        LLM(model=str(folder))
