@@ -371,15 +371,6 @@ class Stats:
         self.steps.append(stats)
 
 
-@pytest.fixture(autouse=True, scope="package")
-def one_thread():
-    """Uses one thread: on tiny models, dispatching work takes longer than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="package")
 def reference_of(tmp_path_factory):
     """Returns a function from the name of a family to its Reference, written and loaded once."""
