@@ -149,14 +149,6 @@ def test_no_processor(site):
     assert manager.media_processor("video", "ernie") is None
 
 
-def test_processor_kinds_do_not_mix(site):
-    site.install("image", processor("i", kind="image"))
-    site.install("video", processor("v", kind="video"))
-    manager = PluginManager.load()
-    assert manager.media_processor("video", "x").name == "v"
-    assert manager.media_processor("image", "x").name == "i"
-
-
 def test_processor_priority_and_tie(site):
     site.install("one", processor("one"))
     site.install("two", processor("two", priority=1))

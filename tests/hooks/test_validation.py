@@ -1,19 +1,9 @@
 """What a plugin provides is checked field by field before anything relies on it."""
 
-import types
-
 import pytest
 
 from mmdeploy_llm.errors import PluginLoadError
-from mmdeploy_llm.hooks import ModelSpec, PluginManager, hookimpl
-
-
-def make_plugin(**hooks):
-    plugin = types.ModuleType("in_process")
-    for name, function in hooks.items():
-        setattr(plugin, name, hookimpl(function, specname=name))
-    return plugin
-
+from mmdeploy_llm.hooks import ModelSpec, PluginManager
 
 GOOD = {"name": "m", "architectures": ("M",), "factory": "pkg.mod:Class"}
 
@@ -45,13 +35,13 @@ GOOD = {"name": "m", "architectures": ("M",), "factory": "pkg.mod:Class"}
         ("priority", True),
     ],
 )
-def test_model_spec_field_is_checked(field, value):
+def test_model_spec_field_is_checked(make_plugin, field, value):
     spec = ModelSpec(**{**GOOD, field: value})
     with pytest.raises(PluginLoadError, match=f"PluginContractError: ModelSpec .*{field} must be"):
         PluginManager().register(make_plugin(provide_models=lambda: [spec]), "mine")
 
 
-def test_good_model_spec_with_every_field():
+def test_good_model_spec_with_every_field(make_plugin):
     spec = ModelSpec(
         **GOOD,
         media=("image", "video"),
