@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmdeploy_llm.delivery.detokenizer import Detokenizer, Vocabulary
 
@@ -35,15 +36,8 @@ def test_deltas_are_the_whole_decode(tokenizer: Any, skips: bool, data: st.DataO
 
 def encode_bytes(tokenizer: Any, data: bytes) -> list[int]:
     """One token for each byte of byte-level BPE."""
-    table = {}
-    for token_id in range(256):
-        piece = tokenizer.convert_ids_to_tokens(token_id)
-        table[piece] = token_id
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    char_of = {byte: chr(byte) for byte in shown}
-    char_of |= {byte: chr(256 + n) for n, byte in enumerate(hidden)}
-    return [table[char_of[byte]] for byte in data]
+    of_byte = bytes_to_unicode()
+    return tokenizer.convert_tokens_to_ids([of_byte[byte] for byte in data])
 
 
 @pytest.mark.parametrize(

@@ -255,27 +255,10 @@ def test_info_lists_everything_a_plugin_provides(site):
     assert (info.module, info.distribution, info.version) == ("site_full_llm", "full-llm", "3.2")
 
 
-def test_no_plugins_and_blocked_plugins(site, model_plugin):
-    site.install("one", model_plugin("one", "One"))
-    site.install("two", model_plugin("two", "Two"))
-    assert PluginManager.load(()).plugins == ()
-    assert [info.name for info in PluginManager.load(blocked=("one",)).plugins] == ["two"]
-    assert [info.name for info in PluginManager.load(("two",)).plugins] == ["two"]
-
-
 def test_blocked_plugin_is_not_imported(site, model_plugin):
     module = site.install("one", model_plugin())
     PluginManager.load(blocked=("one",))
     assert module not in sys.modules
-
-
-def test_register_in_process(make_plugin):
-    spec = ReasoningParserSpec(name="p", factory="a:b")
-    manager = PluginManager()
-    manager.register(make_plugin(provide_reasoning_parsers=lambda: [spec]), "mine")
-    assert manager.reasoning_parsers == (spec,)
-    assert manager.owner(spec) == "mine"
-    assert manager.plugins[0].distribution is None
 
 
 def test_register_failure_raises_and_adds_nothing(make_plugin):

@@ -123,16 +123,6 @@ def test_unknown_parser(site):
     assert "'broken' (broken-llm): import:" in message
 
 
-def test_parser_priority_and_tie(site):
-    site.install("one", parser("p"))
-    site.install("two", parser("P", priority=1))
-    manager = PluginManager.load()
-    assert manager.owner(manager.reasoning_parser("p")) == "two"
-    site.install("three", parser("p", priority=1))
-    with pytest.raises(PluginConflictError, match=r"'three'.*'two'"):
-        PluginManager.load().reasoning_parser("p")
-
-
 def test_named_family_beats_any_model_whatever_the_priority(site):
     site.install("any", processor("any", priority=9))
     site.install("named", processor("named", models=("ernie4_5_vl_moe", "other")))
