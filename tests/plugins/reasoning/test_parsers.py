@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks import PluginManager
-
 # Parsers that read <think> or at least </think>, and drop no content.
 NAMES = ["deepseek-r1", "ernie-45-vl", "ernie-45-vl-thinking", "ernie-x1", "qwen3"]
 PROMPTS = ["", "hi <think>\n", "hi <think>\n\n</think>\n\n", "a </think> <response>", "</response>"]
@@ -73,31 +70,6 @@ def test_the_start_marker_is_where_a_prompt_can_open_and_close(
 ) -> None:
     parser = new_parser(name)
     assert (parser.start_marker, parser.end_marker) == (start, end)
-
-
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        ("deepseek", "deepseek-r1"),
-        ("deepseek-v3.1", "deepseek-r1"),
-        ("deepseek_v3_0324", "deepseek-r1"),
-        ("glm45", "glm-4.5"),
-        ("GLM-4-5", "glm-4.5"),
-        ("hunyuan_a13b", "hunyuan"),
-        ("kimi_k2", "kimi-k2"),
-        ("minimax_m2", "minimax-m2"),
-        ("openai_gptoss", "gpt-oss"),
-        ("seed_oss", "seed-oss"),
-        ("step-3", "step3"),
-    ],
-)
-def test_other_names(asked: str, found: str) -> None:
-    assert PluginManager.load(plugins=["reasoning"]).reasoning_parser(asked).name == found
-
-
-def test_did_you_mean_knows_the_other_names() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'minimax-m2\.5'"):
-        PluginManager.load(plugins=["reasoning"]).reasoning_parser("minimax-m25")
 
 
 def test_the_hook_module_and_the_parsers_import_no_torch() -> None:

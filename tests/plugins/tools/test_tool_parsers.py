@@ -9,7 +9,6 @@ import pytest
 from mmdeploy_llm_plugins import tools
 
 from mmdeploy_llm.delivery.delivery import Delivery
-from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager, ToolCall, ToolParser
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import TokenUpdate
@@ -206,16 +205,6 @@ def test_a_long_text_in_small_pieces_is_linear() -> None:
     parser.start(())
     texts = [item for _ in range(20_000) for item in parser.feed("word < ")]
     assert sum(map(len, texts)) + sum(map(len, parser.finish())) == 140_000
-
-
-@pytest.mark.parametrize(("asked", "found"), [("qwen25", "hermes"), ("Qwen3_Coder", "qwen3-coder")])
-def test_other_names(asked: str, found: str) -> None:
-    assert PluginManager.load(plugins=["tools"]).tool_parser(asked).name == found
-
-
-def test_did_you_mean() -> None:
-    with pytest.raises(ConfigError, match="no tool parser 'hermess'; did you mean 'hermes'"):
-        PluginManager.load(plugins=["tools"]).tool_parser("hermess")
 
 
 def test_gpt_oss_both_parsers_and_special_tokens(byte_tokenizer: Any) -> None:
