@@ -41,8 +41,3 @@ def test_every_line_is_in_exactly_one_shard(num_shards, num_lines, limit):
 def test_shards_that_do_not_exist(shard):
     with pytest.raises(ConfigError, match="shard"):
         Selection.parse(shard)
-
-
-def test_a_limit_of_zero_is_refused():
-    with pytest.raises(ConfigError, match="limit"):
-        Selection.parse(None, 0)

@@ -43,14 +43,6 @@ def test_an_iterable_of_dicts_goes_in_and_records_come_out(llm, tmp_path):
     assert records["a"].text == single.outputs.text.strip()
 
 
-def test_resume_and_shards_make_a_whole(llm, tmp_path):
-    rows = [{"prompt": f"The fox {number}"} for number in range(10)]
-    out = tmp_path / "out.jsonl"
-    for shard in ("2/2", "1/2"):
-        llm.run_batch(rows, out, shard=shard, resume=True, sampling_params=PARAMS, use_tqdm=False)
-    assert sorted(record.id for record in read_records(out)) == list(range(1, 11))
-
-
 def test_ctrl_c_is_raised_when_the_output_is_closed(llm, tmp_path):
     out = tmp_path / "out.jsonl"
 

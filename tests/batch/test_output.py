@@ -25,10 +25,6 @@ def place(record):
     return record.line
 
 
-def nowhere(record):
-    return None
-
-
 def write(file, mode, *records, **options):
     kept = scan(file, options.pop("place_of", place), **options) if mode == "resume" else None
     with RecordWriter(file, mode, kept) as writer:
@@ -68,19 +64,6 @@ def test_overwrite_replaces(written):
     assert list(read_records(written)) == [FAILED]
 
 
-def test_done_are_those_without_error(written):
-    done = scan(written, place).done
-    assert "good" in done
-    assert "failed" not in done
-
-
-def test_failed_ones_count_as_done_when_they_are_not_done_again(written):
-    kept = scan(written, place, is_failed_redone=False)
-    assert "failed" in kept.done
-    assert kept.drops == ()
-    assert kept.index.num_failed == 1
-
-
 def test_resume_drops_what_is_done_again_and_keeps_the_bytes_of_others(written):
     before = written.read_bytes().splitlines(keepends=True)
     again = Record(id="failed", line=2, text="now it works")
@@ -90,11 +73,6 @@ def test_resume_drops_what_is_done_again_and_keeps_the_bytes_of_others(written):
     assert index.num_failed == 0
     assert list(records_at(written, index.offsets())) == [GOOD, again]
     assert not list(written.parent.glob("*.partial"))
-
-
-def test_failures_of_items_that_are_not_in_this_part_stay(written):
-    write(written, "resume", place_of=nowhere)
-    assert list(read_records(written)) == [GOOD, FAILED]
 
 
 def test_resume_drops_a_torn_last_line(written):
@@ -108,13 +86,6 @@ def test_resume_drops_a_torn_last_line(written):
         "failed",
         "torn",
     ]
-
-
-def test_a_second_line_of_an_item_goes(written):
-    with written.open("a") as file:
-        file.write(GOOD.to_json() + "\n")
-    write(written, "resume", is_failed_redone=False)
-    assert list(read_records(written)) == [GOOD, FAILED]
 
 
 def test_resume_without_a_file_starts_one(file):

@@ -11,7 +11,6 @@ from mmdeploy_llm.batch.ids import Selection
 from mmdeploy_llm.batch.job import BatchSettings, plan_batch, run_batch
 from mmdeploy_llm.batch.output import read_records, records_at
 from mmdeploy_llm.errors import ConfigError, EngineError
-from mmdeploy_llm.params import SamplingParams
 
 
 @pytest.fixture
@@ -64,18 +63,6 @@ def test_doubled_ids_are_errors_that_take_no_id(fake_llm, jsonl, out):
         records = list(read_records(out))
         assert sorted(str(record.id) for record in records) == ["3", "None", "None", "a"]
         assert {record.line for record in records if not record.is_ok} == {3, 4}
-
-
-def test_samples_of_a_line_are_one_record(fake_llm, jsonl, out):
-    rows = [{"prompt": "a", "sampling_params": {"n": 3}}, {"prompt": "b"}]
-    do(fake_llm, jsonl(*rows), out)
-    assert {record.id: len(record.outputs) for record in read_records(out)} == {1: 3, 2: 0}
-
-
-def test_each_line_goes_with_its_own_sampling_parameters(fake_llm, jsonl, out):
-    rows = [{"prompt": "a", "sampling_params": {"max_tokens": 3}}, {"prompt": "b"}]
-    do(fake_llm, jsonl(*rows), out, sampling_params=SamplingParams(max_tokens=8))
-    assert [params.max_tokens for params in fake_llm.params] == [3, 8]
 
 
 def test_a_folder_gives_a_question_about_each_file(fake_llm, pictures, out):
@@ -186,16 +173,6 @@ def test_an_engine_that_fails_leaves_what_is_done(jsonl, out, fake_llm):
     with pytest.raises(EngineError):
         do(fake_llm, jsonl("{", *prompts("a", "b")), out)
     assert len(list(read_records(out))) == 1
-
-
-def test_shards_do_everything_once(fake_llm, jsonl, tmp_path):
-    given = jsonl(*prompts(*(f"p{number}" for number in range(20))), "{")
-    lines = []
-    for shard in (1, 2, 3):
-        target = tmp_path / f"{shard}.jsonl"
-        do(fake_llm, given, target, selection=Selection(shard=shard, num_shards=3))
-        lines += [record.line for record in read_records(target)]
-    assert sorted(lines) == list(range(1, 22))
 
 
 def test_shards_into_one_file_keep_each_others_failures(fake_llm, jsonl, out):

@@ -1,6 +1,5 @@
 """compare.py runs engines in turn and tabulates the results; small programs act as engines."""
 
-import importlib.util
 import sys
 import time
 from pathlib import Path
@@ -21,15 +20,8 @@ for number, line in enumerate(sys.stdin, start=1):
 
 
 @pytest.fixture(scope="module")
-def compare():
-    folder = Path(__file__).parents[2] / "examples" / "benchmarks"
-    name = "compare_engines"
-    spec = importlib.util.spec_from_file_location(name, folder / "compare.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[name]
+def compare(load_benchmark):
+    return load_benchmark("compare")
 
 
 @pytest.fixture

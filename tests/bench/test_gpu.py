@@ -1,7 +1,6 @@
 """gpu.py on the CPU with small models: every part yields its rows, and a part that fails or hangs
 becomes a row of the table."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -32,25 +31,14 @@ time.sleep(600)
 """
 
 
-def load(name):
-    spec = importlib.util.spec_from_file_location(
-        f"{name}_benchmark", SCRIPT.with_name(f"{name}.py")
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # its dataclasses look themselves up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[module.__name__]
+@pytest.fixture(scope="module")
+def gpu(load_benchmark):
+    return load_benchmark("gpu")
 
 
 @pytest.fixture(scope="module")
-def gpu():
-    yield from load("gpu")
-
-
-@pytest.fixture(scope="module")
-def shared():
-    yield from load("gpu_shared")
+def shared(load_benchmark):
+    return load_benchmark("gpu_shared")
 
 
 def run(gpu, tmp_path, code, name, limit=60.0):

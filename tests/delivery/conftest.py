@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import TokenUpdate
@@ -25,8 +26,7 @@ def _wrap(backend: Tokenizer) -> PreTrainedTokenizerFast:
 def byte_level() -> PreTrainedTokenizerFast:
     """Byte-level BPE: every byte, and tokens that start or end inside a character."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    of_byte = dict(zip(_bytes_in_gpt2_order(), _chars_in_gpt2_order(), strict=True))
-    assert sorted(of_byte.values()) == alphabet
+    of_byte = bytes_to_unicode()
     words = [b" the", b" a", b"He", b"llo", "你".encode(), "你".encode()[:2], b"\xbd\xa0\xe5\xa5"]
     words += ["é".encode(), "e\u0301".encode(), "😀".encode()[:3], b"\x80\xe4", b"  ", b"\n"]
     tokens = alphabet + ["".join(of_byte[byte] for byte in word) for word in words]
@@ -35,16 +35,6 @@ def byte_level() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return _wrap(backend)
-
-
-def _bytes_in_gpt2_order() -> list[int]:
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    return shown + [byte for byte in range(256) if byte not in shown]
-
-
-def _chars_in_gpt2_order() -> list[str]:
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    return [chr(byte) for byte in shown] + [chr(256 + n) for n in range(256 - len(shown))]
 
 
 PIECES = ["▁", "▁▁", "▁the", "▁a", "He", "llo", ".", "你", "好", "▁é", "e", "\u0301", "\ufffd"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -96,6 +94,7 @@ def test_one_output_at_the_end(generation: Any) -> None:
     assert output.finished
     assert output.is_ok
     assert output.num_cached_tokens == 2
+    assert output.prompt_logprobs is None
     assert output.outputs == CompletionOutput(
         index=3, token_ids=(*CHARS.ids("hello"), EOS), text="hello", finish_reason="stop"
     )
@@ -191,12 +190,6 @@ def test_a_stop_string_ends_the_request(
     assert merged(outputs).token_ids == tuple(CHARS.ids("one ##"))
     assert delivery.deliver([made.update([0])]) == ()  # an update too late changes nothing
     assert delivery.deliver([made.update((), "abort")]) == ()
-
-
-def test_text_that_may_become_a_stop_is_held_back(generation: Any) -> None:
-    made = generation(stream=True, params=params(stop=["##!"]))
-    outputs = run(Delivery(CHARS), made, [[t] for t in CHARS.ids("a##b#")], "length")
-    assert [output.outputs.text for output in outputs] == ["a", "", "", "##b", "#"]
 
 
 def test_no_stop_before_min_tokens(generation: Any) -> None:
@@ -314,12 +307,6 @@ def test_logprobs(generation: Any, stream: bool) -> None:
         {1: "b"},
     ]
     assert all(output.prompt_logprobs is None for output in outputs[:-1])
-
-
-def test_no_logprobs_unless_requested(generation: Any) -> None:
-    (output,) = run(Delivery(CHARS), generation(), [[0]], "length")
-    assert output.outputs.logprobs is None
-    assert output.prompt_logprobs is None
 
 
 class Broken(ReasoningParser):
@@ -590,11 +577,3 @@ def test_record(generation: Any) -> None:
     assert record.num_cached_tokens == 1
     assert record.num_media_tokens == {"image": 4, "video": 0}
     assert record.metrics is output.metrics
-
-
-def test_the_room_imports_no_torch() -> None:
-    code = (
-        "import sys, mmdeploy_llm.delivery.delivery\n"
-        "assert not {'torch', 'transformers'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

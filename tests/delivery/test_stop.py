@@ -54,28 +54,6 @@ def test_what_was_shown_is_never_part_of_a_later_match(stops: list[str], pieces:
             assert not held or any(stop.startswith(held) for stop in stops)
 
 
-def test_a_stop_across_pieces() -> None:
-    matcher = StopStrings(["###"])
-    assert [matcher.feed(piece) for piece in ("a#", "#b", "##", "#c", "d")] == [
-        "a",
-        "##b",
-        "",
-        "",
-        "",
-    ]
-    assert matcher.is_stopped
-    assert matcher.finish() == ""
-
-
-def test_the_longer_of_two_that_end_together_wins() -> None:
-    assert run(["b", "ab"], ["xab", "c"]) == "x"
-    assert run(["abcd", "bc"], ["abcd"]) == "a"
-
-
-def test_held_text_comes_at_the_end() -> None:
-    assert run(["stop"], ["a st", "o"]) == "a sto"
-
-
 @pytest.mark.parametrize(("is_included", "text"), [(False, "one two"), (True, "one two stop")])
 def test_a_match_that_may_not_stop_is_text(is_included: bool, text: str) -> None:
     matcher = StopStrings([" stop", "one"], is_included=is_included)

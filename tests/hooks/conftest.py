@@ -2,10 +2,13 @@
 
 import importlib
 import sys
+import types
 from importlib import metadata
 from textwrap import dedent
 
 import pytest
+
+from mmdeploy_llm.hooks import hookimpl
 
 IMPORTS = """
 from mmdeploy_llm.hooks import (
@@ -75,3 +78,16 @@ def model_plugin():
         return MODEL_PLUGIN.format(name=name, architecture=architecture, priority=priority)
 
     return source
+
+
+@pytest.fixture
+def make_plugin():
+    """make_plugin(hook=function, ...): a plugin that is no package."""
+
+    def make(**hooks):
+        plugin = types.ModuleType("in_process")
+        for name, function in hooks.items():
+            setattr(plugin, name, hookimpl(function, specname=name))
+        return plugin
+
+    return make

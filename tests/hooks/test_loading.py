@@ -3,7 +3,6 @@
 import logging
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -256,44 +255,13 @@ def test_info_lists_everything_a_plugin_provides(site):
     assert (info.module, info.distribution, info.version) == ("site_full_llm", "full-llm", "3.2")
 
 
-def test_no_plugins_and_blocked_plugins(site, model_plugin):
-    site.install("one", model_plugin("one", "One"))
-    site.install("two", model_plugin("two", "Two"))
-    assert PluginManager.load(()).plugins == ()
-    assert [info.name for info in PluginManager.load(blocked=("one",)).plugins] == ["two"]
-    assert [info.name for info in PluginManager.load(("two",)).plugins] == ["two"]
-
-
 def test_blocked_plugin_is_not_imported(site, model_plugin):
     module = site.install("one", model_plugin())
     PluginManager.load(blocked=("one",))
     assert module not in sys.modules
 
 
-def test_two_managers_share_nothing(site, model_plugin):
-    site.install("one", model_plugin())
-    first, second = PluginManager.load(), PluginManager.load(())
-    assert len(first.models) == 1
-    assert second.models == ()
-
-
-def make_plugin(**hooks):
-    plugin = types.ModuleType("in_process")
-    for name, function in hooks.items():
-        setattr(plugin, name, hookimpl(function, specname=name))
-    return plugin
-
-
-def test_register_in_process():
-    spec = ReasoningParserSpec(name="p", factory="a:b")
-    manager = PluginManager()
-    manager.register(make_plugin(provide_reasoning_parsers=lambda: [spec]), "mine")
-    assert manager.reasoning_parsers == (spec,)
-    assert manager.owner(spec) == "mine"
-    assert manager.plugins[0].distribution is None
-
-
-def test_register_failure_raises_and_adds_nothing():
+def test_register_failure_raises_and_adds_nothing(make_plugin):
     spec = ReasoningParserSpec(name="p", factory="a:b")
 
     def broken():
@@ -318,7 +286,7 @@ def test_register_failure_raises_and_adds_nothing():
     assert manager.reasoning_parsers == (spec,)
 
 
-def test_register_refuses_a_name_that_is_taken():
+def test_register_refuses_a_name_that_is_taken(make_plugin):
     manager = PluginManager()
     manager.register(make_plugin(provide_models=lambda: []), "mine")
     with pytest.raises(PluginLoadError, match="'mine' is loaded already"):
@@ -326,7 +294,7 @@ def test_register_refuses_a_name_that_is_taken():
     assert len(manager.plugins) == 1
 
 
-def test_optional_hook_of_another_version_is_let_through():
+def test_optional_hook_of_another_version_is_let_through(make_plugin):
     plugin = make_plugin(provide_models=lambda: [])
     plugin.on_tuesday = hookimpl(lambda: None, specname="on_tuesday", optionalhook=True)
     manager = PluginManager()

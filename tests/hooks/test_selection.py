@@ -123,16 +123,6 @@ def test_unknown_parser(site):
     assert "'broken' (broken-llm): import:" in message
 
 
-def test_parser_priority_and_tie(site):
-    site.install("one", parser("p"))
-    site.install("two", parser("P", priority=1))
-    manager = PluginManager.load()
-    assert manager.owner(manager.reasoning_parser("p")) == "two"
-    site.install("three", parser("p", priority=1))
-    with pytest.raises(PluginConflictError, match=r"'three'.*'two'"):
-        PluginManager.load().reasoning_parser("p")
-
-
 def test_named_family_beats_any_model_whatever_the_priority(site):
     site.install("any", processor("any", priority=9))
     site.install("named", processor("named", models=("ernie4_5_vl_moe", "other")))
@@ -147,14 +137,6 @@ def test_no_processor(site):
     manager = PluginManager.load()
     assert manager.media_processor("image", "qwen") is None
     assert manager.media_processor("video", "ernie") is None
-
-
-def test_processor_kinds_do_not_mix(site):
-    site.install("image", processor("i", kind="image"))
-    site.install("video", processor("v", kind="video"))
-    manager = PluginManager.load()
-    assert manager.media_processor("video", "x").name == "v"
-    assert manager.media_processor("image", "x").name == "i"
 
 
 def test_processor_priority_and_tie(site):

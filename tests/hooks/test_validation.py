@@ -1,57 +1,44 @@
 """What a plugin provides is checked field by field before anything relies on it."""
 
-import types
-
 import pytest
 
 from mmdeploy_llm.errors import PluginLoadError
-from mmdeploy_llm.hooks import ModelSpec, PluginManager, hookimpl
-
-
-def make_plugin(**hooks):
-    plugin = types.ModuleType("in_process")
-    for name, function in hooks.items():
-        setattr(plugin, name, hookimpl(function, specname=name))
-    return plugin
-
+from mmdeploy_llm.hooks import ModelSpec, PluginManager
 
 GOOD = {"name": "m", "architectures": ("M",), "factory": "pkg.mod:Class"}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", ""),
-        ("name", " "),
-        ("name", 3),
-        ("architectures", ()),
-        ("architectures", "M"),
-        ("architectures", ["M"]),
-        ("architectures", ("M", "")),
-        ("factory", "pkg.mod"),
-        ("factory", "pkg.mod:"),
-        ("factory", ":Class"),
-        ("factory", "pkg mod:Class"),
-        ("factory", "pkg..mod:Class"),
-        ("factory", "pkg.mod:Class()"),
-        ("factory", int),
-        ("media", ("text",)),
-        ("media", "image"),
-        ("reasoning", ""),
-        ("atomic_media", None),
-        ("tp_plan", {"layer": "diagonal"}),
-        ("tp_plan", None),
-        ("priority", "high"),
-        ("priority", True),
-    ],
-)
-def test_model_spec_field_is_checked(field, value):
-    spec = ModelSpec(**{**GOOD, field: value})
-    with pytest.raises(PluginLoadError, match=f"PluginContractError: ModelSpec .*{field} must be"):
-        PluginManager().register(make_plugin(provide_models=lambda: [spec]), "mine")
+WRONG = {
+    "name": ("", " ", 3),
+    "architectures": ((), "M", ["M"], ("M", "")),
+    "factory": (
+        *("pkg.mod", "pkg.mod:", ":Class", "pkg mod:Class"),
+        *("pkg..mod:Class", "pkg.mod:Class()", int),
+    ),
+    "media": (("text",), "image"),
+    "reasoning": ("",),
+    "atomic_media": (None,),
+    "tp_plan": ({"layer": "diagonal"}, None),
+    "priority": ("high", True),
+}
 
 
-def test_good_model_spec_with_every_field():
+@pytest.mark.parametrize("field", WRONG)
+def test_model_spec_field_is_checked(make_plugin, field):
+    for value in WRONG[field]:
+        spec = ModelSpec(**{**GOOD, field: value})
+        message = f"PluginContractError: ModelSpec .*{field} must be"
+        with pytest.raises(PluginLoadError, match=message):
+            register(make_plugin, spec)
+
+
+def register(make_plugin, spec):
+    manager = PluginManager()
+    manager.register(make_plugin(provide_models=lambda: [spec]), "mine")
+    return manager
+
+
+def test_good_model_spec_with_every_field(make_plugin):
     spec = ModelSpec(
         **GOOD,
         media=("image", "video"),
@@ -60,9 +47,7 @@ def test_good_model_spec_with_every_field():
         tp_plan={"layers.*.mlp.down_proj": "rowwise"},
         priority=-5,
     )
-    manager = PluginManager()
-    manager.register(make_plugin(provide_models=lambda: [spec]), "mine")
-    assert manager.models == (spec,)
+    assert register(make_plugin, spec).models == (spec,)
 
 
 def test_media_processor_spec_is_checked(site):

@@ -380,7 +380,7 @@ def test_guided_decoding_is_validated_by_the_backend(make_intake):
 
 
 def test_bad_words_with_and_without_a_space(intake, tokenizer):
-    params = SamplingParams(bad_words=["red circle", "red"], bad_words_token_ids=[4])
+    params = SamplingParams(bad_words=["red circle", "red", "red"], bad_words_token_ids=[4])
     found = only(intake.accept("hello", params)).bad_words_token_ids
     texts = [tokenizer.decode(ids) for ids in found]
     assert texts == ["red circle", " red circle", "red", " red", "<|start|>"]

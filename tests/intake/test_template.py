@@ -53,16 +53,6 @@ def test_a_template_is_a_file_or_a_text(tmp_path):
             load_template(text)
 
 
-def test_variables_reach_the_template(say):
-    assert (
-        say("{{ messages[0].content }}{{ mood }}{{ add_generation_prompt }}", mood="!")
-        == "hello!True"
-    )
-    assert (
-        say("{{ bos_token }}{{ add_generation_prompt }}", add_generation_prompt=False) == "<s>False"
-    )
-
-
 @pytest.mark.parametrize(
     ("template", "message"),
     [

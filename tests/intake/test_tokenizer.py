@@ -34,13 +34,6 @@ def test_long_texts_give_no_warning(raw_tokenizer):
         raw_tokenizer.model_max_length = before
 
 
-def test_bad_words_are_spelled_both_ways_once(tokenizer):
-    assert tokenizer.bad_words(["red", "red"]) == (
-        tuple(tokenizer.encode("red")),
-        tuple(tokenizer.encode(" red")),
-    )
-
-
 def test_loading(tmp_path, raw_tokenizer):
     raw_tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)

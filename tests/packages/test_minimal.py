@@ -52,12 +52,11 @@ def environment(new_environment):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(load_file, tmp_path_factory):
     """Writes the package's own tiny checkpoint."""
-    spec = importlib.util.spec_from_file_location("tiny_llava", FOLDER / "tests" / "tiny.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.write_tiny_llava(tmp_path_factory.mktemp("llava"))
+    return load_file(FOLDER / "tests" / "tiny.py").write_tiny_llava(
+        tmp_path_factory.mktemp("llava")
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The tutorials of the two READMEs, step by step in a fresh environment, as a reader does them."""
 
 import ast
-import importlib.util
 import re
 import shutil
 import time
@@ -101,16 +100,13 @@ def test_the_parser(new_reader):
 
 
 @pytest.mark.slow
-def test_the_processor(new_reader, tmp_path):
+def test_the_processor(new_reader, load_file, tmp_path):
     file = ROOT / "examples" / "plugin_minimal" / "tests" / "tiny.py"
-    spec = importlib.util.spec_from_file_location("tiny_llava", file)
-    tiny = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tiny)
     copy = tmp_path / "REPOSITORY"
     (copy / "examples").mkdir(parents=True)
     replaced = {
         "REPOSITORY/examples/plugin_minimal": str(copy / "examples" / "plugin_minimal"),
-        "checkpoints/llava-1.5-7b-hf": str(tiny.write_tiny_llava(tmp_path / "llava")),
+        "checkpoints/llava-1.5-7b-hf": str(load_file(file).write_tiny_llava(tmp_path / "llava")),
     }
     shutil.copytree(file.parents[1], copy / "examples" / "plugin_minimal")
     reader = new_reader(replaced=replaced)

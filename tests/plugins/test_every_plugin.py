@@ -4,21 +4,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import torch
 
 from mmdeploy_llm.testing import check_plugin
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = sorted(PROJECT["entry-points"]["mmdeploy_llm"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", NAMES)

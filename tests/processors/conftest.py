@@ -1,11 +1,15 @@
 """Shared by the processor tests: processors of a bare checkpoint, and images of random noise."""
 
+import ast
 import io
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from mmdeploy_llm_processors.image.processor import (
     ErnieImageProcessor,
     PaddleOCRImageProcessor,
@@ -59,3 +63,22 @@ def encode():
         return buffer.getvalue()
 
     return encoded
+
+
+@pytest.fixture(scope="session")
+def rules_of():
+    """rules_of(model, name, ...): functions of the model's video processor in transformers, read
+    from its source, because the module cannot be imported without torchvision."""
+
+    def rules(model, *names):
+        path = f"models/{model}/video_processing_{model}.py"
+        source = (Path(transformers.__file__).parent / path).read_text("utf-8")
+        found = {"math": math, "np": np, "torch": torch}
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef) and node.name in names:
+                for argument in node.args.args:
+                    argument.annotation = None
+                exec(compile(ast.Module([node], []), node.name, "exec"), found)
+        return SimpleNamespace(**{name: found[name] for name in names})
+
+    return rules

@@ -24,19 +24,22 @@ def checkpoint_of(spec, folder):
     return Checkpoint(folder=folder, config=SimpleNamespace(vision_config=vision))
 
 
+def subject_of(spec, tmp_path_factory, **fields):
+    """Yields the subject of the checks, and closes it."""
+    checkpoint = checkpoint_of(spec, tmp_path_factory.mktemp("checkpoint"))
+    subject = ProcessorSubject(spec=spec, checkpoint=checkpoint, **fields)
+    yield subject
+    subject.close()
+
+
 class TestImages(MediaProcessorConformance):
     """Checks every image processor on generated files, Pillow images and arrays."""
 
     @pytest.fixture(scope="class", params=IMAGE, ids=lambda spec: spec.name)
     @classmethod
     def subject(cls, request, tmp_path_factory):
-        subject = ProcessorSubject(
-            spec=request.param,
-            checkpoint=checkpoint_of(request.param, tmp_path_factory.mktemp("checkpoint")),
-            other_options={"do_normalize": False},
-        )
-        yield subject
-        subject.close()
+        options = {"do_normalize": False}
+        yield from subject_of(request.param, tmp_path_factory, other_options=options)
 
 
 class TestVideos(MediaProcessorConformance):
@@ -45,15 +48,13 @@ class TestVideos(MediaProcessorConformance):
     @pytest.fixture(scope="class", params=VIDEO, ids=lambda spec: spec.name)
     @classmethod
     def subject(cls, request, tmp_path_factory):
-        subject = ProcessorSubject(
-            spec=request.param,
-            checkpoint=checkpoint_of(request.param, tmp_path_factory.mktemp("checkpoint")),
+        yield from subject_of(
+            request.param,
+            tmp_path_factory,
             options=SMALL,
             other_options={"video_max_pixels": 28 * 28 * 12},
             item_options={"target_frames": 4, "fps": -1},
         )
-        yield subject
-        subject.close()
 
 
 class TestIsolatedImages(TestImages):
@@ -62,12 +63,9 @@ class TestIsolatedImages(TestImages):
     @pytest.fixture(scope="class")
     @classmethod
     def subject(cls, tmp_path_factory):
-        spec = SPECS["qwen-image"]
-        subject = ProcessorSubject(
-            spec=spec,
-            checkpoint=checkpoint_of(spec, tmp_path_factory.mktemp("checkpoint")),
+        yield from subject_of(
+            SPECS["qwen-image"],
+            tmp_path_factory,
             limits=MediaLimits(isolation="process"),
             other_options={"do_normalize": False},
         )
-        yield subject
-        subject.close()

@@ -1,7 +1,6 @@
 """Input forms, modes, orientation, transparency, limits and faults of images."""
 
 import io
-import random
 import struct
 import threading
 import warnings
@@ -11,8 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from mmdeploy_llm_processors.image.arrays import to_array
 from mmdeploy_llm_processors.image.decode import FORMATS, ImageDecoder
 from PIL import Image, ImageChops
@@ -21,7 +18,6 @@ from PIL.PngImagePlugin import PngInfo
 from mmdeploy_llm.errors import (
     MediaError,
     MediaLimitError,
-    RequestError,
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import MediaLimits
@@ -214,6 +210,7 @@ def test_xmp_and_raw_profiles_after_the_pixels_of_a_png(encode):
     }
     blob = encode(Image.new("RGB", (20, 10), RED), "PNG")
     end = blob.rindex(b"IEND") - 4
+    assert DECODER.peek(blob[:end], MediaLimits()).size == (20, 10)  # the file may be cut off
     for name, chunk in chunks.items():
         late = blob[:end] + chunk + blob[end:]
         wanted = (20, 10) if name == "none" else (10, 20)
@@ -338,13 +335,9 @@ def test_one_lazily_opened_image_in_many_threads(encode, noise):
 def png_header(width, height):
     """Makes a PNG that announces a size and has no pixels."""
 
-    def chunk(name, data):
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    chunks = ((b"IHDR", header), (b"IDAT", b""), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(*chunk) for chunk in chunks)
 
 
 def test_pixel_limit_is_read_from_the_header():
@@ -413,40 +406,6 @@ def test_a_closed_image_is_a_media_error(encode):
     image.close()
     with pytest.raises(MediaError):
         decoded(image)
-
-
-def sample(format):
-    values = np.random.default_rng(3).integers(0, 256, (24, 24, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(values).save(buffer, format)
-    return buffer.getvalue()
-
-
-SAMPLES = {format: sample(format) for format in FORMATS}
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(format=st.sampled_from(FORMATS), seed=st.integers(0, 2**32))
-def test_mutated_files_give_an_image_or_a_request_error(format, seed):
-    rng, blob = random.Random(seed), bytearray(SAMPLES[format])
-    for _ in range(rng.randint(1, 12)):
-        place = (
-            rng.randrange(len(blob)) if rng.random() < 0.5 else rng.randrange(min(64, len(blob)))
-        )
-        blob[place] = rng.randrange(256)
-    if rng.random() < 0.3:
-        del blob[rng.randrange(len(blob)) :]
-    limits = MediaLimits(max_pixels=2**20)
-    for use in (DECODER.peek, DECODER.decode):
-        assert use_or_message(use, bytes(blob), limits)
-
-
-def use_or_message(use, blob, limits):
-    """Returns the result: a size above zero, or a message without an address."""
-    try:
-        return min(use(blob, limits).size) > 0
-    except RequestError as error:
-        return "0x" not in str(error)
 
 
 def test_orientation_forms_other_than_plain_exif(encode):

@@ -1,14 +1,12 @@
 """Object stores through fsspec, tested on its file system in memory and on made-up ones."""
 
 import sys
-import threading
 import time
 from dataclasses import replace
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from mmdeploy_llm_processors import remote
 from mmdeploy_llm_processors.remote import KNOWN_STORES, fetch_media, stores
 
 from mmdeploy_llm.errors import (
@@ -17,7 +15,7 @@ from mmdeploy_llm.errors import (
     MediaTimeoutError,
     UnsupportedMediaError,
 )
-from mmdeploy_llm.hooks import MediaLimits, MediaRef, PluginManager
+from mmdeploy_llm.hooks import MediaLimits, MediaRef
 
 
 def fetch(uri, **limits):
@@ -137,24 +135,6 @@ def test_errors_of_stores_do_not_tell_accounts(odd, error, message):
     with pytest.raises(MediaError, match=message) as caught:
         fetch("odd://bucket/x.png", allowed_schemes=("odd",))
     assert "12345" not in str(caught.value)
-
-
-def test_a_store_that_hangs_ends_at_the_deadline_of_the_manager(odd):
-    awake = threading.Event()
-
-    class Hanging(OddFileSystem):
-        def info(self, path):
-            awake.wait(10)
-
-    odd(Hanging)
-    plugins = PluginManager()
-    plugins.register(remote, name="remote")
-    limits = replace(MediaLimits(), allowed_schemes=("odd",), fetch_timeout=0.3)
-    start = time.monotonic()
-    with pytest.raises(MediaTimeoutError, match=r"plugin 'remote' .*x\.png.* within 0\.3 s"):
-        plugins.fetch_media(MediaRef(kind="image", uri="odd://bucket/x.png"), limits)
-    assert time.monotonic() - start < 2.5
-    awake.set()
 
 
 def test_a_slow_reader_stops_at_the_deadline(odd):

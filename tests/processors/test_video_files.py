@@ -252,13 +252,3 @@ def test_errors_have_no_addresses_and_paths(files):
         with pytest.raises(MediaError) as caught:
             open_video(blob, LIMITS)
         assert not re.search(r"0x[0-9a-f]{6,}|/\w+/\w+", str(caught.value))
-
-
-def test_file_objects_are_left_as_they_are(files):
-    """Reading twice, and from a copy, returns the same frames: nothing is consumed."""
-    blob = files.video(8)
-    first, second = (open_video(io.BytesIO(blob).getvalue(), LIMITS) for _ in range(2))
-    assert first.digest == second.digest
-    assert [frame.tobytes() for frame in first.read([3])] == [
-        frame.tobytes() for frame in second.read([3])
-    ]

@@ -93,13 +93,6 @@ def test_item_options(make, files):
     assert few.key != many.key
 
 
-def test_same_video_same_key(make, files):
-    processor, blob = make(), files.video(8, 10)
-    keys = {processor.process(processor.decode(blob, LIMITS), {}).key for _ in range(2)}
-    assert len(keys) == 1
-    assert processor.process(processor.decode(files.video(9, 10), LIMITS), {}).key not in keys
-
-
 def test_a_list_of_frames_is_used_whole(make, files):
     processor = make()
     frames = [files.frame_of(index, 50) for index in range(50)]

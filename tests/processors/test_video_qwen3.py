@@ -1,8 +1,6 @@
 """Qwen3-VL's videos: frames, sizes and time stamps as transformers chooses them."""
 
-import ast
 import itertools
-import math
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import transformers
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.video.options import item_options
 from mmdeploy_llm_processors.video.processor import QwenVideoProcessor
@@ -27,18 +24,8 @@ OPTIONS = Qwen3VideoProcessor.default
 
 
 @pytest.fixture(scope="module")
-def rules():
-    """Extracts transformers' own functions from their module, which cannot be imported without
-    torchvision."""
-    root = Path(transformers.__file__).parent
-    source = (root / "models/qwen3_vl/video_processing_qwen3_vl.py").read_text("utf-8")
-    found = {"math": math, "np": np}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and node.name in ("sample_frames", "smart_resize"):
-            for argument in node.args.args:
-                argument.annotation = None
-            exec(compile(ast.Module([node], []), node.name, "exec"), found)
-    return SimpleNamespace(**{name: found[name] for name in ("sample_frames", "smart_resize")})
+def rules(rules_of):
+    return rules_of("qwen3_vl", "sample_frames", "smart_resize")
 
 
 @pytest.fixture

@@ -1,15 +1,10 @@
 """Frames are selected by FastDeploy's rules for ERNIE and by transformers' for Qwen."""
 
-import ast
 import itertools
-import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from mmdeploy_llm_processors.video.options import VideoOptions, engine_options, item_options
 from mmdeploy_llm_processors.video.processor import ErnieVideoProcessor, QwenVideoProcessor
 from mmdeploy_llm_processors.video.select import ernie_frames, qwen_frames
@@ -31,26 +26,16 @@ def qwen(num, rate, **options):
 
 
 @pytest.fixture(scope="session")
-def transformers_frames():
-    """Extracts transformers' own rule from its module, which cannot be imported without
-    torchvision: (frames, rate, options) -> frame indices."""
-    root = Path(transformers.__file__).parent
-    source = (root / "models/qwen2_vl/video_processing_qwen2_vl.py").read_text("utf-8")
-    [rule] = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.name == "sample_frames"
-    ]
-    rule.args.args[1].annotation = None
-    names = {"math": math, "torch": torch}
-    exec(compile(ast.Module([rule], []), "sample_frames", "exec"), names)
+def transformers_frames(rules_of):
+    """(frames, rate, options) -> frame indices."""
+    sample_frames = rules_of("qwen2_vl", "sample_frames").sample_frames
     host = SimpleNamespace(
         num_frames=None, fps=None, temporal_patch_size=2, min_frames=4, max_frames=768
     )
 
     def frames(num, rate, **options):
         metadata = SimpleNamespace(total_num_frames=num, fps=rate)
-        return names["sample_frames"](host, metadata, **options).tolist()
+        return sample_frames(host, metadata, **options).tolist()
 
     return frames
 

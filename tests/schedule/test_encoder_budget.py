@@ -120,15 +120,6 @@ def test_a_failed_request_takes_its_own_items_with_it(budget, media):
     budget.check_integrity({"r2": ["b3"]})
 
 
-def test_an_evicted_item_is_encoded_again(budget, media):
-    for name in ("a6", "b6", "a6"):
-        budget.start_step()
-        budget.hold("r", media(name))
-        assert keys(budget.take_encode()) == [name]
-        budget.keep_only("r")
-    assert budget.take_forget() == ("a6", "b6")
-
-
 def test_forgetting_again_leaves_cached_items_alone(budget, media):
     budget.start_step()
     budget.hold("r", media("a6"))

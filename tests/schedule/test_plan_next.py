@@ -2,35 +2,18 @@
 
 import pytest
 
-from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure, StepResult
-from mmdeploy_llm.request import Request
-from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
+from mmdeploy_llm.schedule.scheduler import Scheduler
 
 EOS = 9
 
 
-def request(name, num_prompt=3, max_tokens=10):
-    return Request(
-        request_id=name,
-        prompt="",
-        prompt_token_ids=list(range(20, 20 + num_prompt)),
-        params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
-        eos_token_ids=frozenset({EOS}),
-        arrival_time=float(ord(name)),
-    )
-
-
 @pytest.fixture
-def make():
-    def scheduler(*requests, num_blocks=16, max_num_seqs=4):
+def make(kit):
+    def scheduler(*requests, num_blocks=16, **config):
         made = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=8,
-                max_model_len=32,
-                num_blocks=num_blocks,
-                block_size=4,
+            kit.make_config(
+                max_num_batched_tokens=8, max_model_len=32, num_blocks=num_blocks, **config
             )
         )
         for one in requests:
@@ -38,6 +21,17 @@ def make():
         return made
 
     return scheduler
+
+
+@pytest.fixture
+def request_of(kit):
+    def request(name, num_prompt=3, max_tokens=10):
+        arrival = float(ord(name))
+        return kit.make_request(
+            name, num_prompt, max_tokens=max_tokens, eos=(EOS,), arrival_time=arrival
+        )
+
+    return request
 
 
 def commit(scheduler, plan, token=5, **tokens):
@@ -49,8 +43,8 @@ def items(plan):
     return [(one.request_id, one.start, one.num_tokens, len(one.new_block_ids)) for one in plan]
 
 
-def test_every_request_decodes_on_in_the_same_order(make):
-    scheduler = make(request("a"), request("b", 4))
+def test_every_request_decodes_on_in_the_same_order(make, request_of):
+    scheduler = make(request_of("a"), request_of("b", 4))
     plan = scheduler.plan(0.0)
     following = scheduler.plan_next(plan)
     assert following.step_id == plan.step_id + 1
@@ -66,8 +60,8 @@ def test_every_request_decodes_on_in_the_same_order(make):
     assert items(scheduler.plan(0.0).scheduled) == [("a", 5, 1, 0), ("b", 6, 1, 0)]
 
 
-def test_a_request_that_the_first_step_ends_is_passed_over_in_the_next(make):
-    scheduler = make(request("a"), request("b", 4))
+def test_a_request_that_the_first_step_ends_is_passed_over_in_the_next(make, request_of):
+    scheduler = make(request_of("a"), request_of("b", 4))
     plan = scheduler.plan(0.0)
     following = scheduler.plan_next(plan)
     updates = commit(scheduler, plan, b=EOS)
@@ -79,8 +73,8 @@ def test_a_request_that_the_first_step_ends_is_passed_over_in_the_next(make):
     assert scheduler.plan(0.0).drop == ("b",)
 
 
-def test_a_failed_step_ends_the_requests_of_the_following_one_too(make):
-    scheduler = make(request("a"))
+def test_a_failed_step_ends_the_requests_of_the_following_one_too(make, request_of):
+    scheduler = make(request_of("a"))
     plan = scheduler.plan(0.0)
     following = scheduler.plan_next(plan)
     failure = RequestFailure(code=500, message="gone")
@@ -89,8 +83,8 @@ def test_a_failed_step_ends_the_requests_of_the_following_one_too(make):
     assert not scheduler.has_work
 
 
-def test_none_before_the_last_token(make):
-    scheduler = make(request("a", max_tokens=3))
+def test_none_before_the_last_token(make, request_of):
+    scheduler = make(request_of("a", max_tokens=3))
     plan = scheduler.plan(0.0)
     following = scheduler.plan_next(plan)
     commit(scheduler, plan)
@@ -100,30 +94,30 @@ def test_none_before_the_last_token(make):
     assert commit(scheduler, third)[0].finish_reason == "length"
 
 
-def test_none_while_a_prompt_is_unfinished(make):
-    scheduler = make(request("a", 12))
+def test_none_while_a_prompt_is_unfinished(make, request_of):
+    scheduler = make(request_of("a", 12))
     assert scheduler.plan_next(scheduler.plan(0.0)) is None
 
 
-def test_none_when_somebody_could_start(make):
-    scheduler = make(request("a"))
+def test_none_when_somebody_could_start(make, request_of):
+    scheduler = make(request_of("a"))
     plan = scheduler.plan(0.0)
-    scheduler.add(request("b"))
+    scheduler.add(request_of("b"))
     assert scheduler.plan_next(plan) is None
 
 
-def test_those_who_must_wait_do_not_stop_it(make):
-    full = make(request("a"), request("b"), max_num_seqs=1)
+def test_those_who_must_wait_do_not_stop_it(make, request_of):
+    full = make(request_of("a"), request_of("b"), max_num_seqs=1)
     assert full.plan_next(full.plan(0.0)) is not None
     # b waits for blocks: a may grow to four of the five.
-    short = make(request("a", 4, 12), request("b", 16), num_blocks=5)
+    short = make(request_of("a", 4, 12), request_of("b", 16), num_blocks=5)
     plan = short.plan(0.0)
     assert [one.request_id for one in plan.scheduled] == ["a"]
     assert short.plan_next(plan) is not None
 
 
-def test_none_without_a_block(make):
-    scheduler = make(request("a", 4), num_blocks=2)
+def test_none_without_a_block(make, request_of):
+    scheduler = make(request_of("a", 4), num_blocks=2)
     plan = scheduler.plan(0.0)
     for _ in range(4):
         following = scheduler.plan_next(plan)
@@ -133,8 +127,8 @@ def test_none_without_a_block(make):
     assert scheduler.plan_next(plan) is None  # there is no slot for the ninth token
 
 
-def test_none_after_an_abort(make):
-    scheduler = make(request("a"), request("b"))
+def test_none_after_an_abort(make, request_of):
+    scheduler = make(request_of("a"), request_of("b"))
     plan = scheduler.plan(0.0)
     following = scheduler.plan_next(plan)
     commit(scheduler, plan)

@@ -1,8 +1,5 @@
 """Each rule of the scheduler by itself. The loop's executor also checks every plan."""
 
-import subprocess
-import sys
-
 import pytest
 
 from mmdeploy_llm.plan import RequestFailure, StepResult
@@ -58,15 +55,6 @@ class TestAdmission:
         assert (loop.scheduler.num_running, loop.scheduler.num_waiting) == (2, 1)
         loop.step()
         assert list(sizes(loop.step())) == ["c"]
-
-    def test_earlier_arrivals_go_first(self, kit, make_loop):
-        loop = make_loop(max_num_seqs=1)
-        loop.add(
-            kit.make_request("late", 2, arrival_time=2.0, max_tokens=1),
-            kit.make_request("early", 2, arrival_time=1.0, max_tokens=1),
-            kit.make_request("later", 2, arrival_time=3.0, max_tokens=1),
-        )
-        assert [next(iter(sizes(loop.step()))) for _ in range(3)] == ["early", "late", "later"]
 
     def test_blocks_are_left_for_running_requests_to_grow(self, kit, make_loop):
         loop = make_loop(num_blocks=4)
@@ -194,22 +182,6 @@ class TestPrefixCache:
         assert second.block_ids[:2] == first.block_ids[:2]
         assert second.block_ids[2] != first.block_ids[2]
 
-    def test_the_same_prompt_again_computes_at_least_one_token(self, kit, make_loop):
-        loop = make_loop()
-        loop.add(kit.make_request("a", range(100, 108)))
-        loop.run()
-        loop.add(kit.make_request("b", range(100, 108)))
-        assert sizes(loop.step()) == {"b": 4}
-
-    def test_generated_tokens_are_found_too(self, kit, make_loop):
-        loop = make_loop()
-        first = loop.add(kit.make_request("a", 6, max_tokens=10))
-        loop.run()
-        conversation = [*first.prompt_token_ids, *first.output_token_ids, 1, 2]
-        second = loop.add(kit.make_request("b", conversation))
-        loop.step()
-        assert second.num_cached_tokens == 12, "15 tokens were computed, the last never was"
-
     def test_prompt_logprobs_need_the_whole_prompt(self, kit, make_loop):
         loop = make_loop()
         loop.add(kit.make_request("a", range(100, 110)))
@@ -218,16 +190,6 @@ class TestPrefixCache:
         loop.run()
         assert again.num_cached_tokens == 0
         assert loop.prompt_logprobs["b"] == list(range(10))
-
-    def test_prompt_logprobs_are_reported_once_when_a_prompt_is_computed_twice(
-        self, kit, make_loop
-    ):
-        loop = make_loop(num_blocks=6)
-        options = {"max_tokens": 14, "prompt_logprobs": 1}
-        loop.add(kit.make_request("a", 6, **options), kit.make_request("b", 6, **options))
-        loop.run()
-        assert loop.scheduler.num_preemptions > 0
-        assert loop.prompt_logprobs["b"] == list(range(6))
 
     def test_a_failed_step_is_not_shared(self, kit, make_loop):
         loop = make_loop()
@@ -247,19 +209,6 @@ class TestPrefixCache:
 
 
 class TestMedia:
-    def test_encoded_in_the_step_of_the_first_token(self, kit, make_loop):
-        loop = make_loop(max_num_batched_tokens=4)
-        loop.add(kit.make_request("a", 12, media=((6, "cat", 3),), max_tokens=1))
-        loop.run()
-        assert [[item.key for item in plan.encode] for plan in loop.plans] == [[], ["cat"], []]
-
-    def test_shared_by_requests_and_within_one_it_is_encoded_once(self, kit, make_loop):
-        loop = make_loop(max_num_batched_tokens=8)
-        media = ((2, "cat", 5), (9, "cat", 5))
-        loop.add(kit.make_request("a", 20, media=media), kit.make_request("b", 20, media=media))
-        loop.run()
-        assert loop.executor.num_encodes == {"cat": 1}
-
     def test_a_hit_that_covers_the_item_spares_the_encoder(self, kit, make_loop):
         loop = make_loop(encoder_cache_tokens=6)
         media = ((1, "cat", 6),)
@@ -285,21 +234,6 @@ class TestMedia:
         assert again.num_cached_tokens == 4
         assert loop.executor.num_encodes["cat"] == 2
         assert again.output_token_ids == kit.expected_tokens(again, 4)
-
-    def test_many_items_are_encoded_over_several_steps(self, kit, make_loop):
-        loop = make_loop(encoder_cache_tokens=1000, max_num_batched_tokens=8)
-        media = [(5 * index, f"m{index}", 5) for index in range(10)]
-        loop.add(kit.make_request("a", 55, media=media, max_tokens=1))
-        loop.run()
-        assert max(len(plan.encode) for plan in loop.plans) == 1
-
-    def test_evicted_items_are_forgotten_once(self, kit, make_loop):
-        loop = make_loop(encoder_cache_tokens=8)
-        for key in ("cat", "dog", "cow"):
-            loop.add(kit.make_request(key, 8, media=((1, key, 5),), max_tokens=2))
-            loop.run()
-        forgotten = [key for plan in loop.plans for key in plan.forget]
-        assert forgotten == ["cat", "dog"]
 
     def test_who_waits_for_the_encoder_is_not_overtaken_at_it(self, kit, make_loop):
         """`small` would fit beside `first` and delay `big`; many such requests would starve it."""
@@ -498,8 +432,3 @@ class TestAbort:
         plan = loop.step()
         assert plan.drop == ("a",)
         assert [new.request_id for new in plan.new] == ["a"]
-
-
-def test_the_room_imports_no_torch():
-    code = "import sys, mmdeploy_llm.schedule.scheduler; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,6 +1,7 @@
 """Fixtures that run checks on deliberately broken plugins and return the failures."""
 
 import itertools
+import re
 import sys
 from types import ModuleType
 
@@ -34,6 +35,20 @@ def failures():
         return found
 
     return run
+
+
+@pytest.fixture(scope="session")
+def demand_failures():
+    """demand_failures(found, all checks, names of those that must fail, regex for the message of
+    the first). "*" among the names means that further checks may fail as a consequence."""
+
+    def demand(found, checks, names, message):
+        first = next(check.__name__ for check in checks if check.__name__ in names)
+        assert re.search(message, found[first], re.DOTALL), found[first]
+        if "*" not in names:
+            assert set(found) == names
+
+    return demand
 
 
 @pytest.fixture(scope="module")

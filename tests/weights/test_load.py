@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -72,21 +71,6 @@ class TestValues:
         tensors["attn.qkv_proj.weight"] = torch.cat([tensors.pop(key) for key in parts])
         model = load(tensors)
         assert torch.equal(model.attn.qkv_proj.weight, tensors["attn.qkv_proj.weight"])
-
-    def test_shards(self, load, factory, checkpoint, tmp_path, tensors):
-        expected = load(tensors).state_dict()
-        (tmp_path / "model.safetensors").unlink()
-        weight_map = {}
-        for number, key in enumerate(tensors):
-            name = f"model-{number % 3}.safetensors"
-            weight_map[key] = name
-        for name in set(weight_map.values()):
-            part = {key: tensors[key] for key, own in weight_map.items() if own == name}
-            save_file(part, tmp_path / name)
-        index = tmp_path / "model.safetensors.index.json"
-        index.write_text(json.dumps({"weight_map": weight_map}))
-        found = build_model(factory, checkpoint, torch.float32, CPU).state_dict()
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
     def test_ignored_keys(self, load, tensors):
         load({**tensors, "unused.weight": torch.zeros(7)})

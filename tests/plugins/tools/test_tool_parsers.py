@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from mmdeploy_llm_plugins import tools
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from mmdeploy_llm.delivery.delivery import Delivery
-from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import PluginManager, ToolCall, ToolParser
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import TokenUpdate
@@ -142,7 +138,6 @@ EXAMPLES = {
         (NO_CALLS[2] + call(), NO_CALLS[2] + call(), ()),
     ],
 }
-ROWS = [(name, *row) for name, rows in EXAMPLES.items() for row in rows]
 
 
 def new_parser(name: str) -> ToolParser:
@@ -165,13 +160,12 @@ class TestEveryParser(ToolParserConformance):
         return ToolParserSubject(spec=request.param, examples=examples)
 
 
-@pytest.mark.parametrize(("name", "text", "content", "calls"), ROWS)
-def test_rule(name: str, text: str, content: str, calls: tuple[Any, ...]) -> None:
-    found = ToolParserSubject(spec=SPECS[name]).result((text,), (TOOL,))
-    assert (found[0], tuple((each, json.loads(given)) for each, given in found[1])) == (
-        content,
-        calls,
-    )
+@pytest.mark.parametrize("name", JSON_NAMES)
+def test_long_texts_that_are_no_calls(name: str) -> None:
+    """They are too long for the kit, which splits its examples everywhere."""
+    for text in NO_CALLS:
+        if len(text) > 1000:
+            assert ToolParserSubject(spec=SPECS[name]).result((text,)) == (text, ())
 
 
 def test_arguments_are_given_as_they_were_written() -> None:
@@ -213,32 +207,12 @@ def test_a_long_text_in_small_pieces_is_linear() -> None:
     assert sum(map(len, texts)) + sum(map(len, parser.finish())) == 140_000
 
 
-@pytest.mark.parametrize(("asked", "found"), [("qwen25", "hermes"), ("Qwen3_Coder", "qwen3-coder")])
-def test_other_names(asked: str, found: str) -> None:
-    assert PluginManager.load(plugins=["tools"]).tool_parser(asked).name == found
-
-
-def test_did_you_mean() -> None:
-    with pytest.raises(ConfigError, match="no tool parser 'hermess'; did you mean 'hermes'"):
-        PluginManager.load(plugins=["tools"]).tool_parser("hermess")
-
-
-def harmony_tokenizer() -> PreTrainedTokenizerFast:
-    """Tokenizes each byte as a token, and gpt-oss's special tokens as one each."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({byte: place for place, byte in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    names = ("start", "channel", "constrain", "message", "end", "call", "return")
-    backend.add_special_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|return|>")
-
-
-def test_gpt_oss_both_parsers_and_special_tokens() -> None:
+def test_gpt_oss_both_parsers_and_special_tokens(byte_tokenizer: Any) -> None:
     """Has reasoning, text for the user, and a call whose last token ends the request."""
     said = "<|channel|>{}<|message|>{}<|end|><|start|>assistant"
     text = said.format("analysis", "why") + said.format("commentary", "I look.") + MESSAGE
-    tokenizer = harmony_tokenizer()
+    names = ("start", "channel", "constrain", "message", "end", "call", "return")
+    tokenizer = byte_tokenizer([f"<|{name}|>" for name in names], "<|return|>")
     manager = PluginManager.load(plugins=["tools", "reasoning"])
     delivery = Delivery(
         tokenizer,

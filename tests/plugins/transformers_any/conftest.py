@@ -143,18 +143,14 @@ def internvl(tokenizer):
     )
 
 
-def idefics3(tokenizer, kind="Idefics3"):
-    return getattr(transformers, f"{kind}Config")(
+def idefics3(tokenizer):
+    return transformers.Idefics3Config(
         text_config=transformers.LlamaConfig(**text_fields()),
-        vision_config=getattr(transformers, f"{kind}VisionConfig")(**vision_fields()).to_dict(),
+        vision_config=transformers.Idefics3VisionConfig(**vision_fields()).to_dict(),
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
         pad_token_id=0,
     )
-
-
-def smolvlm(tokenizer):
-    return idefics3(tokenizer, "SmolVLM")
 
 
 def gemma3(tokenizer):
@@ -192,11 +188,6 @@ def mistral3(tokenizer):
 
 
 SIDE = {"height": 28, "width": 28}
-IDEFICS_IMAGES = {
-    "size": {"longest_edge": 56},
-    "max_image_size": {"longest_edge": 28},
-    "image_processor_type": "Idefics3ImageProcessor",
-}
 FAMILIES = {
     "llava_onevision": Family(
         "LlavaOnevisionForConditionalGeneration",
@@ -232,17 +223,12 @@ FAMILIES = {
         "<image>",
         {},
         ("<image>", *IDEFICS_TOKENS),
-        image_processor=IDEFICS_IMAGES,
+        image_processor={
+            "size": {"longest_edge": 56},
+            "max_image_size": {"longest_edge": 28},
+            "image_processor_type": "Idefics3ImageProcessor",
+        },
         processor={"processor_class": "Idefics3Processor", "image_seq_len": 4},
-    ),
-    "smolvlm": Family(
-        "SmolVLMForConditionalGeneration",
-        smolvlm,
-        "<image>",
-        {},
-        ("<image>", *IDEFICS_TOKENS),
-        image_processor={**IDEFICS_IMAGES, "image_processor_type": "SmolVLMImageProcessor"},
-        processor={"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
     ),
     "gemma3": Family(
         "Gemma3ForConditionalGeneration",
@@ -369,15 +355,6 @@ class Stats:
     @hookimpl
     def on_step(self, stats):
         self.steps.append(stats)
-
-
-@pytest.fixture(autouse=True, scope="package")
-def one_thread():
-    """Uses one thread: on tiny models, dispatching work takes longer than the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="package")

@@ -15,9 +15,12 @@ TEXTS = ("The quick brown fox", "User: how many circles are there? Assistant:", 
 OTHERS = ("ernie", "glm", "llama", "qwen")  # plugins of single families
 ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
 CONFIGS = {
+    # The plain decoder.
     "llama": ("Llama", {}),
+    # The head is the embedding.
     "llama_tied": ("Llama", {"tie_word_embeddings": True}),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 20}),
+    # A window in all layers; q, k and v in one matrix.
     "phi3": ("Phi3", {"sliding_window": 9}),
     "phi3_long": (
         "Phi3",
@@ -26,15 +29,22 @@ CONFIGS = {
             "rope_parameters": {**ROPE, "short_factor": [1.1] * 8, "long_factor": [4.0] * 8},
         },
     ),
+    # Norms after attention and MLP, and on queries and keys.
     "olmo2": ("Olmo2", {}),
+    # Half of each head is rotated; attention and MLP in parallel; LayerNorm.
     "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5}),
+    # A scale for scores and one for logits.
     "granite": ("Granite", {"attention_multiplier": 0.3, "logits_scaling": 3.0}),
+    # Logits that are scaled, norms without bias.
     "cohere": ("Cohere", {"logit_scale": 0.3}),
+    # Learned positions; the decoder is nested two levels down.
     "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    # Experts, one tensor each in the checkpoint and stacked in the model.
     "qwen3_moe": (
         "Qwen3Moe",
         {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
+    # Latent attention: values smaller than keys; experts in groups, a shared one.
     "deepseek_v3": (
         "DeepseekV3",
         {
@@ -53,6 +63,7 @@ CONFIGS = {
         },
     ),
 }
+OWN = ("gemma2", "phi3_long")  # with a class of their own
 
 
 def write(name, folder):
@@ -78,32 +89,34 @@ def write(name, folder):
 
 
 class AnyText(ModelConformance):
-    """The checks for one family of CONFIGS."""
+    """The checks for the family of CONFIGS that the fixture `name` gives."""
 
     spec = ANY
-    name = ""
 
+    @pytest.fixture(scope="class")
     @classmethod
-    def write(cls, folder):
-        write(cls.name, folder)
+    def folder(cls, name, tmp_path_factory):
+        folder = tmp_path_factory.mktemp(name)
+        write(name, folder)
+        return folder
 
 
-class TestLlama(AnyText):
-    """The plain decoder."""
+class TestOthers(AnyText):
+    """Families that need no more than the checks of the kit."""
 
-    name = "llama"
-
-
-class TestTiedLlama(AnyText):
-    """The head is the embedding."""
-
-    name = "llama_tied"
+    @pytest.fixture(scope="class", params=[name for name in CONFIGS if name not in OWN])
+    @classmethod
+    def name(cls, request):
+        return request.param
 
 
 class TestGemma2(AnyText):
     """Soft caps on scores and logits, a window in every other layer, its own score scale."""
 
-    name = "gemma2"
+    @pytest.fixture(scope="class")
+    @classmethod
+    def name(cls):
+        return "gemma2"
 
     def test_the_engine_gives_the_reference_tokens(self, subject, make_llm):
         """Batched, in chunks, and with prefixes found in the cache."""
@@ -119,16 +132,13 @@ class TestGemma2(AnyText):
         assert max(step.num_scheduled_requests for step in stats.steps) > 1
 
 
-class TestPhi3(AnyText):
-    """A window in all layers; q, k and v in one matrix."""
-
-    name = "phi3"
-
-
 class TestPhi3Long(AnyText):
     """Rotary factors that depend on the length; sequences up to 128 tokens use the short ones."""
 
-    name = "phi3_long"
+    @pytest.fixture(scope="class")
+    @classmethod
+    def name(cls):
+        return "phi3_long"
 
     def test_longer_requests_say_why_not(self, subject, make_llm):
         llm, _ = make_llm(subject.folder)
@@ -136,48 +146,6 @@ class TestPhi3Long(AnyText):
         assert long.error_code == 400
         assert "other rotary frequencies for sequences of more than 128 tokens" in long.error_msg
         assert short.error_msg is None
-
-
-class TestOlmo2(AnyText):
-    """Norms after attention and MLP, and on queries and keys."""
-
-    name = "olmo2"
-
-
-class TestGPTNeoX(AnyText):
-    """Half of each head is rotated; attention and MLP in parallel; LayerNorm."""
-
-    name = "gpt_neox"
-
-
-class TestGranite(AnyText):
-    """A scale for scores and one for logits."""
-
-    name = "granite"
-
-
-class TestCohere(AnyText):
-    """Logits that are scaled, norms without bias."""
-
-    name = "cohere"
-
-
-class TestOPT(AnyText):
-    """Learned positions; the decoder is nested two levels down."""
-
-    name = "opt"
-
-
-class TestQwen3MoE(AnyText):
-    """Experts, one tensor each in the checkpoint and stacked in the model."""
-
-    name = "qwen3_moe"
-
-
-class TestDeepseekV3(AnyText):
-    """Latent attention: values smaller than keys; experts in groups, a shared one."""
-
-    name = "deepseek_v3"
 
 
 @pytest.mark.parametrize("blocked", [(), OTHERS])

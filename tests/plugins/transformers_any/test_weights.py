@@ -68,7 +68,7 @@ def test_a_key_without_a_place_is_an_error(moe, tmp_path):
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
     tensors["model.layers.0.mlp.experts.0.side_proj.weight"] = torch.zeros(2)
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"no place for these keys .*side_proj"):
+    with pytest.raises(CheckpointError, match=r"no parameters for these keys .*side_proj"):
         load(tmp_path)
 
 
@@ -77,7 +77,9 @@ def test_a_missing_expert_is_an_error(moe, tmp_path):
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
     del tensors["model.layers.1.mlp.experts.2.gate_proj.weight"]
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.experts\.gate_up_proj \(part of"):
+    with pytest.raises(
+        CheckpointError, match=r"layers\.1\.mlp\.experts\.gate_up_proj \(some values"
+    ):
         load(tmp_path)
 
 

@@ -1,0 +1,197 @@
+"""Text models of the plugins against transformers: see testing.model_conformance."""
+
+import pytest
+import torch
+from mmdeploy_llm_plugins import ernie, glm, llama, qwen, reasoning
+from safetensors import safe_open
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.testing.checks.models import ModelSubject
+from mmdeploy_llm.testing.model_conformance import ModelConformance, build
+from mmdeploy_llm.testing.tiny import write_tiny
+
+SPECS = {
+    spec.name: spec for plugin in (ernie, glm, llama, qwen) for spec in plugin.provide_models()
+}
+WINDOW = {"use_sliding_window": True, "sliding_window": 6}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}
+WHOLE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+
+# The case -> the family and the arguments of `write_tiny`.
+CASES = {
+    # Head size that is not hidden / heads, grouped key heads, tied head.
+    "ernie": ("ernie4_5", {}),
+    # use_bias, an untied head, heads in groups of three.
+    "ernie biases": ("ernie4_5", {"seed": 1, "use_bias": True, "num_key_value_heads": 2, **UNTIED}),
+    # A dense first layer, then experts with a correction bias and shared experts.
+    "ernie moe": ("ernie4_5_moe", {}),
+    # No shared experts, sparse layers at an interval.
+    "ernie moe interval": (
+        "ernie4_5_moe",
+        {"seed": 2, "moe_num_shared_experts": 0, "moe_layer_interval": 2, "num_hidden_layers": 4},
+    ),
+    # Half of every head is rotated, in interleaved pairs; gate and up are one matrix.
+    "glm": ("glm", {}),
+    # All channels are rotated; no biases; a tied head.
+    "glm whole heads": (
+        "glm",
+        {"seed": 1, "rope_parameters": WHOLE, "attention_bias": False, **TIED},
+    ),
+    # Norms after attention and MLP.
+    "glm4": ("glm4", {}),
+    # YaRN on some channels of every head, as GLM-Z1 recommends for long prompts.
+    "glm4 yarn": (
+        "glm4",
+        {"seed": 1, "rope_parameters": {**YARN, "partial_rotary_factor": 0.5}, "head_dim": 16},
+    ),
+    # Heads whose size is not hidden / heads, an untied head.
+    "llama": ("llama", {}),
+    # The frequencies of Llama 3.1 and later: kept, divided or interpolated; all biases.
+    "llama3 rope": (
+        "llama",
+        {"seed": 1, "rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True, **TIED},
+    ),
+    # Positions divided by a factor; every query head has its own key head.
+    "llama linear rope": (
+        "llama",
+        {"seed": 2, "rope_parameters": LINEAR, "num_key_value_heads": 4},
+    ),
+    # Every layer has a window that is shorter than the prompt.
+    "mistral": ("mistral", {}),
+    # YaRN, as in the long-context models.
+    "mistral yarn": (
+        "mistral",
+        {"seed": 1, "rope_parameters": YARN, "sliding_window": None, "head_dim": 20},
+    ),
+    # Biases on query, key and value; heads of 10 channels; an untied head.
+    "qwen2": ("qwen2", {}),
+    # YaRN frequencies and attention factor; a tied head.
+    "qwen2 yarn": ("qwen2", {"seed": 1, "rope_parameters": YARN, **TIED}),
+    # The upper layers have windows that are shorter than the prompt.
+    "qwen2 windows": ("qwen2", {"seed": 2, "max_window_layers": 1, **WINDOW}),
+    # A dense layer, then experts whose weights are not normalised, and a gated shared expert.
+    "qwen2 moe": ("qwen2_moe", {}),
+    # Sparse layers at an interval, normalised weights, no biases, windows in every second layer.
+    "qwen2 moe interval": (
+        "qwen2_moe",
+        {
+            "seed": 1,
+            "num_hidden_layers": 4,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "max_window_layers": 3,
+            **TIED,
+            **WINDOW,
+        },
+    ),
+    # Norms on the heads of query and key; a head size that is not hidden / heads.
+    "qwen3": ("qwen3", {}),
+    # Biases, windows, YaRN, a tied head.
+    "qwen3 yarn": (
+        "qwen3",
+        {
+            "seed": 1,
+            "rope_parameters": YARN,
+            "attention_bias": True,
+            "max_window_layers": 2,
+            **TIED,
+            **WINDOW,
+        },
+    ),
+    # Every second layer is sparse, with normalised weights.
+    "qwen3 moe": ("qwen3_moe", {}),
+    # Weights not normalised, a dense layer by its index, biases, windows in all layers.
+    "qwen3 moe windows": (
+        "qwen3_moe",
+        {
+            "seed": 1,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [2],
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            **WINDOW,
+        },
+    ),
+}
+
+
+class TestModels(ModelConformance):
+    """Runs all checks of the kit on every case."""
+
+    @pytest.fixture(scope="class", params=CASES.values(), ids=CASES)
+    @classmethod
+    def subject(cls, request, tmp_path_factory):
+        family, options = request.param
+        folder = tmp_path_factory.mktemp(family)
+        write_tiny(family, folder, **options)
+        return ModelSubject(
+            spec=SPECS[family],
+            folder=folder,
+            config=read_checkpoint(folder).config,
+            cases=cls.cases,
+            tolerance=cls.tolerance,
+            make_prompt=cls.make_prompt,
+            make_reference=cls.make_reference,
+        )
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("ernie4_5", {"rope_parameters": YARN}, "'yarn'"),  # its rope is reordered
+        ("llama", {"rope_parameters": {**LINEAR, "rope_type": "dynamic"}}, "'dynamic'"),
+        ("llama", {"hidden_act": "gelu"}, "'gelu' of this llama model"),
+        (
+            "qwen2",
+            {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+            "linear_attention of this qwen2 model",
+        ),
+        (
+            "qwen2",
+            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            "sliding_window is None",
+        ),
+    ],
+)
+def test_what_a_config_may_not_ask_for_is_refused(tmp_path, family, changes, message):
+    write_tiny(family, tmp_path)
+    config = read_checkpoint(tmp_path).config
+    for name, value in changes.items():
+        setattr(config, name, value)
+    with pytest.raises(ModelNotSupportedError, match=message):
+        build(SPECS[family], tmp_path, config, torch.float32)
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
+def test_experts_of_the_tiny_checkpoints_are_stored_as_published(family, tmp_path):
+    """Saves one matrix per expert; tests/weights/test_layouts.py loads them stacked."""
+    write_tiny(family, tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        keys = {*file.keys()}
+    assert "model.layers.1.mlp.experts.5.gate_proj.weight" in keys
+    assert not any(key.endswith("experts.gate_up_proj") for key in keys)
+
+
+def test_default_reasoning_parsers_exist():
+    names = {spec.name for spec in reasoning.provide_reasoning_parsers()}
+    wanted = {spec.reasoning for spec in SPECS.values()} - {None}
+    assert wanted
+    assert wanted <= names

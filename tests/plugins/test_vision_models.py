@@ -1,0 +1,163 @@
+"""Vision-language models of the plugins against transformers: see testing.model_conformance."""
+
+import torch
+from mmdeploy_llm_plugins import ernie, qwen
+from mmdeploy_llm_plugins.qwen.tower import window_order
+from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
+from safetensors.torch import load_file, save_file
+
+from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.testing.dense import DenseRunner
+from mmdeploy_llm.testing.model_conformance import (
+    ModelConformance,
+    build,
+    make_prompt,
+    max_difference,
+)
+from mmdeploy_llm.testing.reference import Reference
+from mmdeploy_llm.testing.tiny import write_tiny
+
+SPECS = {spec.name: spec for plugin in (ernie, qwen) for spec in plugin.provide_models()}
+QWEN_MEDIA = {
+    "text": (),
+    "one image": ((1, 4, 6),),
+    "images of different sizes": ((1, 4, 6), (1, 18, 12), (1, 8, 16), (1, 4, 6)),
+    "video": ((4, 6, 8),),
+    "image and video": ((1, 10, 4), (2, 10, 12)),
+}
+
+
+class VisionConformance(ModelConformance):
+    """The checks of the kit on the tiny checkpoint of the spec's name."""
+
+    cases = QWEN_MEDIA
+
+    @classmethod
+    def write(cls, folder):
+        write_tiny(cls.spec.name, folder)
+
+
+class TestErnieVL(VisionConformance):
+    """Experts per modality, M-RoPE, vision tower and resampler."""
+
+    spec = SPECS["ernie4_5_vl_moe"]
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "one image": ((1, 4, 6),),
+        "images of different sizes": ((1, 4, 6), (1, 10, 12), (1, 2, 8), (1, 4, 6)),
+        "video": ((4, 6, 8),),
+        "image and video": ((1, 8, 4), (2, 4, 4), (4, 4, 10)),
+    }
+
+    def test_generated_markers_go_to_text_experts(self, folder, reference):
+        """The same ids as text of the prompt and as generated tokens give different logits."""
+        runner = DenseRunner(build(self.spec, folder, reference.config, torch.float32))
+        ids, _ = make_prompt(reference.config, ())
+        marker = reference.config.image_start_token_id
+        in_prompt, generated = runner.add([*ids, marker]), runner.add(ids)
+        generated.token_ids.append(marker)
+        first, second = runner.run(in_prompt)[-1], runner.run(generated)[-1]
+        assert (first - second).abs().max() > 0.01
+        # transformers gets no modalities for text: every token goes to the text experts
+        expected = reference.logits([*ids, marker])[-1]
+        assert max_difference(second, expected) < self.tolerance
+
+
+class TestPaddleOCRVL(VisionConformance):
+    """Has images smaller and larger than the table of learned positions."""
+
+    spec = SPECS["paddleocr_vl"]
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "one image": ((1, 4, 6),),
+        "the size of the table": ((1, 6, 6),),
+        "images of different sizes": ((1, 4, 6), (1, 18, 12), (1, 2, 16), (1, 4, 6)),
+    }
+
+    def test_unused_parts_of_the_published_tower(self, folder, reference, tmp_path):
+        tensors = load_file(folder / "model.safetensors")
+        prefix = "visual.vision_model."
+        assert any(key.startswith(prefix) for key in tensors)
+        tensors[f"{prefix}embeddings.packing_position_embedding.weight"] = torch.zeros(9, 48)
+        tensors[f"{prefix}head.attention.in_proj_weight"] = torch.zeros(9, 48)
+        save_file(tensors, tmp_path / "model.safetensors")
+        build(self.spec, tmp_path, reference.config, torch.float32)
+
+
+class TestQwen2VL(VisionConformance):
+    """Attention over whole frames, videos."""
+
+    spec = SPECS["qwen2_vl"]
+
+
+class TestQwen25VL(VisionConformance):
+    """Windows smaller at the edges, images larger than a window, videos."""
+
+    spec = SPECS["qwen2_5_vl"]
+
+    def test_seconds_between_frames_stretch_the_time_axis(self, runner):
+        item = MediaInput(
+            kind="video",
+            tensors={"second_per_grid": torch.tensor(0.5)},
+            num_tokens=3,
+            key="video",
+            grid_thw=(3, 2, 2),
+        )
+        positions = runner.model.positions(6, [MediaSpan(offset=1, item=item)])
+        # 4 positions per second, 0.5 s between frames; the text continues at the frame's extent
+        assert positions[0].tolist() == [0, 1, 3, 5, 2, 3]
+        assert positions[1].tolist() == [0, 1, 1, 1, 2, 3]
+
+
+class TestQwen3VL(VisionConformance):
+    """Features of inner layers, learned positions, heads with norms, frames between time stamps."""
+
+    spec = SPECS["qwen3_vl"]
+
+
+class TestQwen3VLMoe(VisionConformance):
+    """Layers with experts, and one without."""
+
+    spec = SPECS["qwen3_vl_moe"]
+
+    @staticmethod
+    def write(folder):
+        # A seed with few near ties among the experts, which bf16 rounding would flip.
+        write_tiny("qwen3_vl_moe", folder, seed=2)
+
+    def test_published_stacks_of_experts(self, folder, reference, runner, tmp_path):
+        """Hub checkpoints hold the stacks with the last two axes swapped."""
+        tensors = load_file(folder / "model.safetensors")
+        stacks = [key for key in tensors if ".experts." in key]
+        assert len(stacks) == 4  # two in each of two layers
+        for key in stacks:
+            tensors[key] = tensors[key].mT.contiguous()
+        save_file(tensors, tmp_path / "model.safetensors")
+        model = build(self.spec, tmp_path, reference.config, torch.float32)
+        expected = dict(runner.model.named_parameters())
+        assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
+
+
+def test_windows_are_contiguous_in_their_frames():
+    order, lengths = window_order([(1, 10, 12), (2, 4, 4)], merge_size=2, window_size=4)
+    assert sorted(order.tolist()) == list(range(30 + 8))
+    # 5 x 6 tokens: windows of 4 x 4 and 4 x 2, then one row below; two frames of 2 x 2
+    assert lengths == [16, 8, 4, 2, 4, 4]
+    assert order[16:20].tolist() == [4, 5, 10, 11]
+    assert order[28:30].tolist() == [28, 29]
+
+
+def test_frames_without_text_between_are_one_grid(tmp_path):
+    """A caller's own token ids may contain a video without time stamps."""
+    config = Reference(write_tiny("qwen3_vl", tmp_path)).config
+    model = build(SPECS["qwen3_vl"], tmp_path, config, torch.float32)
+    item = MediaInput(kind="video", tensors={}, num_tokens=3, key="video", grid_thw=(3, 2, 2))
+    together = model.positions(6, [MediaSpan(offset=1, item=item)])
+    assert together[0].tolist() == [0, 1, 2, 3, 2, 3]
+    apart = model.positions(9, [MediaSpan(offset=1, item=item, rows=(0, 2, 5))])
+    assert apart.tolist() == [list(range(9))] * 3
+
+
+def test_axes_alternate():
+    assert interleaved_axes((6, 5, 5), 16) == (0, 1, 2) * 5 + (0,)
+    assert interleaved_axes((4, 2, 2), 8) == (0, 1, 2, 0, 1, 2, 0, 0)
