@@ -33,8 +33,7 @@ MACHINE = Machine(
     cpus=(0, 1),
     placement=None,
     cuda=CudaFacts(torch="2", cuda=None),
-    cpu_kernels=None,
-    device_kernels=None,
+    kernels=None,
 )
 FILES = (
     "config.json",
