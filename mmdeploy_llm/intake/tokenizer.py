@@ -11,6 +11,7 @@ from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.hooks.model_folder import library_error, shown
 
 from .checkpoint import check_files
+from .text_facts import text_config
 
 RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable
 
@@ -36,20 +37,6 @@ def load_tokenizer(folder: Path) -> Any:
             "The folder needs tokenizer.json, or give tokenizer='another folder'"
         ) from error
     return loaded
-
-
-def text_config(checkpoint: Checkpoint) -> Any:
-    """Returns the language model's part of the config. Raises CheckpointError where there is
-    none."""
-    try:
-        found = checkpoint.config.get_text_config()
-    except Exception as error:  # transformers raises whatever its config classes raise
-        raise CheckpointError(
-            f"config.json of the model names no text model: {type(error).__name__}: {error}"
-        ) from error
-    if isinstance(found, dict) or found is None:
-        raise CheckpointError("text_config in config.json of the model names no text model")
-    return found
 
 
 class PromptTokenizer:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.hooks import (
     Checkpoint,
     ModelSpec,
@@ -16,14 +15,13 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from mmdeploy_llm.hooks.model_folder import shown
 from mmdeploy_llm.intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
+from mmdeploy_llm.intake.text_facts import TextFacts, read_text_facts
 from mmdeploy_llm.intake.tokenizer import (
     PromptTokenizer,
     eos_token_ids,
     load_tokenizer,
-    text_config,
 )
 from mmdeploy_llm.sampling import GrammarBackend
 
@@ -34,7 +32,7 @@ class ModelFiles:
 
     plugins: all plugins of this engine, loaded in this process.
     spec: the plugin's spec for the checkpoint's architecture.
-    eos_token_ids: tokens that end a sequence. vocab_size: number of logits that the model computes.
+    eos_token_ids: tokens that end a sequence. text: sizes of the language model.
     chat_template: Jinja source, None when neither the options nor the checkpoint have one.
     reasoning_parser, tool_parser: None when the output is not parsed.
     reasoning_start_marker, reasoning_end_marker: texts around the reasoning; None without a parser,
@@ -47,7 +45,7 @@ class ModelFiles:
     spec: ModelSpec
     tokenizer: PromptTokenizer
     eos_token_ids: frozenset[int]
-    vocab_size: int
+    text: TextFacts
     chat_template: str | None
     reasoning_parser: ReasoningParserSpec | None
     reasoning_start_marker: str | None
@@ -64,11 +62,11 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
     if config.tokenizer is not None:
         folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
     tokenizer = PromptTokenizer(load_tokenizer(folder))
-    vocab_size = whole_number(text_config(checkpoint), "vocab_size", checkpoint.architecture)
+    text = read_text_facts(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)
     grammars = None
     if config.guided_decoding_backend != "off":
-        grammars = GrammarBackend(tokenizer.raw, vocab_size, eos_ids)
+        grammars = GrammarBackend(tokenizer.raw, text.vocab_size, eos_ids)
     spec = plugins.model_for(checkpoint.config.architectures or ())
     tools = spec.tools if config.tool_call_parser == "auto" else config.tool_call_parser
     if config.chat_template is not None:
@@ -82,7 +80,7 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
         spec=spec,
         tokenizer=tokenizer,
         eos_token_ids=eos_ids,
-        vocab_size=vocab_size,
+        text=text,
         chat_template=template,
         reasoning_parser=parser,
         reasoning_start_marker=_marker("start_marker", plugins, parser),
@@ -90,25 +88,6 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
         tool_parser=plugins.tool_parser(tools) if tools else None,
         grammars=grammars,
     )
-
-
-def whole_number(config: Any, name: str, architecture: str) -> int:
-    """Returns a value of transformers' config that every model here needs.
-
-    Raises ModelNotSupportedError where its class has none, CheckpointError where it is no integer
-    above 0.
-    """
-    value = getattr(config, name, None)
-    if value is None:
-        raise ModelNotSupportedError(
-            f"{architecture or 'the model'} cannot run: its config ({type(config).__name__}) has "
-            f"no {name}, which attention over a KV cache needs; use a plugin made for this model"
-        )
-    if type(value) is not int or value < 1:
-        raise CheckpointError(
-            f"{name!r} in config.json of the model is {shown(value)}; allowed: an integer above 0"
-        )
-    return value
 
 
 def _reasoning_parser(

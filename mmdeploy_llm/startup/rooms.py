@@ -133,7 +133,7 @@ def _intake(
         fetch=files.plugins.fetch_media,
         config=runtime,
         limits=media_limits(config),
-        vocab_size=files.vocab_size,
+        vocab_size=files.text.vocab_size,
         eos_token_ids=files.eos_token_ids,
         generation=files.checkpoint.generation,
         chat_template=files.chat_template,

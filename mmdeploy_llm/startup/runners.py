@@ -40,7 +40,7 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         cache=allocate(cache.shape, cache.num_blocks, loaded.device),
         sampler=make_sampler(
             max_num_slots=runtime.max_num_seqs,
-            vocab_size=files.vocab_size,
+            vocab_size=files.text.vocab_size,
             device=loaded.device,
             grammars=files.grammars,
             kernels=kernels,
