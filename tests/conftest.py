@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,11 @@ KNOWN_SKIPS = re.compile(
 
 
 def pytest_configure():
-    """A busy machine may take long over an example of hypothesis."""
+    """Makes runs alike: a busy machine may take long over an example of hypothesis, and a shell
+    that starts the tests in the background has them ignore Ctrl-C, which some of them send."""
     from hypothesis import settings
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.register_profile("any machine", deadline=None)
     settings.load_profile("any machine")
 

@@ -173,9 +173,9 @@ def test_the_same_error_on_all_ranks_and_then_different_results(lasting):
     assert result.sampled == {PLAIN: 2, "plain too": 2}
     assert result.errors[ALL].message == "broken on all"
     assert lasting.run(plan(PLAIN)).sampled == {PLAIN: 2}
-    with pytest.raises(WorkerDiedError, match="come to different results in one step"):
+    with pytest.raises(WorkerDiedError, match="computed different results in one step"):
         lasting.run(plan(APART))
-    with pytest.raises(WorkerDiedError, match="come to different results"):
+    with pytest.raises(WorkerDiedError, match="computed different results"):
         lasting.run(plan(PLAIN))
 
 
