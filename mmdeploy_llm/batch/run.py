@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.parallel import interrupted_later
 from mmdeploy_llm.params import SamplingParams
 
 from .ids import IdSet
@@ -155,7 +156,8 @@ class BatchRun:
             self._take(record, item.line, num_media=1 if item.path else len(item.media))
 
     def _take(self, record: Record, line: int, num_media: int) -> None:
-        with self._lock:
+        # Ctrl-C waits until what is written is counted too.
+        with self._lock, interrupted_later():
             self._writer.write(record, line)
             self._tally.count(record, num_media)
             most = self._max_failures

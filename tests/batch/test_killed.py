@@ -4,7 +4,6 @@ item is run again."""
 import itertools
 import json
 import random
-import re
 import subprocess
 import sys
 
@@ -136,6 +135,4 @@ def test_ctrl_c_in_a_real_program_is_clean_and_the_rest_is_done_later(model, jso
     assert "Traceback" not in stopped.stderr
     num_done = len(list(read_records(output)))
     assert 0 < num_done < NUM_ROWS
-    # Ctrl-C may come after a record is written and before it is counted.
-    num_left = int(re.search(r"stopped with (\d+) left", stopped.stderr)[1])
-    assert NUM_ROWS - num_done <= num_left <= NUM_ROWS - num_done + 1
+    assert f"stopped with {NUM_ROWS - num_done} left" in stopped.stderr
