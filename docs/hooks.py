@@ -4,7 +4,7 @@ Pages and pictures that live elsewhere in the repository are part of the site wh
 links are followed, a linked source file becomes a page of its own, and a link that leads nowhere
 ends the build. The notebook becomes a page too.
 
-`python docs/hooks.py` writes the tables of docs/options.md anew.
+`python docs/hooks.py` writes the tables of options in the guide anew.
 """
 
 from __future__ import annotations
@@ -147,5 +147,6 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 if __name__ == "__main__":
-    options = ROOT / "docs" / "options.md"
-    options.write_text(option_tables.fill(options.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in option_tables.PAGES:
+        path = ROOT / "docs" / page
+        path.write_text(option_tables.fill(path.read_text(encoding="utf-8")), encoding="utf-8")

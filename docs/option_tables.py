@@ -1,4 +1,4 @@
-"""The tables of options.md, made of the fields' own descriptions."""
+"""The tables of options.md, made of the fields' own descriptions, and those of coming_from.md."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import types
 from typing import Any, Literal, Union, get_args, get_origin
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.counterparts import COUNTERPARTS
 from mmdeploy_llm.params import GuidedDecodingParams, SamplingParams
 
 GROUPS = {  # heading in options.md -> its fields; a test finds a field that is in none
@@ -27,6 +28,8 @@ GROUPS = {  # heading in options.md -> its fields; a test finds a field that is 
 TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}
 PARAMS = {"SamplingParams": SamplingParams, "GuidedDecodingParams": GuidedDecodingParams}
+PAGES = ("options.md", "coming_from.md")
+ELSEWHERE = "counterparts of "  # in the title of a table
 NAMES = {"str": "text", "Path": "text", "Mapping": "dict", "NoneType": "None", "tuple": "list"}
 
 
@@ -36,7 +39,10 @@ def fill(markdown: str) -> str:
 
 
 def table(title: str) -> str:
-    """Returns the table of a group of EngineConfig's fields, or of all fields of a class."""
+    """Returns the table of a group of EngineConfig's fields, of all fields of a class, or of the
+    options that other engines have."""
+    if title.startswith(ELSEWHERE):
+        return counterparts(title.removeprefix(ELSEWHERE))
     if title in PARAMS:
         fields = dict(PARAMS[title].model_fields)
     else:
@@ -51,6 +57,12 @@ def table(title: str) -> str:
         )
         rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
+
+
+def counterparts(owner: str) -> str:
+    """Returns the table of options that other engines have."""
+    rows = [f"| `{name}` | {here} |" for name, here in sorted(COUNTERPARTS[owner].items())]
+    return "\n".join(["| there | here |", "|---|---|", *rows]) + "\n"
 
 
 def default(name: str, field: Any) -> str:

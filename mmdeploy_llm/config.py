@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from .option_types import Domains, DType, Names, Schemes
+from .option_types import CacheDType, Domains, DType, Names, Schemes
 from .params import FrozenParams
 
 # Options of FastDeploy about serving, ports and processes: accepted with a warning, since they have
@@ -132,7 +132,7 @@ class EngineConfig(FrozenParams):
         description="int8, on CPU only: computes linear layers and experts with 8-bit weights and "
         "activations; None: in dtype",
     )
-    kv_cache_dtype: DType | Literal["int8", "fp8"] = Field(
+    kv_cache_dtype: CacheDType = Field(
         default="auto",
         description="dtype of the KV cache; int8 and fp8 take half of bfloat16's memory: int8 on "
         "CPU, and both on CUDA with Triton; auto: as dtype",

@@ -22,7 +22,8 @@ OWN_RULES = frozenset({"http", "https", "file", "local", "data"})  # have option
 def _dtype_name(value: Any) -> Any:
     """Turns every spelling of a dtype ("bf16", torch.bfloat16) into its name in torch."""
     name = str(value).removeprefix("torch.")
-    return DTYPES.get(name, name)
+    is_name = isinstance(value, str) or name != str(value)
+    return DTYPES.get(name, name) if is_name else value
 
 
 def _names(value: Any) -> Any:
@@ -55,6 +56,9 @@ def _schemes(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
+CacheDType = Annotated[
+    Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8"], BeforeValidator(_dtype_name)
+]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Domains = Annotated[Names, AfterValidator(_domains)]
 Schemes = Annotated[Names, AfterValidator(_schemes)]

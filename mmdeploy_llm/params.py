@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from .counterparts import COUNTERPARTS
 from .errors import ConfigError
 
 MAX_SEED = 922337203685477580
@@ -58,14 +59,22 @@ def describe(model: type[BaseModel], error: ValidationError) -> str:
 def _describe_one(model: type[BaseModel], problem: ErrorDetails) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, model.model_fields, n=1)
-        known = ", ".join(sorted(model.model_fields))
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {known}"
-        return f"{model.__name__} has no option {name!r}; {hint}"
+        return f"{model.__name__} has no option {name!r}; {_hint(model, name)}"
     message = problem["msg"].removeprefix("Value error, ")
     if not name:
         return f"{model.__name__}: {message}"
     return f"{model.__name__}.{name}: {message}, got {problem['input']!r}"
+
+
+def _hint(model: type[BaseModel], name: str) -> str:
+    """Returns what to write instead of an option that does not exist."""
+    elsewhere = COUNTERPARTS.get(model.__name__, {}).get(name)
+    if elsewhere is not None:
+        return elsewhere
+    near = difflib.get_close_matches(name, model.model_fields, n=1)
+    return (
+        f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(model.model_fields))}"
+    )
 
 
 class GuidedDecodingParams(FrozenParams):

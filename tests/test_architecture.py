@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
-    ("errors",),
+    ("errors", "counterparts"),
     ("params", "messages", "option_types"),
     ("config",),
     ("runtime_config",),
@@ -41,7 +41,7 @@ LAYERS = (
     ("batch",),
     ("arguments", "progress"),
     ("llm",),
-    ("scaffold", "terminal", "bench"),
+    ("scaffold", "bench"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}

@@ -62,7 +62,7 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the text of the message and of its traceback."""
-        from mmdeploy_llm.terminal import printable
+        from .terminal import printable
 
         return printable(super().format(record))
 

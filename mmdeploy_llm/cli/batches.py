@@ -273,7 +273,8 @@ def run_and_report(
     from mmdeploy_llm.batch.output import records_at
     from mmdeploy_llm.batch.previews import FilePreviews
     from mmdeploy_llm.batch.report import report_batch
-    from mmdeploy_llm.terminal import batch_summary, caption_table, make_console
+
+    from .terminal import batch_summary, caption_table, make_console
 
     try:
         summary = run_batch(job, lambda: open_llm(model, options))

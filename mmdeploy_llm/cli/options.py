@@ -194,6 +194,6 @@ def open_reader(model: str, options: Mapping[str, Any]) -> MediaLoader:
 
 def print_error(message: str) -> None:
     """Prints one red line on standard error."""
-    from mmdeploy_llm.terminal import printable
+    from .terminal import printable
 
     typer.secho(f"error: {printable(message)}", fg="red", err=True)

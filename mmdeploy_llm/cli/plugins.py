@@ -66,7 +66,7 @@ def list_plugins(
     strict: Strict = False,
 ) -> None:
     """List installed plugins, what they provide, and their errors."""
-    from mmdeploy_llm.terminal import make_console
+    from .terminal import make_console
 
     manager = _load(ctx)
     if as_json:
@@ -216,7 +216,7 @@ def _architecture(name: str) -> str:
 
 
 def _print_verdict(verdict: Verdict) -> None:
-    from mmdeploy_llm.terminal import printable
+    from .terminal import printable
 
     outcome = typer.style(f"{verdict.outcome:4}", fg=COLOURS[verdict.outcome])
     seconds = f" ({verdict.seconds:.1f} s)" if verdict.seconds >= 1 else ""

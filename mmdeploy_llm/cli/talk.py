@@ -54,7 +54,7 @@ def generate(
 
     The answer is printed on standard output as it is generated, followed by one line of JSON per
     tool call. Reasoning goes to standard error. The exit code is 1 when the request fails."""
-    from mmdeploy_llm.terminal import make_console, print_answer, user_message
+    from .terminal import make_console, print_answer, user_message
 
     text, images = sys.stdin.read() if prompt == "-" else prompt, image or []
     request: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
@@ -105,7 +105,7 @@ def chat(
 
     Each line of the terminal or of a pipe is a message. /image PATH attaches a picture to the next
     message, /reset starts a new conversation, /quit ends. Ctrl-C stops an answer."""
-    from mmdeploy_llm.terminal import CHAT_HELP, ChatSession, make_console
+    from .terminal import CHAT_HELP, ChatSession, make_console
 
     options = engine_options(
         ctx,

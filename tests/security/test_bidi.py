@@ -15,8 +15,8 @@ from mmdeploy_llm.batch.records import ItemError, Record
 from mmdeploy_llm.batch.report import EMBEDDED_CARDS, ReportHead, write_report
 from mmdeploy_llm.batch.run import RunCounts
 from mmdeploy_llm.cli import PrintableFormatter
+from mmdeploy_llm.cli.terminal import batch_summary, caption_table, print_answer, printable
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput, ToolCall
-from mmdeploy_llm.terminal import batch_summary, caption_table, print_answer, printable
 
 CONTROLS = "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
 HARMLESS = "שלום world سلام \u200e\u200f e\u0301 👩\u200d🔬"

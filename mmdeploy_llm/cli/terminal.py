@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .batch.bidi import without_bidi_controls
-from .batch.records import Record, seconds
-from .errors import MMDeployLLMError
-from .messages import Prompt
-from .outputs import RequestOutput, ToolCall
-from .params import SamplingParams
+from mmdeploy_llm.batch.bidi import without_bidi_controls
+from mmdeploy_llm.batch.records import Record, seconds
+from mmdeploy_llm.errors import MMDeployLLMError
+from mmdeploy_llm.messages import Prompt
+from mmdeploy_llm.outputs import RequestOutput, ToolCall
+from mmdeploy_llm.params import SamplingParams
 
 if TYPE_CHECKING:
-    from .batch.job import BatchSummary
+    from mmdeploy_llm.batch.job import BatchSummary
 
 WIDTH_WITHOUT_TERMINAL = 100
 CHAT_HELP = (
