@@ -138,6 +138,8 @@ def select(
 
 def warn_of_version_mismatch(plugin: InstalledPlugin) -> None:
     """Warns when the plugin's package does not allow the installed version of ours."""
+    if normalise(plugin.origin.distribution or "") == OUR_DISTRIBUTION:
+        return  # in-tree: parsing our own requirements for each plugin would take milliseconds
     try:
         ours = metadata.version(OUR_DISTRIBUTION)
     except metadata.PackageNotFoundError:
