@@ -41,7 +41,7 @@ LAYERS = (
     ("batch",),
     ("arguments", "progress"),
     ("llm",),
-    ("scaffold", "bench"),
+    ("scaffold", "bench", "doctor"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}
@@ -64,7 +64,10 @@ SHARED_BY_PLUGINS = {
     "mmdeploy_llm_plugins.transformers_any": ("mmdeploy_llm_processors.image",),
 }
 MAKES_PREVIEWS = ("batch", "mmdeploy_llm_processors")
-RUNS_CHECKS = ("cli", "mmdeploy_llm.testing.check")
+USES_THE_KIT = {  # package -> parts of the kit that it runs
+    "cli": {"mmdeploy_llm.testing.check"},
+    "doctor": {"mmdeploy_llm.testing.reference", "mmdeploy_llm.testing.tiny"},
+}
 KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"hooks", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "weights.map"}
@@ -203,7 +206,7 @@ def wrong_order(root: Path) -> list[str]:
                 continue
             part = rest.partition(".")[0]
             is_lower = RANK.get(part, len(RANK)) < RANK[source.part]
-            is_lower |= (source.part, item.module) == RUNS_CHECKS
+            is_lower |= item.module in USES_THE_KIT.get(source.part, ())
             is_lower |= part == "" and source.part in KNOWS_THE_VERSION
             if part != source.part and not is_lower:
                 wrong.append(source.at(item.line, f"{source.part} must not import {item.module}"))

@@ -24,6 +24,7 @@ from mmdeploy_llm.errors import MMDeployLLMError
 
 from .batches import BATCH_EPILOG, CAPTION_EPILOG, batch, caption
 from .bench import BENCH_EPILOG, bench
+from .doctor import DOCTOR_EPILOG, doctor
 from .options import INTERRUPTED, USAGE, print_error
 from .plugins import LOAD_PLUGINS, plugins
 from .talk import chat, generate
@@ -46,6 +47,7 @@ Examples:
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
   mmdeploy-llm chat --image photo.jpg
   mmdeploy-llm bench                             tokens/s on this machine
+  mmdeploy-llm doctor                            what this machine has and lacks
 
 \b
 Without --model, commands use shapes-vl, a tiny model inside the package that
@@ -152,6 +154,7 @@ app.command(epilog=BATCH_EPILOG)(batch)
 app.command()(generate)
 app.command()(chat)
 app.command(epilog=BENCH_EPILOG)(bench)
+app.command(epilog=DOCTOR_EPILOG)(doctor)
 
 app.add_typer(plugins)
 

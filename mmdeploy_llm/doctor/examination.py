@@ -1,0 +1,193 @@
+"""Examines processor, kernels, memory, GPUs, libraries and plugins, without loading a model."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from mmdeploy_llm import native
+from mmdeploy_llm.attention.select import CUDA_ORDER
+from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.startup.cards import CudaFacts, missing_cuda, read_cuda
+from mmdeploy_llm.startup.sizes import available_memory
+
+from .findings import Finding, State
+
+CPU_INFO = Path("/proc/cpuinfo")
+COMPILER_ADVICE = (
+    "install a C++ compiler: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora), "
+    "`xcode-select --install` (macOS)"
+)
+LEVELS = {  # what each set of instructions means for speed
+    native.Level.AVX512_BF16: "AVX-512 with bfloat16 and 8-bit products",
+    native.Level.AVX512: "AVX-512",
+    native.Level.AVX2: "AVX2",
+    native.Level.PORTABLE: "no vector instructions that these kernels know",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optional:
+    """A library that only some uses need. module: what shows that it is installed."""
+
+    module: str
+    package: str
+    use: str
+    install: str
+
+
+OPTIONAL = (
+    Optional(
+        module="xgrammar",
+        package="xgrammar",
+        use="guided decoding (JSON schemas, regular expressions, choices)",
+        install='pip install "mmdeploy-llm[guided]"',
+    ),
+    Optional(
+        module="pyarrow",
+        package="pyarrow",
+        use="batches from Parquet files",
+        install='pip install "mmdeploy-llm[parquet]"',
+    ),
+    Optional(
+        module="fsspec",
+        package="fsspec",
+        use="media from object stores",
+        install='pip install "mmdeploy-llm[fsspec]"',
+    ),
+)
+
+
+def examine() -> Iterator[Finding]:
+    """Yields the findings, one after the other. Compiles the CPU kernels if they are not built."""
+    yield processor()
+    kernels, finding = cpu_kernels()
+    yield finding
+    yield memory()
+    facts = read_cuda()
+    yield cards(facts)
+    yield attention(facts, has_kernels=kernels is not None)
+    yield versions()
+    yield from libraries()
+    yield plugins()
+
+
+def processor() -> Finding:
+    """Names the processor and says with how many threads an engine computes."""
+    cpus = native.usable_cpus()
+    num_threads = native.num_suitable_threads(cpus)
+    name = _cpu_name() or platform.machine()
+    text = (
+        f"{name}: {_count(len(cpus), 'CPU')}, an engine computes in {_count(num_threads, 'thread')}"
+    )
+    return Finding(topic="processor", state=State.GOOD, text=text)
+
+
+def _cpu_name() -> str:
+    """Returns the processor's name where the system tells it (Linux on x86)."""
+    try:
+        lines = CPU_INFO.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "")
+
+
+def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
+    """Builds and loads the C++ kernels. Returns them, or None, with what was found."""
+    level = native.cpu_level()
+    try:
+        kernels = native.load()
+    except native.BuildError as error:
+        has_none = "compiler" in str(error) and "installed" in str(error)
+        text = f"{error}: plain torch computes the same, several times slower"
+        advice = COMPILER_ADVICE if has_none else "mend what the message names"
+        return None, Finding(topic="CPU kernels", state=State.SLOW, text=text, advice=advice)
+    text = f"built and loaded for the level {level.name} ({LEVELS[level]})"
+    return kernels, Finding(topic="CPU kernels", state=State.GOOD, text=text)
+
+
+def memory() -> Finding:
+    """Says how much memory is free and how much of it the KV cache takes by default."""
+    cache = available_memory(torch.device("cpu"), 1.0)
+    text = f"the KV cache on the CPU takes {cache / 2**30:.1f} GiB unless kv_cache_memory is given"
+    return Finding(topic="memory", state=State.GOOD, text=text)
+
+
+def cards(facts: CudaFacts) -> Finding:
+    """Lists the GPUs that torch can use, or says why it can use none."""
+    problem = missing_cuda(facts)
+    if problem is None:
+        named = ", ".join(
+            f"{card.name} ({card.total_bytes / 2**30:.0f} GiB)" for card in facts.cards
+        )
+        return Finding(topic="GPU", state=State.GOOD, text=f"device='auto' uses cuda: {named}")
+    what, _, advice = problem.partition("; ")
+    state = State.BAD if facts.driver else State.ABSENT
+    return Finding(topic="GPU", state=state, text=f"none: {what}", advice=advice)
+
+
+def attention(facts: CudaFacts, *, has_kernels: bool) -> Finding:
+    """Names the attention backends that are there for the device that `auto` means."""
+    if not facts.cards:
+        name = "native" if has_kernels else "reference (plain torch)"
+        state = State.GOOD if has_kernels else State.SLOW
+        return Finding(topic="attention", state=state, text=f"{name} on the CPU")
+    from mmdeploy_llm.attention.libraries import LIBRARIES, is_installed
+
+    found = [name for name in CUDA_ORDER if is_installed(name)]
+    if found:
+        return Finding(topic="attention", state=State.GOOD, text=f"on CUDA: {', '.join(found)}")
+    advice = LIBRARIES["flash-attn"].install
+    text = "on CUDA: reference (plain torch), much slower"
+    return Finding(topic="attention", state=State.SLOW, text=text, advice=advice)
+
+
+def versions() -> Finding:
+    """Lists the versions of the libraries that decide results."""
+    names = ("mmdeploy-llm", "torch", "transformers", "tokenizers", "pillow", "av")
+    found = ", ".join(f"{name} {_version(name)}" for name in names)
+    text = f"Python {platform.python_version()}, {found}"
+    return Finding(topic="versions", state=State.GOOD, text=text)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "of a source tree"
+
+
+def libraries() -> Iterator[Finding]:
+    """Yields a finding for each library that only some uses need."""
+    for library in OPTIONAL:
+        if importlib.util.find_spec(library.module) is None:
+            yield Finding(
+                topic=library.package,
+                state=State.ABSENT,
+                text=f"not installed; needed for {library.use}",
+                advice=library.install,
+            )
+        else:
+            text = f"{_version(library.package)}, for {library.use}"
+            yield Finding(topic=library.package, state=State.GOOD, text=text)
+
+
+def plugins() -> Finding:
+    """Loads all plugins and names those that fail."""
+    manager = PluginManager.load()
+    if manager.failures:
+        failed = "; ".join(f"{failure.plugin}: {failure.error}" for failure in manager.failures)
+        advice = "see `mmdeploy-llm plugins list`; install what is missing or remove the package"
+        return Finding(topic="plugins", state=State.BAD, text=failed, advice=advice)
+    return Finding(topic="plugins", state=State.GOOD, text=f"{len(manager.plugins)} loaded")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
