@@ -20,7 +20,8 @@ from mmdeploy_llm.testing.tiny import write_tiny
 
 from .findings import Finding, State
 
-SIZES: Mapping[str, Any] = {  # wide enough that every kernel runs its blocked loops and their remainders
+# Wide enough that every kernel runs its blocked loops and their remainders.
+SIZES: Mapping[str, Any] = {
     "hidden_size": 288,
     "intermediate_size": 416,
     "num_hidden_layers": 2,
