@@ -1,13 +1,17 @@
 """Compares this engine with other engines on the same workloads on this machine.
 
     python examples/benchmarks/compare.py MODELS [--openvino PYTHON] [--vllm PYTHON]
-        [--dashinfer PYTHON] [--transformers PYTHON] [--rounds 3] [--only WORDS]
-        [--write RESULTS.md] [--machine WORDS]
+        [--dashinfer PYTHON] [--transformers PYTHON] [--llamacpp PROGRAM] [--level avx2]
+        [--rounds 3] [--only WORDS] [--write RESULTS.md] [--machine WORDS]
 
 MODELS: the folder that `checkpoints.py MODELS` writes (qwen05, ernie03, qwen25vl), and for OpenVINO
 its exports of these models (qwen05-ov, qwen05-ov-int8, qwen25vl-ov, qwen25vl-ov-int8). Each peer
-option is the Python interpreter of the environment that has the peer installed (see
-peers/README.md); a peer that is not given or does not start is left out with a message.
+option is the Python interpreter of the environment that has the peer installed, --llamacpp the
+program llama-batched-bench (see peers/README.md); a peer that is not given or does not start is
+left out with a message.
+
+--level avx2 holds all engines to AVX2, as far as each can be: ours and llama.cpp by what was
+compiled, torch and OpenVINO by environment variables of oneDNN and ATen.
 
 Each engine loads a model once, in a process of its own, and warms up; then the engines take turns
 at each workload, `rounds` times. While one runs, the processes of the others are stopped, so that
@@ -27,80 +31,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from sessions import LEVELS, PEERS, SESSIONS, UNITS, Level, Session
 
 HERE = Path(__file__).parent
 MARK = "RESULT "
 OURS = "mmdeploy_llm"
-BEGIN, END = "<!-- compare.py: begin -->", "<!-- compare.py: end -->"
 ALONE_TOKENS = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """A model in one precision, and the workloads to run on it.
-
-    peers: the engines that can run it.
-    targets: (workload, peer) -> the ratio that we want to reach.
-    """
-
-    model: str
-    precision: str
-    works: tuple[str, ...]
-    peers: tuple[str, ...]
-    targets: Mapping[tuple[str, str], float] = field(default_factory=dict)
-
-    @property
-    def has_images(self) -> bool:
-        """Whether the workload has images."""
-        return "vl" in self.works
-
-    @property
-    def title(self) -> str:
-        """The name of the session in progress messages and --only."""
-        return f"{self.model} {self.precision}"
-
-
-SESSIONS = (
-    Session(
-        model="qwen05",
-        precision="bf16",
-        works=("text", "alone"),
-        peers=("openvino", "vllm", "transformers", "dashinfer"),
-        targets={("text", "openvino"): 1.1, ("text", "vllm"): 1.2, ("alone", "openvino"): 1.1},
-    ),
-    Session(
-        model="qwen05",
-        precision="int8",
-        works=("text", "alone"),
-        peers=("openvino",),
-        targets={("text", "openvino"): 1.2, ("alone", "openvino"): 1.1},
-    ),
-    Session(
-        model="ernie03",
-        precision="bf16",
-        works=("text",),
-        peers=("vllm", "transformers"),
-        targets={("text", "vllm"): 1.15},
-    ),
-    Session(
-        model="qwen25vl",
-        precision="bf16",
-        works=("vl",),
-        peers=("openvino", "vllm", "transformers"),
-        targets={("vl", "openvino"): 1.2, ("vl", "vllm"): 1.4},
-    ),
-    Session(
-        model="qwen25vl",
-        precision="int8",
-        works=("vl",),
-        peers=("openvino",),
-        targets={("vl", "openvino"): 1.5},
-    ),
-)
-UNITS = {"text": "tok/s", "vl": "img/s", "alone": "ms/token"}
+TIMES = ("alone", "first")  # works whose figures are times, not rates
 
 
 class RunnerError(Exception):
@@ -110,8 +52,15 @@ class RunnerError(Exception):
 class Runner:
     """One engine with one model in a child process, which is stopped (SIGSTOP) unless it works."""
 
-    def __init__(self, python: str, script: str, arguments: Sequence[str]) -> None:
-        """Starts the engine. Raises RunnerError when it does not start."""
+    def __init__(
+        self,
+        python: str,
+        script: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Starts the engine with these environment variables besides the present ones. Raises
+        RunnerError when it does not start."""
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the runner
         command = [python, str(HERE / "peers" / script), *arguments]
         try:
@@ -122,6 +71,7 @@ class Runner:
                 stderr=self._errors,
                 text=True,
                 start_new_session=True,
+                env={**os.environ, **variables},
             )
         except OSError as error:
             self._errors.close()
@@ -197,6 +147,8 @@ def measure(runner: Runner, work: str, seed: int) -> float:
         whole = runner.ask(work="alone", num=ALONE_TOKENS, seed=seed)
         assert whole["num_tokens"] == ALONE_TOKENS, f"{whole} tokens"
         return 1000 * (whole["seconds"] - first) / (ALONE_TOKENS - 1)
+    if work == "first":
+        return 1000 * runner.ask(work="first", num=1, seed=seed)["seconds"]
     if work == "vl":
         done = runner.ask(work="images", num=16, seed=seed)
         return 16 / done["seconds"]
@@ -214,11 +166,11 @@ def warm_up(runner: Runner, session: Session) -> None:
 
 
 def run_session(
-    session: Session, pythons: Mapping[str, str], models: Path, rounds: int
+    session: Session, pythons: Mapping[str, str], models: Path, rounds: int, level: Level
 ) -> list[Row]:
     """Runs all rounds of a session; returns [] when there is no peer to compare with."""
     with contextlib.ExitStack() as stack:
-        runners = dict(start_all(session, pythons, models, stack))
+        runners = dict(start_all(session, pythons, models, level, stack))
         if OURS not in runners or len(runners) < 2:
             say(f"{session.title}: nothing to compare")
             return []
@@ -230,7 +182,7 @@ def run_session(
                     found.setdefault((work, name), []).append(value)
                     say(f"round {number + 1}  {work:5} {runner.name:40} {value:8.3f} {UNITS[work]}")
         return [
-            make_row(session, work, name, runners, found)
+            make_row(session, work, name, runners, found, level)
             for work in session.works
             for name in runners
             if name != OURS
@@ -238,7 +190,11 @@ def run_session(
 
 
 def start_all(
-    session: Session, pythons: Mapping[str, str], models: Path, stack: contextlib.ExitStack
+    session: Session,
+    pythons: Mapping[str, str],
+    models: Path,
+    level: Level,
+    stack: contextlib.ExitStack,
 ) -> Iterator[tuple[str, Runner]]:
     """Yields the engines that start, warmed up; prints a line for each that does not."""
     say(f"== {session.title}")
@@ -246,17 +202,18 @@ def start_all(
         if name not in pythons:
             say(f"{name}: left out, no --{name} was given")
             continue
-        folder = models / session.model
-        if name == "openvino":
-            suffix = "-ov-int8" if session.precision == "int8" else "-ov"
-            folder = models / f"{session.model}{suffix}"
+        folder = models / f"{session.model}{session.suffix(name)}"
         if not folder.is_dir():
             say(f"{name}: left out, there is no folder {folder}")
             continue
-        arguments = ["--model", str(folder), "--precision", session.precision]
-        arguments += ["--images"] if session.has_images else []
+        python, arguments = pythons[name], ["--model", str(folder)]
+        arguments += ["--precision", session.precision, *(["--images"] * session.has_images)]
+        if name == "llamacpp":
+            python, arguments = sys.executable, [*arguments, "--program", python]
+        if name == OURS:
+            arguments += level.arguments
         try:
-            runner = Runner(pythons[name], f"run_{name}.py", arguments)
+            runner = Runner(python, f"run_{name}.py", arguments, level.variables)
             stack.callback(runner.close)
             warm_up(runner, session)
         except RunnerError as error:
@@ -272,11 +229,12 @@ def make_row(
     name: str,
     runners: Mapping[str, Runner],
     found: Mapping[tuple[str, str], Sequence[float]],
+    level: Level,
 ) -> Row:
     """Returns the comparison of this engine with one peer."""
     ours, theirs = found[work, OURS], found[work, name]
     ratios = tuple(mine / its for mine, its in zip(ours, theirs, strict=True))
-    if work == "alone":  # times, not rates
+    if work in TIMES:
         ratios = tuple(1 / ratio for ratio in ratios)
     return Row(
         work=work,
@@ -286,7 +244,7 @@ def make_row(
         peer=runners[name].name,
         theirs=statistics.median(theirs),
         ratios=ratios,
-        target=session.targets.get((work, name)),
+        target=level.target(session, work, name),
         load_ours=runners[OURS].load_seconds,
         load_theirs=runners[name].load_seconds,
     )
@@ -323,25 +281,28 @@ def loads(rows: Sequence[Row]) -> str:
     return "Seconds to load, imports included: " + "; ".join(parts) + "."
 
 
-def section(rows: Sequence[Row], machine: str, rounds: int) -> str:
+def section(rows: Sequence[Row], machine: str, rounds: int, level: Level) -> str:
     """Returns the text between the markers."""
     today = datetime.date.today().isoformat()
     return (
-        f"{machine}, {today}; `python compare.py`, {rounds} rounds, engines in turn. text: 32 "
-        "requests, 4,197 tokens in and 1,997 out. vl: 16 images of 448 x 448, 64 tokens out each. "
-        "alone: one request, 128 tokens in, 128 out, time of a token after the first. Greedy, "
-        "end-of-sequence ignored, no prefix cache. int8: weights in 8 bits; mmdeploy_llm rounds "
-        f"activations to 8 bits too.\n\n{table(rows)}\n\n{loads(rows)}"
+        f"{machine}, {today}; `python compare.py{level.option}`, {rounds} rounds, engines in turn. "
+        "text: 32 requests, 4,197 tokens in and 1,997 out. vl: 16 images of 448 x 448, 64 tokens "
+        "out each. alone: one request, 128 tokens in, 128 out, time of a token after the first. "
+        "first: time to the first token of 1,024 prompt tokens. Greedy, end-of-sequence ignored, "
+        "no prefix cache. llama.cpp: all texts of the mean length. int8: weights in 8 bits; "
+        "mmdeploy_llm rounds "
+        f"activations to 8 bits too.\n\n{table(rows)}\n\n{loads(rows)}{level.note}"
     )
 
 
-def write(path: Path, text: str) -> None:
-    """Replaces the text between the markers of the file. Raises SystemExit without markers."""
+def write(path: Path, text: str, level: Level) -> None:
+    """Replaces the text between the level's markers. Raises SystemExit without markers."""
+    begin, end = level.markers
     old = path.read_text()
-    if BEGIN not in old or END not in old:
-        sys.exit(f"{path} has no lines {BEGIN} and {END}; the section was printed only")
-    before, rest = old.split(BEGIN, 1)
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
+    if begin not in old or end not in old:
+        sys.exit(f"{path} has no lines {begin} and {end}; the section was printed only")
+    before, rest = old.split(begin, 1)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}")
 
 
 def say(text: str) -> None:
@@ -355,10 +316,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", type=Path)
-    for name in ("openvino", "vllm", "dashinfer", "transformers"):
+    for name in PEERS:
         parser.add_argument(
-            f"--{name}", metavar="PYTHON", help=f"interpreter of the environment with {name}"
+            f"--{name}", metavar="PROGRAM", help=f"interpreter of the environment with {name}"
         )
+    parser.add_argument("--level", choices=sorted(LEVELS), default="best")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help='sessions to run, such as "qwen05 bf16"')
     parser.add_argument("--write", type=Path, metavar="FILE", help="Markdown file to update")
@@ -366,18 +328,19 @@ def main() -> None:
         "--machine", default=f"{os.cpu_count()} cores", help="description for the result"
     )
     args = parser.parse_args()
-    pythons = {name: getattr(args, name) for name in SESSIONS[0].peers if getattr(args, name)}
+    pythons = {name: getattr(args, name) for name in PEERS if getattr(args, name)}
+    level = LEVELS[args.level]
     pythons[OURS] = sys.executable
     rows: list[Row] = []
     for session in SESSIONS:
         if all(word in session.title for word in args.only.split()):
-            rows += run_session(session, pythons, args.models.resolve(), args.rounds)
+            rows += run_session(session, pythons, args.models.resolve(), args.rounds, level)
     if not rows:
         sys.exit("nothing was compared")
-    text = section(rows, args.machine, args.rounds)
+    text = section(rows, args.machine, args.rounds, level)
     print(text)
     if args.write:
-        write(args.write, text)
+        write(args.write, text, level)
 
 
 if __name__ == "__main__":

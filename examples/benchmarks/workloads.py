@@ -17,6 +17,7 @@ IMAGE_PROMPT = (
 IMAGE_SIZE = 448  # pixels per side; 256 tokens for Qwen2.5-VL
 ANSWER_TOKENS = 64  # length of an answer about an image
 ALONE_TOKENS = 128  # prompt length of a request that runs alone
+FIRST_TOKENS = 1024  # prompt length of a request whose first token is timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,15 @@ def text(num_requests: int = 32, vocab_size: int = 15000, seed: int = 0) -> list
     return requests
 
 
-def alone(num_output_tokens: int, vocab_size: int = 15000, seed: int = 0) -> TextRequest:
-    """Returns a prompt of ALONE_TOKENS tokens."""
+def alone(
+    num_output_tokens: int,
+    vocab_size: int = 15000,
+    seed: int = 0,
+    num_tokens: int = ALONE_TOKENS,
+) -> TextRequest:
+    """Returns a prompt of `num_tokens` tokens."""
     rng = random.Random(f"alone {seed}")
-    ids = [rng.randrange(20, vocab_size) for _ in range(ALONE_TOKENS)]
+    ids = [rng.randrange(20, vocab_size) for _ in range(num_tokens)]
     return TextRequest(token_ids=ids, num_output_tokens=num_output_tokens)
 
 

@@ -22,6 +22,8 @@ def load_benchmark():
         spec.loader.exec_module(module)
         return module
 
-    yield load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))  # a benchmark imports its neighbours
+        yield load
     for name in names:
         del sys.modules[name]

@@ -64,8 +64,9 @@ def test_an_engine_that_does_not_start_is_left_out_with_its_reason(compare, tmp_
         compare.Runner(sys.executable, str(broken), [])
     with pytest.raises(compare.RunnerError, match="no-python"):
         compare.Runner(str(tmp_path / "no-python"), str(broken), [])
-    session = compare.SESSIONS[1]
-    assert compare.run_session(session, {compare.OURS: sys.executable}, tmp_path, 1) == []
+    session, level = compare.SESSIONS[1], compare.LEVELS["best"]
+    pythons = {compare.OURS: sys.executable}
+    assert compare.run_session(session, pythons, tmp_path, 1, level) == []
     told = capsys.readouterr().err
     assert "openvino: left out, no --openvino was given" in told
     assert "mmdeploy_llm: left out, there is no folder" in told
@@ -78,7 +79,7 @@ class Toy:
 
 
 def test_ratios_are_above_one_where_we_are_faster(compare):
-    session = compare.SESSIONS[0]
+    session, level = compare.SESSIONS[0], compare.LEVELS["best"]
     runners = {compare.OURS: Toy("mmdeploy_llm 0.1"), "openvino": Toy("OpenVINO 1")}
     found = {
         ("text", compare.OURS): [100.0, 120.0, 150.0],
@@ -87,23 +88,73 @@ def test_ratios_are_above_one_where_we_are_faster(compare):
         ("alone", "openvino"): [30.0, 50.0, 40.0],
     }
     rows = [
-        compare.make_row(session, work, "openvino", runners, found) for work in ("text", "alone")
+        compare.make_row(session, work, "openvino", runners, found, level)
+        for work in ("text", "alone")
     ]
     assert [row.ratio for row in rows] == [1.2, 2.0]
-    text = compare.section(rows, "8 cores", 3)
+    text = compare.section(rows, "8 cores", 3, level)
     row = "| text, qwen05 | bf16 | 120.0 tok/s | OpenVINO 1 | 100.0 tok/s | **1.20** "
     assert f"{row}(1.00, 1.20, 1.50) | 1.10 |" in text
     assert "| 20.0 ms/token | OpenVINO 1 | 40.0 ms/token | **2.00** (1.50, 2.50, 2.00) |" in text
     assert "qwen05 bf16: mmdeploy_llm 2.0, OpenVINO 1 2.0" in text
 
 
-def test_the_section_replaces_what_is_between_the_markers(compare, tmp_path):
+@pytest.mark.parametrize("name", ["best", "avx2"])
+def test_the_section_replaces_what_is_between_the_markers(compare, tmp_path, name):
+    level = compare.LEVELS[name]
+    begin, end = level.markers
     path = tmp_path / "RESULTS.md"
-    path.write_text(f"before\n{compare.BEGIN}\nold\n{compare.END}\nafter\n")
-    compare.write(path, "new")
-    compare.write(path, "newer")
-    assert path.read_text() == f"before\n{compare.BEGIN}\nnewer\n{compare.END}\nafter\n"
+    path.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    compare.write(path, "new", level)
+    compare.write(path, "newer", level)
+    assert path.read_text() == f"before\n{begin}\nnewer\n{end}\nafter\n"
     path.write_text("without")
     with pytest.raises(SystemExit, match="has no lines"):
-        compare.write(path, "new")
+        compare.write(path, "new", level)
     assert path.read_text() == "without"
+
+
+def test_engines_get_the_level_as_variables(compare, tmp_path):
+    level = compare.LEVELS["avx2"]
+    program = tmp_path / "engine.py"
+    program.write_text(
+        "import json, os\n"
+        "value = os.environ.get('ONEDNN_MAX_CPU_ISA')\n"
+        "print('RESULT ' + json.dumps({'engine': str(value), 'load': 0}), flush=True)\n"
+    )
+    runner = compare.Runner(sys.executable, str(program), [], level.variables)
+    runner.close()
+    assert runner.name == "AVX2"
+
+
+def test_a_target_belongs_to_a_level(compare):
+    session = compare.SESSIONS[1]
+    assert compare.LEVELS["avx2"].target(session, "text", "llamacpp") == 1.5
+    assert compare.LEVELS["best"].target(session, "text", "llamacpp") is None
+    assert compare.LEVELS["avx2"].option == " --level avx2"
+
+
+LLAMA = """#!{python}
+import json, sys
+asked = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+t = float(asked["-ntg"])
+print("noise")
+print(json.dumps({{"t_pp": 1000.0, "t": 1000.0 + t, "pp": asked["-npp"], "n": asked["-npl"]}}))
+"""
+
+
+def test_llama_cpp_is_asked_for_the_same_work(compare, tmp_path):
+    program = tmp_path / "llama-batched-bench"
+    program.write_text(LLAMA.format(python=sys.executable))
+    program.chmod(0o755)
+    arguments = ["--program", str(program), "--model", "models", "--precision", "int8"]
+    runner = compare.Runner(sys.executable, "run_llamacpp.py", arguments)
+    try:
+        assert runner.name == "llama.cpp Q8_0"
+        # 127 steps of one second each after the first token.
+        assert compare.measure(runner, "alone", seed=0) == pytest.approx(1000)
+        assert compare.measure(runner, "first", seed=0) == 1e6
+        text = runner.ask(work="text", num=32, seed=0)
+        assert text == {"seconds": 1061.0, "num_tokens": 32 * 62}
+    finally:
+        runner.close()

@@ -2,7 +2,7 @@
 
     runner                        compare.py
       RESULT {"engine", "load"}  ->
-                                 <- {"work": "text" | "images" | "alone", ...}
+                                 <- {"work": "text" | "images" | "alone" | "first", ...}
       RESULT {"seconds", ...}    ->                                             ... until stdin ends
 
 Each runner has one process for all rounds; engines write what they like to stdout, so that answers
@@ -74,6 +74,9 @@ def run(engine: Engine, asked: dict[str, Any]) -> dict[str, Any]:
     else:
         if asked["work"] == "alone":
             requests = [workloads.alone(asked["num"], seed=asked["seed"])]
+        elif asked["work"] == "first":
+            length = workloads.FIRST_TOKENS
+            requests = [workloads.alone(1, seed=asked["seed"], num_tokens=length)]
         else:
             requests = workloads.text(asked["num"], seed=asked["seed"])
         begin = time.perf_counter()

@@ -1,0 +1,131 @@
+"""What compare.py runs: models with their workloads and peers, and the levels of instructions that
+all engines are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+PEERS = ("openvino", "vllm", "dashinfer", "transformers", "llamacpp")
+UNITS = MappingProxyType({"text": "tok/s", "vl": "img/s", "alone": "ms/token", "first": "ms"})
+# (workload, model, precision, peer) -> the ratio that we want to reach
+Targets = Mapping[tuple[str, str, str, str], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A model in one precision, and the workloads to run on it. peers: the engines that can run
+    it."""
+
+    model: str
+    precision: str
+    works: tuple[str, ...]
+    peers: tuple[str, ...]
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the workload has images."""
+        return "vl" in self.works
+
+    @property
+    def title(self) -> str:
+        """The name of the session in progress messages and --only."""
+        return f"{self.model} {self.precision}"
+
+    def suffix(self, engine: str) -> str:
+        """Returns what the name of the engine's folder has after the model's name."""
+        if engine == "llamacpp":
+            return "-gguf"
+        if engine == "openvino":
+            return "-ov-int8" if self.precision == "int8" else "-ov"
+        return ""
+
+
+TEXTS = ("text", "alone", "first")
+SESSIONS = (
+    Session(model="qwen05", precision="bf16", works=TEXTS, peers=PEERS),
+    Session(model="qwen05", precision="int8", works=TEXTS, peers=("openvino", "llamacpp")),
+    Session(
+        model="ernie03",
+        precision="bf16",
+        works=("text",),
+        peers=("vllm", "transformers", "llamacpp"),
+    ),
+    Session(
+        model="qwen25vl",
+        precision="bf16",
+        works=("vl",),
+        peers=("openvino", "vllm", "transformers"),
+    ),
+    Session(model="qwen25vl", precision="int8", works=("vl",), peers=("openvino",)),
+)
+
+BEST_TARGETS: Targets = {
+    ("text", "qwen05", "bf16", "openvino"): 1.1,
+    ("text", "qwen05", "bf16", "vllm"): 1.2,
+    ("alone", "qwen05", "bf16", "openvino"): 1.1,
+    ("text", "qwen05", "int8", "openvino"): 1.2,
+    ("alone", "qwen05", "int8", "openvino"): 1.1,
+    ("text", "ernie03", "bf16", "vllm"): 1.15,
+    ("vl", "qwen25vl", "bf16", "openvino"): 1.2,
+    ("vl", "qwen25vl", "bf16", "vllm"): 1.4,
+    ("vl", "qwen25vl", "int8", "openvino"): 1.5,
+}
+AVX2_TARGETS: Targets = {
+    ("vl", "qwen25vl", "bf16", "openvino"): 1.3,
+    ("vl", "qwen25vl", "int8", "openvino"): 1.6,
+    ("text", "ernie03", "bf16", "llamacpp"): 1.3,
+    **{
+        (work, "qwen05", precision, peer): target
+        for peer in ("openvino", "llamacpp")
+        for precision, in_texts in (("bf16", 1.3), ("int8", 1.5))
+        for work, target in (("text", in_texts), ("alone", 1.1), ("first", 1.3))
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """The instructions that all engines are held to.
+
+    name: "" for what the machine has.
+    arguments: of our runner. variables: of every process, for torch and oneDNN.
+    note: what to know about the level, after the table.
+    """
+
+    name: str
+    targets: Targets
+    arguments: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def option(self) -> str:
+        """The option on the command line."""
+        return f" --level {self.name}" if self.name else ""
+
+    @property
+    def markers(self) -> tuple[str, str]:
+        """The lines of RESULTS.md that the table stands between."""
+        words = f"compare.py{' ' + self.name if self.name else ''}"
+        return f"<!-- {words}: begin -->", f"<!-- {words}: end -->"
+
+    def target(self, session: Session, work: str, peer: str) -> float | None:
+        """Returns the ratio that we want to reach, None without a target."""
+        return self.targets.get((work, session.model, session.precision, peer))
+
+
+LEVELS: Mapping[str, Level] = MappingProxyType(
+    {
+        "best": Level(name="", targets=BEST_TARGETS),
+        "avx2": Level(
+            name="avx2",
+            targets=AVX2_TARGETS,
+            arguments=("--level", "avx2"),
+            variables={"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+            note="\n\nHeld to AVX2: mmdeploy_llm and llama.cpp by their compilers' flags, torch by "
+            "ATEN_CPU_CAPABILITY, oneDNN in torch and OpenVINO by ONEDNN_MAX_CPU_ISA.",
+        ),
+    }
+)
