@@ -109,7 +109,8 @@ def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
         text = f"{error}: plain torch computes the same, several times slower"
         advice = COMPILER_ADVICE if has_none else "mend what the message names"
         return None, Finding(topic="CPU kernels", state=State.SLOW, text=text, advice=advice)
-    text = f"built and loaded for the level {level.name} ({LEVELS[level]})"
+    origin = "built on this machine" if native.find_prebuilt(level) is None else "of the wheel"
+    text = f"{origin}, for the level {level.name} ({LEVELS[level]})"
     return kernels, Finding(topic="CPU kernels", state=State.GOOD, text=text)
 
 

@@ -15,6 +15,7 @@ from .cores import (
 )
 from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
 from .memory import LargePages, keep_freed_memory
+from .prebuilt import find_prebuilt
 from .products import PANEL
 from .recording import Recording
 
@@ -31,6 +32,7 @@ __all__ = [
     "build",
     "choose_placement",
     "cpu_level",
+    "find_prebuilt",
     "keep_freed_memory",
     "load",
     "num_suitable_threads",

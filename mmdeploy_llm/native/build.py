@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
-import torch
-
 SOURCES = Path(__file__).parent / "src"
 MAIN = "kernels.cpp"
 COMPILERS = ("c++", "g++", "clang++")
@@ -50,6 +48,8 @@ class BuildError(Exception):
 
 def cpu_level() -> Level:
     """Returns the best level that this processor supports."""
+    import torch  # not above: setup.py compiles without torch
+
     has = {name: bool(value) for name, value in torch.cpu.get_capabilities().items()}
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return Level.PORTABLE
@@ -66,10 +66,7 @@ def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
 
     Several processes may build at once: each writes a file of its own and renames it.
     """
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
-    if compiler is None:
-        raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
-    command = [compiler, *FLAGS, *level.value, *flags]
+    command = _command(level, flags)
     path = cache / f"kernels-{_digest(command)}.so"
     if not path.exists():
         try:
@@ -79,6 +76,24 @@ def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
         except OSError as error:
             raise BuildError(f"the kernels cannot be written to {cache}: {error}") from error
     return path
+
+
+def compile_level(level: Level, path: Path) -> None:
+    """Compiles the library for `level` into the file `path`. Raises BuildError."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        _compile(_command(level), Path(folder)).replace(path)
+
+
+def source_digest(level: Level) -> str:
+    """Returns a digest of the sources and of the flags for `level`."""
+    return _hash_of_sources(repr((FLAGS, level.value))).hexdigest()
+
+
+def _command(level: Level, flags: Sequence[str] = ()) -> list[str]:
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
+    return [compiler, *FLAGS, *level.value, *flags]
 
 
 def _compile(command: Sequence[str], folder: Path) -> Path:
@@ -101,9 +116,14 @@ def _run(command: Sequence[str]) -> None:
 
 def _digest(command: Sequence[str]) -> str:
     """Returns a digest of the sources, the flags and the compiler's file."""
-    digest = hashlib.blake2b(repr(command).encode(), digest_size=12)
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.name.encode() + source.read_bytes())
+    digest = _hash_of_sources(repr(command))
     stat = os.stat(command[0])
     digest.update(f"{stat.st_size} {stat.st_mtime_ns}".encode())
     return digest.hexdigest()
+
+
+def _hash_of_sources(first: str) -> hashlib.blake2b:
+    digest = hashlib.blake2b(first.encode(), digest_size=12)
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest

@@ -15,6 +15,7 @@ from mmdeploy_llm.kernels import VisibleKeys
 from .build import BuildError, build, cpu_level
 from .draws import Draws
 from .library import DTYPES
+from .prebuilt import find_prebuilt
 from .products import Products
 from .signatures import AttentionArgs
 
@@ -252,11 +253,16 @@ class CpuKernels(Products, Draws):
 
 
 def load(cache: Path | None = None) -> CpuKernels:
-    """Loads the kernels for this processor, built on first use into `cache` (default: a folder in
-    the user's home). Raises BuildError when they cannot be built or loaded."""
+    """Loads the kernels for this processor: those of the wheel where it has some for these sources,
+    else those that are built on first use into `cache` (default: a folder in the user's home; a
+    cache that is given is always used). Raises BuildError when they cannot be built or loaded."""
+    level = cpu_level()
     if cache is None:
+        prebuilt = find_prebuilt(level)
+        if prebuilt is not None:
+            return CpuKernels(prebuilt)
         try:
             cache = Path.home() / ".cache" / "mmdeploy_llm"
         except RuntimeError as error:
             raise BuildError(f"there is no home directory to build them in: {error}") from error
-    return CpuKernels(build(cpu_level(), cache))
+    return CpuKernels(build(level, cache))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mmdeploy_llm.native import BuildError, CpuKernels, Level, build, cpu_level, load
-from mmdeploy_llm.native.build import COMPILERS, FLAGS, SOURCES
+from mmdeploy_llm.native.build import COMPILERS, FLAGS, SOURCES, source_digest
+from mmdeploy_llm.native.prebuilt import find_prebuilt, prebuild
 
 DRIVER = Path(__file__).parent / "driver.cpp"
 
@@ -97,3 +98,33 @@ def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
     subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]
+
+
+def test_a_library_of_the_wheel_is_used_for_the_same_sources_only(tmp_path, monkeypatch):
+    compiler()
+    level = cpu_level()
+    assert find_prebuilt(level, tmp_path) is None
+    path = tmp_path / f"{level.name.lower()}-{source_digest(level)}.so"
+    path.touch()
+    assert find_prebuilt(level, tmp_path) == path
+    monkeypatch.setattr("mmdeploy_llm.native.prebuilt.source_digest", lambda _: "of other sources")
+    assert find_prebuilt(level, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("symbols", "is_portable"),
+    [
+        (b"\0GLIBC_2.14\0GLIBCXX_3.4\0GCC_3.0\0", True),
+        (b"\0GLIBC_2.28\0CXXABI_1.3.11\0", True),
+        (b"\0GLIBC_2.29\0", False),
+        (b"\0GLIBCXX_3.4.29\0", False),
+    ],
+)
+def test_the_name_of_the_wheel_tells_which_runtimes_it_needs(
+    tmp_path, monkeypatch, symbols, is_portable
+):
+    monkeypatch.setattr(
+        "mmdeploy_llm.native.prebuilt.compile_level", lambda _, path: path.write_bytes(symbols)
+    )
+    expected = "manylinux_2_28_x86_64" if is_portable else "linux_x86_64"
+    assert prebuild(tmp_path / "prebuilt") == expected

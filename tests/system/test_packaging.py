@@ -1,6 +1,7 @@
 """The wheel: everything that runs is in it, under the names it is imported by."""
 
 import configparser
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from mmdeploy_llm import native
+from mmdeploy_llm.native import prebuilt
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "mmdeploy_llm": "mmdeploy_llm",
@@ -19,24 +23,37 @@ FOLDERS = {
 }
 MIN_SETUPTOOLS = 77  # the first to read `license = "Apache-2.0"`
 MAX_WHEEL_BYTES = 20 * 2**20
+MAX_LIBRARY_BYTES = 2**20
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel of this tree, built in a copy, so that the tree stays clean; no network."""
+def tree(tmp_path_factory):
+    """A copy of this tree, so that building leaves the tree clean."""
     found = metadata.version("setuptools")
     if int(found.split(".")[0]) < MIN_SETUPTOOLS:
         pytest.skip(f"setuptools {found} is installed, building needs {MIN_SETUPTOOLS}")
-    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
+    tree = tmp_path_factory.mktemp("tree")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
+    return tree
+
+
+def build_wheel(tree, out, **variables):
+    """Builds without network."""
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(out)!r})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True)
+    command, environment = [sys.executable, "-c", code], {**os.environ, **variables}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (path,) = out.glob("*.whl")
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, tmp_path_factory):
+    """The wheel without compiled kernels."""
+    return build_wheel(tree, tmp_path_factory.mktemp("wheel"), MMDEPLOY_LLM_PURE="1")
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +128,41 @@ def test_version_and_license(wheel):
         text = archive.read(f"mmdeploy_llm-{__version__}.dist-info/METADATA").decode()
     assert "License-Expression: Apache-2.0" in text
     assert "Requires-Dist: torch<2.14,>=2.11" in text
+
+
+COMPUTE = """
+import sys
+import torch
+from mmdeploy_llm import native
+kernels = native.load()
+x, weight = torch.rand(3, 64).bfloat16(), torch.rand(32, 64).bfloat16()
+got = kernels.linear_bf16(x, kernels.pack_bf16(weight.clone()), 32, None)
+assert torch.allclose(got.float(), x.float() @ weight.float().T, rtol=0.02), got
+"""
+
+
+def test_a_pure_wheel_has_no_compiled_kernels(wheel, names):
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in names if name.endswith(".so")]
+
+
+@pytest.mark.skipif(not prebuilt.can_prebuild(), reason="prebuilt kernels are for x86-64 Linux")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_a_wheel_with_kernels_needs_no_compiler(tree, tmp_path):
+    """Builds for all levels, then computes in a program that finds no compiler and no cache."""
+    path = build_wheel(tree, tmp_path / "wheel", MMDEPLOY_LLM_PURE="")
+    assert path.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "installed")
+    libraries = list((tmp_path / "installed/mmdeploy_llm/native/prebuilt").iterdir())
+    assert len(libraries) == len(native.Level)
+    assert sum(file.stat().st_size for file in libraries) < MAX_LIBRARY_BYTES * len(libraries)
+    (tmp_path / "file").touch()
+    variables = {"PATH": "", "HOME": str(tmp_path / "file"), "OMP_NUM_THREADS": "1"}
+    variables["PYTHONPATH"] = str(tmp_path / "installed")
+    command = [sys.executable, "-c", COMPUTE]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "installed/mmdeploy_llm/native/src/runtime.h").write_text("// other sources")
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert "no C++ compiler" in done.stderr

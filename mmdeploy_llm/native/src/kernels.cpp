@@ -11,6 +11,7 @@
 #include "numbers.h"
 #include "pixels.h"
 #include "rows.h"
+#include "runtime.h"
 #include "sample.h"
 #include "threads.h"
 
