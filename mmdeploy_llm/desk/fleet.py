@@ -34,7 +34,7 @@ from mmdeploy_llm.parallel import Message, Worker, close_all, interrupted_later
 from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.shares import engine_configs
 
-from .drive import Job, JobOutput, refused
+from .drive import Job, JobOutput, refused, text_of
 from .fleet_engine import Abort, Answer, Ask, Call, Output, Ready, Task, serve_engine
 
 logger = logging.getLogger(__name__)
@@ -272,7 +272,8 @@ class Fleet:
             sent.ended.add(message.output.outputs.index)
         if len(sent.ended) == sent.job.num_outputs:
             del engine.sent[message.number]
-        output = replace(message.output, prompt=sent.job.prompt)
+        item = sent.job.prompt
+        output = replace(message.output, prompt=message.output.prompt or text_of(item), item=item)
         self._hand_over(sent, JobOutput(job=sent.job, output=output, error=message.error))
 
     def _hand_over(self, sent: _Sent, item: JobOutput) -> None:

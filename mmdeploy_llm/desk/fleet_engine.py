@@ -121,7 +121,7 @@ class _Server:
                 if self._engine.death is not None:
                     raise self._engine.death  # the fleet sends unfinished tasks to other engines
                 error = item.error if isinstance(item.error, MMDeployLLMError) else None
-                output = replace(item.output, prompt=None)
+                output = replace(item.output, item=None)  # the fleet has it
                 self._send(Output(number=item.job.index, output=output, error=error))
                 if output.finished:
                     self._requests.pop(item.job.index, None)

@@ -23,9 +23,9 @@ from mmdeploy_llm.request import Request
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .cache import CacheStats
-from .chat import read_messages
+from .chat import read_messages, with_sources
 from .defaults import ParamsResolver, ValidateGuided, sample_seed
-from .media import CACHE_BYTES, Fetch, MediaLoader, normalised
+from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt
 from .rendering import Renderer
@@ -148,17 +148,20 @@ class Intake:
         tools: Any = None,
         stream: bool = False,
         number: int | None = None,
+        index: int | None = None,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a conversation, as `accept` does.
 
         chat_template: a Jinja text or the path of a file with one.
         tools: tools that the model may call, see `read_tools`.
+        index: of the conversation in the caller's list, for messages of errors.
         """
         parts = PromptParts(
             messages=messages,
             template=chat_template,
             template_kwargs=chat_template_kwargs,
             tools=tools,
+            where="" if index is None else f"conversation {index}, ",
         )
         return self._accept(messages, parts, params, stream, number)
 
@@ -195,7 +198,7 @@ class Intake:
 
     def _accept(
         self,
-        prompt: Any,
+        item: Any,
         parts: PromptParts,
         params: SamplingParams,
         stream: bool,
@@ -210,7 +213,8 @@ class Intake:
         expanded = self._expand(rendered, media)
         request = Request(
             request_id="",
-            prompt=prompt,
+            prompt=None if parts.ids is not None else rendered.text,
+            item=item,
             prompt_token_ids=expanded.ids,
             params=self._params.resolve(params, len(expanded.ids), number),
             eos_token_ids=self._eos_token_ids,
@@ -275,9 +279,10 @@ class Intake:
             template=template,
             kinds=self.media.kinds,
             tools=tools,
+            where=parts.where,
         )
         variables["tools"] = list(conversation.tools) or None
-        items = _with_sources(conversation.media, parts.media)
+        items = with_sources(conversation.media, parts.media)
         self.media.check(items)
         text = render(
             self._tokenizer.raw, template, conversation.messages, variables, renderer=self._renderer
@@ -361,33 +366,6 @@ def _tools_of(parts: PromptParts, variables: dict[str, Any]) -> tuple[Mapping[st
     if given is not None and parts.tools is not None:
         raise RequestError("tools are given twice, once in chat_template_kwargs; leave out one")
     return read_tools(given if parts.tools is None else parts.tools)
-
-
-def _with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
-    """Returns the media of message parts; a part without its own takes the next given item of its
-    kind.
-
-    Raises RequestError when items remain on either side.
-    """
-    left = list(given)
-    items = []
-    for part in parts:
-        if part.source is None:
-            found = next((item for item in left if item.kind == part.kind), None)
-            if found is None:
-                raise RequestError(
-                    f"a part of type {part.kind!r} has no {part.kind}; give it under "
-                    f"'{part.kind}' or '{part.kind}_url'"
-                )
-            left = [item for item in left if item is not found]
-            part = replace(found, options={**found.options, **part.options})
-        items.append(normalised(part, "chat"))
-    if left:
-        raise RequestError(
-            f"multimodal_data has {len(left)} more items than the messages have parts; remove them "
-            "or add parts"
-        )
-    return tuple(items)
 
 
 def _marker_ids(marker: str | None, tokenizer: PromptTokenizer) -> tuple[int, ...]:

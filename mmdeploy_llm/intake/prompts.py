@@ -11,6 +11,7 @@ from typing import Any
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
+from .encodings import as_prompt, is_encoding
 from .media import media_items
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
@@ -24,6 +25,7 @@ class PromptParts:
 
     media: the items of `multimodal_data`, unopened.
     tools: as the caller passed them.
+    where: names the conversation in messages of errors, such as "conversation 3, ".
     """
 
     text: str | None = None
@@ -33,16 +35,18 @@ class PromptParts:
     template: str | None = None
     template_kwargs: Mapping[str, Any] | None = None
     tools: Any = None
+    where: str = ""
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
-    """Reads a text, a list of token ids, a list of messages, or a dict with one of these.
+    """Reads a text, a list of token ids, a list of messages, or a dict with one of these or with a
+    tokenizer's `input_ids`.
 
     kinds: known kinds of media. Raises RequestError for other types, unknown keys and kinds, and
         empty prompts. Changes nothing.
     """
     if isinstance(prompt, Mapping):
-        return _read_dict(prompt, kinds)
+        return _read_dict(as_prompt(prompt) if is_encoding(prompt) else prompt, kinds)
     return PromptParts(**_content(prompt))
 
 

@@ -45,7 +45,7 @@ def two(folder):
 
 
 def ids(outputs):
-    return [output.outputs.token_ids for output in outputs]
+    return [completion.token_ids for output in outputs for completion in output.outputs]
 
 
 def engines(llm):
@@ -68,8 +68,9 @@ def test_images_samples_and_messages(one, two):
     params = SamplingParams(n=3, temperature=1.0, seed=4, max_tokens=6)
     expected, found = (llm.generate(prompt, params, use_tqdm=False) for llm in (one, two))
     assert ids(found) == ids(expected)
-    assert [output.outputs.index for output in found] == [0, 1, 2]
-    assert found[0].prompt is prompt
+    assert [completion.index for completion in found[0].outputs] == [0, 1, 2]
+    assert found[0].item is prompt
+    assert found[0].prompt == prompt["prompt"]
     content = [{"type": "text", "text": "hi"}, {"type": "image", "image": picture}]
     messages = [{"role": "user", "content": content}]
     greedy = SamplingParams(temperature=0, max_tokens=6)

@@ -89,7 +89,7 @@ def test_the_mark_breaks_every_marker_and_is_free():
         ({"role": "user"}, "got dict"),
         ([], "must not be empty"),
         (["text"], r"message 0 must be a dict .*'text'"),
-        ([{"content": "x"}], "message 0 must be a dict with 'role'"),
+        ([{"content": "x"}], "message 0 has no 'role'"),
         ([{"role": "user", "content": "x"}, {"role": "user"}], "message 1 .* no 'content'"),
         ([{"role": "user", "content": 5}], "got int"),
         (user("text"), "message 0, part 0: Unknown content part type: 'text'"),
