@@ -3,9 +3,11 @@ out; or any iterable in, results as they finish."""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -36,7 +38,7 @@ from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
 from .startup.media import open_media, open_reader
-from .startup.start import start
+from .startup.start import cache_line, start
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -59,6 +61,8 @@ class LLM:
     plugins: the loaded plugins; observers may be registered there. With several engines only the
     observers of installed plugins are called, in each engine's process.
     model: the loaded module, None when other processes hold it.
+    num_kv_blocks: blocks of the KV cache, each for `runtime.block_size` tokens; of several engines,
+    those of the one with fewest.
     runtime: every option with its final value.
     """
 
@@ -72,6 +76,8 @@ class LLM:
             self._jobs = JobMaker(None)
             self.plugins = self._fleet.plugins
             self.runtime = self._fleet.runtime
+            self.num_kv_blocks = self._fleet.num_blocks
+            self._report_cache()
             return
         assembly = start(self._config)
         self._engine = assembly.engine
@@ -85,6 +91,8 @@ class LLM:
             num_threads=assembly.runtime.num_intake_threads,
             num_ahead=assembly.runtime.max_num_seqs + 2 * assembly.runtime.num_intake_threads,
         )
+        self.num_kv_blocks = assembly.engine.info.num_blocks
+        self._report_cache()
 
     def generate(
         self,
@@ -278,6 +286,13 @@ class LLM:
             )
         return deltas(self._driver.run(jobs))
 
+    def get_tokenizer(self) -> Any:
+        """Returns transformers' tokenizer of the model. It is a copy: its padding and truncation
+        may be set without an effect on prompts."""
+        if self._fleet is not None:
+            return self._fleet.ask_one("copy_tokenizer")
+        return self._intake.copy_tokenizer()
+
     def count_tokens(self, prompt: Prompt) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
         cannot be prepared."""
@@ -313,6 +328,14 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _report_cache(self) -> None:
+        """Writes the size of the KV cache on stderr, unless it is unwanted or logged there."""
+        line = cache_line(self.num_kv_blocks, self.runtime.block_size)
+        is_logged = logging.getLogger(start.__module__).isEnabledFor(logging.INFO)
+        if sys.stderr is not None and not self._config.quiet and not is_logged:
+            with suppress(OSError, ValueError):  # a closed stderr
+                print(line, file=sys.stderr)
 
     def _collect(
         self, jobs: Iterator[Job], use_tqdm: bool, on_error: OnError

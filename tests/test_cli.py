@@ -40,6 +40,7 @@ class FakeLLM:
     def __init__(self, made, model, **options):
         if model == "unknown":
             raise ModelNotSupportedError("no plugin serves 'UnknownModel'")
+        assert options.pop("quiet"), "stderr is for what the command says"
         EngineConfig.from_options(model, options)  # unknown options raise, as in LLM
         self.options = options
         self.prompts = []

@@ -28,7 +28,7 @@ def as_prompts(prompts: Any) -> list[Any]:
         return [prompts] if len(rows) == 1 else rows
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not isinstance(prompts, Iterable):
+    if not isinstance(prompts, Iterable) or getattr(prompts, "ndim", 1) == 0:
         raise TypeError(_wrong_type(prompts))
     items: list[Any] = listed(prompts) if _is_array(prompts) else list(prompts)
     if items and all(_is_token_id(item) for item in items):

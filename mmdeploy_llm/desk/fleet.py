@@ -81,6 +81,7 @@ class Fleet:
     """Runs jobs on several engines, as Driver does on one; a job's `accept` is an Ask.
 
     plugins: as loaded in this process. runtime: the resolved options of the first engine.
+    num_blocks: blocks of the smallest KV cache.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -106,6 +107,7 @@ class Fleet:
         for engine, own in zip(self._engines, ready, strict=True):
             engine.num_ahead = own.num_ahead
         self.runtime = ready[0].runtime
+        self.num_blocks = min(own.num_blocks for own in ready)
 
     def run(self, jobs: Iterable[Job]) -> Generator[JobOutput, None, None]:
         """Yields outputs as Driver.run does. Raises WorkerDiedError when no engine is left."""

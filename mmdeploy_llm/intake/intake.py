@@ -6,6 +6,7 @@ read the prompt > check kinds and counts > render > tokenize > match placeholder
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 import uuid
@@ -27,7 +28,7 @@ from .chat import read_messages, with_sources
 from .defaults import ParamsResolver, ValidateGuided, sample_seed
 from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
-from .prompts import PromptParts, read_prompt
+from .prompts import PromptParts, read_prompt, with_options
 from .rendering import Renderer
 from .template import load_template, render, template_variables
 from .tokenizer import PromptTokenizer
@@ -165,6 +166,10 @@ class Intake:
         )
         return self._accept(messages, parts, params, stream, number)
 
+    def copy_tokenizer(self) -> Any:
+        """Returns a copy of transformers' tokenizer; settings of the copy do not change prompts."""
+        return copy.deepcopy(self._tokenizer.raw)
+
     def cache_stats(self) -> Mapping[str, CacheStats]:
         """Returns the statistics of the media caches, by name."""
         return self.media.stats
@@ -252,7 +257,8 @@ class Intake:
             rendered = self._render_text(parts)
         counts = Counter(item.kind for item in rendered.items)
         self._placeholders.check_counts(rendered.ids, counts)
-        return rendered
+        items = with_options(rendered.items, parts.processor_kwargs, self.media.kinds)
+        return replace(rendered, items=items)
 
     def _render_text(self, parts: PromptParts) -> Rendered:
         settings = (parts.template, parts.template_kwargs, parts.tools)
