@@ -206,8 +206,8 @@ class LLM:
 
         input: a JSONL file, a Parquet file, a folder of images and videos (`prompt` is asked about
         each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
-        "multimodal_data", "sampling_params", "chat_template_kwargs", "tools"}, read lazily; media
-        paths in a file are relative to its folder.
+        "multimodal_data", "sampling_params", "chat_template_kwargs", "mm_processor_kwargs",
+        "tools"}, read lazily; media paths in a file are relative to its folder.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output and answer items that are missing or, with retry_failed, failed.
         overwrite: replace the output, which otherwise must not exist.
