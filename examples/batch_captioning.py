@@ -32,8 +32,8 @@ def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=200)
     with LLM(model="shapes-vl", reasoning_parser="ernie-45-vl") as llm:
         for output in llm.generate_iter(prompts(folder), params):
-            # `output.prompt` is the object that `prompts` yielded.
-            path = output.prompt["messages"][0]["content"][0]["image"]
+            # `output.item` is the object that `prompts` yielded.
+            path = output.item["messages"][0]["content"][0]["image"]
             line = {"path": path, "caption": output.outputs.text.strip(), "error": output.error_msg}
             print(json.dumps(line), flush=True)
 

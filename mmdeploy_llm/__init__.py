@@ -30,7 +30,14 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from .llm import LLM
-    from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, ToolCall
+    from .outputs import (
+        CompletionOutput,
+        Completions,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+        ToolCall,
+    )
     from .params import GuidedDecodingParams, SamplingParams
 
 __version__ = "0.1.0"
@@ -39,6 +46,7 @@ __all__ = [
     "LLM",
     "CheckpointError",
     "CompletionOutput",
+    "Completions",
     "ConfigError",
     "EngineConfig",
     "EngineError",
@@ -71,6 +79,7 @@ _HOMES = {
     "GuidedDecodingParams": "params",
     "SamplingParams": "params",
     "CompletionOutput": "outputs",
+    "Completions": "outputs",
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",

@@ -315,7 +315,12 @@ class EngineConfig(FrozenParams):
         description="auto and safetensors read the checkpoint's safetensors files; dummy fills the "
         "weights with random numbers, for measurements of speed",
     )
-    trust_remote_code: Literal[False] = Field(
+    quiet: bool = Field(
+        default=False,
+        description="whether to leave out the line on stderr with the number of KV cache blocks "
+        "(total_block_num) after loading",
+    )
+    trust_remote_code: bool = Field(
         default=False,
         description="whether code from checkpoints may run: only False is accepted",
     )
@@ -332,6 +337,16 @@ class EngineConfig(FrozenParams):
         for kind, limit in (value or {}).items():
             if limit < 0:
                 raise ValueError(f"the limit for {kind!r} must be 0 or more")
+        return value
+
+    @field_validator("trust_remote_code")
+    @classmethod
+    def _code_is_refused(cls, value: bool) -> bool:
+        if value:
+            raise ValueError(
+                "code that comes with a checkpoint is never run; leave the option out: the model "
+                "loads if a plugin or transformers itself supports its architecture"
+            )
         return value
 
     @model_validator(mode="after")

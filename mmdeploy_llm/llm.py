@@ -3,33 +3,42 @@ out; or any iterable in, results as they finish."""
 
 from __future__ import annotations
 
-import itertools
+import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
-from functools import partial
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from .arguments import as_conversations, as_prompts, is_conversation, one_params, params_for
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
 from .batch.previews import FilePreviews
 from .batch.report import report_batch
 from .config import EngineConfig
-from .desk.drive import Driver, Job, JobOutput, refused
+from .desk.arguments import (
+    Pairs,
+    as_conversations,
+    as_prompts,
+    chat_options,
+    is_conversation,
+    one_params,
+    params_for,
+)
+from .desk.drive import Driver, Job, JobOutput, exception_of, refused
 from .desk.fleet import Fleet
-from .desk.fleet_engine import Ask
-from .errors import ConfigError, EngineError, RequestError, WorkerDiedError
+from .desk.jobs import ChatOptions, JobMaker
+from .desk.merge import Merger, deltas, whole_outputs
+from .desk.progress import Progress
+from .errors import ConfigError, WorkerDiedError
 from .hooks import Model
 from .intake.cache import CacheStats, add_stats
 from .intake.intake import TokenCount
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
-from .progress import Progress
 from .startup.media import open_media, open_reader
-from .startup.start import start
+from .startup.start import cache_line, start
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -52,23 +61,28 @@ class LLM:
     plugins: the loaded plugins; observers may be registered there. With several engines only the
     observers of installed plugins are called, in each engine's process.
     model: the loaded module, None when other processes hold it.
+    num_kv_blocks: blocks of the KV cache, each for `runtime.block_size` tokens; of several engines,
+    those of the one with fewest.
     runtime: every option with its final value.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
         self._config = EngineConfig.from_options(model, options)
-        self._numbers = itertools.count()
         self._driver: Driver | Fleet
         self._fleet: Fleet | None = None
         self.model: Model | None = None
         if self._config.data_parallel_size > 1:
             self._driver = self._fleet = Fleet(self._config)
+            self._jobs = JobMaker(None)
             self.plugins = self._fleet.plugins
             self.runtime = self._fleet.runtime
+            self.num_kv_blocks = self._fleet.num_blocks
+            self._report_cache()
             return
         assembly = start(self._config)
         self._engine = assembly.engine
         self._intake = assembly.intake
+        self._jobs = JobMaker(self._intake)
         self.plugins = assembly.plugins
         self.model = assembly.model
         self.runtime = assembly.runtime
@@ -77,6 +91,8 @@ class LLM:
             num_threads=assembly.runtime.num_intake_threads,
             num_ahead=assembly.runtime.max_num_seqs + 2 * assembly.runtime.num_intake_threads,
         )
+        self.num_kv_blocks = assembly.engine.info.num_blocks
+        self._report_cache()
 
     def generate(
         self,
@@ -86,18 +102,20 @@ class LLM:
         *,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
-        """Completes every prompt and returns the results in the order of the prompts, n for each
-        prompt when `n` > 1.
+        """Completes every prompt and returns one result for each, in the order of the prompts; with
+        `n` > 1 it holds n completions.
 
         prompts: text, token ids, or {"prompt" | "prompt_token_ids" | "messages",
         "multimodal_data": {"image": ..., "video": ...}}; one of these, or any iterable of them.
-        With "messages", also "tools" as in `chat`.
+        With "messages", also "tools" as in `chat`. What a tokenizer returns is accepted too: its
+        "input_ids" are one prompt or a batch, without the padding of its "attention_mask".
         sampling_params: one for all prompts, or a list with one for each.
         use_tqdm: whether a progress bar is shown.
         on_error: "return" or "raise", see LLM.
         """
         items = as_prompts(prompts)
-        jobs = self._jobs(items, params_for(sampling_params, len(items), "prompts"))
+        params = params_for(sampling_params, len(items), "prompts")
+        jobs = self._jobs.of_prompts(zip(items, params, strict=True))
         return self._collect(jobs, use_tqdm, on_error)
 
     def chat(
@@ -109,6 +127,8 @@ class LLM:
         chat_template: str | None = None,
         tools: Any = None,
         *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
         on_error: OnError = "return",
     ) -> list[RequestOutput]:
         """Answers one conversation or several, rendered by the model's chat template.
@@ -119,26 +139,43 @@ class LLM:
         "description", "parameters": JSON schema}} or a Python function with types and a docstring.
         With `tool_call_parser` the calls are in `outputs.tool_calls`. To continue, append an
         assistant message with these calls and one message of role "tool" for each result.
+        add_generation_prompt: whether the prompt ends with the beginning of an assistant message;
+        None: unless continue_final_message is True.
+        continue_final_message: whether the model continues the last message, one of the assistant.
         """
+        options = chat_options(
+            chat_template_kwargs,
+            chat_template,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+        )
         items = as_conversations(messages)
         params = params_for(sampling_params, len(items), "messages")
-        jobs = self._chat_jobs(items, params, chat_template_kwargs, chat_template, tools)
+        jobs = self._jobs.of_conversations(zip(items, params, strict=True), options)
         return self._collect(jobs, use_tqdm, on_error)
 
     def generate_iter(
-        self, prompts: Iterable[Prompt], sampling_params: SamplingParams | None = None
+        self,
+        prompts: Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
     ) -> Iterator[RequestOutput]:
         """Yields results in the order in which they finish, for any iterable, even an endless one.
 
         Prompts are taken from the iterable only when the engine has capacity for them, so memory
-        does not depend on their number. `output.prompt` is the object that the iterable yielded.
+        does not depend on their number. `output.item` is the object that the iterable yielded.
+
+        sampling_params: one for all prompts, or an iterable with one for each. When its length
+        differs from that of `prompts`, ValueError is raised after the results of the pairs.
         """
-        if isinstance(prompts, (str, Mapping)):
-            raise TypeError(
-                "generate_iter takes an iterable of prompts; use generate for one prompt"
-            )
-        jobs = self._jobs(prompts, itertools.repeat(one_params(sampling_params)))
-        return (item.output for item in self._driver.run(jobs))
+        return self._results(Pairs(prompts, sampling_params))
+
+    def _results(self, pairs: Pairs) -> Iterator[RequestOutput]:
+        with closing(self.answer_each(pairs)) as items:
+            for item in items:
+                yield item.output
+        if pairs.error is not None:
+            raise pairs.error
 
     def answer_each(
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]
@@ -146,7 +183,7 @@ class LLM:
         """Yields results as generate_iter does, with sampling parameters for each prompt;
         `job.index` of a result counts the pairs from 0. Closing the generator aborts the requests
         that are still running."""
-        return self._driver.run(self._pair_jobs(pairs))
+        return whole_outputs(self._driver.run(self._jobs.of_prompts(pairs)))
 
     def run_batch(
         self,
@@ -169,8 +206,8 @@ class LLM:
 
         input: a JSONL file, a Parquet file, a folder of images and videos (`prompt` is asked about
         each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
-        "multimodal_data", "sampling_params", "chat_template_kwargs", "tools"}, read lazily; media
-        paths in a file are relative to its folder.
+        "multimodal_data", "sampling_params", "chat_template_kwargs", "mm_processor_kwargs",
+        "tools"}, read lazily; media paths in a file are relative to its folder.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output and answer items that are missing or, with retry_failed, failed.
         overwrite: replace the output, which otherwise must not exist.
@@ -218,22 +255,43 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template: str | None = None,
         tools: Any = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool | None = None,
     ) -> Iterator[RequestOutput]:
         """Yields deltas: each output holds only the text, reasoning and token ids generated since
         the previous one.
 
-        prompts: as for `generate`, or one conversation as for `chat`. The last output of a prompt
-        has `finished`, `outputs.finish_reason` and the metrics.
+        prompts: as for `generate`, or one conversation as for `chat`, whose options the others are.
+        The last output of a completion has `finished`, `outputs.finish_reason` and the metrics.
+        With `n` > 1 each output holds one completion; `outputs.index` says which.
         """
+        options = chat_options(
+            chat_template_kwargs,
+            chat_template,
+            tools,
+            add_generation_prompt,
+            continue_final_message,
+        )
         if is_conversation(prompts):
-            params = params_for(sampling_params, 1, "messages")
-            kwargs = chat_template_kwargs
-            jobs = self._chat_jobs([prompts], params, kwargs, chat_template, tools, True)
-        else:
+            (params,) = params_for(sampling_params, 1, "messages")
+            jobs = self._jobs.of_conversations([(prompts, params)], options, stream=True)
+        elif options == ChatOptions():
             items = as_prompts(prompts)
-            params = params_for(sampling_params, len(items), "prompts")
-            jobs = self._jobs(items, params, stream=True)
-        return (item.output for item in self._driver.run(jobs))
+            each = params_for(sampling_params, len(items), "prompts")
+            jobs = self._jobs.of_prompts(zip(items, each, strict=True), stream=True)
+        else:
+            raise ValueError(
+                "the options of a chat are used with one conversation, a list of message dicts; "
+                "for other prompts write them into a dict with 'messages'"
+            )
+        return deltas(self._driver.run(jobs))
+
+    def get_tokenizer(self) -> Any:
+        """Returns transformers' tokenizer of the model. It is a copy: its padding and truncation
+        may be set without an effect on prompts."""
+        if self._fleet is not None:
+            return self._fleet.ask_one("copy_tokenizer")
+        return self._intake.copy_tokenizer()
 
     def count_tokens(self, prompt: Prompt) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
@@ -271,58 +329,21 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _jobs(
-        self, prompts: Iterable[Any], params: Iterable[SamplingParams], stream: bool = False
-    ) -> Iterator[Job]:
-        return self._pair_jobs(zip(prompts, params, strict=False), stream)
-
-    def _pair_jobs(
-        self, pairs: Iterable[tuple[Any, SamplingParams]], stream: bool = False
-    ) -> Iterator[Job]:
-        for index, (prompt, own) in enumerate(pairs):
-            accept = self._ask("accept", prompt, own, stream=stream, number=next(self._numbers))
-            yield Job(index=index, prompt=prompt, num_outputs=own.n, accept=accept)
-
-    def _chat_jobs(
-        self,
-        conversations: Iterable[Any],
-        params: Iterable[SamplingParams],
-        template_kwargs: Mapping[str, Any] | None,
-        template: str | None,
-        tools: Any,
-        stream: bool = False,
-    ) -> Iterator[Job]:
-        if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
-            raise ValueError(
-                f"chat_template_kwargs must be a dict, got {type(template_kwargs).__name__}"
-            )
-        for index, (messages, own) in enumerate(zip(conversations, params, strict=False)):
-            accept = self._ask(
-                "accept_chat",
-                messages,
-                own,
-                chat_template_kwargs=template_kwargs,
-                chat_template=template,
-                tools=tools,
-                stream=stream,
-                number=next(self._numbers),
-            )
-            yield Job(index=index, prompt=messages, num_outputs=own.n, accept=accept)
-
-    def _ask(self, method: str, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """Returns a call of the intake that is made later, in the process that has the intake."""
-        if self._fleet is not None:
-            return Ask(method=method, args=args, kwargs=kwargs)
-        return partial(getattr(self._intake, method), *args, **kwargs)
+    def _report_cache(self) -> None:
+        """Writes the size of the KV cache on stderr, unless it is unwanted or logged there."""
+        line = cache_line(self.num_kv_blocks, self.runtime.block_size)
+        is_logged = logging.getLogger(start.__module__).isEnabledFor(logging.INFO)
+        if sys.stderr is not None and not self._config.quiet and not is_logged:
+            with suppress(OSError, ValueError):  # a closed stderr
+                print(line, file=sys.stderr)
 
     def _collect(
         self, jobs: Iterator[Job], use_tqdm: bool, on_error: OnError
     ) -> list[RequestOutput]:
-        """Runs the jobs and returns all outputs, ordered by job and sample."""
+        """Runs the jobs and returns their outputs in order."""
         if on_error not in ("return", "raise"):
             raise ValueError(f"on_error must be 'return' or 'raise', got {on_error!r}")
-        todo = list(jobs)
-        done: dict[tuple[int, int], RequestOutput] = {}
+        todo, done, merger = list(jobs), dict[int, JobOutput](), Merger()
         self._driver.check()
         # Closing the iterator makes sure that an error leaves no request in the engine.
         with closing(self._driver.run(todo)) as items, Progress(len(todo), use_tqdm) as progress:
@@ -330,22 +351,16 @@ class LLM:
                 for item in items:
                     if on_error == "raise" and not item.output.is_ok:
                         self._driver.check()
-                        raise _exception(item)
-                    done[item.job.index, item.output.outputs.index] = item.output
-                    progress.count(item)
+                        raise exception_of(item)
+                    whole = merger.add(item)
+                    if whole is not None:
+                        done[item.job.index] = whole
+                        progress.count(whole)
             except WorkerDiedError as death:
                 if on_error == "raise":
                     raise
-                lost = (item for job in todo for item in refused(job, death))
-                for item in lost:
-                    done.setdefault((item.job.index, item.output.outputs.index), item.output)
-        return [done[job.index, index] for job in todo for index in range(job.num_outputs)]
-
-
-def _exception(item: JobOutput) -> Exception:
-    """Returns the error of an output as an exception: the one that intake raised, or one that fits
-    the error code."""
-    if item.error is not None:
-        return item.error
-    kind = RequestError if item.output.error_code < 500 else EngineError
-    return kind(item.output.error_msg)
+                for item in (item for job in todo for item in refused(job, death)):
+                    whole = merger.add(item)
+                    if whole is not None:
+                        done.setdefault(item.job.index, whole)
+        return [done[job.index].output for job in todo]

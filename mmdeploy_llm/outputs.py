@@ -1,8 +1,8 @@
-"""The results that a caller gets: one RequestOutput per prompt, or n of them with `n` > 1."""
+"""The results that a caller gets: one RequestOutput per prompt, which holds `n` completions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from .errors import OK
 
@@ -28,7 +28,8 @@ TokenLogprobs = Mapping[int, Logprob]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
     """Timings in seconds. `arrival_time` and `inference_start_time` are epoch times, the others
-    durations."""
+    durations. With `n` > 1 they cover all completions: from the start of the first one to the last
+    token of the slowest."""
 
     arrival_time: float
     inference_start_time: float | None = None
@@ -82,38 +83,149 @@ class ToolCall:
 class CompletionOutput:
     """Generated tokens and text.
 
-    index: 0..n-1 among the samples of one prompt.
+    index: 0..n-1 among the completions of one prompt.
     send_idx: ordinal of the delta when streaming, 0 for a complete result.
     token_ids: generated ids, the final end-of-sequence id included.
     text: content without reasoning and tool calls.
     reasoning_content: None when no reasoning parser is in use.
     finish_reason: "tool_calls" where the model stopped and the output has tool calls.
+    logprobs: one mapping for each token; None unless the sampling parameters request them.
+    cumulative_logprob: sum of the log-probabilities of all tokens generated so far, also in a
+        stream; None without logprobs.
     tool_calls: None when no tool parser is in use.
+    error_code, error_msg: as in RequestOutput, for this completion alone.
     """
 
     index: int = 0
     send_idx: int = 0
-    token_ids: tuple[int, ...] = ()
+    token_ids: list[int] = field(default_factory=list)
     text: str = ""
     reasoning_content: str | None = None
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    cumulative_logprob: float | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
+    error_code: int = OK
+    error_msg: str | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the completion has no error, finished or not."""
+        return self.error_code == OK
+
+    @property
+    def resoning_content(self) -> str | None:
+        """The same as `reasoning_content`, in the spelling of FastDeploy's guide of 2025."""
+        return self.reasoning_content
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns nested plain dicts, lists and tuples."""
+        values = asdict(self)
+        if self.tool_calls is not None:
+            values["tool_calls"] = tuple(call.to_dict() for call in self.tool_calls)
+        return values
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Completions:
+    """The completions of one prompt, ordered by index; at least one.
+
+    It is read like a list (`outputs[0].text`, as in vLLM), or like its first completion
+    (`outputs.text`, as in FastDeploy). In a stream it holds the one completion that has grown.
+    """
+
+    items: tuple[CompletionOutput, ...]
+
+    def __init__(self, items: Iterable[CompletionOutput]) -> None:
+        object.__setattr__(self, "items", tuple(items))
+        assert self.items, "an output has at least one completion"
+
+    @overload
+    def __getitem__(self, index: int) -> CompletionOutput: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[CompletionOutput, ...]: ...
+    def __getitem__(self, index: int | slice) -> CompletionOutput | tuple[CompletionOutput, ...]:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[CompletionOutput]:
+        return iter(self.items)
+
+    @property
+    def index(self) -> int:
+        """Index of the first completion held: 0 unless this is a delta of a stream."""
+        return self.items[0].index
+
+    @property
+    def send_idx(self) -> int:
+        """Ordinal of the delta when streaming."""
+        return self.items[0].send_idx
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Generated ids of the first completion."""
+        return self.items[0].token_ids
+
+    @property
+    def text(self) -> str:
+        """Text of the first completion."""
+        return self.items[0].text
+
+    @property
+    def reasoning_content(self) -> str | None:
+        """Reasoning of the first completion."""
+        return self.items[0].reasoning_content
+
+    @property
+    def resoning_content(self) -> str | None:
+        """The same as `reasoning_content`, in the spelling of FastDeploy's guide of 2025."""
+        return self.items[0].reasoning_content
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the first completion ended."""
+        return self.items[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """Log-probabilities of the first completion's tokens."""
+        return self.items[0].logprobs
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the log-probabilities of the first completion's tokens."""
+        return self.items[0].cumulative_logprob
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...] | None:
+        """Tool calls of the first completion."""
+        return self.items[0].tool_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """The result of one request, or (when streaming) what is new since the previous output.
+    """The result of one prompt, or (when streaming) what is new since the previous output.
 
-    prompt: exactly what the caller passed in.
-    error_code: 200 means success; otherwise `error_msg` says what went wrong, `finished` is True
-        and `outputs.finish_reason` is "error" or "abort".
+    request_id: the same for all completions of a prompt.
+    prompt: the prompt's text; of a conversation, the text that the chat template rendered. None for
+        a prompt given as token ids, and for a conversation that was refused before rendering.
+    item: the object that the caller passed in, or that the caller's iterable yielded.
+    prompt_token_ids: the ids that the model read, media placeholders included.
+    outputs: the completions.
+    finished: whether all completions have ended; in a stream, whether this one has.
+    num_cached_tokens: prompt tokens that the first completion found in the prefix cache.
+    error_code: 200 means success. Otherwise the code of the first completion that failed: the
+        request is finished, `error_msg` says what went wrong, and the completion's finish_reason is
+        "error" or "abort". Completions that succeeded keep their text.
     """
 
     request_id: str
-    prompt: Any
-    prompt_token_ids: tuple[int, ...] = ()
-    outputs: CompletionOutput = field(default_factory=CompletionOutput)
+    prompt: str | None
+    item: Any = None
+    prompt_token_ids: list[int] = field(default_factory=list)
+    outputs: Completions = field(default_factory=lambda: Completions([CompletionOutput()]))
     finished: bool = False
     metrics: RequestMetrics
     num_cached_tokens: int = 0
@@ -125,15 +237,13 @@ class RequestOutput:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the request has no error, finished or not."""
+        """Whether no completion has an error, finished or not."""
         return self.error_code == OK
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns nested plain dicts and tuples; `prompt` stays the caller's object."""
+        """Returns nested plain dicts, lists and tuples; `outputs` is a list with one dict for each
+        completion, and `item` stays the caller's object."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        values["outputs"] = asdict(self.outputs)
-        if self.outputs.tool_calls is not None:
-            calls = tuple(call.to_dict() for call in self.outputs.tool_calls)
-            values["outputs"]["tool_calls"] = calls
+        values["outputs"] = [completion.to_dict() for completion in self.outputs]
         values["metrics"] = asdict(self.metrics)
         return values

@@ -95,13 +95,14 @@ class Request:
     """
 
     request_id: str
-    prompt: Any
+    prompt: str | None  # the text of the prompt, rendered if it is a chat; None if given as ids
     prompt_token_ids: list[int]
     params: SamplingParams
     eos_token_ids: frozenset[int] = frozenset()
     media: tuple[MediaSpan, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas, as the chat template got them
-    prompt_text: str = ""  # the rendered prompt, from which the reasoning parser starts
+    item: Any = None  # the object that the caller passed in
+    prompt_text: str = ""  # `prompt`, or decoded ids: the reasoning parser starts from it
     reasoning_end_ids: tuple[int, ...] = ()  # forced at params.reasoning_max_tokens; (): no cap
     # Sequences that are never generated, those of bad_words included.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()

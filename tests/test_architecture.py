@@ -39,7 +39,6 @@ LAYERS = (
     ("startup",),
     ("desk",),
     ("batch",),
-    ("arguments", "progress"),
     ("llm",),
     ("scaffold", "bench", "doctor"),
     ("cli",),

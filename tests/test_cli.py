@@ -15,7 +15,13 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm import EngineConfig, MediaError, ModelNotSupportedError, cli
 from mmdeploy_llm.hooks import PluginManager, hookimpl
-from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput, ToolCall
+from mmdeploy_llm.outputs import (
+    CompletionOutput,
+    Completions,
+    RequestMetrics,
+    RequestOutput,
+    ToolCall,
+)
 
 MAX_HELP_SECONDS = 0.5
 PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
@@ -34,6 +40,7 @@ class FakeLLM:
     def __init__(self, made, model, **options):
         if model == "unknown":
             raise ModelNotSupportedError("no plugin serves 'UnknownModel'")
+        assert options.pop("quiet"), "stderr is for what the command says"
         EngineConfig.from_options(model, options)  # unknown options raise, as in LLM
         self.options = options
         self.prompts = []
@@ -76,17 +83,19 @@ class FakeLLM:
 
 
 def output(prompt, text, *, is_ok=True, thought=None, index=0, calls=None):
+    completion = CompletionOutput(
+        text=text if is_ok else "",
+        reasoning_content=thought,
+        token_ids=[3],
+        send_idx=index,
+        tool_calls=calls,
+    )
     return RequestOutput(
         request_id="r",
-        prompt=prompt,
-        prompt_token_ids=(1, 2),
-        outputs=CompletionOutput(
-            text=text if is_ok else "",
-            reasoning_content=thought,
-            token_ids=(3,),
-            send_idx=index,
-            tool_calls=calls,
-        ),
+        prompt=None,
+        item=prompt,
+        prompt_token_ids=[1, 2],
+        outputs=Completions([completion]),
         finished=True,
         metrics=RequestMetrics(arrival_time=0, model_execute_time=0.5),
         error_code=200 if is_ok else 400,

@@ -7,7 +7,7 @@ import pytest
 
 from mmdeploy_llm.desk.drive import Driver, Job
 from mmdeploy_llm.errors import EngineError, MediaError
-from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.request import Request
 
@@ -40,7 +40,7 @@ class FakeEngine:
             RequestOutput(
                 request_id=request.request_id,
                 prompt=request.prompt,
-                outputs=CompletionOutput(index=request.index),
+                outputs=Completions([CompletionOutput(index=request.index)]),
                 finished=True,
                 metrics=RequestMetrics(arrival_time=0.0),
             )

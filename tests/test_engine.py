@@ -121,7 +121,7 @@ def test_requests_run_to_their_end(engine, observer):
     for name in ("a", "b"):
         engine.add(request(name))
     outputs = run(engine)
-    assert all(output.outputs.token_ids == (40,) * 3 for output in outputs.values())
+    assert all(output.outputs.token_ids == [40] * 3 for output in outputs.values())
     assert not engine._requests
     assert {record.request_id for record in observer.records} == {"a", "b"}
     assert all(record.num_output_tokens == 3 for record in observer.records)

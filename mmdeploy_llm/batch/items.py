@@ -19,7 +19,13 @@ from mmdeploy_llm.params import SamplingParams
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
-PROMPT_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template_kwargs", "tools")
+PROMPT_KEYS = (
+    *CONTENT_KEYS,
+    *MEDIA_KEYS,
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+    "tools",
+)
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
 MAX_QUESTION = 200  # characters of the question that a record repeats
 

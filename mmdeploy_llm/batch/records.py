@@ -21,7 +21,7 @@ outputs        all samples, with n > 1 or log-probabilities; `text` etc. are tho
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -170,47 +170,51 @@ def bad_record(item: BadItem) -> Record:
     )
 
 
-def record_of(
-    item: Item, outputs: Sequence[RequestOutput], error: Exception | None = None
-) -> Record:
-    """Builds the record of an item from its `n` finished outputs. error: the exception, if any.
+def record_of(item: Item, output: RequestOutput, error: Exception | None = None) -> Record:
+    """Builds the record of an item from its output. error: the exception, if any.
 
-    With several samples, counts are summed, times are those of the slowest sample, and one failed
+    With several samples, counts are summed, times are those of all samples together, and one failed
     sample makes the item failed.
     """
-    ordered = sorted(outputs, key=lambda output: output.outputs.index)
-    first = ordered[0]
-    failed = next((output for output in ordered if not output.is_ok), None)
-    message = None if failed is None else failed.error_msg or "no message was given"
-    code = OK if failed is None else failed.error_code
-    slowest = max(ordered, key=lambda output: output.metrics.model_execute_time or 0)
+    samples = output.outputs
+    first = samples[0]
+    failed = None if output.is_ok else next((own for own in samples if not own.is_ok), first)
+    message = None if failed is None else output.error_msg or "no message was given"
+    code = output.error_code
     return Record(
         id=item.id,
         line=None if item.path is not None else item.line,
         path=item.path,
-        text=first.outputs.text.strip(),
-        reasoning=_stripped(first.outputs.reasoning_content),
-        tool_calls=_calls(first.outputs),
-        finish_reason=(failed or first).outputs.finish_reason,
+        text=first.text.strip(),
+        reasoning=_stripped(first.reasoning_content),
+        tool_calls=_calls(first),
+        finish_reason=(failed or first).finish_reason,
         error_code=code,
         error_msg=message,
         error_class=None if failed is None else _class_of(code, error),
-        num_image_tokens=first.num_input_image_tokens,
-        num_video_tokens=first.num_input_video_tokens,
-        num_prompt_tokens=len(first.prompt_token_ids),
-        num_output_tokens=sum(len(output.outputs.token_ids) for output in ordered),
-        num_cached_tokens=first.num_cached_tokens,
-        timings=_timings(slowest.metrics),
+        num_image_tokens=output.num_input_image_tokens,
+        num_video_tokens=output.num_input_video_tokens,
+        num_prompt_tokens=len(output.prompt_token_ids),
+        num_output_tokens=sum(len(own.token_ids) for own in samples),
+        num_cached_tokens=output.num_cached_tokens,
+        timings=_timings(output.metrics),
         error=None if message is None else ItemError(code=code, message=message),
         media=() if item.path is not None else item.media,
         prompt=item.question,
-        outputs=tuple(map(_sample, ordered)) if _is_worth_listing(ordered) else (),
+        outputs=_samples(output),
     )
 
 
-def _is_worth_listing(outputs: Sequence[RequestOutput]) -> bool:
-    first = outputs[0]
-    return len(outputs) > 1 or first.outputs.logprobs is not None or bool(first.prompt_logprobs)
+def _samples(output: RequestOutput) -> tuple[dict[str, Any], ...]:
+    """Returns the samples where a record's other fields do not say everything about them; the first
+    one with the log-probabilities of the prompt."""
+    own = output.outputs
+    if len(own) == 1 and own.logprobs is None and not output.prompt_logprobs:
+        return ()
+    samples = tuple(map(_sample, own))
+    if output.prompt_logprobs is not None:
+        samples[0]["prompt_logprobs"] = [_candidates(found) for found in output.prompt_logprobs]
+    return samples
 
 
 def _class_of(code: int, error: Exception | None) -> str:
@@ -219,24 +223,21 @@ def _class_of(code: int, error: Exception | None) -> str:
     return "Aborted" if code == ABORTED else "EngineError" if code >= 500 else "RequestError"
 
 
-def _sample(output: RequestOutput) -> dict[str, Any]:
+def _sample(own: CompletionOutput) -> dict[str, Any]:
     """Returns one of n samples with its token ids, and log-probabilities if requested."""
-    own = output.outputs
     sample: dict[str, Any] = {
         "index": own.index,
         "text": own.text.strip(),
         "reasoning": _stripped(own.reasoning_content),
         "finish_reason": own.finish_reason,
-        "error_code": output.error_code,
-        "error_msg": output.error_msg,
+        "error_code": own.error_code,
+        "error_msg": own.error_msg,
         "token_ids": list(own.token_ids),
     }
     if own.tool_calls:
         sample["tool_calls"] = _calls(own)
     if own.logprobs is not None:
         sample["logprobs"] = _logprobs(own)
-    if output.prompt_logprobs is not None:
-        sample["prompt_logprobs"] = [_candidates(found) for found in output.prompt_logprobs]
     return sample
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from tqdm import tqdm
 
 from mmdeploy_llm.messages import Prompt
-from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.parallel import interrupted_later
 from mmdeploy_llm.params import SamplingParams
 
@@ -112,7 +111,7 @@ class BatchRun:
         self._writer = writer
         self._tally = tally
         self._max_failures = max_failures
-        self._in_flight: dict[int, tuple[Item, list[RequestOutput]]] = {}
+        self._in_flight: dict[int, Item] = {}
         self._lock = threading.Lock()
         self._is_over = False
 
@@ -139,21 +138,17 @@ class BatchRun:
             if isinstance(item, BadItem):
                 self._take(bad_record(item), item.line, num_media=0)
             else:
-                self._in_flight[number] = (item, [])
+                self._in_flight[number] = item
                 number += 1
                 yield item.prompt, item.params
             if self._is_over:
                 return
 
     def _collect(self, answer: JobOutput) -> None:
-        """Stores an output; writes the item's record with the last of its `n` outputs."""
-        number = answer.job.index
-        item, outputs = self._in_flight[number]
-        outputs.append(answer.output)
-        if len(outputs) == item.params.n:
-            del self._in_flight[number]
-            record = record_of(item, outputs, answer.error)
-            self._take(record, item.line, num_media=1 if item.path else len(item.media))
+        """Writes the record of an item that has finished."""
+        item = self._in_flight.pop(answer.job.index)
+        record = record_of(item, answer.output, answer.error)
+        self._take(record, item.line, num_media=1 if item.path else len(item.media))
 
     def _take(self, record: Record, line: int, num_media: int) -> None:
         # Ctrl-C waits until what is written is counted too.

@@ -77,7 +77,7 @@ def run_bench(settings: BenchSettings, notify: Notify) -> BenchResult:
         alone = [work.alone(FIRST_SEED + 1 + i) for i in range(NUM_ALONE + 1)]
         making = time.perf_counter() - begin
         notify("loading the model")
-        with LLM(model=settings.model, **settings.options) as llm:
+        with LLM(model=settings.model, **{"quiet": True, **settings.options}) as llm:
             _answer_alone(llm, alone[0])
             loading = time.perf_counter() - settings.begun - making
             requests = _Requests(warm_up=warm_up, alone=alone[1:], rounds=rounds)

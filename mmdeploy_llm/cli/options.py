@@ -172,7 +172,7 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
     """Opens the model and closes it at the end of the block."""
     from mmdeploy_llm.llm import LLM
 
-    with LLM(model=model, **options) as llm:
+    with LLM(model=model, **{"quiet": True, **options}) as llm:
         yield llm
 
 

@@ -13,6 +13,7 @@ from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.metrics import RequestRecord
 from mmdeploy_llm.outputs import (
     CompletionOutput,
+    Completions,
     FinishReason,
     Logprob,
     RequestMetrics,
@@ -46,7 +47,7 @@ class _Progress:
 
     request: Request
     pipeline: TextPipeline
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: list[int]
     num_media_tokens: Mapping[str, int]
     has_reasoning_parser: bool
     has_tool_parser: bool
@@ -54,6 +55,7 @@ class _Progress:
     num_sent: int = 0
     send_idx: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
     @property
@@ -120,7 +122,7 @@ class Delivery:
         progress = _Progress(
             request=request,
             pipeline=pipeline,
-            prompt_token_ids=tuple(request.prompt_token_ids),
+            prompt_token_ids=list(request.prompt_token_ids),
             num_media_tokens=_num_media_tokens(request),
             has_reasoning_parser=self._sources.reasoning is not None,
             has_tool_parser=self._sources.tools is not None,
@@ -169,24 +171,28 @@ class Delivery:
         request = progress.request
         is_last = reason is not None
         wants_prompt_logprobs = is_last and request.params.prompt_logprobs is not None
+        completion = _completion(progress, reason, failure)
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
+            item=request.item,
             prompt_token_ids=progress.prompt_token_ids,
-            outputs=_completion(progress, reason),
+            outputs=Completions([completion]),
             finished=is_last,
             metrics=_metrics(request),
             num_cached_tokens=request.num_cached_tokens,
             num_input_image_tokens=progress.num_media_tokens["image"],
             num_input_video_tokens=progress.num_media_tokens["video"],
-            error_code=OK if failure is None else failure.code,
-            error_msg=None if failure is None else failure.message,
+            error_code=completion.error_code,
+            error_msg=completion.error_msg,
             prompt_logprobs=tuple(progress.prompt_logprobs) if wants_prompt_logprobs else None,
         )
 
     def _collect_logprobs(self, progress: _Progress, update: TokenUpdate) -> None:
         if update.logprobs is not None:
             progress.logprobs.append(self._with_texts(update.logprobs))
+            sampled = next(iter(update.logprobs.values()))
+            progress.cumulative_logprob += sampled.logprob
         progress.prompt_logprobs += (
             None if entry is None else self._with_texts(entry) for entry in update.prompt_logprobs
         )
@@ -239,7 +245,9 @@ def _text_ids(progress: _Progress, reason: FinishReason | None) -> list[int]:
     return token_ids
 
 
-def _completion(progress: _Progress, reason: FinishReason | None) -> CompletionOutput:
+def _completion(
+    progress: _Progress, reason: FinishReason | None, failure: RequestFailure | None
+) -> CompletionOutput:
     """Returns what is new since the last output and advances the counters."""
     request, pipeline = progress.request, progress.pipeline
     is_unparsed = reason is not None and pipeline.failure is not None
@@ -253,12 +261,15 @@ def _completion(progress: _Progress, reason: FinishReason | None) -> CompletionO
     completion = CompletionOutput(
         index=request.index,
         send_idx=progress.send_idx,
-        token_ids=tuple(request.output_token_ids[progress.num_sent :]),
+        token_ids=list(request.output_token_ids[progress.num_sent :]),
         text=content,
         reasoning_content=reasoning if progress.has_reasoning_parser else None,
         finish_reason=reason,
         logprobs=tuple(progress.logprobs[progress.num_sent :]) if wants_logprobs else None,
+        cumulative_logprob=progress.cumulative_logprob if wants_logprobs else None,
         tool_calls=calls if progress.has_tool_parser else None,
+        error_code=OK if failure is None else failure.code,
+        error_msg=None if failure is None else failure.message,
     )
     progress.num_sent = len(request.output_token_ids)
     progress.send_idx += 1

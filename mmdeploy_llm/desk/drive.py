@@ -12,15 +12,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from mmdeploy_llm.engine import Engine
-from mmdeploy_llm.errors import EngineError, MMDeployLLMError
+from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.request import Request
 
 logger = logging.getLogger(__name__)
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One prompt to run. accept: prepares its requests; called in an intake thread. num_outputs:
-    the prompt's `n`."""
+    """One prompt to run. prompt: the object that the caller passed in. accept: prepares its
+    requests; called in an intake thread. num_outputs: the prompt's `n`."""
 
     index: int
     prompt: Any
@@ -39,8 +39,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutput:
-    """An output and the job it belongs to. error: the exception with which intake refused the
-    prompt, None otherwise."""
+    """An output and the job it belongs to: of one completion, or of all of them once merge.py has
+    seen it. error: the exception with which intake refused the prompt, None otherwise."""
 
     job: Job
     output: RequestOutput
@@ -161,6 +161,21 @@ class Driver:
                 self._runs.pop(request_id, None)
 
 
+def exception_of(item: JobOutput) -> Exception:
+    """Returns the error of an output as an exception: the one that intake raised, or one that fits
+    the error code."""
+    if item.error is not None:
+        return item.error
+    kind = RequestError if item.output.error_code < 500 else EngineError
+    return kind(item.output.error_msg)
+
+
+def text_of(prompt: Any) -> str | None:
+    """Returns the text of a prompt that was not rendered; None for token ids and messages."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
+
+
 def refused(job: Job, error: Exception) -> Iterator[JobOutput]:
     """Yields the error outputs of a job whose prompt never became requests."""
     code, message = 500, error_text(error)
@@ -169,10 +184,14 @@ def refused(job: Job, error: Exception) -> Iterator[JobOutput]:
     else:
         logger.error("a prompt could not be prepared", exc_info=error)
     for index in range(job.num_outputs):
+        completion = CompletionOutput(
+            index=index, finish_reason="error", error_code=code, error_msg=message
+        )
         output = RequestOutput(
             request_id=f"refused-{job.index}-{index}",
-            prompt=job.prompt,
-            outputs=CompletionOutput(index=index, finish_reason="error"),
+            prompt=text_of(job.prompt),
+            item=job.prompt,
+            outputs=Completions([completion]),
             finished=True,
             metrics=RequestMetrics(arrival_time=time.time()),
             error_code=code,

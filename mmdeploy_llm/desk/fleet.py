@@ -34,7 +34,7 @@ from mmdeploy_llm.parallel import Message, Worker, close_all, interrupted_later
 from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.shares import engine_configs
 
-from .drive import Job, JobOutput, refused
+from .drive import Job, JobOutput, refused, text_of
 from .fleet_engine import Abort, Answer, Ask, Call, Output, Ready, Task, serve_engine
 
 logger = logging.getLogger(__name__)
@@ -81,6 +81,7 @@ class Fleet:
     """Runs jobs on several engines, as Driver does on one; a job's `accept` is an Ask.
 
     plugins: as loaded in this process. runtime: the resolved options of the first engine.
+    num_blocks: blocks of the smallest KV cache.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -106,6 +107,7 @@ class Fleet:
         for engine, own in zip(self._engines, ready, strict=True):
             engine.num_ahead = own.num_ahead
         self.runtime = ready[0].runtime
+        self.num_blocks = min(own.num_blocks for own in ready)
 
     def run(self, jobs: Iterable[Job]) -> Generator[JobOutput, None, None]:
         """Yields outputs as Driver.run does. Raises WorkerDiedError when no engine is left."""
@@ -272,7 +274,8 @@ class Fleet:
             sent.ended.add(message.output.outputs.index)
         if len(sent.ended) == sent.job.num_outputs:
             del engine.sent[message.number]
-        output = replace(message.output, prompt=sent.job.prompt)
+        item = sent.job.prompt
+        output = replace(message.output, prompt=message.output.prompt or text_of(item), item=item)
         self._hand_over(sent, JobOutput(job=sent.job, output=output, error=message.error))
 
     def _hand_over(self, sent: _Sent, item: JobOutput) -> None:

@@ -73,10 +73,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Reports that the engine is loaded. num_ahead: tasks that it may hold at the same time."""
+    """Reports that the engine is loaded. num_ahead: tasks that it may hold at the same time.
+    num_blocks: blocks of its KV cache."""
 
     runtime: RuntimeConfig
     num_ahead: int
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,8 @@ class _Server:
         self._first: Task | None = None
         self._aborted: set[int] = set()
         self._requests: dict[int, tuple[str, ...]] = {}  # request ids, by number of the task
-        self._send(Ready(runtime=runtime, num_ahead=num_ahead))
+        num_blocks = assembly.engine.info.num_blocks
+        self._send(Ready(runtime=runtime, num_ahead=num_ahead, num_blocks=num_blocks))
 
     def serve(self) -> None:
         """Runs tasks until the process ends. Raises WorkerDiedError when the engine has died."""
@@ -121,7 +124,7 @@ class _Server:
                 if self._engine.death is not None:
                     raise self._engine.death  # the fleet sends unfinished tasks to other engines
                 error = item.error if isinstance(item.error, MMDeployLLMError) else None
-                output = replace(item.output, prompt=None)
+                output = replace(item.output, item=None)  # the fleet has it
                 self._send(Output(number=item.job.index, output=output, error=error))
                 if output.finished:
                     self._requests.pop(item.job.index, None)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
+from .media import normalised
 from .tools import template_calls
 
 MARKS = range(0xE000, 0xF900)  # private-use characters, without a meaning in any text
@@ -42,6 +43,7 @@ def read_messages(
     template: str,
     kinds: Sequence[str] = MEDIA_KINDS,
     tools: Sequence[Mapping[str, Any]] = (),
+    where: str = "",
 ) -> Conversation:
     """Returns checked copies of the messages with their media taken out; the originals are
     unchanged.
@@ -51,19 +53,20 @@ def read_messages(
         `image`).
     kinds: kinds of media that parts may have.
     tools: the result of `read_tools`; their texts are made harmless too.
+    where: names the conversation, before the number of a message.
 
     Raises RequestError that says which message and part is wrong.
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError(
-            f"messages must be a list of message dicts, got {type(messages).__name__}"
+            f"{where}messages must be a list of message dicts, got {type(messages).__name__}"
         )
     if not messages:
-        raise RequestError("messages must not be empty")
-    messages = [_with_calls(message, f"message {i}") for i, message in enumerate(messages)]
+        raise RequestError(f"{where}messages must not be empty")
+    messages = [_with_calls(message, f"{where}message {i}") for i, message in enumerate(messages)]
     reader = _Reader(markers, _free_mark([*messages, *tools], template), template, kinds)
     copies = tuple(
-        reader.message(message, f"message {index}") for index, message in enumerate(messages)
+        reader.message(message, f"{where}message {index}") for index, message in enumerate(messages)
     )
     copied_tools = tuple(reader.copy(tool) for tool in tools)
     return Conversation(
@@ -72,6 +75,33 @@ def read_messages(
         mark=reader.mark if reader.has_marked else "",
         tools=copied_tools,
     )
+
+
+def with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
+    """Returns the media of message parts; a part without its own takes the next given item of its
+    kind.
+
+    Raises RequestError when items remain on either side.
+    """
+    left = list(given)
+    items = []
+    for part in parts:
+        if part.source is None:
+            found = next((item for item in left if item.kind == part.kind), None)
+            if found is None:
+                raise RequestError(
+                    f"a part of type {part.kind!r} has no {part.kind}; give it under "
+                    f"'{part.kind}' or '{part.kind}_url'"
+                )
+            left = [item for item in left if item is not found]
+            part = replace(found, options={**found.options, **part.options})
+        items.append(normalised(part, "chat"))
+    if left:
+        raise RequestError(
+            f"multimodal_data has {len(left)} more items than the messages have parts; remove them "
+            "or add parts"
+        )
+    return tuple(items)
 
 
 def _with_calls(message: Any, location: str) -> Any:
@@ -98,13 +128,10 @@ class _Reader:
 
     def message(self, message: Any, location: str) -> Mapping[str, Any]:
         """Returns a copy of a message for the template. `location` names it in errors."""
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(
-                f"{location} must be a dict with 'role' and 'content', got {_brief(message)}"
-            )
+        role = _role(message, location)
         content = message.get("content")
         if content is None and not message.get("tool_calls"):
-            raise RequestError(f"{location} of role {message['role']!r} has no 'content'")
+            raise RequestError(f"{location} of role {role!r} has no 'content'")
         copied = {name: self.copy(value) for name, value in message.items() if name != "content"}
         if content is None or isinstance(content, str):
             return {**copied, "content": self.copy(content)}
@@ -150,6 +177,22 @@ class _Reader:
             return text
         self.has_marked = True
         return self._pattern.sub(lambda found: found[0][0] + self.mark + found[0][1:], text)
+
+
+def _role(message: Any, location: str) -> str:
+    """Returns the role of a message. Raises RequestError for one without a role."""
+    if not isinstance(message, Mapping):
+        raise RequestError(
+            f"{location} must be a dict with 'role' and 'content', got {_brief(message)}"
+        )
+    role = message.get("role")
+    if role is None:
+        raise RequestError(
+            f"{location} has no 'role'; give 'system', 'user', 'assistant' or 'tool'"
+        )
+    if not isinstance(role, str):
+        raise RequestError(f"{location}: 'role' must be a text, got {_brief(role)}")
+    return role
 
 
 def _free_mark(messages: Sequence[Any], template: str) -> str:

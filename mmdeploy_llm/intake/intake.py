@@ -6,6 +6,7 @@ read the prompt > check kinds and counts > render > tokenize > match placeholder
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 import uuid
@@ -23,11 +24,11 @@ from mmdeploy_llm.request import Request
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .cache import CacheStats
-from .chat import read_messages
+from .chat import read_messages, with_sources
 from .defaults import ParamsResolver, ValidateGuided, sample_seed
-from .media import CACHE_BYTES, Fetch, MediaLoader, normalised
+from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
-from .prompts import PromptParts, read_prompt
+from .prompts import PromptParts, read_prompt, with_options
 from .rendering import Renderer
 from .template import load_template, render, template_variables
 from .tokenizer import PromptTokenizer
@@ -148,19 +149,26 @@ class Intake:
         tools: Any = None,
         stream: bool = False,
         number: int | None = None,
+        index: int | None = None,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a conversation, as `accept` does.
 
         chat_template: a Jinja text or the path of a file with one.
         tools: tools that the model may call, see `read_tools`.
+        index: of the conversation in the caller's list, for messages of errors.
         """
         parts = PromptParts(
             messages=messages,
             template=chat_template,
             template_kwargs=chat_template_kwargs,
             tools=tools,
+            where="" if index is None else f"conversation {index}, ",
         )
         return self._accept(messages, parts, params, stream, number)
+
+    def copy_tokenizer(self) -> Any:
+        """Returns a copy of transformers' tokenizer; settings of the copy do not change prompts."""
+        return copy.deepcopy(self._tokenizer.raw)
 
     def cache_stats(self) -> Mapping[str, CacheStats]:
         """Returns the statistics of the media caches, by name."""
@@ -195,7 +203,7 @@ class Intake:
 
     def _accept(
         self,
-        prompt: Any,
+        item: Any,
         parts: PromptParts,
         params: SamplingParams,
         stream: bool,
@@ -210,7 +218,8 @@ class Intake:
         expanded = self._expand(rendered, media)
         request = Request(
             request_id="",
-            prompt=prompt,
+            prompt=None if parts.ids is not None else rendered.text,
+            item=item,
             prompt_token_ids=expanded.ids,
             params=self._params.resolve(params, len(expanded.ids), number),
             eos_token_ids=self._eos_token_ids,
@@ -248,7 +257,8 @@ class Intake:
             rendered = self._render_text(parts)
         counts = Counter(item.kind for item in rendered.items)
         self._placeholders.check_counts(rendered.ids, counts)
-        return rendered
+        items = with_options(rendered.items, parts.processor_kwargs, self.media.kinds)
+        return replace(rendered, items=items)
 
     def _render_text(self, parts: PromptParts) -> Rendered:
         settings = (parts.template, parts.template_kwargs, parts.tools)
@@ -275,9 +285,10 @@ class Intake:
             template=template,
             kinds=self.media.kinds,
             tools=tools,
+            where=parts.where,
         )
         variables["tools"] = list(conversation.tools) or None
-        items = _with_sources(conversation.media, parts.media)
+        items = with_sources(conversation.media, parts.media)
         self.media.check(items)
         text = render(
             self._tokenizer.raw, template, conversation.messages, variables, renderer=self._renderer
@@ -361,33 +372,6 @@ def _tools_of(parts: PromptParts, variables: dict[str, Any]) -> tuple[Mapping[st
     if given is not None and parts.tools is not None:
         raise RequestError("tools are given twice, once in chat_template_kwargs; leave out one")
     return read_tools(given if parts.tools is None else parts.tools)
-
-
-def _with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
-    """Returns the media of message parts; a part without its own takes the next given item of its
-    kind.
-
-    Raises RequestError when items remain on either side.
-    """
-    left = list(given)
-    items = []
-    for part in parts:
-        if part.source is None:
-            found = next((item for item in left if item.kind == part.kind), None)
-            if found is None:
-                raise RequestError(
-                    f"a part of type {part.kind!r} has no {part.kind}; give it under "
-                    f"'{part.kind}' or '{part.kind}_url'"
-                )
-            left = [item for item in left if item is not found]
-            part = replace(found, options={**found.options, **part.options})
-        items.append(normalised(part, "chat"))
-    if left:
-        raise RequestError(
-            f"multimodal_data has {len(left)} more items than the messages have parts; remove them "
-            "or add parts"
-        )
-    return tuple(items)
 
 
 def _marker_ids(marker: str | None, tokenizer: PromptTokenizer) -> tuple[int, ...]:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
+from .encodings import as_prompt, is_encoding
 from .media import media_items
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
-KNOWN_KEYS = (*CONTENT_KEYS, *MEDIA_KEYS, "chat_template", "chat_template_kwargs", "tools")
+KNOWN_KEYS = (
+    *CONTENT_KEYS,
+    *MEDIA_KEYS,
+    "chat_template",
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+    "tools",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +31,9 @@ class PromptParts:
     """The parts of a prompt. Exactly one of text, ids and messages is given.
 
     media: the items of `multimodal_data`, unopened.
+    processor_kwargs: options for all media of the prompt.
     tools: as the caller passed them.
+    where: names the conversation in messages of errors, such as "conversation 3, ".
     """
 
     text: str | None = None
@@ -32,17 +42,20 @@ class PromptParts:
     media: tuple[MediaItem, ...] = ()
     template: str | None = None
     template_kwargs: Mapping[str, Any] | None = None
+    processor_kwargs: Any = None
     tools: Any = None
+    where: str = ""
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
-    """Reads a text, a list of token ids, a list of messages, or a dict with one of these.
+    """Reads a text, a list of token ids, a list of messages, or a dict with one of these or with a
+    tokenizer's `input_ids`.
 
     kinds: known kinds of media. Raises RequestError for other types, unknown keys and kinds, and
         empty prompts. Changes nothing.
     """
     if isinstance(prompt, Mapping):
-        return _read_dict(prompt, kinds)
+        return _read_dict(as_prompt(prompt) if is_encoding(prompt) else prompt, kinds)
     return PromptParts(**_content(prompt))
 
 
@@ -68,7 +81,38 @@ def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
         media=tuple(media_items(prompt[media[0]], kinds)) if media else (),
         template=prompt.get("chat_template"),
         template_kwargs=prompt.get("chat_template_kwargs"),
+        processor_kwargs=prompt.get("mm_processor_kwargs"),
         tools=prompt.get("tools"),
+    )
+
+
+def with_options(
+    items: Sequence[MediaItem], kwargs: Any, kinds: Sequence[str]
+) -> tuple[MediaItem, ...]:
+    """Adds a prompt's mm_processor_kwargs to the options of its media; an item's own options win.
+
+    Options that begin with a kind, such as video_fps, concern its items, which take them without
+    that prefix; all others concern images. Raises RequestError for anything but a dict, and for
+    options without an item that takes them.
+    """
+    if kwargs is None:
+        return tuple(items)
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise RequestError(
+            f"mm_processor_kwargs must be a dict with names of options, got {type(kwargs).__name__}"
+        )
+    by_kind: dict[str, dict[str, Any]] = {}
+    prefixes = [kind for kind in kinds if kind != "image"]
+    for name, value in kwargs.items():
+        kind = next((kind for kind in prefixes if name.startswith(f"{kind}_")), "image")
+        if not any(item.kind == kind for item in items):
+            raise RequestError(
+                f"mm_processor_kwargs sets {name!r}, but the prompt has no {kind}; remove it"
+            )
+        own = name if kind == "image" else name.removeprefix(f"{kind}_")
+        by_kind.setdefault(kind, {})[own] = value
+    return tuple(
+        replace(item, options={**by_kind.get(item.kind, {}), **item.options}) for item in items
     )
 
 

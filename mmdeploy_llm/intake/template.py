@@ -116,10 +116,9 @@ def render(
     field = values.pop("continue_final_message", False)
     defaults = {"add_generation_prompt": not field, "documents": None, "tools": None}
     try:
-        if field and values.get("add_generation_prompt"):
-            raise ValueError("continue_final_message and add_generation_prompt exclude each other")
         chat = [_message(message) for message in messages]
         if field:
+            _check_continued(chat, values)
             chat[-1] = _marked(chat[-1], field if isinstance(field, str) else "content")
         inputs = {**tokenizer.special_tokens_map, **defaults, **values, "messages": chat}
         text = renderer.render(template, _plain(inputs), seconds)
@@ -148,6 +147,21 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"thinking": reasoning, **copied, "reasoning_content": reasoning}
 
 
+def _check_continued(chat: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
+    """Raises RequestError unless continue_final_message can be honoured."""
+    if values.get("add_generation_prompt"):
+        raise RequestError(
+            "add_generation_prompt starts a new message and continue_final_message continues the "
+            "last one; give one of them"
+        )
+    role = chat[-1].get("role")
+    if role != "assistant":
+        raise RequestError(
+            "continue_final_message continues a message of role 'assistant', but the last one, "
+            f"message {len(chat) - 1}, has role {role!r}; append the beginning of an answer"
+        )
+
+
 def _marked(message: dict[str, Any], name: str) -> dict[str, Any]:
     """Returns the message with END_MARK after the text that the model is to continue."""
     content = message.get(name)
@@ -159,7 +173,9 @@ def _marked(message: dict[str, Any], name: str) -> dict[str, Any]:
         if "text" in parts[index]:
             parts[index] = {**parts[index], "text": parts[index]["text"] + END_MARK}
             return {**message, name: parts}
-    raise ValueError(f"continue_final_message: the last message has no text in {name!r}")
+    raise RequestError(
+        f"continue_final_message: the last message, of role 'assistant', has no text in {name!r}"
+    )
 
 
 def _until_mark(text: str) -> str:

@@ -16,6 +16,12 @@ from .rooms import Assembly, build_rooms
 logger = logging.getLogger(__name__)
 
 
+def cache_line(num_blocks: int, block_size: int) -> str:
+    """Returns the size of the KV cache as text, which begins as FastDeploy's line does."""
+    num_tokens = num_blocks * block_size
+    return f"total_block_num:{num_blocks}, block size {block_size}, {num_tokens} cacheable tokens"
+
+
 def start(config: EngineConfig) -> Assembly:
     """Returns a running engine. Raises ConfigError, ModelError and PluginError, before the weights
     are read if the check is cheap."""
@@ -28,10 +34,8 @@ def start(config: EngineConfig) -> Assembly:
         computer = build_computer(blueprint, files, machine)
     facts = computer.facts
     logger.info(
-        "total_block_num:%d, block size %d, %d cacheable tokens, %.1f MiB",
-        facts.num_blocks,
-        facts.shape.block_size,
-        facts.num_blocks * facts.shape.block_size,
+        "%s, %.1f MiB",
+        cache_line(facts.num_blocks, facts.runtime.block_size),
         facts.num_blocks * facts.shape.bytes_per_block / 2**20,
     )
     return build_rooms(blueprint, files, machine, computer)

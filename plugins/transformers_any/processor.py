@@ -148,6 +148,7 @@ class AnyImageProcessor(MediaProcessor):
 def _refuse(options: Mapping[str, Any]) -> None:
     if options:
         raise MediaError(
-            f"an image takes no options of its own, found {', '.join(map(repr, options))}; "
-            "give them for all images in mm_processor_kwargs"
+            f"an image of this model takes no options of its own, found "
+            f"{', '.join(map(repr, options))}; give them for all images in "
+            "LLM(mm_processor_kwargs=...)"
         )

@@ -1,5 +1,5 @@
 """ImageOptions: how images become patches. Read from the checkpoint's preprocessor_config.json and
-overridden by the engine's mm_processor_kwargs."""
+overridden by mm_processor_kwargs, the engine's and then the prompt's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from mmdeploy_llm.errors import CheckpointError, ConfigError
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 
 # The normalisation of CLIP, which most families were trained with (transformers' OPENAI_CLIP_MEAN
 # and _STD).
@@ -25,6 +25,8 @@ ALIASES = {
 # Accepted without an effect: every image is decoded to RGB; the temporal size concerns videos.
 WITHOUT_EFFECT = frozenset({"do_convert_rgb", "temporal_conv_size"})
 USERS_ONLY = frozenset({"fast_decode"})  # not read from a checkpoint's file
+# One prompt or image can set these; `size` sets both.
+OF_ITEMS = ("min_pixels", "max_pixels")
 VIDEO_PREFIX = "video_"  # options of a video processor, which checks them
 
 
@@ -92,6 +94,41 @@ def resolve_options(
         )
     _check_shape(options, vision_config)
     return options
+
+
+def item_options(options: ImageOptions, given: Mapping[str, Any]) -> ImageOptions:
+    """Resolves the options of one image. Raises MediaError for wrong names and values, and for more
+    pixels than the engine allows, since it has measured the memory for these."""
+    if not given:
+        return options
+    try:
+        values = _checked(_given(given), ConfigError, "mm_processor_kwargs")
+    except ConfigError as error:
+        raise MediaError(str(error)) from error
+    wrong = [name for name in given if name.startswith(VIDEO_PREFIX)]
+    wrong += [name for name in values if name not in OF_ITEMS]
+    if wrong:
+        raise MediaError(
+            f"one prompt or image cannot set {wrong[0]}, only {', '.join(OF_ITEMS)} and size; give "
+            "it for all images, in LLM(mm_processor_kwargs=...)"
+        )
+    if options.fast_decode or not options.do_resize:
+        raise MediaError(
+            "images have one size for all prompts, because fast_decode is on or do_resize off in "
+            f"LLM(mm_processor_kwargs=...); remove {', '.join(values)}"
+        )
+    found = replace(options, **values)
+    if found.max_pixels > options.max_pixels:
+        raise MediaError(
+            f"max_pixels = {found.max_pixels} is above the engine's {options.max_pixels}; raise it "
+            "in LLM(mm_processor_kwargs=...)"
+        )
+    if found.min_pixels > found.max_pixels:
+        raise MediaError(
+            f"min_pixels = {found.min_pixels} is above max_pixels = {found.max_pixels}; change one "
+            "of them in mm_processor_kwargs"
+        )
+    return found
 
 
 def normalisation(preprocessor: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,13 +11,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor, PixelKernels
 
 from .decode import DecodedImage, ImageDecoder, ImageHeader
 from .draft import resize_draft
 from .largest import blank
-from .options import ImageOptions, resolve_options
+from .options import ImageOptions, item_options, resolve_options
 from .patches import Patchifier, clamp_aspect, fit_size, grow_sides, resize
 
 
@@ -26,7 +25,8 @@ class ImageProcessor(MediaProcessor):
     several threads.
 
     checkpoint: provides preprocessor_config.json and the vision tower's patch sizes. options: the
-    engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong options.
+    engine's mm_processor_kwargs; one image may set min_pixels and max_pixels. Raises ConfigError
+    and CheckpointError for wrong options.
     """
 
     kind = "image"
@@ -72,7 +72,8 @@ class ImageProcessor(MediaProcessor):
     def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
         """Returns `pixels` float32 [num_patches, patch_dim] and the grid of patches (1, rows,
         columns). key: hash of the item's digest and all resolved options."""
-        height, width = self._target(item, options)
+        own = item_options(self.options, options)
+        height, width = self._target(item, own)
         if item.draft_of is None:
             pixels = resize(item.image, height, width, self.options)
         else:
@@ -83,13 +84,14 @@ class ImageProcessor(MediaProcessor):
             kind=self.kind,
             tensors={"pixels": patches},
             num_tokens=self._num_tokens(height, width),
-            key=self._key(item.digest),
+            key=self._key(item.digest, own),
             grid_thw=(1, height // patch, width // patch),
         )
 
     def count_tokens(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> int:
         """Returns the number of placeholder tokens of an image of this size."""
-        return self._num_tokens(*self._target(item, options))
+        own = item_options(self.options, options)
+        return self._num_tokens(*self._target(item, own))
 
     def largest(self, max_tokens: int) -> MediaInput:
         """Builds a square of the largest area, reduced to max_tokens."""
@@ -97,26 +99,21 @@ class ImageProcessor(MediaProcessor):
         side = (math.isqrt(self.options.max_pixels) // factor + 1) * factor
         return blank(self.kind, *self.target_size(side, side), self.options, max_tokens)
 
-    def target_size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns (height, width) after resizing."""
-        return fit_size(height, width, self.options)
-
-    def _target(
-        self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]
+    def target_size(
+        self, height: int, width: int, options: ImageOptions | None = None
     ) -> tuple[int, int]:
-        if options:
-            raise MediaError(
-                f"an image takes no options of its own, found {', '.join(map(repr, options))}; "
-                "give them for all images in mm_processor_kwargs"
-            )
+        """Returns (height, width) after resizing. options: the item's; None: the engine's."""
+        return fit_size(height, width, options or self.options)
+
+    def _target(self, item: DecodedImage | ImageHeader, options: ImageOptions) -> tuple[int, int]:
         width, height = item.size
-        return self.target_size(height, width)
+        return self.target_size(height, width, options)
 
     def _num_tokens(self, height: int, width: int) -> int:
         return (height // self.options.factor) * (width // self.options.factor)
 
-    def _key(self, digest: str) -> str:
-        text = f"{type(self).__qualname__}\0{self.options!r}\0{digest}"
+    def _key(self, digest: str, options: ImageOptions) -> str:
+        text = f"{type(self).__qualname__}\0{options!r}\0{digest}"
         return blake2b(text.encode(), digest_size=20).hexdigest()
 
 
@@ -131,11 +128,13 @@ class ErnieImageProcessor(ImageProcessor):
     default = ImageOptions(min_pixels=56 * 56, max_pixels=6177 * 28 * 28)
     reads_pixel_bounds = False
 
-    def target_size(self, height: int, width: int) -> tuple[int, int]:
+    def target_size(
+        self, height: int, width: int, options: ImageOptions | None = None
+    ) -> tuple[int, int]:
         """Returns (height, width) after resizing; an aspect over 200 is reduced to 200."""
         if self.options.do_resize:
             height, width = clamp_aspect(height, width, self.options.factor)
-        return fit_size(height, width, self.options)
+        return super().target_size(height, width, options)
 
 
 class QwenImageProcessor(ImageProcessor):
@@ -169,8 +168,10 @@ class PaddleOCRImageProcessor(ImageProcessor):
     default = replace(ErnieImageProcessor.default, min_pixels=384 * 384, max_pixels=1536 * 1536)
     reads_pixel_bounds = True
 
-    def target_size(self, height: int, width: int) -> tuple[int, int]:
+    def target_size(
+        self, height: int, width: int, options: ImageOptions | None = None
+    ) -> tuple[int, int]:
         """Returns (height, width) after resizing; sides below one factor are enlarged first."""
         if self.options.do_resize:
             height, width = grow_sides(height, width, self.options.factor)
-        return fit_size(height, width, self.options)
+        return super().target_size(height, width, options)

@@ -3,13 +3,13 @@
 import io
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from PIL import Image
 
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
 
 
@@ -58,12 +58,11 @@ class FakeLLM:
 
     def _answers(self, batch: list) -> Iterator[Answer]:
         for index, prompt, params in reversed(batch):
-            for sample in reversed(range(params.n)):
-                output = self.answer(prompt, sample)
-                error = None if output.is_ok else MediaError(output.error_msg)
-                yield Answer(job=Job(index=index), output=output, error=error)
+            output = self.answer(prompt, params.n)
+            error = None if output.is_ok else MediaError(output.error_msg)
+            yield Answer(job=Job(index=index), output=output, error=error)
 
-    def answer(self, prompt: dict, index: int = 0) -> RequestOutput:
+    def answer(self, prompt: dict, n: int = 1) -> RequestOutput:
         said = prompt.get("prompt")
         if said is None:
             part = prompt["messages"][0]["content"][0]
@@ -74,24 +73,26 @@ class FakeLLM:
         if "bad" in name:
             return RequestOutput(
                 request_id="r",
-                prompt=prompt,
-                outputs=CompletionOutput(index=index, finish_reason="error"),
+                prompt=None,
+                item=prompt,
+                outputs=Completions([CompletionOutput(finish_reason="error", error_code=400)]),
                 finished=True,
                 metrics=RequestMetrics(arrival_time=1.0),
                 error_code=400,
                 error_msg=f"cannot read {said}",
             )
+        completion = CompletionOutput(
+            token_ids=[5, 6, 7],
+            text=f"\n a caption of {name}",
+            reasoning_content="I look.\n",
+            finish_reason="stop",
+        )
         return RequestOutput(
             request_id="r",
-            prompt=prompt,
-            prompt_token_ids=(1,) * 20,
-            outputs=CompletionOutput(
-                index=index,
-                token_ids=(5, 6, 7),
-                text=f"\n a caption of {name}",
-                reasoning_content="I look.\n",
-                finish_reason="stop",
-            ),
+            prompt=None,
+            item=prompt,
+            prompt_token_ids=[1] * 20,
+            outputs=Completions(replace(completion, index=index) for index in range(n)),
             finished=True,
             metrics=RequestMetrics(
                 arrival_time=1.0,

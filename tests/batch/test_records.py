@@ -16,7 +16,7 @@ from mmdeploy_llm.batch.records import (
     seconds,
 )
 from mmdeploy_llm.errors import PromptTooLongError
-from mmdeploy_llm.outputs import ToolCall
+from mmdeploy_llm.outputs import Completions, ToolCall
 from mmdeploy_llm.params import SamplingParams
 
 
@@ -27,8 +27,7 @@ def item(prompt, n=1, **values):
 
 def answer(fake_llm, prompt, n=1, error=None, **values):
     asked = item(prompt, n, **values)
-    outputs = [fake_llm.answer(asked.prompt, index) for index in reversed(range(n))]
-    return record_of(asked, outputs, error)
+    return record_of(asked, fake_llm.answer(asked.prompt, n), error)
 
 
 def test_a_good_output(fake_llm):
@@ -54,9 +53,10 @@ def test_several_samples_are_listed_in_their_order(fake_llm):
 def test_tool_calls(fake_llm):
     """Tool calls have the form of OpenAI's API; a record without calls lacks the key."""
     made = ToolCall(id="c", name="f", arguments='{"x": 1}')
-    outputs = [fake_llm.answer({"prompt": "cat"}, index) for index in (0, 1)]
-    own = replace(outputs[0].outputs, tool_calls=(made,), finish_reason="tool_calls")
-    record = record_of(item("cat", n=2), [replace(outputs[0], outputs=own), outputs[1]])
+    output = fake_llm.answer({"prompt": "cat"}, 2)
+    own = replace(output.outputs[0], tool_calls=(made,), finish_reason="tool_calls")
+    output = replace(output, outputs=Completions([own, output.outputs[1]]))
+    record = record_of(item("cat", n=2), output)
     function = {"name": "f", "arguments": '{"x": 1}'}
     assert record.tool_calls == ({"id": "c", "type": "function", "function": function},)
     assert record.finish_reason == "tool_calls"

@@ -45,7 +45,7 @@ def two(folder):
 
 
 def ids(outputs):
-    return [output.outputs.token_ids for output in outputs]
+    return [completion.token_ids for output in outputs for completion in output.outputs]
 
 
 def engines(llm):
@@ -68,8 +68,9 @@ def test_images_samples_and_messages(one, two):
     params = SamplingParams(n=3, temperature=1.0, seed=4, max_tokens=6)
     expected, found = (llm.generate(prompt, params, use_tqdm=False) for llm in (one, two))
     assert ids(found) == ids(expected)
-    assert [output.outputs.index for output in found] == [0, 1, 2]
-    assert found[0].prompt is prompt
+    assert [completion.index for completion in found[0].outputs] == [0, 1, 2]
+    assert found[0].item is prompt
+    assert found[0].prompt == prompt["prompt"]
     content = [{"type": "text", "text": "hi"}, {"type": "image", "image": picture}]
     messages = [{"role": "user", "content": content}]
     greedy = SamplingParams(temperature=0, max_tokens=6)
@@ -77,6 +78,28 @@ def test_images_samples_and_messages(one, two):
     assert ids(found) == ids(expected)
     assert two.count_tokens(prompt) == one.count_tokens(prompt)
     assert two.cache_stats()["processed"].num_misses >= 1
+
+
+def test_prompts_are_texts_and_the_tokenizer_is_here(one, two):
+    messages = [{"role": "user", "content": "hi"}]
+    asked = ["a text", [70, 71], {"messages": messages}, "too long " * 900]
+    expected, found = (llm.generate(asked, DRAWN, use_tqdm=False) for llm in (one, two))
+    assert [output.prompt for output in found] == [output.prompt for output in expected]
+    assert all(output.item is item for output, item in zip(found, asked, strict=True))
+    assert [output.is_ok for output in found] == [True, True, True, False]
+    assert found[3].prompt == asked[3]
+    words = "The quick brown fox"
+    assert two.get_tokenizer()(words)["input_ids"] == one.get_tokenizer()(words)["input_ids"]
+    assert two.num_kv_blocks > 1
+
+
+def test_n_completions_are_one_output(one, two):
+    params = DRAWN.model_copy(update={"n": 2, "seed": 5})
+    prompts = [f"prompt {n}" for n in range(12)]
+    expected = ids(one.generate(prompts, params, use_tqdm=False))
+    found = {output.item: output for output in two.generate_iter(prompts, params)}
+    assert ids(found[prompt] for prompt in prompts) == expected
+    assert {len(output.outputs) for output in found.values()} == {2}
 
 
 def test_both_engines_work(two):

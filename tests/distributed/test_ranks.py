@@ -94,7 +94,7 @@ def answers(llm, prompts, params):
 
 
 def ids(outputs):
-    return [output.outputs.token_ids for output in outputs]
+    return [completion.token_ids for output in outputs for completion in output.outputs]
 
 
 def test_text_and_images_greedy_and_drawn(one, two, with_image):
@@ -119,12 +119,13 @@ def test_samples_and_logprobs(one, two):
     )
     expected, found = (answers(llm, "once upon a time", params) for llm in (one, two))
     assert ids(found) == ids(expected)
-    for one_output, two_output in zip(expected, found, strict=True):
-        for a, b in zip(one_output.outputs.logprobs, two_output.outputs.logprobs, strict=True):
+    ((one_output,), (two_output,)) = expected, found
+    for one_own, two_own in zip(one_output.outputs, two_output.outputs, strict=True):
+        for a, b in zip(one_own.logprobs, two_own.logprobs, strict=True):
             assert a.keys() == b.keys()
             for token in a:
                 assert a[token].logprob == pytest.approx(b[token].logprob, abs=1e-4)
-        assert len(two_output.prompt_logprobs) == len(one_output.prompt_logprobs)
+    assert len(two_output.prompt_logprobs) == len(one_output.prompt_logprobs)
 
 
 def test_prefix_cache(one, two, with_image):
@@ -322,7 +323,7 @@ def test_decode_steps_on_packed_weights(tmp_path):
     for size in (1, 2):
         with LLM(str(tmp_path), tensor_parallel_size=size, **options) as llm:
             (output,) = answers(llm, "some words to begin with", forced)
-            assert output.outputs.token_ids == (77,) * 12
+            assert output.outputs.token_ids == [77] * 12
             scores.append([step[77].logprob for step in output.outputs.logprobs])
     difference = torch.tensor(scores[0]) - torch.tensor(scores[1])
     assert difference.abs().max() < 0.1, scores

@@ -12,8 +12,8 @@ QWEN = "{% if part.type == 'image' or 'image' in part or 'image_url' in part %}"
 PLAIN = "{% if part.type == 'image' %}"
 
 
-def read(messages, template=ERNIE, markers=("<|pad|>", "<|pad|>x")):
-    return read_messages(messages, markers=markers, template=template)
+def read(messages, template=ERNIE, markers=("<|pad|>", "<|pad|>x"), where=""):
+    return read_messages(messages, markers=markers, template=template, where=where)
 
 
 def user(*parts):
@@ -89,9 +89,10 @@ def test_the_mark_breaks_every_marker_and_is_free():
         ({"role": "user"}, "got dict"),
         ([], "must not be empty"),
         (["text"], r"message 0 must be a dict .*'text'"),
-        ([{"content": "x"}], "message 0 must be a dict with 'role'"),
+        ([{"content": "x"}], "message 0 has no 'role'"),
         ([{"role": "user", "content": "x"}, {"role": "user"}], "message 1 .* no 'content'"),
-        ([{"role": "user", "content": 5}], "got int"),
+        ([{"role": 5, "content": "x"}], "message 0: 'role' must be a text, got 5"),
+        ([{"role": "user", "content": 5}], "message 0: 'content' must be .* got int"),
         (user("text"), "message 0, part 0: Unknown content part type: 'text'"),
         (user({"text": "x"}), "Unknown content part type: None"),
         (
@@ -103,5 +104,8 @@ def test_the_mark_breaks_every_marker_and_is_free():
     ids=str,
 )
 def test_wrong_messages(messages, message):
+    """Each message of an error begins with the conversation, where the caller gave several."""
     with pytest.raises(RequestError, match=message):
         read(messages)
+    with pytest.raises(RequestError, match=f"^conversation 3, .*{message}"):
+        read(messages, where="conversation 3, ")

@@ -45,7 +45,9 @@ def test_text_ids_and_dicts_give_the_same_ids(intake, tokenizer):
     for form in forms:
         request = only(intake.accept(form, PARAMS))
         assert request.prompt_token_ids == ids
-        assert request.prompt is form
+        assert request.item is form
+        is_text = form == "hello world" or form == {"prompt": "hello world"}
+        assert request.prompt == ("hello world" if is_text else None)
         assert request.prompt_text == "hello world"
         assert request.media == ()
 
@@ -213,7 +215,8 @@ def test_chat_renders_media_in_order(intake, tokenizer):
     )
     assert request.prompt_token_ids == tokenizer.encode(expected.format(pad * 3, pad * 5))
     assert request.prompt_text == expected.format(*["<|image@placeholder|>"] * 2)
-    assert request.prompt is messages
+    assert request.item is messages
+    assert request.prompt == request.prompt_text
     same = [only(intake.accept(form, PARAMS)) for form in (messages, {"messages": messages})]
     assert {tuple(one.prompt_token_ids) for one in same} == {tuple(request.prompt_token_ids)}
 

@@ -12,7 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmdeploy_llm.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from mmdeploy_llm.outputs import (
+    CompletionOutput,
+    Completions,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+)
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure, StepResult
 from mmdeploy_llm.request import MediaInput, MediaSpan, Request
@@ -314,7 +320,7 @@ class Loop:
                 RequestOutput(
                     request_id=request.request_id,
                     prompt=None,
-                    outputs=CompletionOutput(finish_reason=reason),
+                    outputs=Completions([CompletionOutput(finish_reason=reason)]),
                     finished=reason is not None,
                     metrics=RequestMetrics(arrival_time=request.arrival_time),
                 )

@@ -16,7 +16,13 @@ from mmdeploy_llm.batch.report import EMBEDDED_CARDS, ReportHead, write_report
 from mmdeploy_llm.batch.run import RunCounts
 from mmdeploy_llm.cli import PrintableFormatter
 from mmdeploy_llm.cli.terminal import batch_summary, caption_table, print_answer, printable
-from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput, ToolCall
+from mmdeploy_llm.outputs import (
+    CompletionOutput,
+    Completions,
+    RequestMetrics,
+    RequestOutput,
+    ToolCall,
+)
 
 CONTROLS = "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
 HARMLESS = "שלום world سلام \u200e\u200f e\u0301 👩\u200d🔬"
@@ -87,15 +93,15 @@ def shown(draw):
 
 
 def test_nothing_on_the_terminal():
+    completion = CompletionOutput(
+        text=EVIL,
+        reasoning_content=EVIL,
+        tool_calls=(ToolCall(name=EVIL, arguments=EVIL, id="c"),),
+    )
     output = RequestOutput(
         request_id="r",
         prompt="",
-        outputs=CompletionOutput(
-            index=0,
-            text=EVIL,
-            reasoning_content=EVIL,
-            tool_calls=(ToolCall(name=EVIL, arguments=EVIL, id="c"),),
-        ),
+        outputs=Completions([completion]),
         finished=True,
         metrics=RequestMetrics(arrival_time=1.0),
     )

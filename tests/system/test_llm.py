@@ -62,8 +62,8 @@ class TestInputForms:
     def test_mixed_list_keeps_its_order(self, text_llm):
         prompts = ["a", [21, 22, 23], {"prompt": "The lazy dog"}]
         outputs = text_llm.generate(prompts, GREEDY, use_tqdm=False)
-        assert [output.prompt for output in outputs] == prompts
-        assert outputs[1].prompt is prompts[1]
+        assert [output.prompt for output in outputs] == ["a", None, "The lazy dog"]
+        assert all(one.item is two for one, two in zip(outputs, prompts, strict=True))
 
     def test_no_prompts_give_no_outputs(self, text_llm):
         assert text_llm.generate([], GREEDY) == []
@@ -125,7 +125,8 @@ class TestInputForms:
         (alone,) = vl_llm.chat(one, GREEDY, use_tqdm=False)
         both = vl_llm.chat([one, one], GREEDY, use_tqdm=False)
         assert [tokens(output) for output in both] == [tokens(alone)] * 2
-        assert alone.prompt is one
+        assert alone.item is one
+        assert alone.prompt == "<|begin_of_sentence|>User: The quick brown fox\nAssistant: <think>"
 
     def test_chat_and_generate_agree(self, vl_llm, make_picture):
         picture = make_picture(5, 84, 84)
@@ -171,13 +172,16 @@ class TestParams:
         with pytest.raises(TypeError, match="must be SamplingParams"):
             text_llm.generate("a", {"max_tokens": 3}, use_tqdm=False)
 
-    def test_n_gives_n_consecutive_outputs(self, text_llm):
+    def test_n_gives_n_completions_of_one_output(self, text_llm):
         params = SamplingParams(n=3, temperature=1.0, top_p=1.0, seed=7, max_tokens=8)
         outputs = text_llm.generate(["a", "b"], params, use_tqdm=False)
-        assert [output.outputs.index for output in outputs] == [0, 1, 2, 0, 1, 2]
-        assert [output.prompt for output in outputs] == ["a"] * 3 + ["b"] * 3
-        assert len({tuple(tokens(output)) for output in outputs[:3]}) > 1
-        assert len({output.request_id for output in outputs}) == 6
+        assert [output.prompt for output in outputs] == ["a", "b"]
+        for output in outputs:
+            assert output.finished
+            assert [completion.index for completion in output.outputs] == [0, 1, 2]
+            assert len({tuple(completion.token_ids) for completion in output.outputs}) > 1
+            assert {completion.finish_reason for completion in output.outputs} <= {"length", "stop"}
+        assert len({output.request_id for output in outputs}) == 2
 
     def test_a_seed_gives_the_same_text_in_any_batch(self, text_llm):
         params = SamplingParams(temperature=1.0, top_p=0.9, seed=3, max_tokens=10)
@@ -236,7 +240,8 @@ class TestErrors:
         ]
         mixed = list(itertools.chain.from_iterable((good, one) for one in bad))
         outputs = vl_llm.generate(mixed, GREEDY, use_tqdm=False)
-        assert [output.prompt for output in outputs] == mixed
+        assert all(one.item is two for one, two in zip(outputs, mixed, strict=True))
+        assert [output.prompt for output in outputs] == [one.get("prompt") for one in mixed]
         assert all(output.is_ok for output in outputs[::2])
         assert len({tuple(tokens(output)) for output in outputs[::2]}) == 1
         for output in outputs[1::2]:
@@ -257,15 +262,13 @@ class TestErrors:
         with pytest.raises(ValueError, match="'return' or 'raise'"):
             text_llm.generate("a", GREEDY, on_error="ignore")
 
-    def test_n_error_outputs_keep_the_order(self, text_llm):
+    def test_n_completions_of_a_refused_prompt_are_errors(self, text_llm):
         params = SamplingParams(n=2, max_tokens=2)
-        outputs = text_llm.generate(["fox " * 5000, "a"], params, use_tqdm=False)
-        assert [(o.outputs.index, o.is_ok) for o in outputs] == [
-            (0, False),
-            (1, False),
-            (0, True),
-            (1, True),
-        ]
+        bad, good = text_llm.generate(["fox " * 5000, "a"], params, use_tqdm=False)
+        assert [completion.is_ok for completion in good.outputs] == [True, True]
+        assert [completion.error_code for completion in bad.outputs] == [400, 400]
+        assert [completion.error_msg for completion in bad.outputs] == [bad.error_msg] * 2
+        assert (good.is_ok, bad.is_ok, bad.error_code) == (True, False, 400)
 
     def test_unknown_option_suggests(self, tiny_folder):
         from mmdeploy_llm import LLM
@@ -323,7 +326,7 @@ class TestStreaming:
         reasoning = "".join(delta.outputs.reasoning_content for delta in deltas)
         assert reasoning == whole.outputs.reasoning_content
         ids = itertools.chain.from_iterable(delta.outputs.token_ids for delta in deltas)
-        assert tuple(ids) == whole.outputs.token_ids
+        assert list(ids) == whole.outputs.token_ids
         assert [delta.outputs.send_idx for delta in deltas] == list(range(len(deltas)))
 
     def test_a_conversation_can_be_streamed(self, vl_llm):
@@ -331,7 +334,7 @@ class TestStreaming:
         (whole,) = vl_llm.chat(messages, GREEDY, use_tqdm=False)
         deltas = list(vl_llm.stream(messages, GREEDY))
         ids = itertools.chain.from_iterable(delta.outputs.token_ids for delta in deltas)
-        assert tuple(ids) == whole.outputs.token_ids
+        assert list(ids) == whole.outputs.token_ids
 
     def test_leaving_a_stream_early_frees_everything(self, text_llm):
         stream = text_llm.stream(["a", "b"], SamplingParams(max_tokens=500, ignore_eos=True))
@@ -394,10 +397,12 @@ class TestFastDeployBugs:
 
     def test_chat_keeps_the_prompt(self, vl_llm):
         messages = [{"role": "user", "content": "The quick brown fox"}]
-        assert vl_llm.chat(messages, GREEDY, use_tqdm=False)[0].prompt is messages
+        (output,) = vl_llm.chat(messages, GREEDY, use_tqdm=False)
+        assert output.item is messages
+        assert "User: The quick brown fox" in output.prompt
 
     def test_prompt_token_ids_are_filled(self, text_llm):
-        assert text_llm.generate([[21, 22]], GREEDY, use_tqdm=False)[0].prompt_token_ids == (21, 22)
+        assert text_llm.generate([[21, 22]], GREEDY, use_tqdm=False)[0].prompt_token_ids == [21, 22]
 
     def test_media_limit_holds_in_chat(self, vl_llm, make_picture):
         part = {"type": "image", "image": make_picture(1, 84, 84)}
@@ -429,7 +434,8 @@ class TestFastDeployBugs:
             LLM(model=str(folder))
 
     def test_n_is_honoured(self, text_llm):
-        assert len(text_llm.generate("a", SamplingParams(n=4, max_tokens=2), use_tqdm=False)) == 4
+        (output,) = text_llm.generate("a", SamplingParams(n=4, max_tokens=2), use_tqdm=False)
+        assert len(output.outputs) == 4
 
 
 def test_the_progress_bar_shows_true_speeds(text_llm, capsys):
@@ -484,7 +490,7 @@ def test_an_output_as_plain_data(text_llm):
 
     (output,) = text_llm.generate("a", GREEDY, use_tqdm=False)
     data = output.to_dict()
-    assert json.loads(json.dumps(data))["outputs"]["token_ids"] == tokens(output)
+    assert json.loads(json.dumps(data))["outputs"][0]["token_ids"] == tokens(output)
 
 
 def test_reasoning_is_capped(vl_llm):

@@ -1,7 +1,13 @@
-"""The examples of FastDeploy's guide to offline inference run with the import, the model's name and
-the media changed, and nothing else. Each `example_*` below is the body of one of them.
+"""What the offline guides of FastDeploy and DashInfer call and read, section by section.
 
-They allow thousands of tokens, so that models with random weights are made to end early."""
+FastDeploy: each `example_*` is the body of a code block of section 1, with the import, the model's
+name and the media changed (URLs are off by default); the tests after them go through the lists of
+section 2. DashInfer: the request of its snippet, every field of its generation config that has a
+counterpart, and what it reads from the queue. Not here: its engine in the background (handles,
+queues, states, stop and release of one request), which this package does not have yet, and its
+conversion of checkpoints, which is not needed.
+
+The examples allow thousands of tokens, so that models with random weights are made to end early."""
 
 import base64
 import io
@@ -173,7 +179,8 @@ def check(results, count):
 
 def test_chat(text_model):
     found = check(example_chat(text_model), 2)
-    assert found[0][1][1]["content"].startswith("把李白")
+    assert "把李白的静夜思改写为现代诗" in found[0][1]
+    assert "Write me a poem" in found[1][1]
 
 
 def test_chat_with_an_image(png):
@@ -185,7 +192,9 @@ def test_chat_with_an_image(png):
 
 
 def test_generate(text_model):
-    check(example_generate(text_model), 1)
+    ((_, prompt, text, output),) = check(example_generate(text_model), 1)
+    assert prompt.endswith("Assistant: 好的。")
+    assert text == output.outputs[0].text
 
 
 @pytest.fixture(scope="module")
@@ -202,9 +211,11 @@ def test_generate_with_media(png, mp4, kinds, model_of):
     parts = [{"type": f"{kind}_url", f"{kind}_url": {"url": kind}} for kind in kinds]
     model = model_of(kinds)
     folder = resolve_model(model, None)
-    ((_, _, _, reasoning, output),) = check(
+    ((_, prompt, _, reasoning, output),) = check(
         example_generate_with_media(model, folder, parts, requests), 1
     )
+    assert "图中的文物属于哪个年代" in prompt
+    assert reasoning == output.outputs.resoning_content  # the guide's spelling in mid-2025
     assert reasoning
     assert (output.num_input_image_tokens > 0) == ("image" in kinds)
     assert (output.num_input_video_tokens > 0) == ("video" in kinds)
@@ -223,3 +234,135 @@ def test_frame_options_on_a_chat_part(mp4):
             assert output.is_ok, output.error_msg
             found[most] = output.num_input_video_tokens
     assert found[8] == 2 * found[4]
+
+
+@pytest.fixture(scope="module")
+def llm(text_model):
+    with LLM(model=text_model, tensor_parallel_size=1, max_model_len=512) as llm:
+        yield llm
+
+
+FEW = SamplingParams(top_p=0.95, max_tokens=4, seed=1)
+
+
+class TestFastDeploy:
+    """The lists of section 2."""
+
+    def test_2_1_the_number_of_blocks_is_shown(self, text_model, capfd):
+        """The guide computes max_num_seqs from it and the block size, 64 by default."""
+        with LLM(model=text_model, max_model_len=512) as llm:
+            blocks = int(re.search(r"total_block_num:(\d+)", capfd.readouterr().err)[1])
+            assert blocks == llm.num_kv_blocks
+            assert blocks * 64 // (300 + 212) >= 1
+            assert llm.runtime.block_size == 64
+
+    def test_2_2_arguments_of_chat(self, llm):
+        messages = [{"role": "user", "content": "hi"}]
+        by_position = llm.chat(messages, FEW, False, {"enable_thinking": False})
+        by_name = llm.chat(
+            messages=[messages],
+            sampling_params=FEW,
+            use_tqdm=False,
+            chat_template_kwargs={"enable_thinking": False},
+        )
+        assert by_position[0].outputs == by_name[0].outputs
+
+    def test_2_3_forms_of_prompts(self, llm):
+        ids = llm.generate("hello world", FEW, False)[0].prompt_token_ids
+        forms = ["hello world", ["hello world"], ids, [ids], {"prompt": "hello world"}]
+        for form in (*forms, [{"prompt": "hello world"}]):
+            (output,) = llm.generate(prompts=form, sampling_params=FEW, use_tqdm=False)
+            assert output.prompt_token_ids == ids
+            assert output.outputs.token_ids
+
+    def test_2_4_sampling_parameters(self, llm):
+        params = SamplingParams(
+            presence_penalty=0.5,
+            frequency_penalty=0.5,
+            repetition_penalty=1.1,
+            temperature=0.8,
+            top_p=0.9,
+            top_k=20,
+            min_p=0.01,
+            max_tokens=6,
+            min_tokens=2,
+            bad_words=["hello"],
+        )
+        (output,) = llm.generate("a", params, False)
+        assert 2 <= len(output.outputs.token_ids) <= 6
+
+    def test_2_5_to_2_7_outputs(self, llm):
+        (output,) = llm.generate(["hello world"], FEW, False)
+        types_of = {
+            "request_id": str,
+            "prompt": str,
+            "prompt_token_ids": list,
+            "finished": bool,
+            "num_cached_tokens": int,
+            "num_input_image_tokens": int,
+            "num_input_video_tokens": int,
+            "error_code": int,
+        }
+        assert {name: type(getattr(output, name)) for name in types_of} == types_of
+        assert (output.error_code, output.error_msg) == (200, None)
+        own = {"index": int, "send_idx": int, "token_ids": list, "text": str}
+        for completion in (output.outputs, output.outputs[0]):
+            assert {name: type(getattr(completion, name)) for name in own} == own
+            assert completion.reasoning_content is None  # without a reasoning parser
+        times = "arrival_time inference_start_time first_token_time time_in_queue"
+        times += " model_forward_time model_execute_time"
+        assert all(type(getattr(output.metrics, name)) is float for name in times.split())
+        assert output.metrics.model_forward_time <= output.metrics.model_execute_time
+
+
+class TestDashInfer:
+    """A request of its snippet is one call here; GenerationConfig is SamplingParams."""
+
+    def test_start_request_with_text(self, llm):
+        (output,) = llm.generate("who are you?", FEW, use_tqdm=False)
+        generated_ids = []
+        generated_ids += output.outputs.token_ids
+        text = llm.get_tokenizer().decode(generated_ids, skip_special_tokens=True)
+        assert text == output.outputs.text
+
+    @pytest.mark.parametrize("form", ["list", "tensor", "batch"])
+    def test_start_request_with_ids(self, llm, form):
+        import torch
+
+        (expected,) = llm.generate("who are you?", FEW, use_tqdm=False)
+        encoded = llm.get_tokenizer()(["who are you?"], return_tensors="pt")
+        ids = expected.prompt_token_ids
+        forms = {"list": ids, "tensor": torch.tensor(ids), "batch": encoded}
+        (output,) = llm.generate(forms[form], FEW, use_tqdm=False)
+        assert output.outputs == expected.outputs
+
+    def test_generation_config(self, llm):
+        params = SamplingParams(
+            temperature=0.7,
+            top_k=50,
+            top_p=0.9,
+            max_tokens=12,  # max_length counts the prompt too
+            min_tokens=1,
+            stop_token_ids=[7],  # eos_token_id
+            no_repeat_ngram_size=3,
+            repetition_penalty=1.1,
+            presence_penalty=0.1,
+            seed=3,
+            logprobs=2,  # top_logprobs
+        )
+        first, second = llm.generate(["who are you?"] * 2, params, use_tqdm=False)
+        assert first.outputs.token_ids == second.outputs.token_ids
+        for token_id, candidates in zip(
+            first.outputs.token_ids, first.outputs.logprobs, strict=True
+        ):
+            assert token_id in candidates
+            assert len(candidates) >= 2
+
+    def test_elements_while_they_are_generated(self, llm):
+        """Its loop adds up `ids_from_generate` of what the queue has."""
+        (whole,) = llm.generate("who are you?", FEW, use_tqdm=False)
+        generated_ids = []
+        for elements in llm.stream("who are you?", FEW):
+            generated_ids += elements.outputs.token_ids
+        assert generated_ids == whole.outputs.token_ids
+        assert elements.finished

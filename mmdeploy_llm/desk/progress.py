@@ -6,7 +6,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from .desk.drive import JobOutput
+from .drive import JobOutput
 
 
 class Progress:
@@ -16,7 +16,6 @@ class Progress:
         self._bar = tqdm(
             total=total, desc="Processed prompts", dynamic_ncols=True, disable=not is_shown
         )
-        self._left: dict[int, int] = {}  # by job: samples that have not finished
         self._num_input = 0
         self._num_output = 0
 
@@ -27,12 +26,8 @@ class Progress:
         self._bar.close()
 
     def count(self, item: JobOutput) -> None:
-        """Counts one finished output; a prompt is finished with the last of its n samples."""
-        self._num_output += len(item.output.outputs.token_ids)
-        left = self._left.pop(item.job.index, item.job.num_outputs) - 1
-        if left:
-            self._left[item.job.index] = left
-            return
+        """Counts one finished prompt."""
+        self._num_output += sum(len(completion.token_ids) for completion in item.output.outputs)
         self._num_input += len(item.output.prompt_token_ids)
         elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
         self._bar.set_postfix_str(
