@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError, RequestError
-from mmdeploy_llm.params import MAX_SEED, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.params import MAX_SEED, EarlyStopParams, GuidedDecodingParams, SamplingParams
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 # The values that FastDeploy's data processor fills in.
@@ -22,7 +22,7 @@ DEFAULTS: Mapping[str, float] = {
 }
 SAMPLING_CHOICES = ("temperature", "top_p", "top_k")
 MAX_STOPS = 64
-MAX_STOP_CHARACTERS = 1024
+MAX_STOP_SIZE = 1024  # characters or ids
 
 ValidateGuided = Callable[[GuidedDecodingParams], None]
 
@@ -63,6 +63,8 @@ class ParamsResolver:
         self._check_logprobs("logprobs", params.logprobs)
         self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        for sequence in params.stop_token_sequences:
+            self._check_ids("stop_token_sequences", sequence)
         self._check_ids("bad_words_token_ids", params.bad_words_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         if params.guided_decoding is not None:
@@ -86,7 +88,16 @@ class ParamsResolver:
         filled["max_tokens"] = min(params.max_tokens or num_left, num_left)
         if params.seed is None:
             filled["seed"] = derive_seed(self._config.seed, number)
+        filled["early_stop"] = self._early_stop(params)
         return params.model_copy(update=filled)
+
+    def _early_stop(self, params: SamplingParams) -> EarlyStopParams | None:
+        """Returns when to end a text that runs away; None for never."""
+        own, engine = params.early_stop, self._config.early_stop
+        if own is True:
+            own = engine or EarlyStopParams()
+        found = engine if own is None else own
+        return found if isinstance(found, EarlyStopParams) and found.enable_early_stop else None
 
     def _num_tokens_left(self, num_prompt_tokens: int, min_tokens: int) -> int:
         """Returns how many tokens can be generated after the prompt: at least `min_tokens` and 1.
@@ -103,16 +114,20 @@ class ParamsResolver:
         return limit - num_prompt_tokens
 
     def _check_stops(self, params: SamplingParams) -> None:
-        if len(params.stop) > MAX_STOPS:
-            raise RequestError(
-                f"stop has {len(params.stop)} texts, {MAX_STOPS} are allowed; remove some"
-            )
-        longest = max(map(len, params.stop), default=0)
-        if longest > MAX_STOP_CHARACTERS:
-            raise RequestError(
-                f"a stop text has {longest} characters, {MAX_STOP_CHARACTERS} are allowed; shorten "
-                "it"
-            )
+        kinds = {
+            "stop": (params.stop, "a stop text", "characters"),
+            "stop_token_sequences": (params.stop_token_sequences, "a stop sequence", "ids"),
+        }
+        for name, (stops, one, units) in kinds.items():
+            if len(stops) > MAX_STOPS:
+                raise RequestError(
+                    f"{name} has {len(stops)} entries, {MAX_STOPS} are allowed; remove some"
+                )
+            longest = max(map(len, stops), default=0)
+            if longest > MAX_STOP_SIZE:
+                raise RequestError(
+                    f"{one} has {longest} {units}, {MAX_STOP_SIZE} are allowed; shorten it"
+                )
 
     def _check_logprobs(self, name: str, wanted: int | None) -> None:
         limit = self._config.max_logprobs
