@@ -25,6 +25,7 @@ MAX_STOPS = 64
 MAX_STOP_SIZE = 1024  # characters or ids
 
 ValidateGuided = Callable[[GuidedDecodingParams], None]
+CheckProcessors = Callable[[SamplingParams], None]
 
 
 class ParamsResolver:
@@ -34,6 +35,8 @@ class ParamsResolver:
     vocab_size: number of ids that the model knows.
     validate_guided: raises RequestError for a constraint that cannot become a grammar; None when no
         grammar backend is in use.
+    check_processors: raises RequestError for logits processors or arguments of them that are not
+        valid; None when there are none.
 
     Raises CheckpointError for values of generation_config.json that are out of range.
     """
@@ -45,10 +48,12 @@ class ParamsResolver:
         vocab_size: int,
         generation: Mapping[str, Any],
         validate_guided: ValidateGuided | None,
+        check_processors: CheckProcessors | None = None,
     ) -> None:
         self._config = config
         self._vocab_size = vocab_size
         self._validate_guided = validate_guided
+        self._check_processors = check_processors
         self._is_greedy = generation.get("do_sample") is False
         own = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
         try:
@@ -69,6 +74,12 @@ class ParamsResolver:
         self._check_ids("logit_bias", params.logit_bias)
         if params.guided_decoding is not None:
             self._check_guided(params.guided_decoding)
+        if params.logits_processors or params.logits_processors_args:
+            if self._check_processors is None:
+                raise RequestError(
+                    "logits_processors need a plugin that provides them; install one"
+                )
+            self._check_processors(params)
 
     def resolve(
         self, params: SamplingParams, num_prompt_tokens: int, number: int

@@ -13,6 +13,7 @@ from mmdeploy_llm.params import SamplingParams
 
 from .draw import DrawParams
 from .grammar import GrammarBackend, GrammarMatcher
+from .processors import ActiveProcessor, LogitsProcessors
 from .trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
 from .uniform import first_states, uniforms
 
@@ -45,10 +46,15 @@ class SlotState:
     stop_ids: not generated before params.min_tokens.
     bias_ids, bias_values: logit_bias.
     grammar, thinking, counts, ngrams, bad_sequences: trackers; None where the request needs none.
+    processors: logits processors, which see output_token_ids; () where the request uses none.
     """
 
     def __init__(
-        self, request: SlotRequest, vocab_size: int, grammar: GrammarMatcher | None
+        self,
+        request: SlotRequest,
+        vocab_size: int,
+        grammar: GrammarMatcher | None,
+        processors: LogitsProcessors | None = None,
     ) -> None:
         self.params = params = request.params
         sequences = request.bad_words_token_ids
@@ -62,28 +68,35 @@ class SlotState:
         self.counts = _counts(request, vocab_size)
         self.ngrams = _ngrams(request)
         self.bad_sequences = _bad_sequences(request)
+        self.processors: tuple[ActiveProcessor, ...] = ()
         for token_id in request.output_token_ids:
             self.append(token_id)
+        self.output_token_ids = list(request.output_token_ids)
+        if processors is not None:
+            self.processors = processors.start(
+                params, request.prompt_token_ids, self.output_token_ids
+            )
 
     @property
     def has_transforms(self) -> bool:
         """Whether rules other than min_tokens change the logits of every step."""
         trackers = (self.counts, self.ngrams, self.bad_sequences, self.grammar)
         is_tracked = any(tracker is not None for tracker in trackers)
-        return is_tracked or len(self.banned_ids) > 0 or len(self.bias_ids) > 0
+        has_edits = len(self.banned_ids) > 0 or len(self.bias_ids) > 0
+        return is_tracked or has_edits or bool(self.processors)
 
     @property
     def has_trackers(self) -> bool:
         """Whether any tracker must receive the generated tokens."""
         trackers = (self.counts, self.ngrams, self.bad_sequences, self.grammar, self.thinking)
-        return any(tracker is not None for tracker in trackers)
+        return any(tracker is not None for tracker in trackers) or bool(self.processors)
 
     @property
     def needs_host(self) -> bool:
         """Whether a rule needs more than the counts of the generated tokens, which the device can
         keep itself."""
         trackers = (self.ngrams, self.bad_sequences, self.grammar, self.thinking)
-        return any(tracker is not None for tracker in trackers)
+        return any(tracker is not None for tracker in trackers) or bool(self.processors)
 
     @property
     def is_thinking(self) -> bool:
@@ -97,6 +110,8 @@ class SlotState:
         for tracker in (self.counts, self.ngrams, self.bad_sequences, self.thinking):
             if tracker is not None:
                 tracker.append(token_id)
+        if self.processors:
+            self.output_token_ids.append(token_id)
 
     def banned_now(self) -> Iterable[int]:
         """Yields the ids that would complete a repeated n-gram or a bad sequence."""
@@ -128,10 +143,15 @@ class SamplingState:
     """
 
     def __init__(
-        self, max_num_slots: int, vocab_size: int, grammars: GrammarBackend | None = None
+        self,
+        max_num_slots: int,
+        vocab_size: int,
+        grammars: GrammarBackend | None = None,
+        processors: LogitsProcessors | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self._grammars = grammars
+        self._processors = processors
         self._slots: list[SlotState | None] = [None] * max_num_slots
         self.is_random = np.zeros(max_num_slots, dtype=bool)
         self.num_logprobs = np.full(max_num_slots, NO_LOGPROBS)
@@ -152,14 +172,17 @@ class SamplingState:
 
     def add(self, slot: int, request: SlotRequest) -> None:
         """Puts a request into a free slot. Raises RequestError or ConfigError when its grammar
-        cannot be compiled."""
+        cannot be compiled, PluginError when a logits processor fails."""
         assert self._slots[slot] is None, f"slot {slot} is in use"
         params, guided = request.params, request.params.guided_decoding
         grammar = None
         if guided is not None:
             assert self._grammars is not None, "refused at intake without a grammar backend"
             grammar = self._grammars.matcher(guided)
-        state = SlotState(request, self.vocab_size, grammar)
+        has_processors = bool(params.logits_processors or params.logits_processors_args)
+        assert not has_processors or self._processors is not None, "refused at intake"
+        processors = self._processors if has_processors else None
+        state = SlotState(request, self.vocab_size, grammar, processors)
         self.is_random[slot] = not params.is_greedy
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self._temperature[slot] = min(max(resolved(params.temperature), TINY), HUGE)
