@@ -10,7 +10,7 @@ logits [N, V] --> what needs the host: logits processors, grammar, n-grams, long
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from mmdeploy_llm.transfer import to_device
 from .grammar import GrammarBackend
 from .logprobs import Measured, measure
 from .processors import LogitsProcessors
-from .sampler import NOT_FINITE, NOTHING_ALLOWED, PendingSample, Sampler, SampleResult
+from .sampler import NOT_FINITE, NOTHING_ALLOWED, Certainty, PendingSample, Sampler, SampleResult
 from .state import NO_LOGPROBS, SlotRequest, SlotState
 from .tables import SlotTables
 
@@ -42,6 +42,7 @@ class _Launch:
     tracked: see SamplingState.
     logprobs: rows and their log-probabilities.
     failures: row -> why its logits processor failed.
+    certain: see Sampler; None where no request asks.
     """
 
     index: NDArray[np.int64]
@@ -50,6 +51,7 @@ class _Launch:
     tracked: Mapping[int, SlotState]
     logprobs: Sequence[tuple[NDArray[np.int64], Measured]]
     failures: Mapping[int, str]
+    certain: Certainty | None
 
 
 class CudaSampler(Sampler):
@@ -107,12 +109,16 @@ class CudaSampler(Sampler):
         out, failures = self._choose_on_device(logits, index, largest)
         self._tables.advance(index)
         logprobs = [*self._logprobs_on_device(logits, index, out[0])]
+        certain = self._certain(logits, index, out[0])
         launch = _Launch(
             index=index,
             token_ids=_to_host(out),
             tracked=self._state.tracked(index),
             logprobs=[(rows, one.each(_to_host)) for rows, one in logprobs],
             failures=failures,
+            certain=None
+            if certain is None
+            else replace(certain, is_certain=_to_host(certain.is_certain)),
             wait=_copies_done(self._device),
         )
         return PendingSample(token_ids=out[0], finish=lambda: self._finish(launch))
@@ -187,7 +193,12 @@ class CudaSampler(Sampler):
             slot = launch.index[row]
             if row not in errors and self._state.holds(slot, state):
                 self._state.append(launch.index[[row]], [chosen[row]])
-        return SampleResult(token_ids=chosen, logprobs=_entries(launch, errors), errors=errors)
+        return SampleResult(
+            token_ids=chosen,
+            logprobs=_entries(launch, errors),
+            errors=errors,
+            certain=() if launch.certain is None else launch.certain.rows_in(errors),
+        )
 
 
 def _entries(launch: _Launch, errors: Mapping[int, str]) -> tuple[TokenLogprobs | None, ...]:

@@ -13,7 +13,7 @@ A batch of greedy requests without rules costs one pass over the logits and no c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,12 +23,13 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels import DrawKernels
 from mmdeploy_llm.outputs import TokenLogprobs
+from mmdeploy_llm.transfer import to_device
 
 from .adjust import adjust
 from .draw import draw, take_rows
 from .grammar import GrammarBackend
 from .largest import first_argmax
-from .logprobs import sampled_logprobs
+from .logprobs import are_certain, sampled_logprobs
 from .processors import LogitsProcessors, process
 from .state import NO_LOGPROBS, SamplingState, SlotRequest
 
@@ -49,11 +50,13 @@ class SampleResult:
     token_ids: [N], 0 where the row failed.
     logprobs: [N], None where none were requested or the row failed.
     errors: row -> why it has no token.
+    certain: rows whose token is more probable than the threshold of their early stop.
     """
 
     token_ids: list[int]
     logprobs: tuple[TokenLogprobs | None, ...]
     errors: Mapping[int, str] = field(default_factory=dict)
+    certain: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,19 @@ class PendingSample:
 
     finish: Callable[[], SampleResult]
     token_ids: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certainty:
+    """Whether the tokens of some rows are nearly certain: both [R]."""
+
+    rows: NDArray[np.int64]
+    is_certain: Tensor
+
+    def rows_in(self, errors: Mapping[int, str]) -> tuple[int, ...]:
+        """Returns the rows with a nearly certain token, without those that failed."""
+        found = self.rows[self.is_certain.cpu().numpy()].tolist()
+        return tuple(row for row in found if row not in errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +194,14 @@ class Sampler:
         for row in errors:
             chosen[row] = 0
         logprobs = self._logprobs(logits, index, chosen, errors)
+        certain = self._certain(logits, index, torch.tensor(chosen))
         self._advance(index, chosen, errors)
-        return SampleResult(token_ids=chosen, logprobs=logprobs, errors=errors)
+        return SampleResult(
+            token_ids=chosen,
+            logprobs=logprobs,
+            errors=errors,
+            certain=() if certain is None else certain.rows_in(errors),
+        )
 
     def _choose(
         self,
@@ -258,6 +280,21 @@ class Sampler:
         if not len(rows):
             return (None,) * len(index)
         return logprobs_of(take_rows(logits, rows), rows, chosen, wanted)
+
+    def _certain(
+        self, logits: Tensor, index: NDArray[np.int64], token_ids: Tensor
+    ) -> Certainty | None:
+        """Returns which of the tokens [N] are nearly certain; None where no request asks."""
+        thresholds = self._state.certainty[index]
+        rows = np.flatnonzero(thresholds < np.inf)
+        if not len(rows):
+            return None
+        limits = to_device(thresholds[rows], logits.device)
+        ids, own = token_ids.to(logits.device), logits
+        if len(rows) < len(index):
+            chosen = to_device(rows, logits.device)
+            ids, own = ids.index_select(0, chosen), own.index_select(0, chosen)
+        return Certainty(rows=rows, is_certain=are_certain(own, ids, limits))
 
     def _advance(
         self, index: NDArray[np.int64], chosen: Sequence[int], errors: Mapping[int, str]

@@ -3,13 +3,14 @@ slots, everything else in one SlotState for each request."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.params import EarlyStopParams, SamplingParams
 
 from .draw import DrawParams
 from .grammar import GrammarBackend, GrammarMatcher
@@ -155,6 +156,7 @@ class SamplingState:
         self._slots: list[SlotState | None] = [None] * max_num_slots
         self.is_random = np.zeros(max_num_slots, dtype=bool)
         self.num_logprobs = np.full(max_num_slots, NO_LOGPROBS)
+        self.certainty = np.full(max_num_slots, np.inf, dtype=np.float32)  # log of a threshold
         self._temperature = np.ones(max_num_slots, dtype=np.float32)
         self._top_k = np.zeros(max_num_slots, dtype=np.int64)
         self._top_p = np.ones(max_num_slots)
@@ -185,6 +187,7 @@ class SamplingState:
         state = SlotState(request, self.vocab_size, grammar, processors)
         self.is_random[slot] = not params.is_greedy
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.certainty[slot] = _certainty(params)
         self._temperature[slot] = min(max(resolved(params.temperature), TINY), HUGE)
         top_k = int(resolved(params.top_k))
         self._top_k[slot] = top_k if 0 < top_k < self.vocab_size else 0
@@ -264,6 +267,14 @@ def resolved(value: float | None) -> float:
     """Returns the value of a param, which intake has set: None never gets here."""
     assert value is not None, "params are resolved at intake"
     return value
+
+
+def _certainty(params: SamplingParams) -> float:
+    """Returns the log-probability above which a token is nearly certain; inf where nobody asks."""
+    if not isinstance(params.early_stop, EarlyStopParams):
+        return math.inf
+    threshold = params.early_stop.threshold
+    return math.log(threshold) if threshold > 0 else -math.inf
 
 
 def _ids(ids: Iterable[int], vocab_size: int) -> NDArray[np.int64]:

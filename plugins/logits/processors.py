@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,7 +84,7 @@ class RepetitionWindow(LogitsProcessor):
 def _recent(row: LogitsRow) -> Tensor:
     """Returns the different tokens of the window."""
     window = row.arguments.get("repetition_window", WINDOW)
-    return torch.tensor(row.output_token_ids[-window:], dtype=torch.int64).unique()
+    return torch.from_numpy(np.unique(np.array(row.output_token_ids[-window:], dtype=np.int64)))
 
 
 def _penalty(row: LogitsRow) -> float:
