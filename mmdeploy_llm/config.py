@@ -272,8 +272,8 @@ class EngineConfig(FrozenParams):
         default=0,
         ge=0,
         description="base of the seeds of requests that have none of their own; each request gets "
-        "another one; None: a number that the system draws, which then stands in the config "
-        "(`llm.config.seed`), so that the run can be repeated",
+        "another one; None: a number that the system draws, which `llm.runtime.seed` holds, "
+        "so that the run can be repeated",
     )
     early_stop_config: EarlyStopParams | None = Field(
         default=None,
