@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from .llm import LLM
     from .outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, ToolCall
-    from .params import GuidedDecodingParams, SamplingParams
+    from .params import EarlyStopParams, GuidedDecodingParams, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -40,6 +40,7 @@ __all__ = [
     "CheckpointError",
     "CompletionOutput",
     "ConfigError",
+    "EarlyStopParams",
     "EngineConfig",
     "EngineError",
     "GuidedDecodingParams",
@@ -68,6 +69,7 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "EngineConfig": "config",
+    "EarlyStopParams": "params",
     "GuidedDecodingParams": "params",
     "SamplingParams": "params",
     "CompletionOutput": "outputs",
