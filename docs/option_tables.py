@@ -7,8 +7,8 @@ import types
 from typing import Any, Literal, Union, get_args, get_origin
 
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.counterparts import COUNTERPARTS
-from mmdeploy_llm.params import GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.params import EarlyStopParams, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.params.counterparts import COUNTERPARTS
 
 GROUPS = {  # heading in options.md -> its fields; a test finds a field that is in none
     "Model": """model tokenizer revision dtype quantization load_format chat_template
@@ -23,13 +23,14 @@ GROUPS = {  # heading in options.md -> its fields; a test finds a field that is 
         max_video_seconds max_video_frames media_isolation media_timeout media_process_memory
         allowed_media_root allow_media_urls allowed_media_domains allow_private_media_addresses
         allowed_media_schemes media_fetch_timeout""",
-    "Answers": """seed enable_logprob max_logprobs guided_decoding_backend""",
+    "Answers": """seed enable_logprob max_logprobs guided_decoding_backend logits_processors
+        early_stop_config""",
 }
 TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}
-PARAMS = {"SamplingParams": SamplingParams, "GuidedDecodingParams": GuidedDecodingParams}
 PAGES = ("options.md", "coming_from.md")
 ELSEWHERE = "counterparts of "  # in the title of a table
+PARAMS = {cls.__name__: cls for cls in (SamplingParams, GuidedDecodingParams, EarlyStopParams)}
 NAMES = {"str": "text", "Path": "text", "Mapping": "dict", "NoneType": "None", "tuple": "list"}
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         RequestOutput,
         ToolCall,
     )
-    from .params import GuidedDecodingParams, SamplingParams
+    from .params import EarlyStopParams, GuidedDecodingParams, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -48,6 +48,7 @@ __all__ = [
     "CompletionOutput",
     "Completions",
     "ConfigError",
+    "EarlyStopParams",
     "EngineConfig",
     "EngineError",
     "GuidedDecodingParams",
@@ -76,6 +77,7 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "EngineConfig": "config",
+    "EarlyStopParams": "params",
     "GuidedDecodingParams": "params",
     "SamplingParams": "params",
     "CompletionOutput": "outputs",

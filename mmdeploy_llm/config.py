@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from .option_types import CacheDType, Domains, DType, Names, Schemes
-from .params import FrozenParams
+from .params import MAX_SEED, EarlyStopParams, FrozenParams, read_early_stop
 
 # Options of FastDeploy about serving, ports and processes: accepted with a warning, since they have
 # no meaning offline.
@@ -267,11 +268,22 @@ class EngineConfig(FrozenParams):
         description="library for `guided_decoding`: auto and xgrammar use xgrammar, which must be "
         "installed once a request needs it; off refuses such requests",
     )
-    seed: int = Field(
+    seed: int | None = Field(
         default=0,
         ge=0,
         description="base of the seeds of requests that have none of their own; each request gets "
-        "another one",
+        "another one; None: a number that the system draws, which `llm.runtime.seed` holds, "
+        "so that the run can be repeated",
+    )
+    early_stop_config: EarlyStopParams | None = Field(
+        default=None,
+        description="EarlyStopParams, or a dict with their values: ends texts that run away; "
+        "enable_early_stop=True gives it its defaults, False switches it off; None: off",
+    )
+    logits_processors: Names = Field(
+        default=(),
+        description="names of logits processors from plugins, in the order in which they change "
+        "the logits of those requests whose `logits_processors_args` have one of their arguments",
     )
     plugins: Names | None = Field(
         default=None,
@@ -330,6 +342,16 @@ class EngineConfig(FrozenParams):
         "torch-varlen or triton on CUDA, native on CPU, reference anywhere; auto: the first of "
         "these that is installed and suits device and dtype",
     )
+
+    @field_validator("seed", mode="before")
+    @classmethod
+    def _draw_seed(cls, value: Any) -> Any:
+        return secrets.randbelow(MAX_SEED + 1) if value is None else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_early_stop(cls, values: Any) -> Any:
+        return read_early_stop(values)
 
     @field_validator("limit_mm_per_prompt")
     @classmethod

@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 
 from .errors import OK
 
-FinishReason = Literal["stop", "tool_calls", "length", "error", "abort"]
+FinishReason = Literal["stop", "tool_calls", "length", "repetition", "error", "abort"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from .outputs import FinishReason, TokenLogprobs
@@ -89,6 +89,7 @@ class StepResult:
     logprobs: log-probabilities of that token, where requested.
     prompt_logprobs: entries for the prompt tokens computed in this step, where requested.
     errors: why the request failed in this step; it has no entry in `sampled` then.
+    certain: requests with an early stop whose token was more probable than its threshold.
     """
 
     step_id: int
@@ -96,6 +97,7 @@ class StepResult:
     logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: Mapping[str, RequestFailure] = field(default_factory=dict)
+    certain: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +105,8 @@ class TokenUpdate:
     """The changes of one step to one request; passed from the scheduler to delivery.
 
     new_token_ids: tokens appended in this step.
-    finish_reason: set by the scheduler: "stop" for end-of-sequence and stop ids, "length", "error"
-        or "abort"; None while the request continues.
+    finish_reason: set by the scheduler: "stop" for end-of-sequence and stop ids, "length",
+        "repetition" for an early stop, "error" or "abort"; None while the request continues.
     failure: why it ended with "error" or "abort".
     """
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from .config import EngineConfig
 from .errors import ConfigError
+from .params import EarlyStopParams
 
 MEDIA_LIMIT_DEFAULT = 1  # items of each kind in one prompt, as in FastDeploy
 DEVICE = re.compile(r"cpu|cuda(:[0-9]+)?")
@@ -65,6 +66,7 @@ class RuntimeConfig:
     use_warmup: bool
     enforce_eager: bool  # True on a CPU, which has no graphs
     attention_backend: str
+    early_stop: EarlyStopParams | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +139,11 @@ def resolve(
         num_intake_threads=config.num_intake_threads or max(1, min(8, host.num_cpus)),
         num_threads=config.num_threads or host.num_threads,
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
-        seed=config.seed,
+        seed=0 if config.seed is None else config.seed,  # the config has drawn one for None
         use_warmup=config.use_warmup,
         enforce_eager=config.enforce_eager or not is_cuda,
         attention_backend=attention.name,
+        early_stop=config.early_stop_config,
     )
 
 

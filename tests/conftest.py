@@ -60,6 +60,7 @@ QUICK = {
     "security/test_templates.py": r"sum of|width in %|\[lists\]|both|bound_m|closing|errors\[0\]",
     "system/test_documents.py": r"code_blocks_run\[README",
     "system/test_faults.py": "!a_program_ends",
+    "system/test_sampling_options.py": "!any_value|whatever_else|sampling1",
     "system/test_shapes_vl.py": "reduced_evaluation",
     "testing/test_kit.py": "!fifteen_lines|without_pytest|report_of_a_failure",
     "testing/test_model_checks.py": "!a_broken_model.*checks[1-9]|models_they_are",

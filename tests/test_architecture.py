@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
-    ("errors", "counterparts"),
+    ("errors",),
     ("params", "messages", "option_types"),
     ("config",),
     ("runtime_config",),

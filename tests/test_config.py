@@ -160,7 +160,8 @@ def test_serving_options_warn():
 
 def test_neither_config_can_be_changed():
     config = EngineConfig(model="m")
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ConfigError, match=r"EngineConfig cannot be changed.* replace\(seed=3\)"):
         config.seed = 3
+    assert config.replace(seed=3) == EngineConfig(model="m", seed=3)
     with pytest.raises(FrozenInstanceError):
         run().seed = 3

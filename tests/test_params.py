@@ -3,6 +3,8 @@
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mmdeploy_llm import ConfigError, EngineConfig, GuidedDecodingParams, SamplingParams
 
@@ -70,10 +72,165 @@ def test_limits_must_agree(values, message):
         SamplingParams(**values)
 
 
+@pytest.mark.parametrize("name", ["temperature", "stop", "a_new_name"])
+def test_setting_a_field_says_how_to_make_a_changed_copy(name):
+    params = SamplingParams(temperature=0.5, stop="x")
+    with pytest.raises(ConfigError, match=rf"cannot be changed.* replace\({name}=1\) returns"):
+        setattr(params, name, 1)
+    with pytest.raises(ConfigError, match=rf"cannot be changed; replace\({name}=None\)"):
+        delattr(params, name)
+    assert params == SamplingParams(temperature=0.5, stop="x")
+
+
+def test_a_changed_copy_is_checked_and_keeps_what_was_not_given_open():
+    params = SamplingParams(temperature=0.5, stop="x")
+    changed = params.replace(stop=["y"], seed=3)
+    assert changed == SamplingParams(temperature=0.5, stop="y", seed=3)
+    assert changed.model_fields_set == {"temperature", "stop", "seed"}
+    assert changed.replace(temperature=None).temperature is None
+    with pytest.raises(ConfigError, match="top_p"):
+        params.replace(top_p=2)
+    with pytest.raises(ConfigError, match="did you mean 'top_p'"):
+        params.replace(topp=1)
+    guided = GuidedDecodingParams(json={"type": "object"})
+    assert guided.replace() == guided
+    assert guided.replace(json=None, regex="a").regex == "a"
+
+
+NOT_OPEN = [
+    name for name, field in SamplingParams.model_fields.items() if field.default is not None
+]
+
+
+@pytest.mark.parametrize("name", [*NOT_OPEN, "stop_words_ids"])
+def test_none_leaves_the_default(name):
+    assert SamplingParams(**{name: None}) == SamplingParams()
+
+
+def test_none_leaves_the_default_of_the_engine_too():
+    names = ("blocked_plugins", "logits_processors", "max_logprobs", "allowed_media_domains")
+    assert EngineConfig(model="m", **dict.fromkeys(names)) == EngineConfig(model="m")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, [None]) for name in ("stop", "stop_token_ids", "bad_words", "stop_words_ids")),
+        ("bad_words_token_ids", [3, None]),
+        ("stop_token_sequences", [[3, None]]),
+        ("logit_bias", {3: None}),
+        ("logits_processors", ["a", None]),
+    ],
+)
+def test_none_inside_a_list_is_refused(name, value):
+    with pytest.raises(ConfigError, match="None is not allowed inside a list or dict; leave it"):
+        SamplingParams(**{name: value})
+
+
+def test_stop_sequences_are_lists_of_ids_under_two_names():
+    expected = ((1, 2), (3,))
+    assert SamplingParams(stop_token_sequences=[[1, 2], [3]]).stop_token_sequences == expected
+    assert SamplingParams(stop_words_ids=[(1, 2), 3]).stop_token_sequences == expected
+    assert SamplingParams(stop_words_ids=7).stop_token_sequences == ((7,),)
+    with pytest.raises(ConfigError, match="another name of stop_token_sequences; give one"):
+        SamplingParams(stop_words_ids=[1], stop_token_sequences=[2])
+    for wrong in ([[]], [[-1]], [["a"]], [[2**63]]):
+        with pytest.raises(ConfigError, match="stop_token_sequences"):
+            SamplingParams(stop_token_sequences=wrong)
+
+
+def made(params: type, **values):
+    """Returns the object, None when a ConfigError says what is wrong with the values."""
+    try:
+        return params(**values)
+    except ConfigError as error:
+        message = str(error)
+    assert params.__name__ in message
+    assert len(message) < 2000
+    return None
+
+
+HUGE = st.sampled_from(
+    [
+        *(10**40, -(10**40), 2**63, 2**64, 10**400, 10**5000, 2**63 - 1, "9" * 30, True),
+        *(1e308, -1e308, 5e-324, -0.0, 1e19, float("inf"), float("nan")),
+    ]
+)
+NUMBERS = [
+    name
+    for name, field in SamplingParams.model_fields.items()
+    if any(word in str(field.annotation) for word in ("int", "float"))
+]
+
+
+@given(
+    st.sampled_from(NUMBERS), HUGE, st.sampled_from(["plain", "list", "lists", "keys", "values"])
+)
+def test_a_huge_number_is_a_value_or_a_config_error(name, number, form):
+    """Nothing else is ever raised, and whatever is accepted fits the arrays of the sampler."""
+    forms = {"list": [number], "lists": [[number]], "keys": {number: 1.0}, "values": {1: number}}
+    params = made(SamplingParams, **{name: forms.get(form, number)})
+    if params is None:
+        return
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert len(repr(params)) < 5000
+    found = getattr(params, name)
+    assert not isinstance(found, int) or abs(found) < 2**63
+
+
+@given(st.sampled_from(list(EngineConfig.model_fields)), HUGE)
+def test_a_huge_number_for_the_engine_is_a_value_or_a_config_error(name, number):
+    config = made(EngineConfig, **{"model": "m", name: number})
+    found = getattr(config, name, None)
+    assert not isinstance(found, int) or abs(found) < 2**63
+
+
+def test_seed_none_is_drawn_once_and_stands_in_the_config():
+    drawn = {EngineConfig(model="m", seed=None).seed for _ in range(8)}
+    assert len(drawn) == 8
+    assert all(isinstance(seed, int) for seed in drawn)
+    config = EngineConfig(model="m", seed=None)
+    assert config.replace(quantization=None).seed == pickle.loads(pickle.dumps(config)).seed
+    assert config.replace(quantization=None).seed == config.seed
+    assert EngineConfig(model="m").seed == 0
+    assert SamplingParams(seed=None).seed is None
+
+
+def test_arguments_of_logits_processors_are_plain_values():
+    given = {"logit_bias": {3: 1.5}, "words": ["a", ("b", None)], "is_on": True}
+    assert SamplingParams(logits_processors_args=given).logits_processors_args == given
+    nested: list = []
+    for _ in range(20):
+        nested = [nested]
+    for wrong in (object(), print, {"a": object()}, [10**40], nested, {object(): 1}, b"x"):
+        with pytest.raises(ConfigError, match="numbers, texts, lists and dicts"):
+            SamplingParams(logits_processors_args={"value": wrong})
+    for wrong in (print, [print], int):
+        with pytest.raises(ConfigError, match="provide_logits_processors"):
+            SamplingParams(logits_processors=wrong)
+
+
+def test_early_stop_is_read_from_fastdeploys_options():
+    params = SamplingParams(early_stop={"strategy": "repetition", "window_size": 3})
+    assert params.early_stop.window_size == 3
+    assert params.early_stop.threshold == 0.99
+    for options, window_size in (
+        ({"early_stop_config": {"window_size": 3}}, 3),
+        ({"early_stop_config": {"window_size": 3}, "enable_early_stop": True}, 3),
+        ({"enable_early_stop": True}, 3000),
+    ):
+        assert EngineConfig(model="m", **options).early_stop_config.window_size == window_size
+    for options in ({}, {"enable_early_stop": False, "early_stop_config": {}}):
+        assert EngineConfig(model="m", **options).early_stop_config is None
+    for wrong in ({"strategy": "other"}, {"window_size": 0}, {"threshold": 1.0}, {"window": 3}):
+        with pytest.raises(ConfigError, match="early_stop"):
+            SamplingParams(early_stop=wrong)
+        with pytest.raises(ConfigError, match="early_stop_config"):
+            EngineConfig(model="m", early_stop_config=wrong)
+
+
 def test_frozen_and_picklable():
     params = SamplingParams(temperature=0.5, stop="x", logit_bias={3: 1.5})
-    with pytest.raises(ValueError, match="frozen"):
-        params.temperature = 1
     assert pickle.loads(pickle.dumps(params)) == params
 
 

@@ -7,7 +7,7 @@ path           the file, as given; only for files
 text           the answer
 reasoning      the reasoning before the answer; null without a reasoning parser
 tool_calls     [{"id", "type", "function": {"name", "arguments"}}]; absent without calls
-finish_reason  "stop", "tool_calls", "length", "error" or "abort"
+finish_reason  "stop", "tool_calls", "length", "repetition", "error" or "abort"
 error_code     200 for success, 4xx for a fault of the item, 5xx for a fault of the engine
 error_msg, error_class   null for success
 error          {"code", "message"} with the same values; null for success

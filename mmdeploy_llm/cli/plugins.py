@@ -126,8 +126,8 @@ def new(
     kind: Annotated[
         str,
         typer.Option(
-            help="parser: a reasoning parser; processor: a media processor (charts); model: a "
-            "text model built from mmdeploy_llm.layers."
+            help="parser: a reasoning parser; logits: a logits processor; processor: a media "
+            "processor (charts); model: a text model built from mmdeploy_llm.layers."
         ),
     ],
     directory: Annotated[
@@ -176,6 +176,7 @@ def _record(manager: PluginManager, plugin: PluginInfo) -> Mapping[str, Any]:
         "models": manager.models,
         "reasoning_parsers": manager.reasoning_parsers,
         "tool_parsers": manager.tool_parsers,
+        "logits_processors": manager.logits_processors,
         "media_processors": manager.media_processors,
     }
     own = {

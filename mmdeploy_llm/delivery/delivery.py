@@ -61,7 +61,7 @@ class _Progress:
     @property
     def waits_for_end(self) -> bool:
         """Whether no text is needed before the last token."""
-        return not self.request.stream and not self.request.params.stop
+        return not _can_end_here(self.request)
 
 
 class Delivery:
@@ -137,7 +137,10 @@ class Delivery:
             reason = "error"
         pipeline = progress.pipeline
         if reason is not None or not progress.waits_for_end:
-            pipeline.push(_text_ids(progress, reason))
+            token_ids, end = _text_ids(progress, reason)
+            pipeline.push(token_ids)
+            if end is not None:
+                pipeline.end_with(end)
             progress.num_read = len(progress.request.output_token_ids)
         is_broken = pipeline.failure is not None and update.request.stream
         if reason is not None or pipeline.is_stopped or is_broken:
@@ -227,22 +230,28 @@ def record_of(request: Request, output: RequestOutput) -> RequestRecord:
 def _is_stale(update: TokenUpdate) -> bool:
     """Whether delivery has ended this request before: it has tokens that are not new, but no state.
 
-    Only what ends a request here (a stop string, a parser's failure in a stream) can leave the
-    scheduler with an update of an ended request.
+    Only what ends a request here can leave the scheduler with an update of an ended request.
     """
     request = update.request
-    can_end_here = request.stream or bool(request.params.stop)
-    return can_end_here and len(request.output_token_ids) > len(update.new_token_ids)
+    return _can_end_here(request) and len(request.output_token_ids) > len(update.new_token_ids)
 
 
-def _text_ids(progress: _Progress, reason: FinishReason | None) -> list[int]:
-    """Returns the ids that the pipeline has not read, without the id that ended the request."""
+def _can_end_here(request: Request) -> bool:
+    """Whether delivery may end the request: at a stop string or sequence, or in a stream when a
+    parser fails."""
+    params = request.params
+    return request.stream or bool(params.stop or params.stop_token_sequences)
+
+
+def _text_ids(progress: _Progress, reason: FinishReason | None) -> tuple[list[int], int | None]:
+    """Returns the ids that the pipeline has not read, and apart from them the id that ended the
+    request, if one did."""
     request = progress.request
     token_ids = request.output_token_ids[progress.num_read :]
     ends = token_ids[-1:] if reason == "stop" else ()
     if any(end in request.eos_token_ids or end in request.params.stop_token_ids for end in ends):
-        token_ids.pop()
-    return token_ids
+        return token_ids[:-1], token_ids[-1]
+    return token_ids, None
 
 
 def _completion(

@@ -1,9 +1,8 @@
 """TextPipeline: turns the token ids of one request into content, reasoning and tool calls.
 
-ids --> Detokenizer --> StopStrings --> ReasoningParser --> ToolParser --> content, tool calls
-                               |               |
-                               |               +--> reasoning
-                               +--> raw text, unparsed
+ids --> StopSequences --> Detokenizer --> StopStrings --> ReasoningParser --> ToolParser --> content
+                                               |               |                 |
+                                raw text <-----+  reasoning <--+  tool calls <---+
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.request import Request
 
 from .detokenizer import Detokenizer, Vocabulary
-from .stop import StopStrings
+from .stop import StopSequences, StopStrings
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +70,13 @@ class TextPipeline:
         self._stops: StopStrings | None = None
         if params.stop:
             self._stops = StopStrings(params.stop, is_included=params.include_stop_str_in_output)
+        self._sequences: StopSequences | None = None
+        if params.stop_token_sequences:
+            self._sequences = StopSequences(
+                params.stop_token_sequences,
+                is_included=params.include_stop_str_in_output,
+                min_tokens=params.min_tokens,
+            )
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._raw: list[str] = []
@@ -79,8 +85,8 @@ class TextPipeline:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._stops is not None and self._stops.is_stopped
+        """Whether a stop string or a stop sequence was found."""
+        return any(one is not None and one.is_stopped for one in (self._stops, self._sequences))
 
     @property
     def raw_text(self) -> str:
@@ -89,6 +95,20 @@ class TextPipeline:
 
     def push(self, token_ids: Sequence[int]) -> None:
         """Processes the next tokens."""
+        if self._sequences is None:
+            self._push(token_ids)
+            return
+        for token_id in token_ids:
+            self._push(self._sequences.feed(token_id))
+
+    def end_with(self, token_id: int) -> None:
+        """Processes the id that ended the request, which is no part of the text, but may complete a
+        stop sequence."""
+        if self._sequences is not None:
+            self._push(self._sequences.end_with(token_id))
+
+    def _push(self, token_ids: Sequence[int]) -> None:
+        """Turns ids that are settled into text."""
         if self._stops is None:
             self._pass_on(self._detokenizer.push(token_ids))
             return
@@ -99,6 +119,8 @@ class TextPipeline:
 
     def finish(self) -> None:
         """Releases all text that was held back; no token follows."""
+        if self._sequences is not None:
+            self._push(self._sequences.finish())
         text = self._detokenizer.finish()
         if self._stops is not None:
             text = self._stops.feed(text, can_stop=self._can_stop()) + self._stops.finish()

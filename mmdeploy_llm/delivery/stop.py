@@ -1,4 +1,4 @@
-"""Finds stop strings in text that arrives in pieces."""
+"""Finds stop strings in text that arrives in pieces, and stop sequences of token ids."""
 
 from __future__ import annotations
 
@@ -61,3 +61,52 @@ class StopStrings:
             if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
                 return length
         return 0
+
+
+class StopSequences:
+    """Finds the sequence of token ids that is complete first.
+
+    Of two that end at the same token the longer one wins. Ids that may still become a sequence are
+    held back. Ids after a match are dropped. Writer: the pipeline that owns it.
+    """
+
+    def __init__(
+        self, sequences: Sequence[Sequence[int]], *, is_included: bool, min_tokens: int
+    ) -> None:
+        """min_tokens: a sequence that ends before this many tokens counts as plain ids."""
+        self._sequences = sorted(map(tuple, sequences), key=len, reverse=True)
+        self._is_included = is_included
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._held: tuple[int, ...] = ()
+        self.is_stopped = False
+
+    def feed(self, token_id: int) -> tuple[int, ...]:
+        """Returns the ids that are settled; on a match, those before it (plus the match, if
+        included)."""
+        if self.is_stopped:
+            return ()
+        self._num_tokens += 1
+        ids = (*self._held, token_id)
+        match = next((one for one in self._sequences if ids[-len(one) :] == one), None)
+        if match is not None and self._num_tokens >= self._min_tokens:
+            self.is_stopped, self._held = True, ()
+            return ids if self._is_included else ids[: len(ids) - len(match)]
+        num_settled = next(n for n in range(len(ids) + 1) if self._is_open(ids[n:]))
+        self._held = ids[num_settled:]
+        return ids[:num_settled]
+
+    def end_with(self, token_id: int) -> tuple[int, ...]:
+        """Returns the ids that are settled when `token_id` ends the request. It is not among them,
+        unless it completes a sequence that is included."""
+        settled = self.feed(token_id)
+        return settled if self.is_stopped else (*settled, *self.finish())[:-1]
+
+    def finish(self) -> tuple[int, ...]:
+        """Returns the ids that were held back and did not become a sequence."""
+        held, self._held = self._held, ()
+        return held
+
+    def _is_open(self, ids: tuple[int, ...]) -> bool:
+        """Whether `ids` begin a longer sequence."""
+        return any(len(one) > len(ids) and one[: len(ids)] == ids for one in self._sequences)

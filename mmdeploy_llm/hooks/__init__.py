@@ -19,6 +19,7 @@ from .contracts import (
     ToolParser,
     ToolParserSpec,
 )
+from .logits import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsRow
 from .manager import PluginManager
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
@@ -26,6 +27,10 @@ from .specs import hookimpl, hookspec
 __all__ = [
     "Checkpoint",
     "EngineInfo",
+    "LogitsContext",
+    "LogitsProcessor",
+    "LogitsProcessorSpec",
+    "LogitsRow",
     "MediaInput",
     "MediaLimits",
     "MediaProcessor",

@@ -22,6 +22,7 @@ from .contracts import (
     ToolParser,
     ToolParserSpec,
 )
+from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
 from .records import FAULTS, PluginOrigin, Spec, describe
 
@@ -85,6 +86,8 @@ def _problem(spec: Spec, built: object) -> str | None:
             return _class_problem(built, ReasoningParser)
         case ToolParserSpec():
             return _class_problem(built, ToolParser)
+        case LogitsProcessorSpec():
+            return _class_problem(built, LogitsProcessor)
         case MediaProcessorSpec():
             return _class_problem(built, MediaProcessor) or _processor_problem(spec, built)
 

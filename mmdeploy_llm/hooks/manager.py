@@ -33,6 +33,7 @@ from .contracts import (
     ToolParserSpec,
 )
 from .guard import CallGuard
+from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
 from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
@@ -112,6 +113,11 @@ class PluginManager:
         return tuple(item.spec for item in self._registry.provided(ToolParserSpec))
 
     @property
+    def logits_processors(self) -> tuple[LogitsProcessorSpec, ...]:
+        """All logits processor specs, in load order."""
+        return tuple(item.spec for item in self._registry.provided(LogitsProcessorSpec))
+
+    @property
     def media_processors(self) -> tuple[MediaProcessorSpec, ...]:
         """All media processor specs, in load order."""
         return tuple(item.spec for item in self._registry.provided(MediaProcessorSpec))
@@ -141,12 +147,17 @@ class PluginManager:
         Raises ConfigError when there is none, PluginConflictError on a tie.
         """
         parsers = self._registry.provided(ReasoningParserSpec)
-        return selection.select_parser(parsers, "reasoning", name, self._note())
+        return selection.select_named(parsers, "reasoning parser", name, self._note())
 
     def tool_parser(self, name: str) -> ToolParserSpec:
         """Returns the parser of tool calls, found as in `reasoning_parser`."""
         parsers = self._registry.provided(ToolParserSpec)
-        return selection.select_parser(parsers, "tool", name, self._note())
+        return selection.select_named(parsers, "tool parser", name, self._note())
+
+    def logits_processor(self, name: str) -> LogitsProcessorSpec:
+        """Returns the logits processor of this name, found as in `reasoning_parser`."""
+        processors = self._registry.provided(LogitsProcessorSpec)
+        return selection.select_named(processors, "logits processor", name, self._note())
 
     def media_processor(self, kind: str, model: str) -> MediaProcessorSpec | None:
         """Returns the processor of `kind` for a model family (a ModelSpec's name), None without
@@ -171,6 +182,8 @@ class PluginManager:
     def build(self, spec: ReasoningParserSpec, *args: Any) -> ReasoningParser: ...
     @overload
     def build(self, spec: ToolParserSpec, *args: Any) -> ToolParser: ...
+    @overload
+    def build(self, spec: LogitsProcessorSpec, *args: Any) -> LogitsProcessor: ...
     @overload
     def build(self, spec: MediaProcessorSpec, *args: Any) -> MediaProcessor: ...
     def build(self, spec: Spec, *args: Any) -> Any:

@@ -6,14 +6,23 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
+from .logits import LogitsProcessorSpec
 
 Phase = Literal["discover", "import", "register", "provide", "observe", "extend"]
-Spec = ModelSpec | ReasoningParserSpec | ToolParserSpec | MediaProcessorSpec
+NamedSpec = ReasoningParserSpec | ToolParserSpec | LogitsProcessorSpec
+Spec = ModelSpec | NamedSpec | MediaProcessorSpec
 # A plugin may raise these without ending the host. KeyboardInterrupt is the user's and passes.
 FAULTS = (Exception, SystemExit)
 
-SpecT = TypeVar("SpecT", ModelSpec, ReasoningParserSpec, ToolParserSpec, MediaProcessorSpec)
-ParserSpecT = TypeVar("ParserSpecT", ReasoningParserSpec, ToolParserSpec)
+SpecT = TypeVar(
+    "SpecT",
+    ModelSpec,
+    ReasoningParserSpec,
+    ToolParserSpec,
+    LogitsProcessorSpec,
+    MediaProcessorSpec,
+)
+NamedSpecT = TypeVar("NamedSpecT", ReasoningParserSpec, ToolParserSpec, LogitsProcessorSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +90,8 @@ def describe(spec: Spec) -> str:
             return f"reasoning parser {spec.name}"
         case ToolParserSpec():
             return f"tool parser {spec.name}"
+        case LogitsProcessorSpec():
+            return f"logits processor {spec.name}"
         case MediaProcessorSpec():
             return f"{spec.kind} processor {spec.name}"
 

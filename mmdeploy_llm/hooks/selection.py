@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from mmdeploy_llm.errors import ConfigError, ModelNotSupportedError, PluginConflictError
 
-from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
+from .contracts import MediaProcessorSpec, ModelSpec
 from .names import did_you_mean, listing, normalise
-from .records import ParserSpecT, Provided, SpecT
+from .records import NamedSpec, NamedSpecT, Provided, SpecT
 
 ANY_MODEL = "*"
 
@@ -54,24 +54,24 @@ def select_model(
     )
 
 
-def select_parser(
-    provided: Sequence[Provided[ParserSpecT]], kind: str, name: str, note: str
-) -> ParserSpecT:
+def select_named(
+    provided: Sequence[Provided[NamedSpecT]], kind: str, name: str, note: str
+) -> NamedSpecT:
     """Returns the spec of this name or alias, compared normalised. Raises ConfigError without one.
 
-    kind: "reasoning" or "tool", for messages.
+    kind: "reasoning parser" or the like, for messages.
     """
     candidates = [item for item in provided if normalise(name) in map(normalise, _names(item.spec))]
     if candidates:
-        return top(candidates, f"{kind} parser {name!r}")
+        return top(candidates, f"{kind} {name!r}")
     known = [each for item in provided for each in _names(item.spec)]
     raise ConfigError(
-        f"there is no {kind} parser {name!r}{did_you_mean(name, known)}. "
+        f"there is no {kind} {name!r}{did_you_mean(name, known)}. "
         f"Known: {listing(item.spec.name for item in provided)}{note}"
     )
 
 
-def _names(spec: ReasoningParserSpec | ToolParserSpec) -> tuple[str, ...]:
+def _names(spec: NamedSpec) -> tuple[str, ...]:
     return (spec.name, *spec.aliases)
 
 

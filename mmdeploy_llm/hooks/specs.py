@@ -21,6 +21,7 @@ from .contracts import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
+from .logits import LogitsProcessorSpec
 
 if TYPE_CHECKING:
     import typer
@@ -52,6 +53,15 @@ def provide_reasoning_parsers() -> Iterable[ReasoningParserSpec]:  # type: ignor
 @hookspec
 def provide_tool_parsers() -> Iterable[ToolParserSpec]:  # type: ignore[empty-body]
     """Returns named parsers that extract tool calls from generated text. Called once, at load.
+
+    .. versionadded:: 0.1
+    """
+
+
+@hookspec
+def provide_logits_processors() -> Iterable[LogitsProcessorSpec]:  # type: ignore[empty-body]
+    """Returns named processors that change logits before a token is chosen. Called once, at load;
+    must not import torch.
 
     .. versionadded:: 0.1
     """

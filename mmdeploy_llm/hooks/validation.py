@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.messages import MEDIA_KIND
 
 from .contracts import MediaProcessorSpec, ModelSpec, ReasoningParserSpec, ToolParserSpec
+from .logits import LogitsProcessorSpec
 from .names import did_you_mean, error_text, listing, normalise
 from .records import Spec
 
@@ -22,6 +23,7 @@ PROVIDED: Mapping[str, type[Spec]] = MappingProxyType(
         "provide_models": ModelSpec,
         "provide_reasoning_parsers": ReasoningParserSpec,
         "provide_tool_parsers": ToolParserSpec,
+        "provide_logits_processors": LogitsProcessorSpec,
         "provide_media_processors": MediaProcessorSpec,
     }
 )
@@ -117,6 +119,8 @@ def _claims(spec: Spec) -> list[str]:
             return [f"reasoning parser {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case ToolParserSpec():
             return [f"tool parser {normalise(name)}" for name in (spec.name, *spec.aliases)]
+        case LogitsProcessorSpec():
+            return [f"logits processor {normalise(name)}" for name in (spec.name, *spec.aliases)]
         case MediaProcessorSpec():
             return [
                 f"the {spec.kind} processor for model {normalise(model)}" for model in spec.models
@@ -194,6 +198,7 @@ _RULES: Mapping[type[Spec], Mapping[str, Rule]] = MappingProxyType(
         },
         ReasoningParserSpec: {**_COMMON, "aliases": _NAMES},
         ToolParserSpec: {**_COMMON, "aliases": _NAMES},
+        LogitsProcessorSpec: {**_COMMON, "aliases": _NAMES, "arguments": _NAMES},
         MediaProcessorSpec: {
             **_COMMON,
             "kind": _KIND,

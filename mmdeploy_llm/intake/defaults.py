@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError, RequestError
-from mmdeploy_llm.params import MAX_SEED, GuidedDecodingParams, SamplingParams
+from mmdeploy_llm.params import MAX_SEED, EarlyStopParams, GuidedDecodingParams, SamplingParams
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
 # The values that FastDeploy's data processor fills in.
@@ -22,9 +22,10 @@ DEFAULTS: Mapping[str, float] = {
 }
 SAMPLING_CHOICES = ("temperature", "top_p", "top_k")
 MAX_STOPS = 64
-MAX_STOP_CHARACTERS = 1024
+MAX_STOP_SIZE = 1024  # characters or ids
 
 ValidateGuided = Callable[[GuidedDecodingParams], None]
+CheckProcessors = Callable[[SamplingParams], None]
 
 
 class ParamsResolver:
@@ -34,6 +35,8 @@ class ParamsResolver:
     vocab_size: number of ids that the model knows.
     validate_guided: raises RequestError for a constraint that cannot become a grammar; None when no
         grammar backend is in use.
+    check_processors: raises RequestError for logits processors or arguments of them that are not
+        valid; None when there are none.
 
     Raises CheckpointError for values of generation_config.json that are out of range.
     """
@@ -45,10 +48,12 @@ class ParamsResolver:
         vocab_size: int,
         generation: Mapping[str, Any],
         validate_guided: ValidateGuided | None,
+        check_processors: CheckProcessors | None = None,
     ) -> None:
         self._config = config
         self._vocab_size = vocab_size
         self._validate_guided = validate_guided
+        self._check_processors = check_processors
         self._is_greedy = generation.get("do_sample") is False
         own = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
         try:
@@ -63,10 +68,18 @@ class ParamsResolver:
         self._check_logprobs("logprobs", params.logprobs)
         self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        for sequence in params.stop_token_sequences:
+            self._check_ids("stop_token_sequences", sequence)
         self._check_ids("bad_words_token_ids", params.bad_words_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         if params.guided_decoding is not None:
             self._check_guided(params.guided_decoding)
+        if params.logits_processors or params.logits_processors_args:
+            if self._check_processors is None:
+                raise RequestError(
+                    "logits_processors need a plugin that provides them; install one"
+                )
+            self._check_processors(params)
 
     def resolve(
         self, params: SamplingParams, num_prompt_tokens: int, number: int
@@ -86,7 +99,16 @@ class ParamsResolver:
         filled["max_tokens"] = min(params.max_tokens or num_left, num_left)
         if params.seed is None:
             filled["seed"] = derive_seed(self._config.seed, number)
+        filled["early_stop"] = self._early_stop(params)
         return params.model_copy(update=filled)
+
+    def _early_stop(self, params: SamplingParams) -> EarlyStopParams | None:
+        """Returns when to end a text that runs away; None for never."""
+        own, engine = params.early_stop, self._config.early_stop
+        if own is True:
+            own = engine or EarlyStopParams()
+        found = engine if own is None else own
+        return found if isinstance(found, EarlyStopParams) and found.enable_early_stop else None
 
     def _num_tokens_left(self, num_prompt_tokens: int, min_tokens: int) -> int:
         """Returns how many tokens can be generated after the prompt: at least `min_tokens` and 1.
@@ -103,16 +125,20 @@ class ParamsResolver:
         return limit - num_prompt_tokens
 
     def _check_stops(self, params: SamplingParams) -> None:
-        if len(params.stop) > MAX_STOPS:
-            raise RequestError(
-                f"stop has {len(params.stop)} texts, {MAX_STOPS} are allowed; remove some"
-            )
-        longest = max(map(len, params.stop), default=0)
-        if longest > MAX_STOP_CHARACTERS:
-            raise RequestError(
-                f"a stop text has {longest} characters, {MAX_STOP_CHARACTERS} are allowed; shorten "
-                "it"
-            )
+        kinds = {
+            "stop": (params.stop, "a stop text", "characters"),
+            "stop_token_sequences": (params.stop_token_sequences, "a stop sequence", "ids"),
+        }
+        for name, (stops, one, units) in kinds.items():
+            if len(stops) > MAX_STOPS:
+                raise RequestError(
+                    f"{name} has {len(stops)} entries, {MAX_STOPS} are allowed; remove some"
+                )
+            longest = max(map(len, stops), default=0)
+            if longest > MAX_STOP_SIZE:
+                raise RequestError(
+                    f"{one} has {longest} {units}, {MAX_STOP_SIZE} are allowed; shorten it"
+                )
 
     def _check_logprobs(self, name: str, wanted: int | None) -> None:
         limit = self._config.max_logprobs

@@ -25,7 +25,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .cache import CacheStats
 from .chat import read_messages, with_sources
-from .defaults import ParamsResolver, ValidateGuided, sample_seed
+from .defaults import CheckProcessors, ParamsResolver, ValidateGuided, sample_seed
 from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt, with_options
@@ -70,9 +70,8 @@ class Intake:
     generation: generation_config.json.
     chat_template: the template that `accept_chat` renders with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
-    validate_guided: raises RequestError for a bad constraint; None without a grammar backend.
+    validate_guided, check_processors: see ParamsResolver. guard: see MediaLoader.
     new_request_id: returns unique ids.
-    guard: see MediaLoader.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
     """
@@ -92,6 +91,7 @@ class Intake:
         reasoning_start_marker: str | None = None,
         reasoning_end_marker: str | None = None,
         validate_guided: ValidateGuided | None = None,
+        check_processors: CheckProcessors | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         cache_bytes: int = CACHE_BYTES,
         guard: CallGuard | None = None,
@@ -112,6 +112,7 @@ class Intake:
             vocab_size=vocab_size,
             generation=generation,
             validate_guided=validate_guided,
+            check_processors=check_processors,
         )
         self._config = config
         self._vocab_size = vocab_size

@@ -19,6 +19,7 @@ class StepOutcome:
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: dict[str, RequestFailure] = field(default_factory=dict)
+    certain: set[str] = field(default_factory=set)
 
     def merge(self, later: StepOutcome) -> None:
         """Adds the results of a later pass; its prompt log-probabilities follow the earlier
@@ -26,6 +27,7 @@ class StepOutcome:
         self.sampled.update(later.sampled)
         self.logprobs.update(later.logprobs)
         self.errors.update(later.errors)
+        self.certain.update(later.certain)
         for request_id, entries in later.prompt_logprobs.items():
             earlier = self.prompt_logprobs.get(request_id, ())
             self.prompt_logprobs[request_id] = earlier + entries
@@ -38,6 +40,7 @@ class StepOutcome:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             errors=self.errors,
+            certain=frozenset(self.certain),
         )
 
 

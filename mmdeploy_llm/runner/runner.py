@@ -241,6 +241,8 @@ class Runner:
                 outcome.errors[item.request_id] = RequestFailure(code=500, message=message)
                 continue
             outcome.sampled[item.request_id] = result.token_ids[row]
+            if row in result.certain:
+                outcome.certain.add(item.request_id)
             logprobs = result.logprobs[row]
             if logprobs is not None:
                 outcome.logprobs[item.request_id] = logprobs

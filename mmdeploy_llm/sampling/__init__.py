@@ -3,11 +3,13 @@
 from .grammar import GrammarBackend
 from .logprobs import prompt_logprobs
 from .make import make_sampler
+from .processors import LogitsProcessors
 from .sampler import PendingSample, Sampler, SampleResult
 from .state import SlotRequest
 
 __all__ = [
     "GrammarBackend",
+    "LogitsProcessors",
     "PendingSample",
     "SampleResult",
     "Sampler",

@@ -1,7 +1,7 @@
 """CudaSampler: a Sampler whose rules and draws are kernels, so that the next step can start from
 its tokens before the host has them.
 
-logits [N, V] --> rules that need the host (grammar, n-grams, longer bad words): adjust.py
+logits [N, V] --> what needs the host: logits processors, grammar, n-grams, longer bad words
               --> all other rules, the draw, the state of each slot: cuda/choose.py
               --> token ids and log-probabilities on the device, their copies to the host launched
     finish    --> waits for the copies: errors, entries, trackers
@@ -10,7 +10,7 @@ logits [N, V] --> rules that need the host (grammar, n-grams, longer bad words):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,10 @@ from mmdeploy_llm.cuda import choose as kernels
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.transfer import to_device
 
-from .adjust import adjust
 from .grammar import GrammarBackend
 from .logprobs import Measured, measure
-from .sampler import NOT_FINITE, NOTHING_ALLOWED, PendingSample, Sampler, SampleResult
+from .processors import LogitsProcessors
+from .sampler import NOT_FINITE, NOTHING_ALLOWED, Certainty, PendingSample, Sampler, SampleResult
 from .state import NO_LOGPROBS, SlotRequest, SlotState
 from .tables import SlotTables
 
@@ -41,6 +41,8 @@ class _Launch:
     token_ids: [2, N] token ids and their outcomes, see cuda/choose.py.
     tracked: see SamplingState.
     logprobs: rows and their log-probabilities.
+    failures: row -> why its logits processor failed.
+    certain: see Sampler; None where no request asks.
     """
 
     index: NDArray[np.int64]
@@ -48,6 +50,8 @@ class _Launch:
     wait: Callable[[], None]
     tracked: Mapping[int, SlotState]
     logprobs: Sequence[tuple[NDArray[np.int64], Measured]]
+    failures: Mapping[int, str]
+    certain: Certainty | None
 
 
 class CudaSampler(Sampler):
@@ -63,10 +67,15 @@ class CudaSampler(Sampler):
         vocab_size: int,
         device: torch.device,
         grammars: GrammarBackend | None = None,
+        processors: LogitsProcessors | None = None,
         tiling: kernels.Tiling | None = None,
     ) -> None:
         super().__init__(
-            max_num_slots=max_num_slots, vocab_size=vocab_size, device=device, grammars=grammars
+            max_num_slots=max_num_slots,
+            vocab_size=vocab_size,
+            device=device,
+            grammars=grammars,
+            processors=processors,
         )
         self._device = device
         self._tiling = tiling
@@ -97,14 +106,19 @@ class CudaSampler(Sampler):
         that is launched later may overwrite the logits."""
         index = np.asarray(slots, dtype=np.int64)
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
-        out = self._choose_on_device(logits, index, largest)
+        out, failures = self._choose_on_device(logits, index, largest)
         self._tables.advance(index)
         logprobs = [*self._logprobs_on_device(logits, index, out[0])]
+        certain = self._certain(logits, index, out[0])
         launch = _Launch(
             index=index,
             token_ids=_to_host(out),
             tracked=self._state.tracked(index),
             logprobs=[(rows, one.each(_to_host)) for rows, one in logprobs],
+            failures=failures,
+            certain=None
+            if certain is None
+            else replace(certain, is_certain=_to_host(certain.is_certain)),
             wait=_copies_done(self._device),
         )
         return PendingSample(token_ids=out[0], finish=lambda: self._finish(launch))
@@ -114,22 +128,23 @@ class CudaSampler(Sampler):
         logits: Tensor,
         index: NDArray[np.int64],
         largest: tuple[Tensor, Tensor] | None,
-    ) -> Tensor:
-        """Returns token ids and their outcomes, [2, N] int64."""
+    ) -> tuple[Tensor, Mapping[int, str]]:
+        """Returns token ids and their outcomes, [2, N] int64, and row -> why its logits processor
+        failed."""
         forced = self._state.forced(index)
         is_random = self._state.is_random[index]
         is_plain = not (is_random.any() or forced or self._tables.has_rules(index).any())
-        adjusted = self._adjusted(logits, index, list(forced))
+        adjusted, failures = self._adjusted(logits, index, list(forced))
         if is_plain and largest is not None and adjusted is logits:
             token_ids, peaks = largest
             has_failed = (peaks.abs() < torch.inf).logical_not()  # fewer launches than isfinite
-            return torch.stack([token_ids.masked_fill(has_failed, 0), has_failed])
+            return torch.stack([token_ids.masked_fill(has_failed, 0), has_failed]), {}
         forced_ids = None
         if forced:
             ids = np.full(len(index), -1)
             ids[list(forced)] = list(forced.values())
             forced_ids = to_device(ids, self._device)
-        return kernels.choose(
+        chosen = kernels.choose(
             adjusted,
             to_device(index, self._device),
             self._tables.rules(),
@@ -137,6 +152,7 @@ class CudaSampler(Sampler):
             forced=forced_ids,
             tiling=self._tiling,
         )
+        return chosen, failures
 
     def _logprobs_on_device(
         self, logits: Tensor, index: NDArray[np.int64], token_ids: Tensor
@@ -150,28 +166,39 @@ class CudaSampler(Sampler):
                 own, ids = (x.index_select(0, index_on_device) for x in (logits, token_ids))
                 yield rows, measure(own, ids, k)
 
-    def _adjusted(self, logits: Tensor, index: NDArray[np.int64], forced: Sequence[int]) -> Tensor:
-        """Returns the logits after the rules that need the host."""
+    def _adjusted(
+        self, logits: Tensor, index: NDArray[np.int64], forced: Sequence[int]
+    ) -> tuple[Tensor, Mapping[int, str]]:
+        """Returns the logits after the rules that need the host, and row -> why its logits
+        processor failed."""
         is_adjusted = self._state.needs_transforms(index)
         is_adjusted[forced] = False
         rows = np.flatnonzero(is_adjusted)
         if not len(rows):
-            return logits
-        rows_on_device, slots = to_device(rows, self._device), index[rows]
+            return logits, {}
+        rows_on_device = to_device(rows, self._device)
         own = logits.index_select(0, rows_on_device).float()
-        states = [self._state[slot] for slot in slots.tolist()]
-        adjust(own, states, self._state.bans_stops(slots))
-        return logits.float().index_copy(0, rows_on_device, own)
+        found = self._adjust(own, index[rows])
+        failures = {int(rows[row]): reason for row, reason in found.items()}
+        return logits.float().index_copy(0, rows_on_device, own), failures
 
     def _finish(self, launch: _Launch) -> SampleResult:
         launch.wait()
         chosen, outcomes = launch.token_ids.tolist()
         errors = {row: MESSAGES[code] for row, code in enumerate(outcomes) if code != kernels.OK}
+        for row, reason in launch.failures.items():
+            if errors.get(row) != NOT_FINITE:
+                errors[row], chosen[row] = reason, 0
         for row, state in launch.tracked.items():
             slot = launch.index[row]
             if row not in errors and self._state.holds(slot, state):
                 self._state.append(launch.index[[row]], [chosen[row]])
-        return SampleResult(token_ids=chosen, logprobs=_entries(launch, errors), errors=errors)
+        return SampleResult(
+            token_ids=chosen,
+            logprobs=_entries(launch, errors),
+            errors=errors,
+            certain=() if launch.certain is None else launch.certain.rows_in(errors),
+        )
 
 
 def _entries(launch: _Launch, errors: Mapping[int, str]) -> tuple[TokenLogprobs | None, ...]:

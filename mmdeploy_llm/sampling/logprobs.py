@@ -82,6 +82,18 @@ def measure(logits: Tensor, token_ids: Tensor, k: int) -> Measured:
     return Measured(token_ids=ids, logprobs=logprobs.gather(1, ids), ranks=_ranks(logits, column))
 
 
+def are_certain(logits: Tensor, token_ids: Tensor, thresholds: Tensor) -> Tensor:
+    """Returns [T] bool: whether the log-probability of each row's token is above its threshold.
+    logits: [T, V]. Does not wait for CUDA."""
+    found = []
+    for first in range(0, len(logits), CHUNK):
+        rows = slice(first, first + CHUNK)
+        own = logits[rows].float()
+        chosen = own.gather(1, token_ids[rows][:, None])[:, 0]
+        found.append(chosen - own.logsumexp(dim=1) > thresholds[rows])
+    return torch.cat(found)
+
+
 def _ranks(logits: Tensor, column: Tensor) -> Tensor:
     """Returns [T]: 1 + the number of logits that are larger than that of the token in `column`
     [T, 1], or equal with a lower id."""

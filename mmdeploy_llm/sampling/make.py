@@ -7,6 +7,7 @@ import torch
 from mmdeploy_llm.kernels import Kernels
 
 from .grammar import GrammarBackend
+from .processors import LogitsProcessors
 from .sampler import Sampler
 
 
@@ -16,6 +17,7 @@ def make_sampler(
     vocab_size: int,
     device: torch.device,
     grammars: GrammarBackend | None,
+    processors: LogitsProcessors | None,
     kernels: Kernels | None,
 ) -> Sampler:
     """Builds a CudaSampler for kernels that sample on the device, else a Sampler."""
@@ -23,12 +25,17 @@ def make_sampler(
         from .cuda_sampler import CudaSampler
 
         return CudaSampler(
-            max_num_slots=max_num_slots, vocab_size=vocab_size, device=device, grammars=grammars
+            max_num_slots=max_num_slots,
+            vocab_size=vocab_size,
+            device=device,
+            grammars=grammars,
+            processors=processors,
         )
     return Sampler(
         max_num_slots=max_num_slots,
         vocab_size=vocab_size,
         device=device,
         grammars=grammars,
+        processors=processors,
         kernels=None if kernels is None else kernels.draws,
     )

@@ -1,6 +1,7 @@
 """Sampler: chooses the next token of every request of a batch.
 
-logits [N, V] --> bias, grammar, min_tokens, bad words, n-grams, penalties   adjust.py
+logits [N, V] --> logits processors of plugins                               processors.py
+              --> bias, grammar, min_tokens, bad words, n-grams, penalties   adjust.py
               --> greedy: lowest index of the largest logit                  largest.py
                   random: temperature, min_p, top_k, top_p, one uniform      draw.py
               --> end of thinking: the forced token instead                  trackers.py
@@ -12,7 +13,7 @@ A batch of greedy requests without rules costs one pass over the logits and no c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,12 +23,14 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels import DrawKernels
 from mmdeploy_llm.outputs import TokenLogprobs
+from mmdeploy_llm.transfer import to_device
 
 from .adjust import adjust
 from .draw import draw, take_rows
 from .grammar import GrammarBackend
 from .largest import first_argmax
-from .logprobs import sampled_logprobs
+from .logprobs import are_certain, sampled_logprobs
+from .processors import LogitsProcessors, process
 from .state import NO_LOGPROBS, SamplingState, SlotRequest
 
 NOT_FINITE = (
@@ -35,8 +38,8 @@ NOT_FINITE = (
     "or the weights are out of range: check them, or try dtype='float32'"
 )
 NOTHING_ALLOWED = (
-    "no token is allowed next: guided_decoding, bad_words, min_tokens, no_repeat_ngram_size and "
-    "logit_bias together ban the whole vocabulary; loosen one of them"
+    "no token is allowed next: guided_decoding, bad_words, min_tokens, no_repeat_ngram_size, "
+    "logit_bias and logits_processors together ban the whole vocabulary; loosen one of them"
 )
 
 
@@ -47,11 +50,13 @@ class SampleResult:
     token_ids: [N], 0 where the row failed.
     logprobs: [N], None where none were requested or the row failed.
     errors: row -> why it has no token.
+    certain: rows whose token is more probable than the threshold of their early stop.
     """
 
     token_ids: list[int]
     logprobs: tuple[TokenLogprobs | None, ...]
     errors: Mapping[int, str] = field(default_factory=dict)
+    certain: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,33 @@ class PendingSample:
 
     finish: Callable[[], SampleResult]
     token_ids: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certainty:
+    """Whether the tokens of some rows are nearly certain: both [R]."""
+
+    rows: NDArray[np.int64]
+    is_certain: Tensor
+
+    def rows_in(self, errors: Mapping[int, str]) -> tuple[int, ...]:
+        """Returns the rows with a nearly certain token, without those that failed."""
+        found = self.rows[self.is_certain.cpu().numpy()].tolist()
+        return tuple(row for row in found if row not in errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The tokens of rows, on the device: [N] each.
+
+    is_finite: whether the logits are. is_allowed: whether the rules allow any token.
+    failures: row -> why its logits processor failed.
+    """
+
+    token_ids: Tensor
+    is_finite: Tensor
+    is_allowed: Tensor
+    failures: Mapping[int, str]
 
 
 class Sampler:
@@ -86,13 +118,14 @@ class Sampler:
         vocab_size: int,
         device: torch.device,
         grammars: GrammarBackend | None = None,
+        processors: LogitsProcessors | None = None,
         kernels: DrawKernels | None = None,
     ) -> None:
         """kernels: CPU kernels for random draws; without them the same tokens take longer."""
         self._kernels = kernels
         self._vocab_size = vocab_size
         self._work = torch.empty(0, vocab_size, device=device)
-        self._state = SamplingState(max_num_slots, vocab_size, grammars)
+        self._state = SamplingState(max_num_slots, vocab_size, grammars, processors)
 
     @property
     def vocab_size(self) -> int:
@@ -100,7 +133,8 @@ class Sampler:
         return self._vocab_size
 
     def add(self, slot: int, request: SlotRequest) -> None:
-        """Puts a request into a free slot. Raises RequestError when its grammar is not valid."""
+        """Puts a request into a free slot. Raises RequestError when its grammar is not valid,
+        PluginError when a logits processor fails."""
         self._state.add(slot, request)
 
     def remove(self, slot: int) -> None:
@@ -148,18 +182,26 @@ class Sampler:
         index = np.asarray(slots, dtype=np.int64)
         assert logits.shape == (len(index), self._vocab_size), f"logits are {tuple(logits.shape)}"
         forced = self._state.forced(index)
-        token_ids, is_finite, is_allowed = self._choose(logits, index, list(forced), largest)
+        choice = self._choose(logits, index, list(forced), largest)
         # Token ids and outcomes are transferred to the host together.
-        chosen, finite, allowed = torch.stack([token_ids, is_finite, is_allowed]).tolist()
+        outcomes = torch.stack([choice.token_ids, choice.is_finite, choice.is_allowed])
+        chosen, finite, allowed = outcomes.tolist()
         errors = {row: NOTHING_ALLOWED for row, is_ok in enumerate(allowed) if not is_ok}
+        errors |= choice.failures
         errors |= {row: NOT_FINITE for row, is_ok in enumerate(finite) if not is_ok}
         for row, token_id in forced.items():
             chosen[row] = token_id
         for row in errors:
             chosen[row] = 0
         logprobs = self._logprobs(logits, index, chosen, errors)
+        certain = self._certain(logits, index, torch.tensor(chosen))
         self._advance(index, chosen, errors)
-        return SampleResult(token_ids=chosen, logprobs=logprobs, errors=errors)
+        return SampleResult(
+            token_ids=chosen,
+            logprobs=logprobs,
+            errors=errors,
+            certain=() if certain is None else certain.rows_in(errors),
+        )
 
     def _choose(
         self,
@@ -167,40 +209,55 @@ class Sampler:
         index: NDArray[np.int64],
         forced: Sequence[int],
         largest: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns token ids, whether the logits are finite, whether any token is allowed: [N]
-        each."""
+    ) -> Choice:
+        """Chooses a token for each row. forced: rows whose token is known."""
         token_ids, peaks = first_argmax(logits) if largest is None else largest
         is_finite = peaks.isfinite()
         is_allowed = torch.ones_like(is_finite)
+        failures: dict[int, str] = {}
         is_random = self._state.is_random[index]
         is_adjusted = self._state.needs_transforms(index)
         is_random[forced] = is_adjusted[forced] = False
         rows = np.flatnonzero(is_adjusted)
         if len(rows):
-            found, has_choice = self._choose_adjusted(logits, index[rows], rows)
-            token_ids[rows], is_allowed[rows] = found, has_choice
+            found = self._choose_adjusted(logits, index[rows], rows)
+            token_ids[rows], is_allowed[rows] = found.token_ids, found.is_allowed
+            failures = {int(rows[row]): reason for row, reason in found.failures.items()}
         rows = np.flatnonzero(is_random & ~is_adjusted)
         if len(rows):
             params = self._state.draw_params(index[rows])
             token_ids[rows] = draw(take_rows(logits, rows), params, self._kernels)
-        return token_ids, is_finite, is_allowed
+        return Choice(
+            token_ids=token_ids, is_finite=is_finite, is_allowed=is_allowed, failures=failures
+        )
 
     def _choose_adjusted(
         self, logits: Tensor, index: NDArray[np.int64], rows: NDArray[np.int64]
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the token ids of some rows, whose slots are `index`, and whether any token is
-        allowed."""
+    ) -> Choice:
+        """Chooses the tokens of some rows, whose slots are `index`, by all rules."""
         work = self._work_rows(len(rows))
         work.copy_(take_rows(logits, rows))
-        states = [self._state[slot] for slot in index.tolist()]
-        adjust(work, states, self._state.bans_stops(index))
+        failures = self._adjust(work, index)
         token_ids, peaks = first_argmax(work)
         random = np.flatnonzero(self._state.is_random[index])
         if len(random):
             params = self._state.draw_params(index[random])
             token_ids[random] = draw(take_rows(work, random), params, self._kernels)
-        return token_ids, peaks > -torch.inf
+        return Choice(
+            token_ids=token_ids,
+            is_finite=peaks.isfinite(),
+            is_allowed=peaks > -torch.inf,
+            failures=failures,
+        )
+
+    def _adjust(self, logits: Tensor, index: NDArray[np.int64]) -> dict[int, str]:
+        """Applies logits processors and rules to float32 rows [R, V] of the slots `index`, in
+        place; returns row -> why a processor failed."""
+        states = [self._state[slot] for slot in index.tolist()]
+        used = [state.processors for state in states]
+        failures = process(logits, used) if any(used) else {}
+        adjust(logits, states, self._state.bans_stops(index))
+        return failures
 
     def _work_rows(self, num_rows: int) -> Tensor:
         """Returns a float32 buffer of rows, kept between steps: allocating it would take longer
@@ -223,6 +280,21 @@ class Sampler:
         if not len(rows):
             return (None,) * len(index)
         return logprobs_of(take_rows(logits, rows), rows, chosen, wanted)
+
+    def _certain(
+        self, logits: Tensor, index: NDArray[np.int64], token_ids: Tensor
+    ) -> Certainty | None:
+        """Returns which of the tokens [N] are nearly certain; None where no request asks."""
+        thresholds = self._state.certainty[index]
+        rows = np.flatnonzero(thresholds < np.inf)
+        if not len(rows):
+            return None
+        limits = to_device(thresholds[rows], logits.device)
+        ids, own = token_ids.to(logits.device), logits
+        if len(rows) < len(index):
+            chosen = to_device(rows, logits.device)
+            ids, own = ids.index_select(0, chosen), own.index_select(0, chosen)
+        return Certainty(rows=rows, is_certain=are_certain(own, ids, limits))
 
     def _advance(
         self, index: NDArray[np.int64], chosen: Sequence[int], errors: Mapping[int, str]

@@ -3,16 +3,18 @@ slots, everything else in one SlotState for each request."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.params import EarlyStopParams, SamplingParams
 
 from .draw import DrawParams
 from .grammar import GrammarBackend, GrammarMatcher
+from .processors import ActiveProcessor, LogitsProcessors
 from .trackers import BadSequences, NGrams, ThinkingCap, TokenCounts
 from .uniform import first_states, uniforms
 
@@ -45,10 +47,15 @@ class SlotState:
     stop_ids: not generated before params.min_tokens.
     bias_ids, bias_values: logit_bias.
     grammar, thinking, counts, ngrams, bad_sequences: trackers; None where the request needs none.
+    processors: logits processors, which see output_token_ids; () where the request uses none.
     """
 
     def __init__(
-        self, request: SlotRequest, vocab_size: int, grammar: GrammarMatcher | None
+        self,
+        request: SlotRequest,
+        vocab_size: int,
+        grammar: GrammarMatcher | None,
+        processors: LogitsProcessors | None = None,
     ) -> None:
         self.params = params = request.params
         sequences = request.bad_words_token_ids
@@ -62,28 +69,35 @@ class SlotState:
         self.counts = _counts(request, vocab_size)
         self.ngrams = _ngrams(request)
         self.bad_sequences = _bad_sequences(request)
+        self.processors: tuple[ActiveProcessor, ...] = ()
         for token_id in request.output_token_ids:
             self.append(token_id)
+        self.output_token_ids = list(request.output_token_ids)
+        if processors is not None:
+            self.processors = processors.start(
+                params, request.prompt_token_ids, self.output_token_ids
+            )
 
     @property
     def has_transforms(self) -> bool:
         """Whether rules other than min_tokens change the logits of every step."""
         trackers = (self.counts, self.ngrams, self.bad_sequences, self.grammar)
         is_tracked = any(tracker is not None for tracker in trackers)
-        return is_tracked or len(self.banned_ids) > 0 or len(self.bias_ids) > 0
+        has_edits = len(self.banned_ids) > 0 or len(self.bias_ids) > 0
+        return is_tracked or has_edits or bool(self.processors)
 
     @property
     def has_trackers(self) -> bool:
         """Whether any tracker must receive the generated tokens."""
         trackers = (self.counts, self.ngrams, self.bad_sequences, self.grammar, self.thinking)
-        return any(tracker is not None for tracker in trackers)
+        return any(tracker is not None for tracker in trackers) or bool(self.processors)
 
     @property
     def needs_host(self) -> bool:
         """Whether a rule needs more than the counts of the generated tokens, which the device can
         keep itself."""
         trackers = (self.ngrams, self.bad_sequences, self.grammar, self.thinking)
-        return any(tracker is not None for tracker in trackers)
+        return any(tracker is not None for tracker in trackers) or bool(self.processors)
 
     @property
     def is_thinking(self) -> bool:
@@ -97,6 +111,8 @@ class SlotState:
         for tracker in (self.counts, self.ngrams, self.bad_sequences, self.thinking):
             if tracker is not None:
                 tracker.append(token_id)
+        if self.processors:
+            self.output_token_ids.append(token_id)
 
     def banned_now(self) -> Iterable[int]:
         """Yields the ids that would complete a repeated n-gram or a bad sequence."""
@@ -128,13 +144,19 @@ class SamplingState:
     """
 
     def __init__(
-        self, max_num_slots: int, vocab_size: int, grammars: GrammarBackend | None = None
+        self,
+        max_num_slots: int,
+        vocab_size: int,
+        grammars: GrammarBackend | None = None,
+        processors: LogitsProcessors | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self._grammars = grammars
+        self._processors = processors
         self._slots: list[SlotState | None] = [None] * max_num_slots
         self.is_random = np.zeros(max_num_slots, dtype=bool)
         self.num_logprobs = np.full(max_num_slots, NO_LOGPROBS)
+        self.certainty = np.full(max_num_slots, np.inf, dtype=np.float32)  # log of a threshold
         self._temperature = np.ones(max_num_slots, dtype=np.float32)
         self._top_k = np.zeros(max_num_slots, dtype=np.int64)
         self._top_p = np.ones(max_num_slots)
@@ -152,16 +174,20 @@ class SamplingState:
 
     def add(self, slot: int, request: SlotRequest) -> None:
         """Puts a request into a free slot. Raises RequestError or ConfigError when its grammar
-        cannot be compiled."""
+        cannot be compiled, PluginError when a logits processor fails."""
         assert self._slots[slot] is None, f"slot {slot} is in use"
         params, guided = request.params, request.params.guided_decoding
         grammar = None
         if guided is not None:
             assert self._grammars is not None, "refused at intake without a grammar backend"
             grammar = self._grammars.matcher(guided)
-        state = SlotState(request, self.vocab_size, grammar)
+        has_processors = bool(params.logits_processors or params.logits_processors_args)
+        assert not has_processors or self._processors is not None, "refused at intake"
+        processors = self._processors if has_processors else None
+        state = SlotState(request, self.vocab_size, grammar, processors)
         self.is_random[slot] = not params.is_greedy
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.certainty[slot] = _certainty(params)
         self._temperature[slot] = min(max(resolved(params.temperature), TINY), HUGE)
         top_k = int(resolved(params.top_k))
         self._top_k[slot] = top_k if 0 < top_k < self.vocab_size else 0
@@ -241,6 +267,14 @@ def resolved(value: float | None) -> float:
     """Returns the value of a param, which intake has set: None never gets here."""
     assert value is not None, "params are resolved at intake"
     return value
+
+
+def _certainty(params: SamplingParams) -> float:
+    """Returns the log-probability above which a token is nearly certain; inf where nobody asks."""
+    if not isinstance(params.early_stop, EarlyStopParams):
+        return math.inf
+    threshold = params.early_stop.threshold
+    return math.log(threshold) if threshold > 0 else -math.inf
 
 
 def _ids(ids: Iterable[int], vocab_size: int) -> NDArray[np.int64]:

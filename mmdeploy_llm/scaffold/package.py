@@ -27,11 +27,12 @@ SUMMARIES: Mapping[str, str] = MappingProxyType(
     {
         "model": "a text model (Seed-OSS of transformers) on mmdeploy_llm.layers",
         "parser": "a reasoning parser",
+        "logits": "a logits processor",
         "processor": "a processor of charts, a new kind of media",
     }
 )
 NEEDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"model": ("torch",), "processor": ("numpy", "pillow", "torch")}
+    {"logits": ("torch",), "model": ("torch",), "processor": ("numpy", "pillow", "torch")}
 )
 KINDS = tuple(SUMMARIES)
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-]+[A-Za-z0-9]+)*")  # PEP 503, first a letter

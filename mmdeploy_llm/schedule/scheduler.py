@@ -370,7 +370,8 @@ class Scheduler:
                 return None
             return TokenUpdate(request=request, prompt_logprobs=prompt_logprobs)
         token_id = result.sampled[item.request_id]
-        finish_reason = state.append(token_id, now)
+        is_certain = item.request_id in result.certain
+        finish_reason = state.append(token_id, now, is_certain=is_certain)
         if finish_reason is not None:
             self._requests.finish(state, finish_reason)
         return TokenUpdate(

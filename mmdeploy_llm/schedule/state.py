@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from mmdeploy_llm.outputs import FinishReason, TokenLogprobs
+from mmdeploy_llm.params import EarlyStopParams
 from mmdeploy_llm.plan import NewRequest
 from mmdeploy_llm.request import Request, RequestStatus
 
@@ -23,6 +24,7 @@ class RequestState:
     num_registered_blocks: leading blocks of its table that were offered to the prefix cache.
     num_prompt_logprobs: entries delivered so far.
     num_computed_logprobs: entries computed since admission.
+    num_certain: last tokens in a row that were nearly certain, see EarlyStopParams.
     """
 
     request: Request
@@ -34,6 +36,7 @@ class RequestState:
     num_registered_blocks: int = 0
     num_prompt_logprobs: int = 0
     num_computed_logprobs: int = 0
+    num_certain: int = 0
 
     @classmethod
     def of(cls, request: Request, *, number: int, max_model_len: int, block_size: int) -> Self:
@@ -66,16 +69,24 @@ class RequestState:
         is_running = request.status is RequestStatus.RUNNING
         return is_running and request.num_tokens + num_unknown < self.max_num_tokens
 
-    def append(self, token_id: int, now: float) -> FinishReason | None:
-        """Appends a token generated at `now` (epoch seconds); returns the finish reason, if any."""
+    def append(self, token_id: int, now: float, *, is_certain: bool = False) -> FinishReason | None:
+        """Appends a token generated at `now` (epoch seconds); returns the finish reason, if any.
+        is_certain: see StepResult.certain."""
         request = self.request
         request.output_token_ids.append(token_id)
         if request.first_token_time is None:
             request.first_token_time = now
         request.last_token_time = now
         num_output = len(request.output_token_ids)
-        if token_id in self.stop_ids and num_output >= request.params.min_tokens:
-            return "stop"
+        self.num_certain = self.num_certain + 1 if is_certain else 0
+        if num_output >= request.params.min_tokens:
+            if token_id in self.stop_ids:
+                return "stop"
+            early_stop = request.params.early_stop
+            if isinstance(early_stop, EarlyStopParams) and (
+                self.num_certain >= early_stop.window_size
+            ):
+                return "repetition"
         is_full = len(request.prompt_token_ids) + num_output >= self.max_num_tokens
         return "length" if is_full else None
 

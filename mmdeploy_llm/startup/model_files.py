@@ -10,6 +10,7 @@ from typing import Any
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.hooks import (
     Checkpoint,
+    LogitsContext,
     ModelSpec,
     PluginManager,
     ReasoningParserSpec,
@@ -23,7 +24,7 @@ from mmdeploy_llm.intake.tokenizer import (
     eos_token_ids,
     load_tokenizer,
 )
-from mmdeploy_llm.sampling import GrammarBackend
+from mmdeploy_llm.sampling import GrammarBackend, LogitsProcessors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class ModelFiles:
     reasoning_start_marker, reasoning_end_marker: texts around the reasoning; None without a parser,
     or when it has no such marker.
     grammars: None when guided decoding is off.
+    logits_processors: the processors of the plugins.
     """
 
     plugins: PluginManager
@@ -52,6 +54,7 @@ class ModelFiles:
     reasoning_end_marker: str | None
     tool_parser: ToolParserSpec | None
     grammars: GrammarBackend | None
+    logits_processors: LogitsProcessors
 
 
 def read_model_files(config: EngineConfig) -> ModelFiles:
@@ -87,6 +90,13 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
         reasoning_end_marker=_marker("end_marker", plugins, parser),
         tool_parser=plugins.tool_parser(tools) if tools else None,
         grammars=grammars,
+        logits_processors=LogitsProcessors(
+            plugins,
+            LogitsContext(
+                vocab_size=text.vocab_size, tokenizer=tokenizer.raw, eos_token_ids=eos_ids
+            ),
+            config.logits_processors,
+        ),
     )
 
 

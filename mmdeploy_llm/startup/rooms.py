@@ -140,6 +140,7 @@ def _intake(
         reasoning_start_marker=files.reasoning_start_marker,
         reasoning_end_marker=files.reasoning_end_marker,
         validate_guided=files.grammars.validate if files.grammars else None,
+        check_processors=files.logits_processors.check,
         guard=files.plugins.guard,
     )
 

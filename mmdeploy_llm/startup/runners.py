@@ -43,6 +43,7 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
             vocab_size=files.text.vocab_size,
             device=loaded.device,
             grammars=files.grammars,
+            processors=files.logits_processors,
             kernels=kernels,
         ),
         slots=Slots(runtime.max_num_seqs, cache.max_model_len, runtime.block_size),

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from .check import Verdict, check_plugin
     from .checkpoint import write_checkpoint
     from .checks.base import CheckFailed, CheckSkipped
+    from .checks.logits import LogitsExample
     from .checks.parsers import ParserExample
     from .checks.tools import ToolParserExample
     from .conformance import (
+        LogitsProcessorConformance,
         MediaProcessorConformance,
         PluginConformance,
         ReasoningParserConformance,
@@ -38,6 +40,8 @@ __all__ = [
     "FakeMediaProcessor",
     "FakeModel",
     "FakeReasoningParser",
+    "LogitsExample",
+    "LogitsProcessorConformance",
     "MediaProcessorConformance",
     "ModelConformance",
     "ParserExample",
@@ -60,6 +64,8 @@ _MODULES = MappingProxyType(
         "FakeMediaProcessor": "fakes",
         "FakeModel": "fakes",
         "FakeReasoningParser": "fakes",
+        "LogitsExample": "checks.logits",
+        "LogitsProcessorConformance": "conformance",
         "MediaProcessorConformance": "conformance",
         "ModelConformance": "model_conformance",
         "ParserExample": "checks.parsers",

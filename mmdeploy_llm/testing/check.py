@@ -21,11 +21,12 @@ from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
 
-from .checks import equalities, models, parsers, plugins, processors, ranks, tools
+from .checks import equalities, logits, models, parsers, plugins, processors, ranks, tools
 from .checks.base import Check, CheckFailed, CheckSkipped
 from .checks.processor_subject import ProcessorSubject
 from .prompts import make_prompt
 from .samples import samples
+from .tiny import make_tokenizer
 
 FOLDER_TOLERANCE = 1e-3  # for real checkpoints, whose longer sums have larger rounding errors
 NUM_LAYERS = 2  # number of layers of a model that is built from transformers' default config
@@ -83,6 +84,9 @@ def _verdicts(subject: plugins.PluginSubject, checkpoint: Checkpoint | None) -> 
     for tool_parser in manager.tool_parsers:
         found = tools.ToolParserSubject(spec=tool_parser)
         yield from _run(tools.CHECKS, describe(tool_parser), found)
+    for logits_processor in manager.logits_processors:
+        one = logits.LogitsProcessorSubject(spec=logits_processor, new_tokenizer=make_tokenizer)
+        yield from _run(logits.CHECKS, describe(logits_processor), one)
     for processor in manager.media_processors:
         yield from _check_processor(processor, manager, checkpoint)
     for model in manager.models:

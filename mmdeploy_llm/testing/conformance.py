@@ -15,15 +15,17 @@ import pytest
 
 from mmdeploy_llm.hooks import (
     Checkpoint,
+    LogitsProcessorSpec,
     MediaLimits,
     MediaProcessorSpec,
     ReasoningParserSpec,
     ToolParserSpec,
 )
 
-from .checks import parsers, plugins, processors, tools
+from .checks import logits, parsers, plugins, processors, tools
 from .checks.base import Check, CheckSkipped
 from .checks.processor_subject import ProcessorSubject
+from .tiny import make_tokenizer
 
 
 def _method(name: str, check: Check) -> Any:
@@ -86,6 +88,33 @@ class ToolParserConformance(Conformance):
     def subject(cls) -> tools.ToolParserSubject:
         """The argument of the checks; `subject.new()` builds a parser."""
         return tools.ToolParserSubject(spec=cls.spec, examples=tuple(cls.examples))
+
+
+class LogitsProcessorConformance(Conformance):
+    """Tests a logits processor on random logits and requests, and on examples.
+
+    spec: the processor.
+    arguments: some that it accepts, each of which is tried. wrong_arguments: some that it refuses.
+    examples: logits before and after.
+    """
+
+    checks = logits.CHECKS
+    spec: ClassVar[LogitsProcessorSpec]
+    arguments: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    wrong_arguments: ClassVar[Sequence[Mapping[str, Any]]] = ()
+    examples: ClassVar[Sequence[logits.LogitsExample]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def subject(cls) -> logits.LogitsProcessorSubject:
+        """The argument of the checks; `subject.new()` builds a processor."""
+        return logits.LogitsProcessorSubject(
+            spec=cls.spec,
+            arguments=tuple(cls.arguments),
+            wrong_arguments=tuple(cls.wrong_arguments),
+            examples=tuple(cls.examples),
+            new_tokenizer=make_tokenizer,
+        )
 
 
 class MediaProcessorConformance(Conformance):

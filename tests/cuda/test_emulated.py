@@ -44,6 +44,8 @@ CHOICES = (
     {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
     {"temperature": 0.8, "seed": 5, "no_repeat_ngram_size": 2, "bad_words_token_ids": [71, 72]},
     {"temperature": 0.0, "guided_decoding": GuidedDecodingParams(regex="[a-f ]{4,40}")},
+    {"temperature": 0.9, "seed": 6, "logits_processors": "repetition-window", "logprobs": 1},
+    {"temperature": 0.0, "early_stop": {"window_size": 2, "threshold": 0.0}},
 )
 
 
@@ -96,11 +98,11 @@ def kinds(card):
 @needs_xgrammar
 @pytest.mark.parametrize(
     ("family", "eager", "choices"),
-    [("ernie4_5", True, (0, 2, 3, 5)), ("qwen3", False, (1, 2, 4, 6))],
+    [("ernie4_5", True, (0, 2, 3, 5, 7)), ("qwen3", False, (1, 2, 4, 6, 7, 8))],
 )
 def test_text(folder_of, new_card, family, eager, choices):
     """Covers all kinds of sampling, windows, and a prompt whose blocks are in the prefix cache."""
-    prompts, chosen = texts(4), [params(number) for number in choices]
+    prompts, chosen = texts(len(choices)), [params(number) for number in choices]
     window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     own = window if family == "qwen3" else {}
     folder = folder_of(family, head_dim=16, num_hidden_layers=2, **own)

@@ -147,6 +147,22 @@ def test_guided_decoding(one, two):
         assert set(json.loads(found[0].outputs.text)) == {"a"}
 
 
+def test_logits_processors_and_early_stops(one, two):
+    args = {"repetition_window": 3, "repetition_window_penalty": 50}
+    params = SamplingParams(
+        temperature=0.8,
+        seed=2,
+        max_tokens=24,
+        ignore_eos=True,
+        logits_processors="repetition-window",
+        logits_processors_args=args,
+        early_stop={"window_size": 9, "threshold": 0.0},
+    )
+    expected, found = (answers(llm, "again and again", params) for llm in (one, two))
+    assert ids(found) == ids(expected)
+    assert found[0].outputs.finish_reason == "repetition"
+
+
 def test_abort_leaves_the_ranks_in_step(one, two, with_image):
     stream = two.stream(with_image("go on", picture(4)), GREEDY)
     next(stream)

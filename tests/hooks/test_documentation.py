@@ -19,6 +19,7 @@ HOOKS = {
     "provide_models": (),
     "provide_reasoning_parsers": (),
     "provide_tool_parsers": (),
+    "provide_logits_processors": (),
     "provide_media_processors": (),
     "fetch_media": ("ref", "limits"),
     "on_engine_start": ("info",),
@@ -86,6 +87,7 @@ def test_every_method_of_a_processor_is_a_heading():
         (PLUGINS, "`ModelSpec`:", "ModelSpec"),
         (PLUGINS, "`ReasoningParserSpec`:", "ReasoningParserSpec"),
         (PLUGINS, "`ToolParserSpec`:", "ToolParserSpec"),
+        (PLUGINS, "`LogitsProcessorSpec`:", "LogitsProcessorSpec"),
         (PLUGINS, "`MediaProcessorSpec`:", "MediaProcessorSpec"),
         (PROCESSORS, "## MediaInput", "MediaInput"),
         (PROCESSORS, "## Limits", "MediaLimits"),
@@ -96,7 +98,14 @@ def test_every_field_is_in_the_table(text, introduction, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["ModelSpec", "ReasoningParserSpec", "ToolParserSpec", "MediaProcessorSpec"]
+    "name",
+    [
+        "ModelSpec",
+        "ReasoningParserSpec",
+        "ToolParserSpec",
+        "LogitsProcessorSpec",
+        "MediaProcessorSpec",
+    ],
 )
 def test_types_in_the_tables(name):
     rows = PLUGINS[PLUGINS.index(f"`{name}`:") :].split("\n\n")[1].splitlines()[2:]
@@ -129,6 +138,17 @@ def test_every_parser_is_in_the_table(kind):
     assert written == {spec.name: spec.aliases for spec in specs}
     assert list(written) == sorted(written)
     assert all(about.strip() for _, _, about in cells)
+
+
+def test_every_logits_processor_is_in_the_table():
+    text = PLUGINS[PLUGINS.index("## Built-in logits processors") :]
+    cells = [row.split("|")[1:4] for row in text.split("\n\n")[1].splitlines()[2:]]
+    written = {
+        name.strip(" `"): [tuple(re.findall("`(.+?)`", cell)) for cell in rest]
+        for name, *rest in cells
+    }
+    specs = PluginManager.load(["logits"]).logits_processors
+    assert written == {spec.name: [spec.aliases, spec.arguments] for spec in specs}
 
 
 def test_error_codes_in_the_table():

@@ -11,7 +11,7 @@ from mmdeploy_llm.errors import (
     PluginContractError,
     PluginError,
 )
-from mmdeploy_llm.hooks import PluginManager, ToolParserSpec, hookimpl
+from mmdeploy_llm.hooks import LogitsProcessorSpec, PluginManager, ToolParserSpec, hookimpl
 
 SOURCE = """
 from mmdeploy_llm.errors import CheckpointError, MediaError
@@ -206,6 +206,14 @@ def test_tool_parser_of_another_type():
     spec = ToolParserSpec(name="t", factory="builtins:list")
     manager.register(SimpleNamespace(provide_tool_parsers=hookimpl(lambda: [spec])), "acme")
     with pytest.raises(PluginContractError, match=r"'acme'.*must be a ToolParser .*got list"):
+        manager.build(spec)
+
+
+def test_logits_processor_of_another_type():
+    manager = PluginManager()
+    spec = LogitsProcessorSpec(name="l", factory="builtins:list")
+    manager.register(SimpleNamespace(provide_logits_processors=hookimpl(lambda: [spec])), "acme")
+    with pytest.raises(PluginContractError, match=r"'acme'.*must be a LogitsProcessor .*got list"):
         manager.build(spec)
 
 

@@ -11,6 +11,7 @@ from mmdeploy_llm.errors import (
     UnsupportedMediaError,
 )
 from mmdeploy_llm.hooks import (
+    LogitsProcessorSpec,
     MediaLimits,
     MediaProcessorSpec,
     MediaRef,
@@ -62,6 +63,14 @@ def test_hook_provide_tool_parsers(manager):
     assert plugins.tool_parsers == (spec,)
     assert plugins.tool_parser("PP") is spec
     assert plugins.plugins[0].provides == ("tool parser p",)
+
+
+def test_hook_provide_logits_processors(manager):
+    spec = LogitsProcessorSpec(name="p", factory="a:b", aliases=("pp",), arguments=("x",))
+    plugins = manager(one={"provide_logits_processors": lambda: iter([spec])})
+    assert plugins.logits_processors == (spec,)
+    assert plugins.logits_processor("PP") is spec
+    assert plugins.plugins[0].provides == ("logits processor p",)
 
 
 def test_hook_provide_media_processors(manager):

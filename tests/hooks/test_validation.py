@@ -122,6 +122,11 @@ def test_value_whose_repr_raises_or_has_an_address(site):
             "tool parser y",
         ),
         (
+            "provide_logits_processors",
+            "LogitsProcessorSpec(name=n, factory='a:b', aliases=('y',)) for n in ('x', 'Y')",
+            "logits processor y",
+        ),
+        (
             "provide_media_processors",
             "MediaProcessorSpec(name=n, kind='image', factory='a:b') for n in ('x', 'y')",
             "the image processor for model *",

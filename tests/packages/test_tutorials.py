@@ -75,7 +75,11 @@ def new_reader(new_environment):
 
 @pytest.mark.parametrize(
     ("title", "kind", "name"),
-    [("Write a parser", "parser", "acme"), ("Write a model", "model", "acme-seed")],
+    [
+        ("Write a parser", "parser", "acme"),
+        ("Write a logits processor", "logits", "acme-calm"),
+        ("Write a model", "model", "acme-seed"),
+    ],
 )
 def test_what_is_shown_is_what_is_written(title, kind, name):
     written = render(kind, package_names(name))
@@ -97,6 +101,15 @@ def test_the_parser(new_reader):
     assert " 0 failed" in reader.printed[1]
     answer = [line.partition("  # ")[2] for line in section(PLUGINS, "Write a parser").splitlines()]
     assert reader.printed[2].splitlines() == [line for line in answer if line.endswith(".")]
+
+
+@pytest.mark.slow
+def test_the_logits_processor(new_reader):
+    reader = new_reader()
+    reader.read(section(PLUGINS, "Write a logits processor"))
+    assert reader.seconds_to_pass < MAX_SECONDS_TO_PASS
+    assert " passed" in reader.printed[0]
+    assert reader.printed[1].splitlines() == ["False"]
 
 
 @pytest.mark.slow

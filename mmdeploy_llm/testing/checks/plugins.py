@@ -282,6 +282,7 @@ def _specs(manager: PluginManager) -> tuple[Spec, ...]:
         *manager.models,
         *manager.reasoning_parsers,
         *manager.tool_parsers,
+        *manager.logits_processors,
         *manager.media_processors,
     )
 

@@ -1,21 +1,30 @@
-"""The options of one request: SamplingParams and GuidedDecodingParams, frozen and validated when
+"""The options of one request: SamplingParams and the params inside it, frozen and validated when
 they are constructed."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from .counterparts import COUNTERPARTS
-from .errors import ConfigError
+from .early_stop import EarlyStopParams, read_early_stop
+from .frozen import MAX_INT, FrozenParams, check_plain
+
+__all__ = [
+    "MAX_SEED",
+    "EarlyStopParams",
+    "FrozenParams",
+    "GuidedDecodingParams",
+    "SamplingParams",
+    "read_early_stop",
+]
 
 MAX_SEED = 922337203685477580
 MAX_N = 1024
 MAX_WORDS = 1024  # stop texts and bad words: each one is searched for at every token
+MAX_PROCESSORS = 16  # logits processors of one request
+ALIASES = {"stop_words_ids": "stop_token_sequences"}  # other names of SamplingParams' options
 
 
 def _as_tuple(value: Any) -> Any:
@@ -23,6 +32,27 @@ def _as_tuple(value: Any) -> Any:
     if isinstance(value, (str, int)):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
+
+
+def _as_sequences(value: Any) -> Any:
+    """Turns ids and lists of ids into a tuple of tuples; a single id is a sequence of its own."""
+    found = _as_tuple(value)
+    if not isinstance(found, tuple):
+        return found
+    sequences = tuple(_as_tuple(one) for one in found)
+    if () in sequences:
+        raise ValueError("an empty sequence matches everywhere; remove it")
+    return sequences
+
+
+def _as_processors(value: Any) -> Any:
+    names = _as_tuple(value)
+    if callable(value) or (isinstance(names, tuple) and any(map(callable, names))):
+        raise ValueError(
+            "functions and classes are not accepted: give the name of a processor that a plugin "
+            "provides with provide_logits_processors"
+        )
+    return names
 
 
 def _as_words(value: Any) -> Any:
@@ -33,48 +63,12 @@ def _as_words(value: Any) -> Any:
 
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_as_words), Field(max_length=MAX_WORDS)]
-TokenIds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)]
-
-
-class FrozenParams(BaseModel):
-    """Base class of all options that a caller passes in. Instances are frozen.
-
-    Raises ConfigError for a value out of range, and for an unknown name with the nearest known one.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(describe(type(self), error)) from None
-
-
-def describe(model: type[BaseModel], error: ValidationError) -> str:
-    """Returns one line for each problem: the field, what is allowed and what was found."""
-    return "\n".join(_describe_one(model, problem) for problem in error.errors())
-
-
-def _describe_one(model: type[BaseModel], problem: ErrorDetails) -> str:
-    name = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"{model.__name__} has no option {name!r}; {_hint(model, name)}"
-    message = problem["msg"].removeprefix("Value error, ")
-    if not name:
-        return f"{model.__name__}: {message}"
-    return f"{model.__name__}.{name}: {message}, got {problem['input']!r}"
-
-
-def _hint(model: type[BaseModel], name: str) -> str:
-    """Returns what to write instead of an option that does not exist."""
-    elsewhere = COUNTERPARTS.get(model.__name__, {}).get(name)
-    if elsewhere is not None:
-        return elsewhere
-    near = difflib.get_close_matches(name, model.model_fields, n=1)
-    return (
-        f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(model.model_fields))}"
-    )
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
+TokenIds = Annotated[tuple[TokenId, ...], BeforeValidator(_as_tuple)]
+Sequences = Annotated[tuple[tuple[TokenId, ...], ...], BeforeValidator(_as_sequences)]
+Processors = Annotated[
+    tuple[str, ...], BeforeValidator(_as_processors), Field(max_length=MAX_PROCESSORS)
+]
 
 
 class GuidedDecodingParams(FrozenParams):
@@ -170,10 +164,13 @@ class SamplingParams(FrozenParams):
         default=None,
         ge=0,
         le=MAX_SEED,
-        description="the same seed gives the same text whatever else runs in the batch; sample i "
-        "of n uses seed + i; None: derived from the engine's `seed` and the number of prompts "
-        "that the LLM was given before: a program draws the same texts when it is run again, and a "
-        "prompt that is given twice in one run draws two different ones",
+        description="the same seed gives the same text whatever else runs in the batch, with the "
+        "C++ kernels in bfloat16 or int8; elsewhere (float32, native_kernels=False, CUDA) the last "
+        "bits of the logits depend on the batch, so that of two tokens of nearly equal probability "
+        "now one and now the other is chosen; sample i of n uses seed + i; None: derived from the "
+        "engine's `seed` and the number of prompts that the LLM was given before: a program draws "
+        "the same texts when it is run again, and a prompt that is given twice in one run draws "
+        "two different ones",
     )
     stop: Words = Field(
         default=(),
@@ -182,6 +179,12 @@ class SamplingParams(FrozenParams):
     )
     stop_token_ids: TokenIds = Field(
         default=(), description="token ids that end the generation, like the end of sequence"
+    )
+    stop_token_sequences: Sequences = Field(
+        default=(),
+        description="lists of token ids, each of which ends the generation where it is generated "
+        "as a whole, like a text of `stop`; a single id is a list of one; at most 64 of at most "
+        "1,024 ids each; DashInfer's name stop_words_ids is accepted too",
     )
     max_tokens: int | None = Field(
         default=None,
@@ -231,9 +234,26 @@ class SamplingParams(FrozenParams):
         description="never generates a sequence of this many tokens that the prompt or the output "
         "already contains; 0: off",
     )
-    logit_bias: Mapping[int, Annotated[float, Field(allow_inf_nan=False)]] = Field(
+    logit_bias: Mapping[TokenId, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default_factory=dict,
         description="dict of token id to a number that is added to the token's logit",
+    )
+    logits_processors: Processors = Field(
+        default=(),
+        description="names of logits processors from plugins, which change the logits in this "
+        "order before every other rule; one name or a list, at most 16",
+    )
+    logits_processors_args: Mapping[str, Any] = Field(
+        default_factory=dict,
+        description="dict of arguments of the logits processors, each by the name that its "
+        "processor declares; an argument of one that the engine's `logits_processors` lists "
+        "switches it on for this request",
+    )
+    early_stop: EarlyStopParams | bool | None = Field(
+        default=None,
+        description="EarlyStopParams, or a dict with their values: ends a text that runs away, "
+        "with the finish reason repetition; False: never; True: as the engine's "
+        "`early_stop_config`, else with its defaults; None: as the engine",
     )
     guided_decoding: GuidedDecodingParams | None = Field(
         default=None,
@@ -249,17 +269,21 @@ class SamplingParams(FrozenParams):
         description="whether special tokens, such as the end of sequence, are left out of the text",
     )
 
+    @field_validator("logits_processors_args")
+    @classmethod
+    def _args_are_plain(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        check_plain(value, "logits_processors_args")
+        return value
+
     @model_validator(mode="before")
     @classmethod
-    def _none_is_empty(cls, values: Any) -> Any:
-        """Drops None given for a list or a number without a None default, as FastDeploy's examples
-        do, so that the default applies."""
+    def _read_aliases(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        optional = {name for name, field in cls.model_fields.items() if field.default is None}
-        return {
-            name: value for name, value in values.items() if value is not None or name in optional
-        }
+        for alias, name in ALIASES.items():
+            if values.get(alias) is not None and values.get(name) is not None:
+                raise ValueError(f"{alias} is another name of {name}; give one of them")
+        return {ALIASES.get(name, name): value for name, value in values.items()}
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

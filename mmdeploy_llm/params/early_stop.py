@@ -1,0 +1,41 @@
+"""EarlyStopParams: when to end a text that runs away."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from .frozen import FrozenParams, shown
+
+
+class EarlyStopParams(FrozenParams):
+    """When to end a text that runs away. FastDeploy's `early_stop_config`."""
+
+    enable_early_stop: bool = Field(default=True, description="False: never")
+    strategy: Literal["repetition"] = Field(
+        default="repetition",
+        description="repetition: a text that repeats itself is one whose tokens are all nearly "
+        "certain",
+    )
+    window_size: int = Field(
+        default=3000, ge=1, description="number of tokens in a row that must be nearly certain"
+    )
+    threshold: float = Field(
+        default=0.99,
+        ge=0,
+        lt=1,
+        description="probability above which a token is nearly certain: the model's own, before "
+        "temperature, penalties and other rules",
+    )
+
+
+def read_early_stop(values: Any) -> Any:
+    """Replaces FastDeploy's option `enable_early_stop` by the `early_stop_config` that it means."""
+    if not isinstance(values, dict) or values.get("enable_early_stop") is None:
+        return values
+    own = {name: value for name, value in values.items() if name != "enable_early_stop"}
+    is_enabled, config = values["enable_early_stop"], own.get("early_stop_config")
+    if not isinstance(is_enabled, bool):
+        raise ValueError(f"enable_early_stop must be True or False, got {shown(is_enabled)}")
+    return {**own, "early_stop_config": ({} if config is None else config) if is_enabled else None}

@@ -1,0 +1,136 @@
+"""FrozenParams: the base of all options that a caller passes in. pydantic checks them; the errors
+are this package's own."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, NoReturn, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from mmdeploy_llm.errors import ConfigError
+
+from .counterparts import COUNTERPARTS
+
+MAX_INT = 2**63 - 1  # the largest number in an array
+MAX_DEPTH = 16  # of lists and dicts in an option
+MAX_SHOWN = 200  # characters of a wrong value in a message
+
+
+class FrozenParams(BaseModel):
+    """Base class of all options that a caller passes in. Instances are frozen; `replace` makes a
+    changed copy.
+
+    None for an option that does not accept it leaves its default. Raises ConfigError for a value
+    out of range, and for an unknown name with the nearest known one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(describe(type(self), error)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """Returns a copy with some options changed, checked like a new object."""
+        fields = type(self).model_fields
+        given = {fields[name].alias or name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, **changes})
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        kind = type(self).__name__
+        raise ConfigError(
+            f"{kind} cannot be changed, because other prompts may use the same object; its method "
+            f"replace({name}={shown(value)}) returns a changed copy"
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise ConfigError(
+            f"{type(self).__name__} cannot be changed; replace({name}=None) returns a copy with "
+            "the default"
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_is_default(cls, values: Any) -> Any:
+        """Drops None given for an option that does not accept it, as FastDeploy's examples do, so
+        that the default applies."""
+        if not isinstance(values, dict):
+            return values
+        takes_none = {
+            name: type(None) in get_args(field.annotation) or field.is_required()
+            for name, field in cls.model_fields.items()
+        }
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None or takes_none.get(name, True)
+        }
+
+    @model_validator(mode="after")
+    def _integers_fit(self) -> Self:
+        """Raises ValueError for an integer that no array can hold."""
+        for name in self.model_fields_set:
+            value = getattr(self, name)
+            if isinstance(value, int) and abs(value) > MAX_INT:
+                raise ValueError(f"{name} must be at most 2**63 - 1, got {shown(value)}")
+        return self
+
+
+def describe(model: type[BaseModel], error: ValidationError) -> str:
+    """Returns one line for each problem: the field, what is allowed and what was found."""
+    return "\n".join(_describe_one(model, problem) for problem in error.errors())
+
+
+def _describe_one(model: type[BaseModel], problem: ErrorDetails) -> str:
+    parts = [str(part) for part in problem["loc"]]
+    name = ".".join(part for part in parts if not part.startswith("function-"))
+    if problem["type"] == "extra_forbidden":
+        return f"{model.__name__} has no option {name!r}; {_hint(model, name)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if not name:
+        return f"{model.__name__}: {message}"
+    if problem["input"] is None and len(problem["loc"]) > 1:
+        message = "None is not allowed inside a list or dict; leave it out"
+    return f"{model.__name__}.{name}: {message}, got {shown(problem['input'])}"
+
+
+def _hint(model: type[BaseModel], name: str) -> str:
+    """Returns what to write instead of an option that does not exist."""
+    elsewhere = COUNTERPARTS.get(model.__name__, {}).get(name)
+    if elsewhere is not None:
+        return elsewhere
+    near = difflib.get_close_matches(name, model.model_fields, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known: {', '.join(sorted(model.model_fields))}"
+
+
+def shown(value: object) -> str:
+    """Returns a short repr. Python refuses to write integers of more than 4,300 digits."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__} that cannot be shown"
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+
+
+def check_plain(value: Any, name: str, depth: int = MAX_DEPTH) -> None:
+    """Raises ValueError unless `value` consists of numbers, texts, lists, tuples and dicts, which
+    can be sent to the process that computes."""
+    if value is None or type(value) in (bool, float, str):
+        return
+    if type(value) is int and abs(value) <= MAX_INT:
+        return
+    if depth == 0 or type(value) not in (list, tuple, dict):
+        raise ValueError(
+            f"{name} must consist of numbers, texts, lists and dicts, at most {MAX_DEPTH} levels "
+            f"deep, with integers of at most 63 bits; got {shown(value)}"
+        )
+    for key in value:
+        check_plain(key, name, depth - 1)
+    for item in value.values() if isinstance(value, dict) else ():
+        check_plain(item, name, depth - 1)
