@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError, RequestError
 from mmdeploy_llm.params import MAX_SEED, GuidedDecodingParams, SamplingParams
@@ -24,7 +24,18 @@ SAMPLING_CHOICES = ("temperature", "top_p", "top_k")
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 
-ValidateGuided = Callable[[GuidedDecodingParams], None]
+
+class Grammars(Protocol):
+    """Checks constraints; may use a process of its own."""
+
+    def validate(self, params: GuidedDecodingParams) -> None:
+        """Raises RequestError for a constraint that cannot become a grammar."""
+
+    def interrupt(self) -> None:
+        """Ends a check that is under way; may be called from any thread."""
+
+    def close(self) -> None:
+        """Ends the process."""
 
 
 class ParamsResolver:
@@ -32,8 +43,7 @@ class ParamsResolver:
 
     generation: generation_config.json.
     vocab_size: number of ids that the model knows.
-    validate_guided: raises RequestError for a constraint that cannot become a grammar; None when no
-        grammar backend is in use.
+    grammars: checks constraints, and ends with this object; None when guided decoding is off.
 
     Raises CheckpointError for values of generation_config.json that are out of range.
     """
@@ -44,11 +54,11 @@ class ParamsResolver:
         config: RuntimeConfig,
         vocab_size: int,
         generation: Mapping[str, Any],
-        validate_guided: ValidateGuided | None,
+        grammars: Grammars | None,
     ) -> None:
         self._config = config
         self._vocab_size = vocab_size
-        self._validate_guided = validate_guided
+        self._grammars = grammars
         self._is_greedy = generation.get("do_sample") is False
         own = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
         try:
@@ -87,6 +97,16 @@ class ParamsResolver:
         if params.seed is None:
             filled["seed"] = derive_seed(self._config.seed, number)
         return params.model_copy(update=filled)
+
+    def interrupt(self) -> None:
+        """Ends a check that is under way, so that `close` need not wait."""
+        if self._grammars is not None:
+            self._grammars.interrupt()
+
+    def close(self) -> None:
+        """Ends the process that checks grammars."""
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _num_tokens_left(self, num_prompt_tokens: int, min_tokens: int) -> int:
         """Returns how many tokens can be generated after the prompt: at least `min_tokens` and 1.
@@ -132,12 +152,12 @@ class ParamsResolver:
             )
 
     def _check_guided(self, guided: GuidedDecodingParams) -> None:
-        if self._validate_guided is None:
+        if self._grammars is None:
             raise RequestError(
-                "guided_decoding needs a grammar backend, but guided_decoding_backend is 'off' or "
-                "not installed; install xgrammar and set guided_decoding_backend='auto'"
+                "guided_decoding is refused because guided_decoding_backend is 'off'; set it to "
+                "'auto'"
             )
-        self._validate_guided(guided)
+        self._grammars.validate(guided)
 
 
 def derive_seed(engine_seed: int, number: int) -> int:

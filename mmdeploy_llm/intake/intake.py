@@ -24,7 +24,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .cache import CacheStats
 from .chat import read_messages
-from .defaults import ParamsResolver, ValidateGuided, sample_seed
+from .defaults import Grammars, ParamsResolver, sample_seed
 from .media import CACHE_BYTES, Fetch, MediaLoader, normalised
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt
@@ -69,7 +69,7 @@ class Intake:
     generation: generation_config.json.
     chat_template: the template that `accept_chat` renders with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
-    validate_guided: raises RequestError for a bad constraint; None without a grammar backend.
+    grammars: checks constraints; None when guided decoding is off.
     new_request_id: returns unique ids.
     guard: see MediaLoader.
 
@@ -90,7 +90,7 @@ class Intake:
         chat_template: str | None = None,
         reasoning_start_marker: str | None = None,
         reasoning_end_marker: str | None = None,
-        validate_guided: ValidateGuided | None = None,
+        grammars: Grammars | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         cache_bytes: int = CACHE_BYTES,
         guard: CallGuard | None = None,
@@ -110,7 +110,7 @@ class Intake:
             config=config,
             vocab_size=vocab_size,
             generation=generation,
-            validate_guided=validate_guided,
+            grammars=grammars,
         )
         self._config = config
         self._vocab_size = vocab_size
@@ -167,14 +167,14 @@ class Intake:
         return self.media.stats
 
     def interrupt(self) -> None:
-        """Ends calls of plugins and templates that are under way, so that `close` need not wait."""
-        self._renderer.interrupt()
-        self.media.interrupt()
+        """Ends calls that are under way, so that `close` need not wait for them."""
+        for part in (self._renderer, self._params, self.media):
+            part.interrupt()
 
     def close(self) -> None:
-        """Closes the media processors and ends the process that renders templates."""
-        self._renderer.close()
-        self.media.close()
+        """Closes the media processors and ends the processes of templates and grammars."""
+        for part in (self._renderer, self._params, self.media):
+            part.close()
 
     def count_tokens(self, prompt: Any) -> TokenCount:
         """Returns the token counts that `accept` would produce, from media headers where possible.

@@ -139,7 +139,7 @@ def _intake(
         chat_template=files.chat_template,
         reasoning_start_marker=files.reasoning_start_marker,
         reasoning_end_marker=files.reasoning_end_marker,
-        validate_guided=files.grammars.validate if files.grammars else None,
+        grammars=files.grammars,
         guard=files.plugins.guard,
     )
 
