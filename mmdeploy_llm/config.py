@@ -263,10 +263,11 @@ class EngineConfig(FrozenParams):
         ge=-1,
         description="upper bound on `logprobs` and `prompt_logprobs` of a request; -1: no bound",
     )
-    guided_decoding_backend: Literal["auto", "xgrammar", "off"] = Field(
+    guided_decoding_backend: Literal["auto", "guidance", "xgrammar", "off"] = Field(
         default="auto",
-        description="library for `guided_decoding`: auto and xgrammar use xgrammar, which must be "
-        "installed once a request needs it; off refuses such requests",
+        description="whether requests may have `guided_decoding`: off refuses them; auto, and the "
+        "names that other engines know, use llguidance, which must be installed once a request "
+        "needs it",
     )
     seed: int | None = Field(
         default=0,

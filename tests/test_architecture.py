@@ -33,6 +33,7 @@ LAYERS = (
     ("hooks",),
     ("transfer", "kernels"),
     ("native", "cuda", "parallel"),
+    ("grammars",),
     ("attention", "layers", "sampling", "weights"),
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
@@ -71,7 +72,7 @@ KNOWS_THE_VERSION = {"cli", "scaffold"}
 PLUGIN_API = {"hooks", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "weights.map"}
 TORCH_FREE = {"schedule", "delivery"} | {name for name in RANK if RANK[name] <= RANK["hooks"]}
-IN_ONE_FILE = {"ray", "flash_attn", "torchao", "xgrammar", "pyarrow"}
+IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
 MAY_USE_TRITON = "mmdeploy_llm/cuda/"
 MEDIA_LIBRARIES = {"PIL", "av"}
 MAY_OPEN_MEDIA = (  # the kit makes samples, the benchmark makes photos
@@ -469,7 +470,7 @@ GOOD = {
     "mmdeploy_llm/hooks/specs.py": "@hookspec(firstresult=True)\ndef hook(): ...\n",
     "mmdeploy_llm/intake/__init__.py": "from mmdeploy_llm.errors import X\n",
     "mmdeploy_llm/runner/__init__.py": "",
-    "mmdeploy_llm/runner/runner.py": "import xgrammar\nfrom ..hooks import hook",
+    "mmdeploy_llm/runner/runner.py": "import llguidance\nfrom ..hooks import hook",
     "mmdeploy_llm/schedule/__init__.py": (
         "if TYPE_CHECKING:\n    import torch\n    from mmdeploy_llm.runner import Runner\n"
     ),
@@ -517,7 +518,7 @@ BAD = [  # rule, changed file, its text, what must be found
     (torch_where_there_is_none, "mmdeploy_llm/plan.py", "from torch import x", "imports torch"),
     (libraries_in_wrong_places, RUNNER, "from PIL import Image", "imports PIL outside"),
     (libraries_in_wrong_places, ONE, "import av.container", "imports av outside"),
-    (libraries_in_wrong_places, ONE, "import xgrammar", "xgrammar is imported in mmdeploy_llm"),
+    (libraries_in_wrong_places, ONE, "import llguidance", "llguidance is imported in mmdeploy_llm"),
     (libraries_in_wrong_places, ONE, "import triton", "imports triton outside"),
     (hidden_state, ONE, "def f():\n    global x", "model.py:2: global x"),
     (hidden_state, ONE, "import os\nos.getenv('X')", "reads os.getenv"),

@@ -108,7 +108,7 @@ def test_paths_of_the_quick_tier_exist(load_file):
         ("tests/gpu/test_equal.py", "Skipped: needs a CUDA device", True),
         ("tests/native/test_cores.py", "Skipped: this machine tells no NUMA nodes", True),
         ("mmdeploy_llm/testing/conformance.py", "Skipped: position i of a prompt is i", True),
-        ("tests/system/test_tools.py", "Skipped: needs xgrammar: the extra 'guided'", False),
+        ("tests/system/test_tools.py", "Skipped: needs llguidance: the extra 'guided'", False),
         ("tests/native/test_build.py", "Skipped: no C++ compiler on this machine", False),
     ],
 )

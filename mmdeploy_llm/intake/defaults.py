@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError, RequestError
 from mmdeploy_llm.params import MAX_SEED, EarlyStopParams, GuidedDecodingParams, SamplingParams
@@ -24,8 +24,20 @@ SAMPLING_CHOICES = ("temperature", "top_p", "top_k")
 MAX_STOPS = 64
 MAX_STOP_SIZE = 1024  # characters or ids
 
-ValidateGuided = Callable[[GuidedDecodingParams], None]
 CheckProcessors = Callable[[SamplingParams], None]
+
+
+class Grammars(Protocol):
+    """Checks constraints; may use a process of its own."""
+
+    def validate(self, params: GuidedDecodingParams) -> None:
+        """Raises RequestError for a constraint that cannot become a grammar."""
+
+    def interrupt(self) -> None:
+        """Ends a check that is under way; may be called from any thread."""
+
+    def close(self) -> None:
+        """Ends the process."""
 
 
 class ParamsResolver:
@@ -33,8 +45,7 @@ class ParamsResolver:
 
     generation: generation_config.json.
     vocab_size: number of ids that the model knows.
-    validate_guided: raises RequestError for a constraint that cannot become a grammar; None when no
-        grammar backend is in use.
+    grammars: checks constraints, and ends with this object; None when guided decoding is off.
     check_processors: raises RequestError for logits processors or arguments of them that are not
         valid; None when there are none.
 
@@ -47,12 +58,12 @@ class ParamsResolver:
         config: RuntimeConfig,
         vocab_size: int,
         generation: Mapping[str, Any],
-        validate_guided: ValidateGuided | None,
+        grammars: Grammars | None,
         check_processors: CheckProcessors | None = None,
     ) -> None:
         self._config = config
         self._vocab_size = vocab_size
-        self._validate_guided = validate_guided
+        self._grammars = grammars
         self._check_processors = check_processors
         self._is_greedy = generation.get("do_sample") is False
         own = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
@@ -110,6 +121,16 @@ class ParamsResolver:
         found = engine if own is None else own
         return found if isinstance(found, EarlyStopParams) and found.enable_early_stop else None
 
+    def interrupt(self) -> None:
+        """Ends a check that is under way, so that `close` need not wait."""
+        if self._grammars is not None:
+            self._grammars.interrupt()
+
+    def close(self) -> None:
+        """Ends the process that checks grammars."""
+        if self._grammars is not None:
+            self._grammars.close()
+
     def _num_tokens_left(self, num_prompt_tokens: int, min_tokens: int) -> int:
         """Returns how many tokens can be generated after the prompt: at least `min_tokens` and 1.
 
@@ -158,12 +179,12 @@ class ParamsResolver:
             )
 
     def _check_guided(self, guided: GuidedDecodingParams) -> None:
-        if self._validate_guided is None:
+        if self._grammars is None:
             raise RequestError(
-                "guided_decoding needs a grammar backend, but guided_decoding_backend is 'off' or "
-                "not installed; install xgrammar and set guided_decoding_backend='auto'"
+                "guided_decoding is refused because guided_decoding_backend is 'off'; set it to "
+                "'auto'"
             )
-        self._validate_guided(guided)
+        self._grammars.validate(guided)
 
 
 def derive_seed(engine_seed: int, number: int) -> int:

@@ -25,7 +25,7 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .cache import CacheStats
 from .chat import read_messages, with_sources
-from .defaults import CheckProcessors, ParamsResolver, ValidateGuided, sample_seed
+from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt, with_options
@@ -70,7 +70,7 @@ class Intake:
     generation: generation_config.json.
     chat_template: the template that `accept_chat` renders with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
-    validate_guided, check_processors: see ParamsResolver. guard: see MediaLoader.
+    grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     new_request_id: returns unique ids.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
@@ -90,7 +90,7 @@ class Intake:
         chat_template: str | None = None,
         reasoning_start_marker: str | None = None,
         reasoning_end_marker: str | None = None,
-        validate_guided: ValidateGuided | None = None,
+        grammars: Grammars | None = None,
         check_processors: CheckProcessors | None = None,
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         cache_bytes: int = CACHE_BYTES,
@@ -111,7 +111,7 @@ class Intake:
             config=config,
             vocab_size=vocab_size,
             generation=generation,
-            validate_guided=validate_guided,
+            grammars=grammars,
             check_processors=check_processors,
         )
         self._config = config
@@ -176,14 +176,14 @@ class Intake:
         return self.media.stats
 
     def interrupt(self) -> None:
-        """Ends calls of plugins and templates that are under way, so that `close` need not wait."""
-        self._renderer.interrupt()
-        self.media.interrupt()
+        """Ends calls that are under way, so that `close` need not wait for them."""
+        for part in (self._renderer, self._params, self.media):
+            part.interrupt()
 
     def close(self) -> None:
-        """Closes the media processors and ends the process that renders templates."""
-        self._renderer.close()
-        self.media.close()
+        """Closes the media processors and ends the processes of templates and grammars."""
+        for part in (self._renderer, self._params, self.media):
+            part.close()
 
     def count_tokens(self, prompt: Any) -> TokenCount:
         """Returns the token counts that `accept` would produce, from media headers where possible.

@@ -72,8 +72,9 @@ Processors = Annotated[
 
 
 class GuidedDecodingParams(FrozenParams):
-    """A constraint on the generated text. Exactly one field must be given; needs xgrammar, from
-    `pip install "mmdeploy-llm[guided]"`. Raises ConfigError for none or several fields."""
+    """A constraint on the generated text. Exactly one of json, regex, choice, grammar, json_object
+    and structural_tag must be given; needs llguidance, from `pip install "mmdeploy-llm[guided]"`.
+    Raises ConfigError for none or several."""
 
     json_schema: dict[str, Any] | str | None = Field(
         default=None,
@@ -87,21 +88,64 @@ class GuidedDecodingParams(FrozenParams):
         default=None, description="list of texts, one of which is generated"
     )
     grammar: str | None = Field(
-        default=None, description="EBNF grammar in the syntax of xgrammar, with a rule named root"
+        default=None,
+        description="EBNF grammar in the syntax of xgrammar and llama.cpp, with a rule named root; "
+        "before a recursion, text is matched as far as possible",
     )
     json_object: bool | None = Field(
         default=None, description="True: the text is any valid JSON object"
     )
+    structural_tag: dict[str, Any] | str | None = Field(
+        default=None,
+        description="free text with structured parts, as a dict or as JSON text: "
+        '{"structures": [{"begin": "<f=add>", "schema": {...}, "end": "</f>"}], "triggers": '
+        '["<f="]}; after a trigger follow the rest of one begin, JSON of its schema and its end',
+    )
+    disable_any_whitespace: bool = Field(
+        default=True,
+        description="JSON has the whitespace that Python's json.dumps writes, after each comma and "
+        "colon, as in most texts that models are trained on; False: any whitespace between its "
+        "parts, which a model may repeat until max_tokens; for json, json_object, structural_tag",
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name in type(self).model_fields if getattr(self, name)]
+        given = [name for name in CONSTRAINTS if getattr(self, name)]
         if len(given) != 1:
             raise ValueError(
-                "give exactly one of json, regex, choice, grammar, json_object; "
+                "give exactly one of json, regex, choice, grammar, json_object, structural_tag; "
                 f"got {given or 'none'}"
             )
+        is_json = given[0] in ("json_schema", "json_object", "structural_tag")
+        if "disable_any_whitespace" in self.model_fields_set and not is_json:
+            raise ValueError(
+                f"disable_any_whitespace is for JSON, not for {given[0]}; leave it out"
+            )
         return self
+
+
+CONSTRAINTS = ("json_schema", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+def read_response_format(given: Any) -> GuidedDecodingParams | None:
+    """Returns the constraint of a response_format. Raises ValueError for an unknown one."""
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    schema = given.get("json_schema") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "structural_tag":
+        return GuidedDecodingParams(structural_tag=dict(given))
+    if kind == "json_object" and schema is None:
+        return GuidedDecodingParams(json_object=True)
+    if kind in ("json_object", "json_schema"):  # DashInfer: a schema as text with json_object
+        inner = schema.get("schema", schema) if isinstance(schema, Mapping) else schema
+        if isinstance(inner, (Mapping, str)):
+            return GuidedDecodingParams(json=inner if isinstance(inner, str) else dict(inner))
+        raise ValueError(f"json_schema must be {{'schema': JSON schema}}, got {schema!r}")
+    raise ValueError(
+        "response_format must be a dict whose type is text, json_object, json_schema or "
+        f"structural_tag, got {given!r}"
+    )
 
 
 class SamplingParams(FrozenParams):
@@ -261,6 +305,12 @@ class SamplingParams(FrozenParams):
         "choices or a grammar that the whole generated text must follow; with reasoning_max_tokens "
         "only what comes after the reasoning; None: no constraint",
     )
+    response_format: dict[str, Any] | None = Field(
+        default=None,
+        description='the same as in OpenAI\'s and DashInfer\'s calls: {"type": "text"}, '
+        '{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": ...}} or '
+        '{"type": "structural_tag", ...}; sets guided_decoding; None: no format',
+    )
     include_stop_str_in_output: bool = Field(
         default=False, description="whether the text ends with the stop text that was found"
     )
@@ -284,6 +334,18 @@ class SamplingParams(FrozenParams):
             if values.get(alias) is not None and values.get(name) is not None:
                 raise ValueError(f"{alias} is another name of {name}; give one of them")
         return {ALIASES.get(name, name): value for name, value in values.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _response_format_guides(cls, values: Any) -> Any:
+        """Turns response_format into guided_decoding, which must not say anything else."""
+        if not isinstance(values, dict) or values.get("response_format") is None:
+            return values
+        guided = read_response_format(values["response_format"])
+        given = values.get("guided_decoding")
+        if given is not None and GuidedDecodingParams.model_validate(given) != guided:
+            raise ValueError("give response_format or guided_decoding, not both")
+        return {**values, "guided_decoding": guided}
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:

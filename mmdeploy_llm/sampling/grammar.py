@@ -1,27 +1,32 @@
-"""Guided decoding with xgrammar, an optional dependency that is imported in this file only, by the
-first request with guided_decoding."""
+"""Guided decoding with llguidance, an optional dependency that is imported by the first request
+with guided_decoding."""
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from types import ModuleType
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.errors import ConfigError, EngineError
+from mmdeploy_llm.grammars import (
+    Constraint,
+    Probe,
+    Vocabulary,
+    read_constraint,
+    translate,
+    wrong,
+)
+from mmdeploy_llm.grammars.probe import SECONDS, compiled
+from mmdeploy_llm.grammars.vocabulary import llguidance
 from mmdeploy_llm.params import GuidedDecodingParams
 from mmdeploy_llm.transfer import to_device
 
 CACHE_SIZE = 64  # compiled grammars
-MAX_GRAMMAR_CHARACTERS = 100_000
-MAX_SCHEMA_DEPTH = 100  # xgrammar's time grows with the cube of the depth
-SOURCE_LOCATION = re.compile(r"^\[[\d:]+\] \S+?:\d+: ")  # prefix of xgrammar's messages
 BITS = 32  # tokens in one word of a mask
 
 
@@ -35,19 +40,21 @@ class GrammarMatcher:
     def accept(self, token_id: int) -> None:
         """Advances by the next token, which `fill` allowed. Ignores tokens after the grammar's
         end."""
-        if not self._matcher.is_terminated():
-            assert self._matcher.accept_token(token_id), f"token {token_id} was not allowed"
+        if not self._matcher.is_stopped():
+            self._matcher.consume_token(token_id)
 
     def fill(self, mask: Tensor, row: int) -> None:
         """Writes which tokens are allowed next as bits of mask[row], int32 [ceil(V / 32)] on the
-        host; only end-of-sequence tokens after the grammar's end."""
-        if not self._matcher.is_terminated():
-            self._matcher.fill_next_token_bitmask(mask, row)
-            return
-        words = [0] * mask.shape[1]
-        for token_id in self._eos_token_ids:
-            words[token_id // BITS] |= 1 << token_id % BITS
-        mask[row] = torch.tensor(words, dtype=torch.uint32).view(torch.int32)
+        host; only end-of-sequence tokens after the grammar's end, and none after it became too
+        complex for the limits of a step."""
+        words = np.zeros(mask.shape[1], dtype=np.uint32)
+        if not self._matcher.is_stopped():
+            found = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: len(words)]
+            words[: len(found)] = found
+        elif not self._matcher.is_error():
+            for token_id in self._eos_token_ids:
+                words[token_id // BITS] |= np.uint32(1 << token_id % BITS)
+        mask[row] = torch.from_numpy(words.view(np.int32))
 
 
 def banned_mask(
@@ -65,130 +72,115 @@ def banned_mask(
 class GrammarBackend:
     """Compiles constraints for one model into matchers, and caches the last 64 compiled grammars.
 
-    tokenizer: transformers' fast tokenizer. vocab_size: width of the logits. Thread-safe.
+    tokenizer: transformers' fast tokenizer. vocab_size: width of the logits. seconds: limit for one
+    grammar. Thread-safe. A process that compiles grammars first starts when it is first needed.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        seconds: float = SECONDS,
+    ) -> None:
+        self._raw = tokenizer
         self._vocab_size = vocab_size
-        self._eos_token_ids = sorted(eos_token_ids)
-        self._lock = threading.Lock()
-        self._compiler: Any = None
-        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._eos_token_ids = tuple(sorted(eos_token_ids))
+        self._seconds = seconds
+        self._reading = threading.Lock()  # held while the tokenizer is read
+        self._lock = threading.Lock()  # guards the fields below
+        self._is_closed = False
+        self._probe: Probe | None = None
+        self._tokenizer: Any = None
+        self._special_ids: dict[str, int] = {}
+        self._compiled: OrderedDict[Constraint, Any] = OrderedDict()
 
     def validate(self, params: GuidedDecodingParams) -> None:
-        """Compiles the constraint into the cache. Raises RequestError for an invalid constraint,
-        ConfigError when xgrammar is missing or cannot read the model's tokenizer."""
-        self._compile(params)
+        """Tries the constraint in another process, then compiles it into the cache. Raises
+        RequestError for an invalid constraint, and for one that takes too long; ConfigError when
+        llguidance is missing or cannot read the model's tokenizer."""
+        constraint = read_constraint(params)
+        probe = self._started_probe()
+        self._ready()
+        with self._lock:
+            if constraint in self._compiled:
+                self._compiled.move_to_end(constraint)
+                return
+        grammar = translate(constraint, self._special_ids)
+        probe.check(constraint, grammar)
+        self._compile(constraint, grammar)
 
     def matcher(self, params: GuidedDecodingParams) -> GrammarMatcher:
-        """Returns a matcher at the start of the constraint. Raises as `validate` does."""
-        compiled = self._compile(params)
-        return GrammarMatcher(_xgrammar().GrammarMatcher(compiled), self._eos_token_ids)
+        """Returns a matcher at the start of a constraint that `validate` accepted, in this process
+        or in that of another rank. Raises RequestError for one that cannot be compiled."""
+        self._ready()
+        constraint = read_constraint(params)
+        with self._lock:
+            found = self._compiled.get(constraint)
+            if found is not None:
+                self._compiled.move_to_end(constraint)
+        if found is None:
+            found = self._compile(constraint, translate(constraint, self._special_ids))
+        return GrammarMatcher(found.deep_copy(), self._eos_token_ids)
 
-    def _compile(self, params: GuidedDecodingParams) -> Any:
-        kind, text = _source(params)
-        if len(text) > MAX_GRAMMAR_CHARACTERS:
-            raise RequestError(
-                f"guided_decoding.{kind} has {len(text)} characters, {MAX_GRAMMAR_CHARACTERS} are "
-                "allowed; shorten it"
-            )
+    def interrupt(self) -> None:
+        """Ends a check that is under way, so that `close` need not wait."""
         with self._lock:
-            compiler = self._compiler = self._compiler or self._make_compiler()
-            if (kind, text) in self._compiled:
-                self._compiled.move_to_end((kind, text))
-                return self._compiled[kind, text]
-        # Outside the lock: a grammar may take seconds, and running requests must not wait for it.
-        compiled = _compile(compiler, kind, text)
+            self._is_closed = True
+            if self._probe is not None:
+                self._probe.interrupt()
+
+    def close(self) -> None:
+        """Ends the process that tries grammars. Later calls of `validate` raise EngineError."""
+        self.interrupt()
+        if self._probe is not None:
+            self._probe.close()
+
+    def _compile(self, constraint: Constraint, grammar: str) -> Any:
+        """Compiles a grammar into the cache, without the lock: running requests do not wait."""
+        found = compiled(self._tokenizer, grammar)
+        if isinstance(found, str):
+            raise wrong(constraint, found)
         with self._lock:
-            self._compiled[kind, text] = compiled
+            self._compiled[constraint] = found
             if len(self._compiled) > CACHE_SIZE:
                 self._compiled.popitem(last=False)
-        return compiled
+        return found
 
-    def _make_compiler(self) -> Any:
-        xgrammar = _xgrammar()
+    def _started_probe(self) -> Probe:
+        """Returns the probe; its process starts while this one reads the tokenizer."""
+        with self._lock:
+            if self._is_closed:
+                raise EngineError("this LLM is closed; make a new one")
+            if self._probe is None:
+                llguidance()
+                self._probe = Probe(self._vocabulary(), self._seconds)
+            return self._probe
+
+    def _ready(self) -> None:
+        """Reads the tokenizer, once."""
+        with self._reading:
+            if self._tokenizer is None:
+                llguidance()
+                added = getattr(self._raw, "added_tokens_decoder", {})
+                self._special_ids = {
+                    token.content: token_id for token_id, token in added.items() if token.special
+                }
+                self._tokenizer = self._vocabulary().build()
+
+    def _vocabulary(self) -> Vocabulary:
         if not self._eos_token_ids:
             raise ConfigError(
                 "guided decoding needs a model with an end-of-sequence token, this one has none; "
                 "set eos_token_id in its generation_config.json"
             )
-        try:
-            vocabulary = xgrammar.TokenizerInfo.from_huggingface(
-                self._tokenizer, vocab_size=self._vocab_size, stop_token_ids=self._eos_token_ids
-            )
-        except (TypeError, ValueError, RuntimeError) as error:
+        fast = getattr(self._raw, "backend_tokenizer", None)
+        if fast is None:
             raise ConfigError(
-                f"guided decoding cannot read the tokenizer of this model: {error}"
-            ) from error
-        return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
-
-
-def _source(params: GuidedDecodingParams) -> tuple[str, str]:
-    """Returns the field name of the constraint and its text."""
-    if params.json_schema is not None:
-        return "json", _schema_text(params.json_schema)
-    if params.choice is not None:
-        return "choice", _choice_grammar(params.choice)
-    if params.regex is not None:
-        return "regex", params.regex
-    if params.grammar is not None:
-        return "grammar", params.grammar
-    return "json_object", ""
-
-
-def _schema_text(schema: dict[str, Any] | str) -> str:
-    try:
-        parsed = json.loads(schema) if isinstance(schema, str) else schema
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"guided_decoding.json is not JSON: {error}") from error
-    level, depth = [parsed], 0
-    while level:
-        depth += 1
-        level = [child for node in level for child in _children(node)]
-    if depth > MAX_SCHEMA_DEPTH:
-        raise RequestError(
-            f"guided_decoding.json is nested {depth} levels deep, {MAX_SCHEMA_DEPTH} are allowed; "
-            "make it flatter, with $defs and $ref"
+                "guided decoding cannot read the tokenizer of this model: it needs tokenizer.json"
+            )
+        return Vocabulary(
+            tokenizer=fast.to_str(),
+            size=max(self._vocab_size, fast.get_vocab_size(with_added_tokens=True)),
+            eos_token_ids=self._eos_token_ids,
         )
-    return text
-
-
-def _children(node: Any) -> Collection[Any]:
-    if isinstance(node, dict):
-        return node.values()
-    return node if isinstance(node, list | tuple) else ()
-
-
-def _choice_grammar(choices: Sequence[str]) -> str:
-    """Returns an EBNF grammar of exactly these texts; control characters and quotes are escaped as
-    in JSON."""
-    return "root ::= " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
-
-
-def _compile(compiler: Any, kind: str, text: str) -> Any:
-    compilers: dict[str, Callable[[], Any]] = {
-        "json": lambda: compiler.compile_json_schema(text, strict_mode=False),
-        "choice": lambda: compiler.compile_grammar(text),
-        "regex": lambda: compiler.compile_regex(text),
-        "grammar": lambda: compiler.compile_grammar(text),
-        "json_object": compiler.compile_builtin_json_grammar,
-    }
-    try:
-        return compilers[kind]()
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = SOURCE_LOCATION.sub("", str(error))
-        raise RequestError(f"guided_decoding.{kind} is not valid: {reason}") from error
-
-
-def _xgrammar() -> ModuleType:
-    try:
-        import xgrammar
-    except ImportError as error:
-        raise ConfigError(
-            f"guided_decoding needs xgrammar, which cannot be imported ({error}); "
-            "run: pip install mmdeploy_llm[guided]"
-        ) from error
-    module: ModuleType = xgrammar
-    return module

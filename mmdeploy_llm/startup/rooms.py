@@ -139,8 +139,8 @@ def _intake(
         chat_template=files.chat_template,
         reasoning_start_marker=files.reasoning_start_marker,
         reasoning_end_marker=files.reasoning_end_marker,
-        validate_guided=files.grammars.validate if files.grammars else None,
         check_processors=files.logits_processors.check,
+        grammars=files.grammars,
         guard=files.plugins.guard,
     )
 

@@ -10,8 +10,8 @@ from PIL import Image
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.params import GuidedDecodingParams
 
-needs_xgrammar = pytest.mark.skipif(
-    importlib.util.find_spec("xgrammar") is None, reason="needs xgrammar: the extra 'guided'"
+needs_llguidance = pytest.mark.skipif(
+    importlib.util.find_spec("llguidance") is None, reason="needs llguidance: the extra 'guided'"
 )
 OPTIONS = {
     "max_num_seqs": 3,
@@ -95,7 +95,7 @@ def kinds(card):
     return {what for what, _, _ in card.waits}
 
 
-@needs_xgrammar
+@needs_llguidance
 @pytest.mark.parametrize(
     ("family", "eager", "choices"),
     [("ernie4_5", True, (0, 2, 3, 5, 7)), ("qwen3", False, (1, 2, 4, 6, 7, 8))],
@@ -117,7 +117,7 @@ def test_text(folder_of, new_card, family, eager, choices):
     assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
 
 
-@needs_xgrammar
+@needs_llguidance
 @pytest.mark.parametrize(
     ("family", "eager"),
     [("qwen2_5_vl", False), ("ernie4_5_vl_moe", False), ("qwen3_vl_moe", True)],

@@ -138,7 +138,7 @@ def test_prefix_cache(one, two, with_image):
 
 
 def test_guided_decoding(one, two):
-    pytest.importorskip("xgrammar", reason="needs xgrammar: the extra 'guided'")
+    pytest.importorskip("llguidance", reason="needs llguidance: the extra 'guided'")
     guided = GuidedDecodingParams(json=SCHEMA)
     params = SamplingParams(temperature=0.8, seed=2, max_tokens=24, guided_decoding=guided)
     expected, found = (answers(llm, "json please", params) for llm in (one, two))

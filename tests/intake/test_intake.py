@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -378,12 +379,15 @@ def test_logprobs_within_the_limit(intake, make_intake):
 
 def test_guided_decoding_is_validated_by_the_backend(make_intake):
     def refuse(guided):
-        raise RequestError(f"bad regex {guided.regex}")
+        if guided.regex == "(":
+            raise RequestError(f"bad regex {guided.regex}")
 
+    grammars = SimpleNamespace(validate=refuse, interrupt=int, close=int)
     params = SamplingParams(guided_decoding=GuidedDecodingParams(regex="("))
     with pytest.raises(RequestError, match=r"bad regex \("):
-        make_intake(validate_guided=refuse).accept("hello", params)
-    assert make_intake(validate_guided=lambda guided: None).accept("hello", params)
+        make_intake(grammars=grammars).accept("hello", params)
+    params = SamplingParams(guided_decoding=GuidedDecodingParams(regex="a"))
+    assert make_intake(grammars=grammars).accept("hello", params)
 
 
 def test_bad_words_with_and_without_a_space(intake, tokenizer):

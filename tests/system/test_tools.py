@@ -10,7 +10,7 @@ import pytest
 from mmdeploy_llm import LLM, GuidedDecodingParams, SamplingParams, ToolCall
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("xgrammar") is None, reason="needs xgrammar: the extra 'guided'"
+    importlib.util.find_spec("llguidance") is None, reason="needs llguidance: the extra 'guided'"
 )
 TEMPLATE = """{%- for tool in tools or [] %}{{ tool | tojson }}
 {% endfor -%}
