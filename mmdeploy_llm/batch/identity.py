@@ -1,0 +1,175 @@
+"""Digests by which a resumed run notices that an item's input or the configuration has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.config import EngineConfig
+
+DIGEST_BYTES = 8
+NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights
+MAX_WHOLE_BYTES = 64 * 2**20  # other files up to this size are read whole
+MODEL_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".ttf", ".safetensors"))
+OUR_DISTRIBUTION = "mmdeploy-llm"
+# Options that decide how fast an answer comes, or whether there is one, and not what it says. The
+# model and its tokenizer are compared by their files.
+NOT_COMPARED = frozenset(
+    (
+        *("model", "tokenizer", "revision", "device", "num_threads", "cpu_affinity", "numa_node"),
+        *("tensor_parallel_size", "data_parallel_size", "block_size", "max_num_seqs"),
+        *("max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory"),
+        *("num_gpu_blocks_override", "enable_prefix_caching", "prefix_cache_memory"),
+        *("enable_chunked_prefill", "encoder_cache_memory", "num_intake_threads"),
+        *("limit_mm_per_prompt", "allowed_media_root", "max_media_bytes", "max_image_pixels"),
+        *("allow_media_urls", "allowed_media_domains", "allow_private_media_addresses"),
+        *("allowed_media_schemes", "media_fetch_timeout", "media_isolation", "media_timeout"),
+        *("media_process_memory", "max_video_seconds", "max_video_frames", "enable_logprob"),
+        *("max_logprobs", "guided_decoding_backend", "native_kernels", "use_warmup"),
+        *("enforce_eager", "trust_remote_code", "attention_backend"),
+    )
+)
+
+
+class _Hasher(Protocol):
+    def update(self, data: bytes | memoryview, /) -> None: ...
+
+
+def digest_of(*values: Any) -> str:
+    """Returns a digest of nested values. The order of keys does not matter. Loaded objects other
+    than bytes and arrays count by their type and size only."""
+    hasher = blake2b(digest_size=DIGEST_BYTES)
+    _feed(hasher, values)
+    return hasher.hexdigest()
+
+
+def _feed(hasher: _Hasher, value: Any) -> None:
+    """Adds a value with its type and length, so that no two values give the same bytes."""
+    if isinstance(value, Mapping):
+        items = sorted(((str(name), item) for name, item in value.items()), key=lambda own: own[0])
+        hasher.update(f"map {len(items)}\0".encode())
+        for item in items:
+            _feed(hasher, item)
+    elif isinstance(value, (list, tuple)):
+        hasher.update(f"list {len(value)}\0".encode())
+        for item in value:
+            _feed(hasher, item)
+    elif isinstance(value, (str, os.PathLike)):
+        _feed(hasher, os.fsencode(value) if isinstance(value, os.PathLike) else _utf8(value))
+    elif value is None or isinstance(value, (bool, int, float)):
+        hasher.update(f"{type(value).__name__} {value!r}\0".encode())
+    else:
+        _feed_object(hasher, value)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _feed_object(hasher: _Hasher, value: Any) -> None:
+    """Adds bytes and arrays by their content; others, such as a PIL image that is not loaded yet,
+    without reading them: they may be huge, or a pipe."""
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        size = [str(getattr(value, name, None)) for name in ("size", "shape", "mode", "dtype")]
+        name = getattr(value, "filename", None)
+        state = file_state(name) if isinstance(name, str) and name else None
+        _feed(hasher, (type(value).__name__, size, state))
+        return
+    hasher.update(f"bytes {view.format} {view.shape} {view.nbytes}\0".encode())
+    is_flat = view.c_contiguous and view.nbytes > 0
+    hasher.update(view.cast("B") if is_flat else view.tobytes())
+
+
+def file_state(path: str) -> tuple[int, int] | None:
+    """Returns size and modification time (ns) of a file, None when there is none. A file that
+    changes keeps both only when somebody puts the time back."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def file_paths(url: str) -> Sequence[str]:
+    """Returns the path in a file:// URL; () for other URLs."""
+    if url.lstrip()[:5].lower() != "file:":
+        return ()
+    try:
+        return (unquote(urlsplit(url.strip()).path),)
+    except ValueError:
+        return ()
+
+
+def describe_engine(config: EngineConfig) -> dict[str, Any]:
+    """Returns what decides the answers of an engine, as name -> value: options that differ from
+    their defaults, digests of the model's files, versions of plugins from other packages.
+
+    Raises CheckpointError when there is no such model.
+    """
+    from mmdeploy_llm.intake.checkpoint import TOKENIZER_FILES, resolve_model
+    from mmdeploy_llm.intake.template import load_template
+
+    given = config.model_dump(exclude_defaults=True)
+    values = {name: value for name, value in given.items() if name not in NOT_COMPARED}
+    values["model"] = model_digest(resolve_model(config.model, config.revision))
+    if config.tokenizer is not None:
+        folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
+        values["tokenizer"] = model_digest(folder)
+    if config.chat_template is not None:
+        values["chat_template"] = load_template(config.chat_template)
+    plugins = dict(_other_plugins(config))
+    return {**values, **({"plugins": plugins} if plugins else {})}
+
+
+def _other_plugins(config: EngineConfig) -> Iterator[tuple[str, str]]:
+    """Yields name and version of the selected plugins that other packages provide."""
+    for point in metadata.entry_points(group="mmdeploy_llm"):
+        is_selected = config.plugins is None or point.name in config.plugins
+        is_ours = point.dist is None or point.dist.name == OUR_DISTRIBUTION
+        if is_selected and not is_ours and point.name not in config.blocked_plugins:
+            assert point.dist is not None
+            yield point.name, point.dist.version
+
+
+def model_digest(folder: Path) -> str:
+    """Returns a digest of the files of a model: names, sizes and contents; of weights a sample of
+    NUM_SAMPLES pieces for each file, which differ after another training."""
+    hasher = blake2b(digest_size=DIGEST_BYTES)
+    names = sorted(name for name in os.listdir(folder) if Path(name).suffix in MODEL_SUFFIXES)
+    for name in names:
+        # O_NONBLOCK: a FIFO in a model folder must not wait. Links are followed: the cache of the
+        # hub consists of links.
+        fd = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode):
+                _feed(hasher, (name, status.st_size))
+                _feed_file(hasher, fd, name, status.st_size)
+        finally:
+            os.close(fd)
+    return hasher.hexdigest()
+
+
+def _feed_file(hasher: _Hasher, fd: int, name: str, size: int) -> None:
+    is_whole = size <= MAX_WHOLE_BYTES and not name.endswith(".safetensors")
+    if is_whole or size <= NUM_SAMPLES * SAMPLE_BYTES:
+        hasher.update(os.pread(fd, size, 0))
+        return
+    for number in range(NUM_SAMPLES):
+        begin = (size - SAMPLE_BYTES) * number // (NUM_SAMPLES - 1)
+        hasher.update(os.pread(fd, SAMPLE_BYTES, begin))
+
+
+def as_json(value: Any) -> str:
+    """Returns a value as JSON that does not depend on the order of keys."""
+    return json.dumps(value, sort_keys=True, default=str)
