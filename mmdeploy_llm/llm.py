@@ -12,16 +12,16 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from .arguments import as_conversations, as_prompts, is_conversation, one_params, params_for
-from .batch.identity import describe_engine
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
 from .batch.previews import FilePreviews
 from .batch.report import report_batch
+from .batch.storage.engine import describe_engine
 from .config import EngineConfig
 from .desk.drive import Driver, Job, JobOutput, refused
 from .desk.fleet import Fleet
 from .desk.fleet_engine import Ask
-from .errors import ConfigError, EngineError, RequestError, WorkerDiedError
+from .errors import EngineError, RequestError, WorkerDiedError
 from .hooks import Model
 from .intake.cache import CacheStats, add_stats
 from .intake.intake import TokenCount
@@ -177,8 +177,7 @@ class LLM:
         failed. "anyway": also if other results are of another model or of other parameters.
         overwrite: replace the output, which otherwise must not exist.
         shard: "2/8" answers the second of eight shards, by line number.
-        limit, max_failures: read only the first lines; stop after this many failed items. report:
-        path of an HTML page to write.
+        limit: lines to read. max_failures: failed items that end the run. report: an HTML page.
         Raises ConfigError for a wrong call; an item with an error becomes a line with that error.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
@@ -191,7 +190,6 @@ class LLM:
             max_failures=max_failures,
             is_failed_redone=retry_failed,
             is_any_config_kept=resume == "anyway",
-            model=self._config.model,
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )

@@ -17,7 +17,7 @@ from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaRef
 from mmdeploy_llm.params import SamplingParams
 
-from .identity import digest_of, file_paths, file_state
+from .storage.identity import digest_of, file_paths, file_state
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")

@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,12 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 
-from .configuration import Configuration, ConfigurationFile
 from .ids import Selection
 from .items import BadItem, Item
 from .output import Kept, Mode, check_target, scan
 from .run import Answerer, BatchRun, Ending, RunCounts, Tally, left_to_do
 from .sources import Source, open_source
+from .storage.configuration import Configuration, ConfigurationFile
 from .writer import RecordWriter
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ class BatchSettings:
     max_failures: stop after this many failed items in this run.
     is_failed_redone: whether mode "resume" retries failed items.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
-    model, describe_engine: name of the model, and a function that returns what else decides its
-    answers, see `identity.describe_engine`; called when a run needs a model.
+    describe_engine: returns what decides the engine's answers; called when a run needs a model.
     is_progress_shown: None shows a progress bar on a terminal only.
     """
 
@@ -57,8 +56,7 @@ class BatchSettings:
     max_failures: int | None = None
     is_failed_redone: bool = True
     is_any_config_kept: bool = False
-    model: str = ""
-    describe_engine: Callable[[], Mapping[str, Any]] = dict
+    describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
 
     def __post_init__(self) -> None:
@@ -67,14 +65,15 @@ class BatchSettings:
 
     def configuration(self) -> Configuration:
         """Returns what decides the answers, the items aside."""
+        engine = self.describe_engine()
         params = self.sampling_params.model_dump(mode="json", exclude_defaults=True)
         values = {
-            **self.describe_engine(),
+            **engine.values,
             **{f"sampling_params.{name}": value for name, value in params.items()},
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
         }
-        return Configuration(model=self.model, values=values)
+        return replace(engine, values=values)
 
 
 def mode_of(resume: bool | str, overwrite: bool) -> Mode:
@@ -220,11 +219,10 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     is_complete = job.is_empty and job.settings.mode == "resume" and job.output.exists()
     if is_complete and not job.kept.drops:
         return _summary(job, "done", RunCounts(), num_before, None)
-    job = _with_configuration(job)
-    with (
-        open_llm() if job.needs_model else _NoModel() as llm,
-        RecordWriter(job.output, job.settings.mode, job.kept) as writer,
-    ):
+    with ExitStack() as stack:
+        llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
+        job = _with_configuration(job)
+        writer = stack.enter_context(RecordWriter(job.output, job.settings.mode, job.kept))
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
             file = ConfigurationFile(job.output)

@@ -18,9 +18,9 @@ from typing import Literal
 
 from mmdeploy_llm.errors import ConfigError
 
-from .files import FileState, check_regular, open_regular
 from .ids import DoneItems, IdSet
 from .records import Record
+from .storage.files import FileState, check_regular, open_regular
 
 Mode = Literal["new", "overwrite", "resume"]
 PlaceOf = Callable[[Record], int | None]

@@ -12,10 +12,10 @@ from typing import Protocol
 from urllib.parse import quote
 
 from .bidi import without_bidi_controls
-from .files import Folder, OutputLostError
 from .items import Media
 from .previews import MakePreviews
-from .unicode_text import without_surrogates
+from .storage.files import Folder, OutputLostError
+from .storage.unicode_text import without_surrogates
 
 NAME_BYTES = 12
 FOLDER = "pictures"

@@ -33,7 +33,7 @@ from mmdeploy_llm.errors import ABORTED, OK
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 from .items import BadItem, Item, Media
-from .unicode_text import escaped, replaced, unescaped
+from .storage.unicode_text import escaped, replaced, unescaped
 
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 # Left out of the JSON when empty.

@@ -28,7 +28,6 @@ from tqdm import tqdm
 from mmdeploy_llm.errors import ConfigError
 
 from .bidi import without_bidi_controls
-from .files import Folder, OutputLostError
 from .job import BatchSettings, BatchSummary
 from .output import RecordIndex, records_at
 from .pictures import (
@@ -43,6 +42,7 @@ from .pictures import (
 )
 from .previews import FilePreviews, MakePreviews, is_refused, media_of
 from .records import Record, seconds
+from .storage.files import Folder, OutputLostError
 
 EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files
 CHUNK_CARDS = 200

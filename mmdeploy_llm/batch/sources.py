@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 
-from .identity import digest_of, file_state
 from .ids import Selection
 from .inputs import find_media, is_video_name
 from .items import BadItem, Item, ItemReader, is_url
 from .lines import Row, count_lines, read_jsonl
 from .parquet import ParquetRows
 from .records import Record
+from .storage.identity import digest_of, file_state
 
 IMAGE_QUESTION, VIDEO_QUESTION = "Describe the image.", "Describe the video."
 ONE_QUESTION = (

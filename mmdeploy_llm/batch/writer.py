@@ -15,9 +15,9 @@ from typing import Self
 
 from mmdeploy_llm.errors import ConfigError
 
-from .files import FileState, Folder, OutputLostError, is_at, open_regular, write_all
 from .output import Kept, Mode, PlaceOf, check_target, exists_already, scan
 from .records import Record
+from .storage.files import FileState, Folder, OutputLostError, is_at, open_regular, write_all
 
 logger = logging.getLogger(__name__)
 

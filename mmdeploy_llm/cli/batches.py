@@ -49,6 +49,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings, BatchSummary
+    from mmdeploy_llm.batch.storage.configuration import Configuration
 
 # click does not rewrap a paragraph that begins with "\b".
 EXIT_CODES = """\b
@@ -259,14 +260,13 @@ def batch_settings(
         max_failures=options["max_failures"],
         is_failed_redone=options["retry_failed"],
         is_any_config_kept=options["resume_anyway"],
-        model=options["model"],
         describe_engine=lambda: describe_model(options["model"], engine),
     )
 
 
-def describe_model(model: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def describe_model(model: str, options: Mapping[str, Any]) -> Configuration:
     """Returns what decides the answers of a model with these options of LLM()."""
-    from mmdeploy_llm.batch.identity import describe_engine
+    from mmdeploy_llm.batch.storage.engine import describe_engine
     from mmdeploy_llm.config import EngineConfig
 
     return describe_engine(EngineConfig.from_options(model, options))
@@ -289,11 +289,11 @@ def run_and_report(
     is_table_shown: bool = False,
 ) -> None:
     """Runs a job, writes its report, prints a summary and exits with the job's exit code."""
-    from mmdeploy_llm.batch.files import OutputLostError
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.batch.output import records_at
     from mmdeploy_llm.batch.previews import FilePreviews
     from mmdeploy_llm.batch.report import report_batch
+    from mmdeploy_llm.batch.storage.files import OutputLostError
     from mmdeploy_llm.terminal import batch_summary, caption_table, make_console, printable
 
     try:

@@ -5,38 +5,16 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.config import EngineConfig
 
 DIGEST_BYTES = 8
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights
 MAX_WHOLE_BYTES = 64 * 2**20  # other files up to this size are read whole
 MODEL_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".ttf", ".safetensors"))
-OUR_DISTRIBUTION = "mmdeploy-llm"
-# Options that decide how fast an answer comes, or whether there is one, and not what it says. The
-# model and its tokenizer are compared by their files.
-NOT_COMPARED = frozenset(
-    (
-        *("model", "tokenizer", "revision", "device", "num_threads", "cpu_affinity", "numa_node"),
-        *("tensor_parallel_size", "data_parallel_size", "block_size", "max_num_seqs"),
-        *("max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory"),
-        *("num_gpu_blocks_override", "enable_prefix_caching", "prefix_cache_memory"),
-        *("enable_chunked_prefill", "encoder_cache_memory", "num_intake_threads"),
-        *("limit_mm_per_prompt", "allowed_media_root", "max_media_bytes", "max_image_pixels"),
-        *("allow_media_urls", "allowed_media_domains", "allow_private_media_addresses"),
-        *("allowed_media_schemes", "media_fetch_timeout", "media_isolation", "media_timeout"),
-        *("media_process_memory", "max_video_seconds", "max_video_frames", "enable_logprob"),
-        *("max_logprobs", "guided_decoding_backend", "native_kernels", "use_warmup"),
-        *("enforce_eager", "trust_remote_code", "attention_backend"),
-    )
-)
 
 
 class _Hasher(Protocol):
@@ -108,37 +86,6 @@ def file_paths(url: str) -> Sequence[str]:
         return (unquote(urlsplit(url.strip()).path),)
     except ValueError:
         return ()
-
-
-def describe_engine(config: EngineConfig) -> dict[str, Any]:
-    """Returns what decides the answers of an engine, as name -> value: options that differ from
-    their defaults, digests of the model's files, versions of plugins from other packages.
-
-    Raises CheckpointError when there is no such model.
-    """
-    from mmdeploy_llm.intake.checkpoint import TOKENIZER_FILES, resolve_model
-    from mmdeploy_llm.intake.template import load_template
-
-    given = config.model_dump(exclude_defaults=True)
-    values = {name: value for name, value in given.items() if name not in NOT_COMPARED}
-    values["model"] = model_digest(resolve_model(config.model, config.revision))
-    if config.tokenizer is not None:
-        folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
-        values["tokenizer"] = model_digest(folder)
-    if config.chat_template is not None:
-        values["chat_template"] = load_template(config.chat_template)
-    plugins = dict(_other_plugins(config))
-    return {**values, **({"plugins": plugins} if plugins else {})}
-
-
-def _other_plugins(config: EngineConfig) -> Iterator[tuple[str, str]]:
-    """Yields name and version of the selected plugins that other packages provide."""
-    for point in metadata.entry_points(group="mmdeploy_llm"):
-        is_selected = config.plugins is None or point.name in config.plugins
-        is_ours = point.dist is None or point.dist.name == OUR_DISTRIBUTION
-        if is_selected and not is_ours and point.name not in config.blocked_plugins:
-            assert point.dist is not None
-            yield point.name, point.dist.version
 
 
 def model_digest(folder: Path) -> str:

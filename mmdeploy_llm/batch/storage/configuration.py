@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ FILES = ("model", "tokenizer")  # values that are digests of files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What decides the answers of a run besides its items. model: its name, for messages; it is
-    compared by its files, whose digest is in `values`."""
+    """The settings that decide the answers of a run besides its items. model: its name, for
+    messages; it is compared by its files, whose digest is in `values`."""
 
-    model: str
-    values: Mapping[str, Any]
+    model: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
