@@ -10,7 +10,6 @@ Recorded failures are repeated in the error of whoever later misses what the plu
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -38,6 +37,7 @@ from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
 
 MAX_SHOWN_URI = 80  # characters; a data: URL can be megabytes long
+MAX_SHOWN_PATH = 500
 
 
 class PluginManager:
@@ -261,10 +261,13 @@ def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: Med
 
 
 def _shown_uri(ref: MediaRef) -> str:
-    """Returns the URI for messages: without folders, credentials and query, and never long."""
-    scheme, mark, rest = ref.uri.partition("://")
-    if mark and scheme.lower() != "file":
-        text = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
-    else:
-        text = ref.uri if ref.uri[:5].lower() == "data:" else re.split(r"[/\\]", ref.uri)[-1]
+    """Returns the URI for messages: a path as the caller gave it, a URL without credentials and
+    query, and never long."""
+    if ref.scheme in ("", "file"):
+        half = MAX_SHOWN_PATH // 2
+        is_short = len(ref.uri) <= MAX_SHOWN_PATH
+        return repr(ref.uri if is_short else f"{ref.uri[:half]}...{ref.uri[-half:]}")
+    text, mark, rest = ref.uri.partition("://")
+    if mark:
+        text = f"{text}://{rest.partition('?')[0].rpartition('@')[2]}"
     return repr(text if len(text) <= MAX_SHOWN_URI else text[: MAX_SHOWN_URI - 3] + "...")
