@@ -10,6 +10,7 @@ Recorded failures are repeated in the error of whoever later misses what the plu
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -263,11 +264,13 @@ def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: Med
 def _shown_uri(ref: MediaRef) -> str:
     """Returns the URI for messages: a path as the caller gave it, a URL without credentials and
     query, and never long."""
-    if ref.scheme in ("", "file"):
-        half = MAX_SHOWN_PATH // 2
-        is_short = len(ref.uri) <= MAX_SHOWN_PATH
-        return repr(ref.uri if is_short else f"{ref.uri[:half]}...{ref.uri[-half:]}")
     text, mark, rest = ref.uri.partition("://")
-    if mark:
+    if mark and ref.scheme != "file":
         text = f"{text}://{rest.partition('?')[0].rpartition('@')[2]}"
+    elif ref.scheme != "data":
+        text = re.sub(r"^(\s*file://)[^/]*@", r"\1", ref.uri, flags=re.IGNORECASE)
+        half = MAX_SHOWN_PATH // 2
+        return repr(text if len(text) <= MAX_SHOWN_PATH else f"{text[:half]}...{text[-half:]}")
+    else:
+        text = ref.uri
     return repr(text if len(text) <= MAX_SHOWN_URI else text[: MAX_SHOWN_URI - 3] + "...")

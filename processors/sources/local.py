@@ -106,6 +106,10 @@ def _check_type(status: os.stat_result, name: str) -> None:
 
 
 def _shown(path: str) -> str:
-    """Returns the path as the caller gave it; of a very long one both ends."""
+    """Returns the path as the caller gave it, of a very long one both ends; a URL without
+    credentials and query."""
+    scheme, mark, rest = path.partition("://")
+    if mark and scheme.strip().lower() != "file":  # a URL of a scheme that nobody knows
+        path = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
     half = MAX_SHOWN // 2
     return repr(path if len(path) <= MAX_SHOWN else f"{path[:half]}...{path[-half:]}")

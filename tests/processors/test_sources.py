@@ -99,7 +99,14 @@ def test_allowed_root_with_links_resolved(tmp_path):
         (tmp_path / "rooted").write_bytes(b"x")
         with pytest.raises(MediaError, match="allowed_media_root") as caught:
             fetch(path, allowed_root=root)
-        assert str(tmp_path) not in str(caught.value)
+        assert str(caught.value).startswith(f"image file {str(path)!r} is outside")
+
+
+def test_a_url_of_no_known_scheme_shows_no_secrets():
+    with pytest.raises(MediaError) as caught:
+        fetch("my_store://user:secret@bucket/x.png?token=secret")
+    assert "'my_store://bucket/x.png'" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_loop_of_links(tmp_path):
