@@ -122,7 +122,7 @@ def _stem(media: Media, rules: str) -> str | None:
     the file does not exist."""
     try:
         state = os.stat(media.name) if media.is_file else None
-    except OSError:
+    except (OSError, ValueError):  # ValueError: characters that no file name has
         return None
     if state is None:
         return None

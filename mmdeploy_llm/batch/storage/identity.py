@@ -40,16 +40,16 @@ def _feed(hasher: _Hasher, value: Any) -> None:
         hasher.update(f"list {len(value)}\0".encode())
         for item in value:
             _feed(hasher, item)
-    elif isinstance(value, (str, os.PathLike)):
-        _feed(hasher, os.fsencode(value) if isinstance(value, os.PathLike) else _utf8(value))
+    elif isinstance(value, os.PathLike):
+        _feed(hasher, os.fspath(value))
+    elif isinstance(value, str):
+        data = value.encode("utf-8", "surrogatepass")
+        hasher.update(f"text {len(data)}\0".encode())
+        hasher.update(data)
     elif value is None or isinstance(value, (bool, int, float)):
         hasher.update(f"{type(value).__name__} {value!r}\0".encode())
     else:
         _feed_object(hasher, value)
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _feed_object(hasher: _Hasher, value: Any) -> None:
