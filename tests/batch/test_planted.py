@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 
@@ -23,7 +21,6 @@ from mmdeploy_llm.batch.report import ReportHead, write_report
 from mmdeploy_llm.batch.storage.files import Folder, OutputLostError
 from mmdeploy_llm.batch.writer import RecordWriter
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.testing.tiny import write_tiny
 
 MAX_SECONDS = 10
 HEAD = ReportHead(model="m", created="today", version="1")
@@ -340,58 +337,44 @@ def test_a_folder_is_not_left_through_names(out, precious):
     assert precious.read_text() == "precious"
 
 
-# Runs a batch slowly enough that another process can harm it.
-PROGRAM = """
-import sys, time
-import mmdeploy_llm
-
-def rows(num):
-    for number in range(num):
-        time.sleep(0.02)
-        yield {"id": f"item-{number}", "prompt": f"The fox {number}"}
-
-model, output, num, resume = sys.argv[1:]
-with mmdeploy_llm.LLM(model=model, num_threads=1, max_num_seqs=2, max_model_len=128,
-                      kv_cache_memory=2**24, use_warmup=False) as llm:
-    params = mmdeploy_llm.SamplingParams(max_tokens=2, temperature=0)
-    llm.run_batch(rows(int(num)), output, resume=resume == "yes", sampling_params=params,
-                  use_tqdm=False)
-"""
-
-
-def start(model, out, num, resume):
-    words = [sys.executable, "-c", PROGRAM, str(model), str(out), str(num), resume]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(path, num_lines, process):
-    end = time.monotonic() + 120
-    while time.monotonic() < end and process.poll() is None:
-        if path.exists() and path.read_bytes().count(b"\n") >= num_lines:
-            return
+def wait_for(path, num_lines):
+    end = time.monotonic() + MAX_SECONDS
+    while not path.exists() or path.read_bytes().count(b"\n") < num_lines:
+        assert time.monotonic() < end
         time.sleep(0.01)
-    raise AssertionError(f"no {num_lines} lines: {process.poll()}")
 
 
-def test_two_processes_and_a_replaced_output(out, tmp_path):
+def test_two_processes_and_a_replaced_output(out, fake_llm, in_child, tmp_path):
     """One run loses its file to another run under the same name. It stops at once and keeps its
     results; the other one, killed later, is resumed."""
-    model = write_tiny("qwen2", tmp_path / "tiny", num_hidden_layers=1)
-    first = start(model, out, 2000, "no")
-    wait_for(out, 3, first)
-    out.unlink()
-    second = start(model, out, 2000, "no")
-    _, said = first.communicate(timeout=60)
-    assert first.returncode == 1
-    assert "OutputLostError" in said
-    saved = said.partition("all its results are in '")[2].partition("'")[0]
-    assert len(list(read_records(out.parent / saved))) >= 3
-    wait_for(out, 3, second)
-    second.kill()
-    second.communicate()
-    third = start(model, out, 40, "yes")
-    _, said = third.communicate(timeout=60)
-    assert third.returncode == 0, said
+
+    def rows(num):
+        for number in range(num):
+            time.sleep(0.01)
+            yield {"id": f"item-{number}", "prompt": f"{os.getpid()} {number}"}
+
+    def run(num, mode, said=None):
+        try:
+            run_batch(plan_batch(rows(num), out, BatchSettings(mode=mode)), lambda: fake_llm)
+        except OutputLostError as error:
+            said.write_text(str(error))
+            raise
+
+    said = tmp_path / "said"
+    with deadline():
+        first = in_child.start(lambda: run(2000, "new", said))
+        wait_for(out, 3)
+        out.unlink()
+        second = in_child.start(lambda: run(2000, "new"))
+        assert in_child.wait(first) == 1
+        saved = said.read_text().partition("all its results are in '")[2].partition("'")[0]
+        assert len(list(read_records(out.parent / saved))) >= 3
+        wait_for(out, 3)
+        with pytest.raises(ConfigError, match="another run is writing"):
+            run(40, "resume")
+        os.kill(second, signal.SIGKILL)
+        assert in_child.wait(second) == -signal.SIGKILL
+        run(40, "resume")
     ids = [json.loads(line)["id"] for line in out.read_text().splitlines()]
     assert len(ids) == len(set(ids))
     assert {f"item-{number}" for number in range(40)} <= set(ids)

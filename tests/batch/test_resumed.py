@@ -3,8 +3,7 @@ another configuration is refused by name."""
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -315,39 +314,21 @@ def test_python_and_the_program_refuse_and_go_on(model, jsonl, out, tmp_path):
     assert "nothing left to do" in done.stdout
 
 
-# Is killed once it has done some changed items again, before it has removed their old records.
-PROGRAM = """
-import os, signal, sys
-import mmdeploy_llm
+def test_a_run_killed_while_it_does_changed_items_again(do, out, in_child):
+    """It has written new records and not removed the old ones yet."""
+    do(rows(*"abcdef"), "new")
 
-model, output, num = sys.argv[1:]
+    def killed():
+        for number, row in enumerate(rows(*"ABCDEF")):
+            if number == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield row
 
-def rows():
-    for number in range(40):
-        if os.path.exists(output) and open(output, "rb").read().count(b"\\n") >= 40 + int(num):
-            os.kill(os.getpid(), signal.SIGKILL)
-        yield {"id": f"item-{number}", "prompt": f"{num} {number % 4 and 'the fox'}"}
-
-with mmdeploy_llm.LLM(model=model, num_threads=1, max_num_seqs=2, max_model_len=128,
-                      kv_cache_memory=2**24, use_warmup=False) as llm:
-    params = mmdeploy_llm.SamplingParams(max_tokens=2, temperature=0)
-    llm.run_batch(rows(), output, resume=True, sampling_params=params, use_tqdm=False)
-"""
-
-
-def test_a_run_killed_while_it_does_changed_items_again(model, out):
-    def run(num):
-        words = [sys.executable, "-c", PROGRAM, str(model), str(out), str(num)]
-        return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
-
-    assert run(1000).returncode == 0
-    killed = run(5)
-    assert killed.returncode == -9, killed.stderr
-    assert len(out.read_bytes().splitlines()) >= 45
-    assert ids(out) == sorted(f"item-{number}" for number in range(40))
-    done = {record.id: record.item_digest for record in read_records(out)}
-    assert done["item-0"] == digest_of({"id": "item-0", "prompt": "5 0"})
-    assert done["item-39"] != digest_of({"id": "item-39", "prompt": "5 the fox"})
-    assert run(1000).returncode == 0
-    assert len(out.read_bytes().splitlines()) == 40
-    assert ids(out) == sorted(f"item-{number}" for number in range(40))
+    assert in_child(lambda: do(killed())) == -signal.SIGKILL
+    assert len(out.read_bytes().splitlines()) == 10
+    texts = {record.id: record.text[-1] for record in read_records(out)}
+    assert texts == {f"item-{number}": text for number, text in enumerate("ABCDef")}
+    summary, prompts = do(rows(*"ABCDEF"))
+    assert [prompt["prompt"] for prompt in prompts] == ["E", "F"]
+    assert (summary.num_records, summary.num_before) == (6, 4)
+    assert len(out.read_bytes().splitlines()) == 6
