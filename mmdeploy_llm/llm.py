@@ -8,13 +8,15 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from .batch.ids import Selection
-from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
+from .batch.job import BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
 from .batch.previews import FilePreviews
 from .batch.report import report_batch
+from .batch.storage.engine import describe_engine
 from .config import EngineConfig
 from .desk.arguments import (
     Pairs,
@@ -30,7 +32,7 @@ from .desk.fleet import Fleet
 from .desk.jobs import ChatOptions, JobMaker
 from .desk.merge import Merger, deltas, whole_outputs
 from .desk.progress import Progress
-from .errors import ConfigError, WorkerDiedError
+from .errors import WorkerDiedError
 from .hooks import Model
 from .intake.cache import CacheStats, add_stats
 from .intake.intake import TokenCount
@@ -190,7 +192,7 @@ class LLM:
         input: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
         output: str | os.PathLike[str],
         *,
-        resume: bool = False,
+        resume: bool | Literal["anyway"] = False,
         overwrite: bool = False,
         retry_failed: bool = True,
         max_failures: int | None = None,
@@ -209,24 +211,24 @@ class LLM:
         "multimodal_data", "sampling_params", "chat_template_kwargs", "mm_processor_kwargs",
         "tools"}, read lazily; media paths in a file are relative to its folder.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
-        resume: keep the output and answer items that are missing or, with retry_failed, failed.
+        resume: keep the output; answer items that are missing, have changed or, with retry_failed,
+        failed. "anyway": also if other results are of another model or of other parameters.
         overwrite: replace the output, which otherwise must not exist.
         shard: "2/8" answers the second of eight shards, by line number.
-        limit, max_failures: read only the first lines; stop after this many failed items.
-        report: path of an HTML page to write.
+        limit: lines to read. max_failures: failed items that end the run. report: an HTML page.
         Raises ConfigError for a wrong call; an item with an error becomes a line with that error.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
-        if resume and overwrite:
-            raise ConfigError("resume and overwrite contradict each other; give one of them")
         settings = BatchSettings(
-            mode="resume" if resume else "overwrite" if overwrite else "new",
+            mode=mode_of(resume, overwrite),
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
             selection=Selection.parse(shard, limit),
             max_failures=max_failures,
             is_failed_redone=retry_failed,
+            is_any_config_kept=resume == "anyway",
+            describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )
         summary = run_batch(plan_batch(input, output, settings), lambda: nullcontext(self))

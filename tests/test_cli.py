@@ -162,6 +162,7 @@ class TestCaption:
         }
 
     def test_options_reach_the_model(self, run, made, pictures, tmp_path):
+        (tmp_path / "t.jinja").write_text("{{ messages }}")
         result = run(
             *("caption", "pics", "--no-thinking", "--prompt", "Which shapes?"),
             *("--max-tokens", "9", "--temperature", "0.5", "--dtype", "float32"),

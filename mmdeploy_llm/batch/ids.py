@@ -62,6 +62,26 @@ def _hash(text: str) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
+class DoneItems:
+    """The finished items of an output: their keys, and which version of its input each answers."""
+
+    def __init__(self) -> None:
+        self._keys, self._versions = IdSet(), IdSet()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def add(self, key: str, digest: str) -> None:
+        """Adds a finished item. digest: of its input; "" when its record has none."""
+        self._keys.add(key)
+        self._versions.add(f"{key}\0{digest}")
+
+    def has(self, key: str, digest: str) -> bool:
+        """Returns whether the item is finished and its input, as far as is known, unchanged."""
+        is_same = f"{key}\0{digest}" in self._versions or f"{key}\0" in self._versions
+        return key in self._keys and is_same
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The lines of an input that a run processes: every `num_shards`-th of its first `limit`.

@@ -17,6 +17,8 @@ from mmdeploy_llm.errors import MMDeployLLMError, RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaRef
 from mmdeploy_llm.params import SamplingParams
 
+from .storage.identity import digest_of, file_paths, file_state
+
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
 PROMPT_KEYS = (
@@ -54,6 +56,7 @@ class Item:
     line: its line number in the input, from 1.
     path: the media file it asks about, when the input is a list of files.
     question: the first MAX_QUESTION characters of the question.
+    digest: of the item's input: what the line itself says, and the state of its files.
     """
 
     line: int
@@ -63,6 +66,7 @@ class Item:
     path: str | None = None
     media: tuple[Media, ...] = ()
     question: str | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,11 @@ class BadItem:
     id: str | int | None = None
     code: int = RequestError.code
     kind: str = RequestError.__name__
+
+    @property
+    def digest(self) -> str:
+        """A digest of what is wrong with the line."""
+        return digest_of(self.message)
 
 
 class ItemReader:
@@ -110,6 +119,7 @@ class ItemReader:
                 params=self._params(fields.get("sampling_params")),
                 media=tuple(media.found),
                 question=_question(prompt),
+                digest=digest_of(fields, *map(file_state, media.files)),
             )
         except (MMDeployLLMError, RecursionError) as error:
             message = str(error) or "the line is nested too deeply"
@@ -170,11 +180,12 @@ def _check_keys(fields: Mapping[str, Any]) -> None:
 
 
 class _Media:
-    """Resolves the media of a line and collects them in `found`."""
+    """Resolves the media of a line; collects them in `found`, and the paths of files in `files`."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
         self.found: list[Media] = []
+        self.files: list[str] = []
 
     def of_kinds(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Resolves {"image": ..., "video": ...}; other kinds are left for the intake to check."""
@@ -223,8 +234,14 @@ class _Media:
         return value
 
     def _path(self, name: Any) -> Any:
-        is_relative = isinstance(name, str) and not is_url(name) and not os.path.isabs(name)
-        return os.path.join(self._folder, name) if is_relative and self._folder else name
+        if not isinstance(name, str):
+            return name
+        if is_url(name):
+            self.files += file_paths(name)
+            return name
+        path = os.path.join(self._folder or "", name)  # an absolute name stays as it is
+        self.files.append(path)
+        return path
 
 
 def is_url(name: str) -> bool:

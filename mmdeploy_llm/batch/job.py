@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,18 @@ from mmdeploy_llm.params import SamplingParams
 
 from .ids import Selection
 from .items import BadItem, Item
-from .output import Kept, Mode, RecordWriter, check_target, scan
+from .output import Kept, Mode, check_target, scan
 from .run import Answerer, BatchRun, Ending, RunCounts, Tally, left_to_do
 from .sources import Source, open_source
+from .storage.configuration import Configuration, ConfigurationFile
+from .writer import RecordWriter
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.drive import JobOutput
 
     from .output import RecordIndex
+
+logger = logging.getLogger(__name__)
 
 OpenLLM = Callable[[], AbstractContextManager[Answerer]]
 MAX_BAD_AHEAD = 1000  # bad lines that are skipped in search of a good one before the model loads
@@ -38,6 +43,8 @@ class BatchSettings:
     selection: the lines of the input to process.
     max_failures: stop after this many failed items in this run.
     is_failed_redone: whether mode "resume" retries failed items.
+    is_any_config_kept: whether mode "resume" keeps results of another configuration.
+    describe_engine: returns what decides the engine's answers; called when a run needs a model.
     is_progress_shown: None shows a progress bar on a terminal only.
     """
 
@@ -48,11 +55,35 @@ class BatchSettings:
     selection: Selection = field(default_factory=Selection)
     max_failures: int | None = None
     is_failed_redone: bool = True
+    is_any_config_kept: bool = False
+    describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
 
     def __post_init__(self) -> None:
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
+
+    def configuration(self) -> Configuration:
+        """Returns what decides the answers, the items aside."""
+        engine = self.describe_engine()
+        params = self.sampling_params.model_dump(mode="json", exclude_defaults=True)
+        values = {
+            **engine.values,
+            **{f"sampling_params.{name}": value for name, value in params.items()},
+            **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
+            **({} if self.question is None else {"prompt": self.question}),
+        }
+        return replace(engine, values=values)
+
+
+def mode_of(resume: bool | str, overwrite: bool) -> Mode:
+    """Returns how to treat an existing output. resume: True, False or "anyway". Raises
+    ConfigError."""
+    if resume not in (True, False, "anyway"):
+        raise ConfigError(f"resume must be True, False or 'anyway', got {resume!r}")
+    if resume and overwrite:
+        raise ConfigError("resume and overwrite contradict each other; give one of them")
+    return "resume" if resume else "overwrite" if overwrite else "new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +94,7 @@ class BatchSummary:
     run: counts of this run.
     num_before: items that earlier runs completed.
     failures: failed items of this and earlier runs, counted by code and class.
+    num_again: items of this run that had a record, and whose input has changed since.
     num_left: items without a record; None when the size of the input is unknown.
     index: positions of the records in `output`.
     """
@@ -74,6 +106,7 @@ class BatchSummary:
     failures: Mapping[str, int]
     num_left: int | None
     index: RecordIndex
+    num_again: int = 0
 
     @property
     def num_failed(self) -> int:
@@ -93,6 +126,7 @@ class BatchJob:
     items: the items left to do; can be iterated once.
     needs_model: False when only lines that cannot be used are left.
     is_empty: whether nothing is left to do.
+    configuration: None until the run needs it.
     """
 
     source: Source
@@ -102,6 +136,7 @@ class BatchJob:
     items: Iterator[Item | BadItem]
     needs_model: bool
     is_empty: bool
+    configuration: Configuration | None = None
 
 
 def plan_batch(
@@ -133,9 +168,10 @@ def plan_batch(
 def plan_source(source: Source, output: Path, settings: BatchSettings) -> BatchJob:
     """Plans a batch over a source. Raises ConfigError as `plan_batch` does."""
     check_target(output, settings.mode)
-    kept = Kept()
+    kept, configuration = Kept(), None
     if settings.mode == "resume":
         kept = scan(output, source.place_of, is_failed_redone=settings.is_failed_redone)
+        configuration = _checked(output, kept, settings)
     todo = left_to_do(source, kept.done)
     ahead = list(_until_item(todo))
     return BatchJob(
@@ -146,7 +182,26 @@ def plan_source(source: Source, output: Path, settings: BatchSettings) -> BatchJ
         items=itertools.chain(ahead, todo),
         needs_model=len(ahead) > MAX_BAD_AHEAD or isinstance(next(iter(ahead[-1:]), None), Item),
         is_empty=not ahead,
+        configuration=configuration,
     )
+
+
+def _checked(output: Path, kept: Kept, settings: BatchSettings) -> Configuration | None:
+    """Returns the configuration if results of an earlier run had to be compared with it. Raises
+    ConfigError when they are of another one, unless that is allowed."""
+    if kept.num_unchecked:
+        logger.warning(
+            "%d results in %r are of an older version, without digests: it cannot be checked "
+            "whether their input or the configuration has changed",
+            kept.num_unchecked,
+            str(output),
+        )
+    if not kept.configs:
+        return None
+    configuration = settings.configuration()
+    if not settings.is_any_config_kept:
+        ConfigurationFile(output).check(configuration, kept.configs)
+    return configuration
 
 
 def _until_item(todo: Iterator[Item | BadItem]) -> Iterator[Item | BadItem]:
@@ -160,40 +215,61 @@ def _until_item(todo: Iterator[Item | BadItem]) -> Iterator[Item | BadItem]:
 def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
-    num_before, index = len(job.kept.index), job.kept.index
+    num_before = len(job.kept.index)
     is_complete = job.is_empty and job.settings.mode == "resume" and job.output.exists()
     if is_complete and not job.kept.drops:
-        return _summary(job, "done", RunCounts(), num_before)
-    with open_llm() if job.needs_model else _NoModel() as llm:
-        mode = job.settings.mode
-        with RecordWriter(job.output, mode, job.kept) as writer:
-            tally = Tally(
-                unit=job.source.unit,
-                total=job.source.total,
-                num_before=len(index),
-                is_shown=job.settings.is_progress_shown,
-            )
-            try:
-                run = BatchRun(
-                    job.items, writer, tally=tally, max_failures=job.settings.max_failures
-                )
-                ending = run.run(llm)
-            finally:
-                tally.close()
-    return _summary(job, ending, tally.counts(), num_before)
+        return _summary(job, "done", RunCounts(), num_before, None)
+    with ExitStack() as stack:
+        llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
+        job = _with_configuration(job)
+        writer = stack.enter_context(RecordWriter(job.output, job.settings.mode, job.kept))
+        if job.configuration is not None:
+            is_new = job.settings.mode != "resume"
+            file = ConfigurationFile(job.output)
+            file.write(job.configuration, job.kept.configs, is_new=is_new)
+        tally = Tally(
+            unit=job.source.unit,
+            total=job.source.total,
+            num_before=num_before,
+            is_shown=job.settings.is_progress_shown,
+        )
+        try:
+            ending = _run(job, llm, writer, tally)
+        finally:
+            tally.close()
+        writer.finish(job.source.place_of)
+    return _summary(job, ending, tally.counts(), num_before, writer)
 
 
-def _summary(job: BatchJob, ending: Ending, run: RunCounts, num_before: int) -> BatchSummary:
-    index, total = job.kept.index, job.source.total
+def _with_configuration(job: BatchJob) -> BatchJob:
+    if job.configuration is not None or not job.needs_model:
+        return job
+    return replace(job, configuration=job.settings.configuration())
+
+
+def _run(job: BatchJob, llm: Answerer, writer: RecordWriter, tally: Tally) -> Ending:
+    digest = "" if job.configuration is None else job.configuration.digest
+    most = job.settings.max_failures
+    run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
+    return run.run(llm)
+
+
+def _summary(
+    job: BatchJob, ending: Ending, run: RunCounts, num_before: int, writer: RecordWriter | None
+) -> BatchSummary:
+    index = job.kept.index if writer is None else writer.index
+    num_again = 0 if writer is None else writer.num_again
+    total = job.source.total
     num_left = 0 if ending == "done" else None if total is None else max(0, total - len(index))
     return BatchSummary(
         output=job.output,
         ending=ending,
         run=run,
-        num_before=num_before,
+        num_before=num_before - num_again,
         failures=dict(index.failures.most_common()),
         num_left=num_left,
         index=index,
+        num_again=num_again,
     )
 
 

@@ -7,28 +7,23 @@ resume     good lines stay; those of items to be retried and a torn last line ar
 
 from __future__ import annotations
 
-import fcntl
-import logging
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from io import FileIO
+from io import BufferedReader
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from mmdeploy_llm.errors import ConfigError
 
-from .ids import IdSet
+from .ids import DoneItems, IdSet
 from .records import Record
-
-logger = logging.getLogger(__name__)
+from .storage.files import FileState, check_regular, open_regular
 
 Mode = Literal["new", "overwrite", "resume"]
 PlaceOf = Callable[[Record], int | None]
-COPY_BYTES = 2**20
 
 
 class RecordIndex:
@@ -76,79 +71,161 @@ class RecordIndex:
 class Kept:
     """The state of an output file when a run begins.
 
-    done: keys of the items that are not retried.
+    done: the items that are not retried.
     drops: byte ranges (begin, end) to remove.
-    size: size of the file in bytes.
+    state: of the file when it was read; None when there was none.
     end: offset at which its last complete line ends.
+    configs: digests of the configurations of this input's records.
+    num_unchecked: records of this input without digests.
     """
 
-    done: IdSet = field(default_factory=IdSet)
+    done: DoneItems = field(default_factory=DoneItems)
     index: RecordIndex = field(default_factory=RecordIndex)
     drops: tuple[tuple[int, int], ...] = ()
-    size: int = 0
+    state: FileState | None = None
     end: int = 0
+    configs: frozenset[str] = frozenset()
+    num_unchecked: int = 0
 
 
 def check_target(path: Path, mode: Mode) -> None:
     """Raises ConfigError when `path` cannot be written in this mode; changes nothing."""
-    if path.is_dir():
-        raise ConfigError(f"{str(path)!r} is a folder; name a file to write")
-    if mode == "new" and path.exists():
-        raise ConfigError(
-            f"{str(path)!r} exists already; --resume does what is left, --overwrite starts again, "
-            "--output writes elsewhere (in Python: resume=True, overwrite=True or another output)"
-        )
+    is_found = check_regular(path)
+    if mode == "new" and is_found:
+        raise ConfigError(exists_already(path))
+
+
+def exists_already(path: Path) -> str:
+    """Returns the message for an output that must not exist."""
+    return (
+        f"{str(path)!r} exists already; --resume does what is left, --overwrite starts again, "
+        "--output writes elsewhere (in Python: resume=True, overwrite=True or another output)"
+    )
 
 
 def scan(path: Path, place_of: PlaceOf, *, is_failed_redone: bool = True) -> Kept:
-    """Reads an existing output once, line by line, without changing it.
+    """Reads an existing output line by line, without changing it.
 
-    Marks for removal a last line without a line break, torn by an interruption, and the failures
-    of this input's items that are to be retried. Raises ConfigError for a line that is no record.
+    Marks for removal a last line without a line break, torn by an interruption, the failures of
+    this input's items that are to be retried, and all records of an item but the last. Raises
+    ConfigError for a line that is no record.
     """
-    done, index = IdSet(), RecordIndex()
-    drops: list[tuple[int, int]] = []
-    begin = num_dropped = 0
-    for number, line in enumerate(_whole_lines(path), 1):
-        record = _parsed(line, path, number)
-        place = place_of(record)
-        is_left = not record.is_ok and is_failed_redone
-        # A second record of the same item is removed too.
-        if (is_left and place is not None) or (not is_left and not done.add(record.key)):
-            drops.append((begin, begin + len(line)))
-            num_dropped += len(line)
-        elif place is not None:
-            index.add(record, place, begin - num_dropped)
-        begin += len(line)
-    size = path.stat().st_size if path.exists() else 0
-    return Kept(done=done, index=index, drops=tuple(drops), size=size, end=begin)
+    last: Mapping[str, int] = {}
+    while True:
+        try:
+            file = _open(path)
+        except FileNotFoundError:
+            return Kept()
+        with file:
+            found = _Scan(path, place_of, is_failed_redone, last)
+            # Before it is read: what another run appends meanwhile must not count as known.
+            state = FileState.of(os.fstat(file.fileno()))
+            found.read(_whole_lines(file))
+        if not found.repeated or last:
+            return found.kept(state)
+        last = found.repeated  # again, now that it is known which records are the last ones
+
+
+class _Scan:
+    """One pass over an output. last: offset of the last record of each item that has several.
+    repeated: the same, as found in this pass."""
+
+    def __init__(
+        self, path: Path, place_of: PlaceOf, is_failed_redone: bool, last: Mapping[str, int]
+    ) -> None:
+        self._path, self._place_of = path, place_of
+        self._is_failed_redone, self._last = is_failed_redone, last
+        self.repeated: dict[str, int] = {}
+        self._met, self._done, self._index = IdSet(), DoneItems(), RecordIndex()
+        self._drops: list[tuple[int, int]] = []
+        self._configs: set[str] = set()
+        self._num_unchecked = self._num_dropped = self._begin = 0
+
+    def read(self, lines: Iterable[bytes]) -> None:
+        """Reads all lines."""
+        for number, line in enumerate(lines, 1):
+            self._take(_parsed(line, self._path, number), len(line))
+            self._begin += len(line)
+
+    def kept(self, state: FileState) -> Kept:
+        """Returns what was found."""
+        return Kept(
+            done=self._done,
+            index=self._index,
+            drops=tuple(self._drops),
+            state=state,
+            end=self._begin,
+            configs=frozenset(self._configs),
+            num_unchecked=self._num_unchecked,
+        )
+
+    def _take(self, record: Record, size: int) -> None:
+        key, place, begin = record.key, self._place_of(record), self._begin
+        if not self._met.add(key):
+            self.repeated[key] = begin
+        is_left = not record.is_ok and self._is_failed_redone and place is not None
+        if is_left or self._last.get(key, begin) != begin:
+            self._drops.append((begin, begin + size))
+            self._num_dropped += size
+            return
+        self._done.add(key, record.item_digest)
+        if place is not None:
+            self._index.add(record, place, begin - self._num_dropped)
+            self._configs.update(filter(None, (record.config_digest,)))
+            self._num_unchecked += not record.item_digest
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yields the records of a file, none when it does not exist; skips a torn last line.
+    """Yields the records of a file, none when it does not exist; skips a torn last line. Of several
+    records of an item only the last counts.
 
     Raises ConfigError for a line that is no record.
     """
-    for number, line in enumerate(_whole_lines(path), 1):
-        yield _parsed(line, path, number)
+    last = _repeated(path)
+    for begin, record in _records(path):
+        if last.get(record.key, begin) == begin:
+            yield record
+
+
+def _repeated(path: Path) -> dict[str, int]:
+    """Returns the offset of the last record of each item that has several."""
+    met, last = IdSet(), {}
+    for begin, record in _records(path):
+        if not met.add(record.key):
+            last[record.key] = begin
+    return last
+
+
+def _records(path: Path) -> Iterator[tuple[int, Record]]:
+    """Yields the offset and the record of each line."""
+    begin = 0
+    try:
+        file = _open(path)
+    except FileNotFoundError:
+        return
+    with file:
+        for number, line in enumerate(_whole_lines(file), 1):
+            yield begin, _parsed(line, path, number)
+            begin += len(line)
 
 
 def records_at(path: Path, offsets: list[int]) -> Iterator[Record]:
     """Yields the records that begin at these byte offsets, in the order of the offsets."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         for offset in offsets:
             file.seek(offset)
             yield Record.from_json(file.readline())
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            yield line
+def _open(path: Path) -> BufferedReader:
+    return BufferedReader(open_regular(path, os.O_RDONLY))
+
+
+def _whole_lines(file: BufferedReader) -> Iterator[bytes]:
+    for line in file:
+        if not line.endswith(b"\n"):
+            return
+        yield line
 
 
 def _parsed(line: bytes, path: Path, number: int) -> Record:
@@ -159,107 +236,3 @@ def _parsed(line: bytes, path: Path, number: int) -> Record:
             f"line {number} of {str(path)!r} is not a record of a batch ({error}); name another "
             "file with --output, or --overwrite this one"
         ) from None
-
-
-class RecordWriter:
-    """Writes records unbuffered, so that written records survive a killed process and only the
-    last line can be torn.
-
-    kept: what `scan` found, for mode "resume". Locks the file: a second run that writes to it
-    raises ConfigError. Not thread-safe.
-    """
-
-    def __init__(self, path: Path, mode: Mode, kept: Kept | None = None) -> None:
-        check_target(path, mode)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._kept = kept or Kept()
-        self.index = self._kept.index
-        self._file = _open_locked(path, "xb" if mode == "new" else "ab")
-        try:
-            self._offset = self._begin(path, mode)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def write(self, record: Record, place: int | None) -> None:
-        """Appends one line. place: rank of the record's item in the input order, if it has one."""
-        line = memoryview(record.to_json().encode() + b"\n")
-        begin = self._offset
-        while line:
-            num_written = self._file.write(line) or 0
-            self._offset += num_written
-            line = line[num_written:]
-        if place is not None:
-            self.index.add(record, place, begin)
-
-    def close(self) -> None:
-        """Closes the file and releases its lock."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _begin(self, path: Path, mode: Mode) -> int:
-        """Removes what must not stay in the file and returns its size."""
-        kept = self._kept
-        if mode != "resume":
-            self._file.truncate(0)
-            return 0
-        if os.fstat(self._file.fileno()).st_size != kept.size:
-            raise ConfigError(f"another run wrote to {str(path)!r} meanwhile; start this one again")
-        if not kept.drops:
-            self._file.truncate(kept.end)
-            return kept.end
-        copy = _copied(path, kept)
-        self._file.close()
-        self._file = copy
-        return copy.tell()
-
-
-def _open_locked(path: Path, mode: Literal["xb", "ab", "wb"]) -> FileIO:
-    """Opens the file unbuffered and locks it against other processes until it is closed."""
-    file = path.open(mode, buffering=0)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ConfigError(
-            f"another run is writing to {str(path)!r}; wait for its end, or give another --output"
-        ) from None
-    except OSError as error:  # some network file systems have no locks
-        logger.warning(
-            "%r cannot be locked (%s): make sure that no other run writes to it",
-            str(path),
-            error.strerror,
-        )
-    return file
-
-
-def _copied(path: Path, kept: Kept) -> FileIO:
-    """Atomically replaces the file by a copy without `kept.drops`; returns it open for writing."""
-    partial = path.with_name(path.name + ".partial")
-    copy = _open_locked(partial, "wb")
-    ends = [end for _, end in kept.drops]
-    begins = [begin for begin, _ in kept.drops]
-    with path.open("rb") as old:
-        for begin, end in zip([0, *ends], [*begins, kept.end], strict=True):
-            old.seek(begin)
-            _copy(old.read, copy, end - begin)
-    os.replace(partial, path)
-    return copy
-
-
-def _copy(read: Callable[[int], bytes], copy: FileIO, num_bytes: int) -> None:
-    while num_bytes > 0:
-        piece = memoryview(read(min(num_bytes, COPY_BYTES)))
-        num_bytes -= len(piece)
-        while piece:
-            piece = piece[copy.write(piece) or 0 :]

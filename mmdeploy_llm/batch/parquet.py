@@ -39,7 +39,7 @@ class ParquetRows:
             from pyarrow import parquet
         except ImportError:
             raise ConfigError(
-                f"{path.name!r} is a Parquet file, and reading these needs pyarrow: "
+                f"{str(path)!r} is a Parquet file, and reading these needs pyarrow: "
                 'pip install "mmdeploy-llm[parquet]", or give a JSONL file'
             ) from None
         self._path = path
@@ -51,7 +51,7 @@ class ParquetRows:
                 self.num_rows: int = file.metadata.num_rows
         except self._faults as error:
             raise ConfigError(
-                f"{path.name!r} is not a Parquet file: {str(error)[:MAX_SHOWN]}"
+                f"{str(path)!r} is not a Parquet file: {str(error)[:MAX_SHOWN]}"
             ) from None
 
     def __iter__(self) -> Iterator[Row | BadItem]:

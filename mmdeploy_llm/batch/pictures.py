@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
 from .bidi import without_bidi_controls
 from .items import Media
 from .previews import MakePreviews
+from .storage.files import Folder, OutputLostError
+from .storage.unicode_text import without_surrogates
 
 NAME_BYTES = 12
 FOLDER = "pictures"
@@ -54,41 +56,65 @@ class PicturesInFiles:
     rules: part of the hash; pictures made under other rules are not reused.
     """
 
-    def __init__(self, make: MakePreviews, folder: Path, url: str, rules: str = "") -> None:
+    def __init__(self, make: MakePreviews, folder: Folder, url: str, rules: str = "") -> None:
         self._make = make
         self._rules = rules
-        self._folder = folder / FOLDER
+        self._folder = folder.inner(FOLDER)
         self._url = f"{url}/{FOLDER}"
         self._names: set[str] = set()
         self._found: dict[str, list[str]] = {}  # stem -> names of earlier pictures
-        for path in sorted(self._folder.glob("??/*.jpg")):
-            self._found.setdefault(path.stem.rpartition("-")[0], []).append(path.name)
+        for _, name in _pictures_in(self._folder):
+            self._found.setdefault(name.rpartition("-")[0], []).append(name)
 
     def of(self, media: Media) -> tuple[Picture, ...]:
         """Returns the pictures, written atomically when no earlier report has them."""
         stem = _stem(media, self._rules)
         if stem is None:
             return ()
-        folder = self._folder / stem[:2]
-        names = self._found.get(stem) or [
-            self._write(folder, f"{stem}-{number:03d}.jpg", blob)
-            for number, blob in enumerate(self._make(media))
-        ]
+        names = self._found.get(stem) or self._write(stem, self._make(media))
         self._names.update(names)
         return _named(media, (f"{self._url}/{stem[:2]}/{name}" for name in names))
 
-    def remove_others(self) -> None:
-        """Removes the pictures of earlier reports that this one does not show."""
-        for path in self._folder.glob("??/*.jpg"):
-            if path.name not in self._names:
-                path.unlink(missing_ok=True)
+    def finish(self) -> None:
+        """Removes the pictures of earlier reports that this one does not show. Raises
+        OutputLostError when pictures that it shows are missing."""
+        remove_pictures(self._folder, self._names)
+        missing = self._names.difference(name for _, name in _pictures_in(self._folder))
+        self._folder.check_in_place()
+        if missing:
+            raise OutputLostError(
+                f"{len(missing)} pictures in {str(self._folder.path)!r} were removed while the "
+                "report was written; write it again"
+            )
 
-    def _write(self, folder: Path, name: str, blob: bytes) -> str:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{name}.{os.getpid()}.partial"
-        partial.write_bytes(blob)
-        os.replace(partial, folder / name)
-        return name
+    def close(self) -> None:
+        """Closes the folder."""
+        self._folder.close()
+
+    def _write(self, stem: str, blobs: Sequence[bytes]) -> list[str]:
+        names = [f"{stem}-{number:03d}.jpg" for number in range(len(blobs))]
+        if not names:
+            return []
+        with self._folder.inner(stem[:2]) as folder:
+            for name, blob in zip(names, blobs, strict=True):
+                # A name of its own: another thread may write the same picture.
+                folder.write(name, [blob], f"{name}.{secrets.token_hex(4)}.partial")
+        return names
+
+
+def remove_pictures(folder: Folder, kept: Collection[str] = ()) -> None:
+    """Removes all pictures of earlier reports but those in `kept`; follows no link."""
+    for inner, name in _pictures_in(folder):
+        if name not in kept:
+            inner.remove(name)
+
+
+def _pictures_in(folder: Folder) -> Iterator[tuple[Folder, str]]:
+    for short in folder.names():
+        inner = folder.existing(short) if len(short) == 2 else None
+        if inner is not None:
+            with inner:
+                yield from ((inner, name) for name in inner.names() if name.endswith(".jpg"))
 
 
 def _stem(media: Media, rules: str) -> str | None:
@@ -96,7 +122,7 @@ def _stem(media: Media, rules: str) -> str | None:
     the file does not exist."""
     try:
         state = os.stat(media.name) if media.is_file else None
-    except OSError:
+    except (OSError, ValueError):  # ValueError: characters that no file name has
         return None
     if state is None:
         return None
@@ -118,12 +144,11 @@ def _named(media: Media, sources: Iterable[str]) -> tuple[Picture, ...]:
 
 
 def printable(text: str) -> str:
-    """Replaces bidirectional controls and surrogate escapes: file names may hold bytes that are not
+    """Replaces bidirectional controls and lone surrogates: file names may hold bytes that are not
     valid UTF-8."""
-    text = text.encode(errors="surrogateescape").decode(errors="replace")
-    return without_bidi_controls(text)
+    return without_bidi_controls(without_surrogates(text))
 
 
-def url_of(folder: Path) -> str:
-    """Returns the URL of a folder relative to a page beside it."""
-    return quote(os.fsencode(folder.name))
+def url_of(name: str) -> str:
+    """Returns the URL of a folder of this name relative to a page beside it."""
+    return quote(os.fsencode(name))

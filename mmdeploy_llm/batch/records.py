@@ -16,6 +16,10 @@ timings        seconds: preprocess, queue, first_token, generate, total; null if
 media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one
 prompt         the first 200 characters of the line's question
 outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
+item_digest    of the item's input, with size and modification time of its files; resume compares it
+config_digest  of model, options and parameters; the file OUTPUT.config.json has their values
+exact          {"id", "path", "media"} with Python's escapes, when a text is not Unicode: a record
+               has U+FFFD for every lone surrogate, such as those of file names that are not UTF-8
 """
 
 from __future__ import annotations
@@ -29,10 +33,14 @@ from mmdeploy_llm.errors import ABORTED, OK
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 from .items import BadItem, Item, Media
+from .storage.unicode_text import escaped, replaced, unescaped
 
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 # Left out of the JSON when empty.
-OPTIONAL = ("line", "path", "tool_calls", "media", "prompt", "outputs")
+OPTIONAL = (
+    *("line", "path", "tool_calls", "media", "prompt", "outputs"),
+    *("item_digest", "config_digest"),
+)
 LOWEST_LOGPROB = -1e30
 COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens")
 
@@ -80,6 +88,8 @@ class Record:
     media: tuple[Media, ...] = ()
     prompt: str | None = None
     outputs: tuple[Mapping[str, Any], ...] = ()
+    item_digest: str = ""
+    config_digest: str = ""
 
     @property
     def is_ok(self) -> bool:
@@ -105,9 +115,17 @@ class Record:
         line = json.dumps(values, ensure_ascii=False)
         try:
             line.encode()
-        except UnicodeEncodeError:  # a file name that is not UTF-8: escape it
-            line = json.dumps(values)
+        except UnicodeEncodeError:  # a file name that is not UTF-8
+            line = json.dumps({**replaced(values), "exact": self._exact()}, ensure_ascii=False)
         return line
+
+    def _exact(self) -> dict[str, Any]:
+        """Returns what resume and the report need exactly, as ASCII."""
+        texts = {"id": self.id, "path": self.path}
+        exact: dict[str, Any] = {
+            name: escaped(text) for name, text in texts.items() if isinstance(text, str)
+        }
+        return {**exact, "media": [escaped(item.name) for item in self.media]}
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Record:
@@ -117,7 +135,7 @@ class Record:
             raise ValueError("it is not an object")
         _check(values)
         try:
-            return cls(**{**values, **_nested(values)})
+            return cls(**_restored({**values, **_nested(values)}))
         except (TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
 
@@ -157,6 +175,19 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
+def _restored(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values with the exact texts in place of those that JSON could hold."""
+    exact = values.pop("exact", None)
+    if exact is None:
+        return values
+    texts = {name: unescaped(exact[name]) for name in ("id", "path") if name in exact}
+    names = map(unescaped, exact.get("media", ()))
+    media = (
+        Media(kind=item.kind, name=name) for item, name in zip(values["media"], names, strict=True)
+    )
+    return {**values, **texts, "media": tuple(media)}
+
+
 def bad_record(item: BadItem) -> Record:
     """Returns the record of a line that cannot be used."""
     return Record(
@@ -167,11 +198,15 @@ def bad_record(item: BadItem) -> Record:
         error_msg=item.message,
         error_class=item.kind,
         error=ItemError(code=item.code, message=item.message),
+        item_digest=item.digest,
     )
 
 
-def record_of(item: Item, output: RequestOutput, error: Exception | None = None) -> Record:
-    """Builds the record of an item from its output. error: the exception, if any.
+def record_of(
+    item: Item, output: RequestOutput, error: Exception | None = None, config_digest: str = ""
+) -> Record:
+    """Builds the record of an item from its output. error: the exception, if any. config_digest: of
+    the configuration that made the output.
 
     With several samples, counts are summed, times are those of all samples together, and one failed
     sample makes the item failed.
@@ -202,6 +237,8 @@ def record_of(item: Item, output: RequestOutput, error: Exception | None = None)
         media=() if item.path is not None else item.media,
         prompt=item.question,
         outputs=_samples(output),
+        item_digest=item.digest,
+        config_digest=config_digest,
     )
 
 

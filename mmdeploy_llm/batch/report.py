@@ -16,6 +16,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
@@ -30,15 +31,18 @@ from .bidi import without_bidi_controls
 from .job import BatchSettings, BatchSummary
 from .output import RecordIndex, records_at
 from .pictures import (
+    FOLDER,
     EmbeddedPictures,
     Picture,
     Pictures,
     PicturesInFiles,
     printable,
+    remove_pictures,
     url_of,
 )
 from .previews import FilePreviews, MakePreviews, is_refused, media_of
 from .records import Record, seconds
+from .storage.files import Folder, OutputLostError
 
 EMBEDDED_CARDS = 300  # a report of more cards keeps its pictures in files
 CHUNK_CARDS = 200
@@ -181,25 +185,75 @@ def write_report(
     """
     if path.is_dir():
         raise ConfigError(f"{str(path)!r} is a folder; name an HTML file for the report")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = path.with_name(f"{path.stem}_files")
-    is_large = num_shown > EMBEDDED_CARDS
-    files = PicturesInFiles(make, folder, url_of(folder), rules)
-    pictures: Pictures = files if is_large else EmbeddedPictures(make)
     hidden = None if is_progress_shown is None else not is_progress_shown
-    environment = _environment()
     with (
+        Folder.open(path.parent) as parent,
         ThreadPoolExecutor(_num_threads(), thread_name_prefix="previews") as pool,
         tqdm(total=num_shown, desc="Report", dynamic_ncols=True, disable=hidden) as bar,
     ):
-        cards = _counted(_cards(records, pictures, pool), bar.update)
-        first = list(itertools.islice(cards, CHUNK_CARDS)) if is_large else cards
-        chunks = _write_chunks(folder, cards, environment) if is_large else []
-        sources = [f"{url_of(folder)}/{name}" for name in chunks]
-        page = _page(environment, head, index, num_shown, first, sources, folder.name)
-        _write_whole(path, page)
-    files.remove_others()
-    _remove_old_chunks(folder, set(chunks))
+
+        def cards(pictures: Pictures) -> Iterator[Card]:
+            return _counted(_cards(records, pictures, pool), bar.update)
+
+        page = _Page(parent=parent, name=path.name, head=head, index=index, num_shown=num_shown)
+        if num_shown > EMBEDDED_CARDS:
+            page.write_large(cards, make, rules)
+        else:
+            page.write_single(cards(EmbeddedPictures(make)))
+        parent.check_in_place()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Page:
+    """A page of this name in the folder `parent`; the files beside it are in NAME_files."""
+
+    parent: Folder
+    name: str
+    head: ReportHead
+    index: RecordIndex
+    num_shown: int
+
+    def write_single(self, cards: Iterable[Card]) -> None:
+        """Writes one self-contained file and removes the files of an earlier, larger report."""
+        self._write(_environment(), cards, [])
+        beside = self.parent.existing(self._beside)
+        if beside is None:  # or a link, which leads to files of somebody else
+            return
+        with beside:
+            _remove_old_chunks(beside, set())
+            old = beside.existing(FOLDER)
+            if old is not None:
+                with old:
+                    remove_pictures(old)
+
+    def write_large(
+        self, cards: Callable[[Pictures], Iterator[Card]], make: MakePreviews, rules: str
+    ) -> None:
+        """Writes the page with the first cards; the others and the pictures to files beside it."""
+        environment = _environment()
+        url = url_of(self._beside)
+        with self.parent.inner(self._beside) as beside:
+            pictures = PicturesInFiles(make, beside, url, rules)
+            with closing(pictures):
+                shown = cards(pictures)
+                first = list(itertools.islice(shown, CHUNK_CARDS))
+                names = _write_chunks(beside, shown, environment)
+                self._write(environment, first, [f"{url}/{name}" for name in names])
+                pictures.finish()
+            _remove_old_chunks(beside, set(names))
+            beside.check_in_place()
+
+    @property
+    def _beside(self) -> str:
+        return f"{Path(self.name).stem}_files"
+
+    def _write(
+        self, environment: jinja2.Environment, cards: Iterable[Card], chunks: list[str]
+    ) -> None:
+        page = _page(
+            environment, self.head, self.index, self.num_shown, cards, chunks, self._beside
+        )
+        self.parent.write(self.name, _encoded(page))
 
 
 def _page(
@@ -229,13 +283,12 @@ def _page(
 
 
 def _write_chunks(
-    folder: Path, cards: Iterator[Card], environment: jinja2.Environment
+    folder: Folder, cards: Iterator[Card], environment: jinja2.Environment
 ) -> list[str]:
     """Writes the remaining cards as scripts that call the page; returns the scripts' names."""
     names: list[str] = []
     # mypy: macros are attributes of a module made at run time.
     card_html: Any = environment.get_template("card.html").module
-    folder.mkdir(parents=True, exist_ok=True)
     while chunk := list(itertools.islice(cards, CHUNK_CARDS)):
         rows = [
             [
@@ -247,7 +300,7 @@ def _write_chunks(
         ]
         names.append(f"cards-{len(names) + 1:03d}.js")
         text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
-        _write_whole(folder / names[-1], [f"reportCards({text});\n"])
+        folder.write(names[-1], _encoded([f"reportCards({text});\n"]))
     return names
 
 
@@ -255,17 +308,21 @@ def _html(macros: Any, card: Card) -> str:
     return str(macros.card_html(card)).strip()
 
 
-def _remove_old_chunks(folder: Path, names: set[str]) -> None:
-    for path in folder.glob("cards-*.js"):
-        if path.name not in names:
-            path.unlink(missing_ok=True)
+def _remove_old_chunks(folder: Folder, kept: set[str]) -> None:
+    """Removes the scripts of earlier reports. Raises OutputLostError when one of `kept` is
+    missing."""
+    found = {name for name in folder.names() if name.startswith("cards-") and name.endswith(".js")}
+    for name in found - kept:
+        folder.remove(name)
+    if kept - found:
+        raise OutputLostError(
+            f"files in {str(folder.path)!r} were removed while the report was written; write it "
+            "again"
+        )
 
 
-def _write_whole(path: Path, pieces: Iterable[str]) -> None:
-    copy = path.with_name(path.name + ".partial")
-    with copy.open("w", encoding="utf-8", errors="replace") as file:
-        file.writelines(pieces)
-    os.replace(copy, path)
+def _encoded(texts: Iterable[str]) -> Iterator[bytes]:
+    return (text.encode("utf-8", "replace") for text in texts)
 
 
 def _environment() -> jinja2.Environment:

@@ -23,11 +23,11 @@ from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.parallel import interrupted_later
 from mmdeploy_llm.params import SamplingParams
 
-from .ids import IdSet
+from .ids import DoneItems, IdSet
 from .items import BadItem, Item
-from .output import RecordWriter
 from .records import Record, bad_record, key_of, record_of
 from .sources import Source
+from .writer import RecordWriter
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.drive import JobOutput
@@ -81,8 +81,9 @@ class RunCounts:
         return self.num_output_tokens / max(self.elapsed, 1e-9)
 
 
-def left_to_do(source: Source, done: IdSet) -> Iterator[Item | BadItem]:
-    """Yields the items of the source that are not done; a duplicate id becomes a BadItem."""
+def left_to_do(source: Source, done: DoneItems) -> Iterator[Item | BadItem]:
+    """Yields the items of the source that are not done, or whose input has changed since; a
+    duplicate id becomes a BadItem."""
     met = IdSet()
     for item in source:
         if item.id is not None and not met.add(key_of(item.id, item.line)):
@@ -91,13 +92,16 @@ def left_to_do(source: Source, done: IdSet) -> Iterator[Item | BadItem]:
                 message=f"the id {str(item.id)[:80]!r} is used by an earlier line; ids must "
                 "differ, and the id of a line without one is its line number",
             )
-        if key_of(item.id, item.line) not in done:
+        if not done.has(key_of(item.id, item.line), item.digest):
             yield item
 
 
 class BatchRun:
     """One run over items; used once. Locks its state, because an engine may pull prompts in
-    another thread than the one that iterates its answers."""
+    another thread than the one that iterates its answers.
+
+    config_digest: of the configuration, for the records.
+    """
 
     def __init__(
         self,
@@ -106,8 +110,10 @@ class BatchRun:
         *,
         tally: Tally,
         max_failures: int | None = None,
+        config_digest: str = "",
     ) -> None:
         self._items = items
+        self._config_digest = config_digest
         self._writer = writer
         self._tally = tally
         self._max_failures = max_failures
@@ -147,7 +153,7 @@ class BatchRun:
     def _collect(self, answer: JobOutput) -> None:
         """Writes the record of an item that has finished."""
         item = self._in_flight.pop(answer.job.index)
-        record = record_of(item, answer.output, answer.error)
+        record = record_of(item, answer.output, answer.error, self._config_digest)
         self._take(record, item.line, num_media=1 if item.path else len(item.media))
 
     def _take(self, record: Record, line: int, num_media: int) -> None:

@@ -15,10 +15,11 @@ from mmdeploy_llm.params import SamplingParams
 
 from .ids import Selection
 from .inputs import find_media, is_video_name
-from .items import BadItem, Item, ItemReader
+from .items import BadItem, Item, ItemReader, is_url
 from .lines import Row, count_lines, read_jsonl
 from .parquet import ParquetRows
 from .records import Record
+from .storage.identity import digest_of, file_state
 
 IMAGE_QUESTION, VIDEO_QUESTION = "Describe the image.", "Describe the video."
 ONE_QUESTION = (
@@ -99,7 +100,12 @@ class FileSource:
         """Yields the items in the order of the files."""
         for path, line in self._lines.items():
             yield Item(
-                line=line, id=path, path=path, prompt=self._prompt(path), params=self._params
+                line=line,
+                id=path,
+                path=path,
+                prompt=self._prompt(path),
+                params=self._params,
+                digest=digest_of(file_state(path)),
             )
 
     def place_of(self, record: Record) -> int | None:
@@ -107,11 +113,11 @@ class FileSource:
         return self._lines.get(record.path) if record.path is not None else None
 
     def _prompt(self, path: str) -> dict[str, Any]:
-        """Builds the prompt, with an absolute path so that no file name is read as a URL."""
+        """Builds the prompt, with an absolute path where the name would be read as a URL."""
         kind = "video" if is_video_name(path) else "image"
         question = self._question or (VIDEO_QUESTION if kind == "video" else IMAGE_QUESTION)
         content = [
-            {"type": kind, kind: os.path.abspath(path)},
+            {"type": kind, kind: os.path.abspath(path) if is_url(path) else path},
             {"type": "text", "text": question},
         ]
         messages = [{"role": "user", "content": content}]
@@ -176,15 +182,14 @@ def open_files(
 
 def _open_file(path: Path, reader: ItemReader, selection: Selection) -> Source:
     if not path.is_file():
-        raise ConfigError(
-            f"{str(path)!r} does not exist; give a JSONL file, a Parquet file or a folder"
-        )
+        fault = "is not a regular file" if os.path.lexists(path) else "does not exist"
+        raise ConfigError(f"{str(path)!r} {fault}; give a JSONL file, a Parquet file or a folder")
     if path.suffix.lower() in PARQUET_SUFFIXES:
         rows = ParquetRows(path)
         return LineSource(rows, reader, selection, rows.num_rows)
     if is_video_name(path.name) or path.suffix.lower() in (".json", ".csv"):
         raise ConfigError(
-            f"{path.name!r} is not a batch: give a JSONL file (one JSON object per line), a "
+            f"{str(path)!r} is not a batch: give a JSONL file (one JSON object per line), a "
             "Parquet file or a folder; `caption` accepts single files"
         )
     num_lines = count_lines(path) if path.stat().st_size <= MAX_COUNTED_BYTES else None

@@ -31,6 +31,7 @@ from .options import (
     Parser,
     Recursive,
     Resume,
+    ResumeAnyway,
     RetryFailed,
     Shard,
     Temperature,
@@ -48,6 +49,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings, BatchSummary
+    from mmdeploy_llm.batch.storage.configuration import Configuration
 
 # click does not rewrap a paragraph that begins with "\b".
 EXIT_CODES = """\b
@@ -92,6 +94,7 @@ Each line of the output is one item, in the order of completion:
   num_cached_tokens, timings (seconds)
   media, prompt        the media of the input, the start of its question
   outputs              every sample, with n > 1 or logprobs
+  item_digest, config_digest     what --resume compares
 A bad input line gets an output line with its error and affects no other line.
 
 \b
@@ -103,7 +106,9 @@ Examples:
 
 \b
 --resume works after any end of a run, even kill -9: finished items are
-skipped, items that were in progress run again.
+skipped, items that were in progress or whose input has changed run again.
+Results of another model, or of other options or parameters, are refused;
+--resume-anyway keeps them.
 
 {EXIT_CODES}"""
 
@@ -153,6 +158,7 @@ def caption(
     recursive: Recursive = False,
     overwrite: Overwrite = False,
     resume: Resume = False,
+    resume_anyway: ResumeAnyway = False,
     retry_failed: RetryFailed = True,
     max_failures: MaxFailures = None,
     shard: Shard = None,
@@ -175,7 +181,8 @@ def caption(
     from mmdeploy_llm.batch.sources import open_files
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
-    settings = batch_settings(ctx.params, sampling)
+    options = engine_options(ctx, engine, **engine_choices(ctx.params))
+    settings = batch_settings(ctx.params, sampling, options)
     source = open_files(
         paths,
         settings.sampling_params,
@@ -185,7 +192,6 @@ def caption(
         template_kwargs=settings.chat_template_kwargs,
     )
     job = plan_source(source, output, settings)
-    options = engine_options(ctx, engine, **engine_choices(ctx.params))
     page = None if no_report else report or output.with_suffix(".html")
     run_and_report(job, model, options, page, is_caption=True, is_table_shown=table)
 
@@ -199,6 +205,7 @@ def batch(
     report: Page = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
+    resume_anyway: ResumeAnyway = False,
     retry_failed: RetryFailed = True,
     max_failures: MaxFailures = None,
     shard: Shard = None,
@@ -223,33 +230,46 @@ def batch(
 
     more = dict(named_value("--sampling", text, "top_p=0.9") for text in sampling or [])
     given = {"max_tokens": max_tokens, "temperature": temperature, **more}
-    settings = batch_settings(ctx.params, given)
-    job = plan_batch(input, output, settings)
     choices = engine_choices(ctx.params)
     options = engine_options(ctx, engine, **choices, limit_mm_per_prompt=MANY_MEDIA)
+    settings = batch_settings(ctx.params, given, options)
+    job = plan_batch(input, output, settings)
     run_and_report(job, model, options, report)
 
 
-def batch_settings(options: Mapping[str, Any], sampling: Mapping[str, Any]) -> BatchSettings:
-    """Builds the settings from a command's options and sampling parameters.
+def batch_settings(
+    options: Mapping[str, Any], sampling: Mapping[str, Any], engine: Mapping[str, Any]
+) -> BatchSettings:
+    """Builds the settings from a command's options, sampling parameters and options of LLM().
 
     Raises ConfigError for options that contradict each other.
     """
     from mmdeploy_llm.batch.ids import Selection
     from mmdeploy_llm.batch.job import BatchSettings
 
-    if not (options["retry_failed"] or options["resume"]):
+    is_resumed = options["resume"] or options["resume_anyway"]
+    if not (options["retry_failed"] or is_resumed):
         raise ConfigError("--no-retry-failed needs --resume; a new run has nothing to retry")
     given = {name: value for name, value in sampling.items() if value is not None}
     return BatchSettings(
-        mode=output_mode(options["overwrite"], options["resume"]),
+        mode=output_mode(options["overwrite"], is_resumed),
         sampling_params=sampling_params(**given),
         chat_template_kwargs=template_kwargs(options["thinking"]),
         question=options["prompt"],
         selection=Selection.parse(options["shard"], options["limit"]),
         max_failures=options["max_failures"],
         is_failed_redone=options["retry_failed"],
+        is_any_config_kept=options["resume_anyway"],
+        describe_engine=lambda: describe_model(options["model"], engine),
     )
+
+
+def describe_model(model: str, options: Mapping[str, Any]) -> Configuration:
+    """Returns what decides the answers of a model with these options of LLM()."""
+    from mmdeploy_llm.batch.storage.engine import describe_engine
+    from mmdeploy_llm.config import EngineConfig
+
+    return describe_engine(EngineConfig.from_options(model, options))
 
 
 def engine_choices(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,11 +293,14 @@ def run_and_report(
     from mmdeploy_llm.batch.output import records_at
     from mmdeploy_llm.batch.previews import FilePreviews
     from mmdeploy_llm.batch.report import report_batch
+    from mmdeploy_llm.batch.storage.files import OutputLostError
 
-    from .terminal import batch_summary, caption_table, make_console
+    from .terminal import batch_summary, caption_table, make_console, printable
 
     try:
         summary = run_batch(job, lambda: open_llm(model, options))
+    except OutputLostError:  # says where the finished items are
+        raise
     except Exception:
         if job.output.exists():
             typer.echo("finished items are saved; --resume continues this run", err=True)
@@ -300,7 +323,7 @@ def run_and_report(
         typer.echo()
     typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
     what = "captions:" if is_caption else "results: "
-    typer.echo(f"{what} {job.output}" + (f"\nreport:   {page}" if page else ""))
+    typer.echo(printable(f"{what} {job.output}" + (f"\nreport:   {page}" if page else "")))
     end_with_exit_code(summary)
 
 

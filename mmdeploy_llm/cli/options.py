@@ -86,6 +86,14 @@ Resume = Annotated[
         "--resume", help="Continue an existing output file: run items that are missing or failed."
     ),
 ]
+ResumeAnyway = Annotated[
+    bool,
+    typer.Option(
+        "--resume-anyway",
+        help="--resume, also when the output has results of another model, of other options or of "
+        "another question: these stay.",
+    ),
+]
 RetryFailed = Annotated[
     bool,
     typer.Option(

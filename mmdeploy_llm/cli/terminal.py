@@ -99,6 +99,8 @@ def batch_summary(summary: BatchSummary, *, done: str) -> str:
     if run.num_images:
         speeds.insert(0, f"{run.images_per_second:.1f} images/s")
     before = f", {summary.num_before} before" if summary.num_before else ""
+    if summary.num_again:
+        before += f"; {summary.num_again} of them again, because their input has changed"
     lines = [
         f"{run.num_done} {done}, {run.num_failed} failed in {seconds(run.elapsed)} "
         f"({', '.join(speeds)}){before}"

@@ -39,6 +39,7 @@ from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
 
 MAX_SHOWN_URI = 80  # characters; a data: URL can be megabytes long
+MAX_SHOWN_PATH = 500
 
 
 class PluginManager:
@@ -274,10 +275,15 @@ def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: Med
 
 
 def _shown_uri(ref: MediaRef) -> str:
-    """Returns the URI for messages: without folders, credentials and query, and never long."""
-    scheme, mark, rest = ref.uri.partition("://")
-    if mark and scheme.lower() != "file":
-        text = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    """Returns the URI for messages: a path as the caller gave it, a URL without credentials and
+    query, and never long."""
+    text, mark, rest = ref.uri.partition("://")
+    if mark and ref.scheme != "file":
+        text = f"{text}://{rest.partition('?')[0].rpartition('@')[2]}"
+    elif ref.scheme != "data":
+        text = re.sub(r"^(\s*file://)[^/]*@", r"\1", ref.uri, flags=re.IGNORECASE)
+        half = MAX_SHOWN_PATH // 2
+        return repr(text if len(text) <= MAX_SHOWN_PATH else f"{text[:half]}...{text[-half:]}")
     else:
-        text = ref.uri if ref.uri[:5].lower() == "data:" else re.split(r"[/\\]", ref.uri)[-1]
+        text = ref.uri
     return repr(text if len(text) <= MAX_SHOWN_URI else text[: MAX_SHOWN_URI - 3] + "...")

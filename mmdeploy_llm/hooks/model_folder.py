@@ -143,7 +143,7 @@ def _entries(folder: Path) -> Iterator[Path]:
             continue
         except OSError as error:
             raise CheckpointError(
-                f"the model folder {folder.name!r} cannot be listed: {error.strerror}"
+                f"the model folder {str(folder)!r} cannot be listed: {error.strerror}"
             ) from error
 
 

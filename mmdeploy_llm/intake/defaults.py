@@ -10,6 +10,8 @@ from mmdeploy_llm.errors import CheckpointError, ConfigError, PromptTooLongError
 from mmdeploy_llm.params import MAX_SEED, EarlyStopParams, GuidedDecodingParams, SamplingParams
 from mmdeploy_llm.runtime_config import RuntimeConfig
 
+from .unicode_text import check_unicode
+
 # The values that FastDeploy's data processor fills in.
 DEFAULTS: Mapping[str, float] = {
     "temperature": 1.0,
@@ -21,6 +23,7 @@ DEFAULTS: Mapping[str, float] = {
     "frequency_penalty": 0.0,
 }
 SAMPLING_CHOICES = ("temperature", "top_p", "top_k")
+TEXTS = ("stop", "bad_words")
 MAX_STOPS = 64
 MAX_STOP_SIZE = 1024  # characters or ids
 
@@ -75,6 +78,10 @@ class ParamsResolver:
 
     def check(self, params: SamplingParams) -> None:
         """Raises RequestError for values that this engine cannot serve, whatever the prompt."""
+        for name in TEXTS:
+            check_unicode(getattr(params, name), name)
+        if params.guided_decoding is not None:
+            check_unicode(dict(params.guided_decoding), "guided_decoding")
         self._check_stops(params)
         self._check_logprobs("logprobs", params.logprobs)
         self._check_logprobs("prompt_logprobs", params.prompt_logprobs)

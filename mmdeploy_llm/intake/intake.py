@@ -33,6 +33,7 @@ from .rendering import Renderer
 from .template import load_template, render, template_variables
 from .tokenizer import PromptTokenizer
 from .tools import read_tools
+from .unicode_text import check_unicode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +290,7 @@ class Intake:
             where=parts.where,
         )
         variables["tools"] = list(conversation.tools) or None
+        _check_texts(conversation.messages, variables, template)
         items = with_sources(conversation.media, parts.media)
         self.media.check(items)
         text = render(
@@ -365,6 +367,16 @@ class Intake:
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         single = tuple((token_id,) for token_id in params.bad_words_token_ids)
         return tuple(dict.fromkeys((*self._tokenizer.bad_words(params.bad_words), *single)))
+
+
+def _check_texts(messages: Any, variables: Mapping[str, Any], template: str) -> None:
+    """Raises RequestError for text of a chat that is not Unicode, wherever the template uses it.
+    Names of media files are not text: they were taken out before."""
+    others = {name: value for name, value in variables.items() if name != "tools"}
+    check_unicode(messages, "messages")
+    check_unicode(variables["tools"], "tools")
+    check_unicode(others, "chat_template_kwargs")
+    check_unicode(template, "chat_template")
 
 
 def _tools_of(parts: PromptParts, variables: dict[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from mmdeploy_llm import errors
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import (
+    ConfigError,
     MediaError,
     MediaLimitError,
     RequestError,
@@ -372,11 +373,15 @@ def _own_class(error: RequestError) -> type[RequestError]:
 def media_limits(config: EngineConfig) -> MediaLimits:
     """Returns the limits on one item that the options set."""
     root = config.allowed_media_root
+    try:
+        root = root.resolve() if root is not None else None
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a lone surrogate
+        raise ConfigError(f"allowed_media_root {str(root)!r} is not a usable path") from error
     return MediaLimits(
         max_bytes=config.max_media_bytes,
         max_pixels=config.max_image_pixels,
         fetch_timeout=config.media_fetch_timeout,
-        allowed_root=root.resolve() if root is not None else None,
+        allowed_root=root,
         allow_urls=config.allow_media_urls or bool(config.allowed_media_domains),
         allowed_domains=config.allowed_media_domains,
         allow_private_addresses=config.allow_private_media_addresses,

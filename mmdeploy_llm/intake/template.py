@@ -14,6 +14,7 @@ from .checkpoint import read_json
 from .rendering import Renderer, TemplateFailedError, TemplateTimeError
 
 RENDER_SECONDS = 30.0
+MAX_SHOWN = 500  # characters of a path in a message
 END_MARK = "\ue8ff end of the message \ue8ff "  # where continue_final_message truncates the text
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
@@ -67,7 +68,7 @@ def load_template(text: str) -> str:
     except (OSError, ValueError) as error:
         if not is_template:
             raise ConfigError(
-                f"the chat template {Path(text).name!r} looks like a file path, but there is no "
+                f"the chat template {text[:MAX_SHOWN]!r} looks like a file path, but there is no "
                 "such file that can be read; give a Jinja template or an existing file"
             ) from error
     return text

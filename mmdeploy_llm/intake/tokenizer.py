@@ -12,6 +12,7 @@ from mmdeploy_llm.hooks.model_folder import library_error, shown
 
 from .checkpoint import check_files
 from .text_facts import text_config
+from .unicode_text import check_unicode
 
 RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable
 
@@ -33,7 +34,7 @@ def load_tokenizer(folder: Path) -> Any:
         if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
             raise
         raise CheckpointError(
-            f"the tokenizer in {folder.name!r} cannot be loaded: {library_error(error)}\n"
+            f"the tokenizer in {str(folder)!r} cannot be loaded: {library_error(error)}\n"
             "The folder needs tokenizer.json, or give tokenizer='another folder'"
         ) from error
     return loaded
@@ -90,6 +91,7 @@ class PromptTokenizer:
         return tuple(dict.fromkeys(ids for ids in spelled if ids))
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        check_unicode(text, "the prompt")
         # verbose=False: no warning about long texts, because the length is checked later.
         ids = self.raw(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
         return list(ids)

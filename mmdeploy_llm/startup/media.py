@@ -11,7 +11,7 @@ from mmdeploy_llm.hooks import MediaProcessor, PluginManager
 from mmdeploy_llm.intake.media import MediaLoader, media_limits
 from mmdeploy_llm.messages import MEDIA_KINDS
 
-from .model_files import ModelFiles, read_model_files
+from .model_files import ModelFiles, naming, read_model_files
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +20,10 @@ def open_media(config: EngineConfig) -> MediaLoader:
     """Returns a loader for the media of a model, without the model's weights. Raises what
     `read_model_files` raises."""
     files = read_model_files(config)
+    with naming(config.model):
+        processors = build_processors(files, config)
     return MediaLoader(
-        processors=build_processors(files, config),
+        processors=processors,
         fetch=files.plugins.fetch_media,
         limits=media_limits(config),
         max_items=config.limit_mm_per_prompt or {},

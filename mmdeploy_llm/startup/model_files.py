@@ -3,11 +3,13 @@ weights are loaded: plugins, config.json, tokenizer, chat template, parsers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ModelError
 from mmdeploy_llm.hooks import (
     Checkpoint,
     LogitsContext,
@@ -57,14 +59,28 @@ class ModelFiles:
     logits_processors: LogitsProcessors
 
 
+@contextmanager
+def naming(name: str, *, kind: str = "model") -> Iterator[None]:
+    """Adds the name, as the caller gave it, to the errors of a model that do not have it yet: most
+    name a file of the model only."""
+    try:
+        yield
+    except ModelError as error:
+        if name not in str(error):
+            error.args = (f"{error} ({kind} {name!r})", *error.args[1:])
+        raise
+
+
 def read_model_files(config: EngineConfig) -> ModelFiles:
     """Loads the plugins and reads the model folder. Raises ConfigError, ModelError, PluginError."""
+    with naming(config.model):
+        return _read(config)
+
+
+def _read(config: EngineConfig) -> ModelFiles:
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
     checkpoint = read_checkpoint(resolve_model(config.model, config.revision))
-    folder = checkpoint.folder
-    if config.tokenizer is not None:
-        folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
-    tokenizer = PromptTokenizer(load_tokenizer(folder))
+    tokenizer = _tokenizer(config, checkpoint)
     text = read_text_facts(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)
     grammars = None
@@ -98,6 +114,14 @@ def read_model_files(config: EngineConfig) -> ModelFiles:
             config.logits_processors,
         ),
     )
+
+
+def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> PromptTokenizer:
+    if config.tokenizer is None:
+        return PromptTokenizer(load_tokenizer(checkpoint.folder))
+    with naming(config.tokenizer, kind="tokenizer"):
+        folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
+        return PromptTokenizer(load_tokenizer(folder))
 
 
 def _reasoning_parser(

@@ -10,7 +10,7 @@ from mmdeploy_llm.config import EngineConfig
 from .blueprint import draw_blueprint
 from .computer import build_computer, build_ranks
 from .machine import read_machine
-from .model_files import read_model_files
+from .model_files import naming, read_model_files
 from .rooms import Assembly, build_rooms
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,11 @@ def cache_line(num_blocks: int, block_size: int) -> str:
 def start(config: EngineConfig) -> Assembly:
     """Returns a running engine. Raises ConfigError, ModelError and PluginError, before the weights
     are read if the check is cheap."""
+    with naming(config.model):
+        return _start(config)
+
+
+def _start(config: EngineConfig) -> Assembly:
     files = read_model_files(config)
     machine = read_machine(config)
     blueprint = draw_blueprint(config, files, machine)

@@ -15,7 +15,7 @@ MAX_SHOWN_NAME = 40  # characters of a path's last component in a message
 
 HOST = r"[a-z0-9](?:[a-z0-9_-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9_-]*[a-z0-9])?)*\.?"
 AUTHORITY = re.compile(rf"(?:(?P<host>{HOST})|\[(?P<ipv6>[0-9a-f:.]+)\])(?::(?P<port>\d{{1,5}})?)?")
-FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")  # parsers drop or reinterpret these
+FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")  # parsers drop or reinterpret these
 IN_PATH = "/%:@!$&'()*+,;=~-._"
 IN_QUERY = IN_PATH + "?[]|"
 
@@ -59,7 +59,9 @@ def parse(url: str) -> Target:
     if len(url) > MAX_URL:
         raise MediaError(f"the URL has {len(url)} characters, {MAX_URL} are allowed")
     if FORBIDDEN.search(url):
-        raise MediaError("the URL holds control characters or backslashes; percent-encode them")
+        raise MediaError(
+            "the URL holds control characters, backslashes or lone surrogates; percent-encode them"
+        )
     try:
         parts = urlsplit(url)
     except ValueError:

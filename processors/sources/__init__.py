@@ -20,5 +20,5 @@ def fetch_media(ref: MediaRef, limits: MediaLimits) -> bytes | None:
     if scheme == "data":
         return read_data_url(ref, limits)
     if scheme == "file":
-        return read_local(path_of_url(ref), ref.kind, limits)
-    return None if scheme else read_local(ref.uri, ref.kind, limits)
+        return read_local(path_of_url(ref), ref, limits)
+    return None if scheme else read_local(ref.uri, ref, limits)

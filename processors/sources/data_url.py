@@ -32,7 +32,7 @@ def read_data_url(ref: MediaRef, limits: MediaLimits) -> bytes:
     least = len(payload) // 4 * 3 - 3 if is_base64 and "%" not in payload else len(payload) // 3
     name = f"the {ref.kind}'s data: URL"
     limits.check_bytes(least, name, is_all=False)
-    blob = _from_base64(payload, ref.kind) if is_base64 else unquote_to_bytes(payload)
+    blob = _from_base64(payload, ref.kind) if is_base64 else _from_percent(payload, ref.kind)
     limits.check_bytes(len(blob), name)
     return blob
 
@@ -45,9 +45,16 @@ def _check_type(media_type: str, kind: str) -> None:
         )
 
 
+def _from_percent(payload: str, kind: str) -> bytes:
+    try:
+        return unquote_to_bytes(payload)
+    except UnicodeEncodeError:
+        raise MediaError(f"the {kind}'s data: URL holds a lone surrogate; remove it") from None
+
+
 def _from_base64(payload: str, kind: str) -> bytes:
     """Decodes with or without padding; white space and percent-encoding are allowed."""
-    raw = unquote_to_bytes(payload) if "%" in payload else payload.encode("utf-8", "replace")
+    raw = _from_percent(payload, kind) if "%" in payload else payload.encode("utf-8", "replace")
     if any(space in raw for space in b" \t\r\n"):
         raw = raw.translate(None, b" \t\r\n")
     try:

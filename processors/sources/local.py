@@ -14,7 +14,7 @@ from mmdeploy_llm.hooks import MediaLimits, MediaRef
 
 from .beneath import OPEN_FLAGS, open_beneath
 
-MAX_SHOWN_NAME = 60  # characters of a file name in a message
+MAX_SHOWN = 500  # characters of a path in a message
 
 
 def path_of_url(ref: MediaRef) -> str:
@@ -35,14 +35,15 @@ def path_of_url(ref: MediaRef) -> str:
     return unquote(parts.path + rest)
 
 
-def read_local(path: str, kind: str, limits: MediaLimits) -> bytes:
-    """Returns the bytes of a regular file. Messages name the file, not its folder.
+def read_local(path: str, ref: MediaRef, limits: MediaLimits) -> bytes:
+    """Returns the bytes of a regular file. Messages name it as `ref` does, not by the path that
+    links lead to.
 
     Raises MediaError when it cannot be read, is not a regular file or lies outside `allowed_root`
     (links resolved, see open_beneath), MediaLimitError when it is larger than `max_bytes`, which is
     checked before reading.
     """
-    name = f"{kind} file {_shown(path)}"
+    name = f"{ref.kind} file {_shown(ref.uri)}"
     try:
         with open(_opened(path, limits.allowed_root, name), "rb") as file:
             return _read(file, name, limits)
@@ -105,6 +106,10 @@ def _check_type(status: os.stat_result, name: str) -> None:
 
 
 def _shown(path: str) -> str:
-    """Returns the last component of the path, shortened."""
-    name = os.path.basename(path.rstrip("/\\")) or path[-1:]
-    return repr(name if len(name) <= MAX_SHOWN_NAME else name[: MAX_SHOWN_NAME - 3] + "...")
+    """Returns the path as the caller gave it, of a very long one both ends; a URL without
+    credentials and query."""
+    scheme, mark, rest = path.partition("://")
+    if mark and scheme.strip().lower() != "file":  # a URL of a scheme that nobody knows
+        path = f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
+    half = MAX_SHOWN // 2
+    return repr(path if len(path) <= MAX_SHOWN else f"{path[:half]}...{path[-half:]}")

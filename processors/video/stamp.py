@@ -34,7 +34,7 @@ class Stamp:
             ImageFont.truetype(self._path, 10)
         except OSError as error:
             raise CheckpointError(
-                f"the model's font {self._path.name} cannot be read: {error}"
+                f"the model's font {str(self._path)!r} cannot be read: {error}"
             ) from None
 
     def draw(self, frame: Image.Image, seconds: float) -> Image.Image:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -146,3 +147,31 @@ def jsonl(tmp_path):
         return path
 
     return write
+
+
+class Children:
+    """Runs functions in forked processes."""
+
+    def start(self, work) -> int:
+        """Returns the process that runs `work`; it exits with 1 when `work` raises."""
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                work()
+                code = 0
+            finally:
+                os._exit(code)
+        return child
+
+    def wait(self, child: int) -> int:
+        """Returns the exit code of a process, below 0 for a signal."""
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def __call__(self, work) -> int:
+        return self.wait(self.start(work))
+
+
+@pytest.fixture
+def in_child() -> Children:
+    return Children()

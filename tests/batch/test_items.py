@@ -24,7 +24,8 @@ def read(values, folder="/data", **options):
 
 def test_a_line_without_id_has_its_number():
     item = read({"prompt": "hi"})
-    assert item == Item(line=5, id=5, prompt={"prompt": "hi"}, params=DEFAULTS, question="hi")
+    values = {"prompt": {"prompt": "hi"}, "params": DEFAULTS, "question": "hi"}
+    assert item == Item(line=5, id=5, digest=item.digest, **values)
 
 
 def test_tools_go_with_the_prompt():

@@ -6,13 +6,13 @@ import pytest
 
 from mmdeploy_llm.batch.output import (
     RecordIndex,
-    RecordWriter,
     check_target,
     read_records,
     records_at,
     scan,
 )
 from mmdeploy_llm.batch.records import ItemError, Record
+from mmdeploy_llm.batch.writer import RecordWriter
 from mmdeploy_llm.errors import ConfigError
 
 GOOD = Record(id="good", line=1, text="fine")

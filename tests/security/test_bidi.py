@@ -111,7 +111,9 @@ def test_nothing_on_the_terminal():
         shown(lambda console: print_answer([output], console, aside)),
         aside.file.getvalue(),
         batch_summary(
-            SimpleNamespace(run=RunCounts(num_done=1), num_before=0, failures={EVIL: 1}, ending=""),
+            SimpleNamespace(
+                run=RunCounts(num_done=1), num_before=0, num_again=0, failures={EVIL: 1}, ending=""
+            ),
             done="done",
         ),
         PrintableFormatter().format(

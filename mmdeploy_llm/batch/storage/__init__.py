@@ -1,0 +1,1 @@
+"""Files of a batch opened safely, and the digests that a resumed run compares."""

@@ -1,0 +1,126 @@
+"""The configuration of a run, and the file OUTPUT.config.json that keeps those of an output: what a
+resumed run is compared with, and what it names when they differ.
+
+{digest: {"model": as the caller named it, "values": {name: value}, "accepts": [digest, ...]}}
+
+accepts: earlier configurations whose results a run with this one was told to keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmdeploy_llm.errors import ConfigError
+
+from .files import Folder, open_regular
+from .identity import as_json, digest_of
+
+MAX_BYTES = 64 * 2**20
+MAX_SHOWN = 60  # characters of a value in a message
+FILES = ("model", "tokenizer")  # values that are digests of files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """The settings that decide the answers of a run besides its items. model: its name, for
+    messages; it is compared by its files, whose digest is in `values`."""
+
+    model: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal values."""
+        return digest_of(json.loads(as_json(self.values)))
+
+
+class ConfigurationFile:
+    """The configurations of one output. Written only by the run that has locked the output."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._name = f"{output.name}.config.json"
+        self._path = output.with_name(self._name)
+
+    def check(self, mine: Configuration, found: Collection[str]) -> None:
+        """Raises ConfigError when an output has results of configurations (digests) that are
+        neither this one nor accepted by it, and names the differences."""
+        known = self._read()
+        accepted = known.get(mine.digest, {}).get("accepts", ())
+        others = sorted(set(found) - {mine.digest, *accepted})
+        if not others:
+            return
+        earlier = known.get(others[-1])
+        words = f"{str(self._path)!r} is missing, so the differences cannot be named"
+        if earlier is not None:
+            words = "; ".join(_differences(earlier, mine)) or "the differences cannot be named"
+        raise ConfigError(
+            f"{str(self._output)!r} has results of another configuration: {words}. --resume-anyway "
+            'keeps them and does the rest with this one (in Python: resume="anyway"); --overwrite '
+            "does all again, --output writes elsewhere"
+        )
+
+    def write(self, mine: Configuration, found: Collection[str], *, is_new: bool) -> None:
+        """Adds a configuration. found: configurations whose results it keeps. is_new: forgets what
+        the file holds."""
+        known = {} if is_new else self._read()
+        before = known.get(mine.digest, {}).get("accepts", ())
+        accepts = sorted({*before, *found} - {mine.digest})
+        entry = {"model": mine.model, "values": mine.values, "accepts": accepts}
+        text = as_json({**known, mine.digest: entry})
+        with Folder.open(self._output.parent) as folder:
+            folder.write(self._name, [text.encode() + b"\n"])
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            with open_regular(self._path, os.O_RDONLY) as file:
+                known = json.loads(file.read(MAX_BYTES))
+        except FileNotFoundError:
+            return {}
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            known = None
+        if not isinstance(known, dict) or not all(map(_is_entry, known.values())):
+            raise ConfigError(
+                f"{str(self._path)!r} does not hold the configurations of a batch; remove it"
+            )
+        return known
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("values"), dict):
+        return False
+    accepts = entry.get("accepts")
+    return isinstance(accepts, list) and all(isinstance(digest, str) for digest in accepts)
+
+
+def _differences(earlier: Mapping[str, Any], mine: Configuration) -> list[str]:
+    """Returns one sentence for each value that differs."""
+    before, now = earlier["values"], json.loads(as_json(mine.values))
+    differences = []
+    for name in sorted({*before, *now}):
+        if before.get(name) == now.get(name):
+            continue
+        if name in FILES and name in before and name in now:
+            words = f"the files of the {name} differ"
+            if name == "model":
+                words += f" ({mine.model!r} now, {_shown(earlier.get('model'))} then)"
+            differences.append(words)
+        else:
+            differences.append(f"{name} is {_value(now, name)}, was {_value(before, name)}")
+    return differences
+
+
+def _value(values: Mapping[str, Any], name: str) -> str:
+    return _shown(values[name]) if name in values else "not set"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

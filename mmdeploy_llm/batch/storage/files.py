@@ -1,0 +1,206 @@
+"""Opens the files that a batch writes. Whoever can write to their folder may put a link, a FIFO or
+another file in their place: none of these is followed, waited for or overwritten."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from mmdeploy_llm.errors import ConfigError
+
+# O_NONBLOCK: opening a FIFO must not wait for its other end. O_NOCTTY: a terminal must not become
+# ours.
+NO_TRAPS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+KINDS = (
+    (stat.S_ISLNK, "a link; name the file that it leads to"),
+    (stat.S_ISDIR, "a folder; name a file"),
+    (stat.S_ISFIFO, "a FIFO, not a regular file; name another file"),
+    (stat.S_ISREG, "another file now"),
+)
+OTHER_KIND = "a device or a socket, not a regular file; name another file"
+
+
+class OutputLostError(ConfigError):
+    """A file was removed or replaced while a batch wrote to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileState:
+    """The identity of a file and of its content, as far as the file system knows it."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        """Returns the state in the result of a stat call."""
+        return cls(
+            device=status.st_dev,
+            inode=status.st_ino,
+            size=status.st_size,
+            mtime_ns=status.st_mtime_ns,
+        )
+
+
+def check_regular(path: Path) -> bool:
+    """Returns whether the file exists. Raises ConfigError when it is not a regular file; a link to
+    one is refused too."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(status.st_mode):
+        raise _irregular(path, status)
+    return True
+
+
+def open_regular(path: Path, flags: int) -> FileIO:
+    """Opens a regular file unbuffered. Raises ConfigError for anything else at `path`, links
+    included, and OSError as os.open does.
+
+    flags: of os.open; with O_CREAT a missing file is made.
+    """
+    check_regular(path)  # before it is opened: a device may react to that
+    try:
+        fd = os.open(path, flags | NO_TRAPS, 0o666)
+    except OSError:
+        check_regular(path)  # what has taken the path meanwhile
+        raise
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise _irregular(path, status)
+    access = flags & os.O_ACCMODE
+    return FileIO(fd, "rb" if access == os.O_RDONLY else "ab+" if access == os.O_RDWR else "ab")
+
+
+def is_at(file: IO[bytes] | FileIO, path: str | Path, folder: int | None = None) -> bool:
+    """Returns whether `path` names the open file itself. folder: descriptor that `path` is relative
+    to."""
+    try:
+        found = os.stat(path, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return os.path.samestat(found, os.fstat(file.fileno()))
+
+
+class Folder:
+    """An open folder. Names in it are used without following links, whatever happens to its path.
+
+    path: for messages, and to notice that the folder was replaced.
+    """
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd = fd
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        """Opens a folder that the caller named, links included; makes it when it is missing."""
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(os.open(path, FOLDER_FLAGS), path)
+
+    def inner(self, name: str) -> Folder:
+        """Opens a folder in this one; makes it when it is missing. Raises ConfigError for a link or
+        a file of this name."""
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self._fd)
+        found = self.existing(name)
+        if found is None:
+            raise ConfigError(
+                f"{str(self.path / name)!r} is not a folder, and links are not followed; remove it "
+                "or name another file"
+            )
+        return found
+
+    def existing(self, name: str) -> Folder | None:
+        """Opens a folder in this one; None when there is none, or something else has the name."""
+        try:
+            fd = os.open(name, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=self._fd)
+        except OSError:
+            return None
+        return Folder(fd, self.path / name)
+
+    def names(self) -> list[str]:
+        """Returns the names of the regular files and folders in it, sorted."""
+        with os.scandir(self._fd) as entries:
+            return sorted(entry.name for entry in entries if not entry.is_symlink())
+
+    def remove(self, name: str) -> None:
+        """Removes a file, or a link but not what it leads to."""
+        try:
+            os.unlink(name, dir_fd=self._fd)
+        except FileNotFoundError:
+            pass
+        except (IsADirectoryError, PermissionError):
+            if stat.S_ISDIR(os.lstat(name, dir_fd=self._fd).st_mode):
+                raise ConfigError(f"{str(self.path / name)!r} is a folder; remove it") from None
+            raise
+
+    def write(self, name: str, pieces: Iterable[bytes], partial: str | None = None) -> None:
+        """Writes a whole file: the name has the new content, or what it had before.
+
+        partial: name of the file until it is complete. Raises OutputLostError when that file was
+        removed or replaced meanwhile.
+        """
+        partial = partial or f"{name}.partial"
+        self.remove(partial)  # what a killed process left, or somebody planted
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_TRAPS
+        with open(os.open(partial, flags, 0o666, dir_fd=self._fd), "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            if not is_at(file, partial, self._fd):
+                raise OutputLostError(
+                    f"{str(self.path / partial)!r} was removed or replaced while it was written; "
+                    "find out by whom, then write it again"
+                )
+            os.rename(partial, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def check_in_place(self) -> None:
+        """Raises OutputLostError when another folder, or none, has this one's path now."""
+        try:
+            is_same = os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except OSError:
+            is_same = False
+        if not is_same:
+            raise OutputLostError(
+                f"the folder {str(self.path)!r} was removed or replaced while files were written "
+                "to it; find out by whom, then write them again"
+            )
+
+    def close(self) -> None:
+        """Closes the descriptor."""
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Writes all bytes to an unbuffered file, which may take some of them only."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) or 0 :]
+
+
+def _irregular(path: Path, status: os.stat_result) -> ConfigError:
+    kind = next((words for test, words in KINDS if test(status.st_mode)), OTHER_KIND)
+    return ConfigError(f"{str(path)!r} is {kind}")
