@@ -60,9 +60,7 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "video_pruning_rate": "use mm_processor_kwargs to bound frames and pixels",
         # FastDeploy
         "dynamic_load_weight": "weights are loaded once; make a new LLM for other weights",
-        "enable_early_stop": 'use early_stop_config={"strategy": "repetition"}',
         "lm_head_fp32": 'use dtype="float32"',
-        "logits_processors": "use SamplingParams(logits_processors=...), by their plugins' names",
         "logprobs_mode": _LOGPROBS,
         "model_impl": "the architecture in config.json decides which plugin serves the model",
         "plas_attention_config": _NO_DRAW_FROM_ALL,
