@@ -6,10 +6,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from .arguments import as_conversations, as_prompts, is_conversation, one_params, params_for
 from .batch.ids import Selection
@@ -17,6 +16,7 @@ from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
 from .batch.previews import FilePreviews
 from .batch.report import report_batch
 from .config import EngineConfig
+from .desk.belonging import Belonging
 from .desk.drive import Driver, Job, JobOutput, refused
 from .desk.fleet import Fleet
 from .desk.fleet_engine import Ask
@@ -35,7 +35,7 @@ OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(Belonging):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of
@@ -56,6 +56,7 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
+        super().__init__()
         self._config = EngineConfig.from_options(model, options)
         self._numbers = itertools.count()
         self._driver: Driver | Fleet
@@ -192,7 +193,7 @@ class LLM:
             is_failed_redone=retry_failed,
             is_progress_shown=None if use_tqdm else False,
         )
-        summary = run_batch(plan_batch(input, output, settings), lambda: nullcontext(self))
+        summary = run_batch(plan_batch(input, output, settings), self._lent)
         if summary.ending == "interrupted":
             raise KeyboardInterrupt
         if report is not None:
@@ -238,6 +239,7 @@ class LLM:
     def count_tokens(self, prompt: Prompt) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
         cannot be prepared."""
+        self._home.check()
         if self._fleet is not None:
             count: TokenCount = self._fleet.ask_one("count_tokens", prompt)
             return count
@@ -246,30 +248,24 @@ class LLM:
     def cache_stats(self) -> Mapping[str, CacheStats]:
         """Returns hits, misses and bytes of the media caches, summed over all engines: "processed"
         items, and items "fetched" by URL."""
+        self._home.check()
         if self._fleet is not None:
             return add_stats(self._fleet.ask("cache_stats"))
         return self._intake.cache_stats()
 
     def close(self) -> None:
-        """Stops the engine and its threads and frees the model. The object cannot be used again."""
+        """Stops the engine and its threads and frees the model. The object cannot be used again.
+
+        May be called twice, and from any thread: calls that run in others end with EngineError
+        after the step that is being computed.
+        """
+        self._home.check()
         if self._fleet is not None:
             self._fleet.close()
             return
         self._intake.interrupt()  # so that a plugin or template that hangs does not delay close
         self._driver.close()
         self._intake.close()
-        self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _jobs(
         self, prompts: Iterable[Any], params: Iterable[SamplingParams], stream: bool = False

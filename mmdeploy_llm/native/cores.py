@@ -6,20 +6,27 @@ its arithmetic units, so that a second thread on a core adds little.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import ThreadKernels
+
+from .openmp import end_pool, pool_number
 
 ROOT = Path("/")
 CPUS = Path("sys/devices/system/cpu")
 NODES = Path("sys/devices/system/node")
 CGROUPS = Path("sys/fs/cgroup")
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # numbers of the system call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +60,11 @@ class ComputeThreads:
 
         Raises ConfigError when the system refuses.
         """
-        if getattr(self._local, "is_placed", False):
+        if getattr(self._local, "pool", None) == pool_number():
             return
         placement = self._placement
+        if not hasattr(self._local, "before"):
+            self._local.before = usable_cpus()
         try:
             self._kernels.place_threads(
                 placement.cpus,
@@ -69,7 +78,30 @@ class ComputeThreads:
                 f"{placement.node}: {error.strerror}; leave out cpu_affinity and numa_node, or "
                 "start the container with the right to set them (CAP_SYS_NICE)"
             ) from error
-        self._local.is_placed = True
+        self._local.pool = pool_number()
+
+    def put_back(self) -> None:
+        """Lets the calling thread run on its former CPUs and take memory from any node; the threads
+        of its pool end. Does nothing in a thread that was not placed."""
+        before = self._local.__dict__.pop("before", None)
+        self._local.__dict__.pop("pool", None)
+        if before is not None and hasattr(os, "sched_setaffinity"):
+            end_pool()
+            os.sched_setaffinity(0, before)
+            number = SET_MEMPOLICY.get(platform.machine())
+            if self._placement.node is not None and number is not None:
+                ctypes.CDLL(None).syscall(number, 0, None, 0)  # MPOL_DEFAULT
+
+
+def own_choice(num_threads: int, cpus: Sequence[int], root: Path = ROOT) -> int | None:
+    """Returns num_threads, the number of torch's threads, where the program has set it by
+    torch.set_num_threads or OMP_NUM_THREADS; None where it is one that torch may choose by itself:
+    one for each core, or where it has no MKL for each CPU, of these CPUs or of all."""
+    everything = tuple(range(os.cpu_count() or 1))
+    defaults = {len(one_of_each_core(some, root)) for some in (cpus, everything)}
+    if not torch.backends.mkl.is_available():
+        defaults |= {len(cpus), len(everything)}
+    return None if num_threads in defaults else num_threads
 
 
 def usable_cpus() -> tuple[int, ...]:

@@ -63,6 +63,7 @@ def build_rooms(
         delivery=delivery,
         plugins=plugins,
         info=info,
+        host=computer.host,
     )
     return Assembly(
         engine=engine,

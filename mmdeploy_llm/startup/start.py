@@ -9,6 +9,7 @@ from mmdeploy_llm.config import EngineConfig
 
 from .blueprint import draw_blueprint
 from .computer import build_computer, build_ranks
+from .host import Host
 from .machine import read_machine
 from .model_files import read_model_files
 from .rooms import Assembly, build_rooms
@@ -25,7 +26,12 @@ def start(config: EngineConfig) -> Assembly:
     if config.tensor_parallel_size > 1:
         computer = build_ranks(blueprint, files, machine)
     else:
-        computer = build_computer(blueprint, files, machine)
+        host = Host(blueprint.runtime, machine)
+        try:
+            computer = build_computer(blueprint, files, machine, host)
+        except BaseException:
+            host.close()
+            raise
     facts = computer.facts
     logger.info(
         "total_block_num:%d, block size %d, %d cacheable tokens, %.1f MiB",
