@@ -10,7 +10,14 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Literal
 
-from .arguments import as_conversations, as_prompts, is_conversation, one_params, params_for
+from .arguments import (
+    as_conversations,
+    as_prompt,
+    as_prompts,
+    is_conversation,
+    one_params,
+    params_for,
+)
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
 from .batch.previews import FilePreviews
@@ -236,10 +243,11 @@ class LLM(Belonging):
             jobs = self._jobs(items, params, stream=True)
         return (item.output for item in self._driver.run(jobs))
 
-    def count_tokens(self, prompt: Prompt) -> TokenCount:
+    def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
         cannot be prepared."""
         self._home.check()
+        prompt = as_prompt(prompt)
         if self._fleet is not None:
             count: TokenCount = self._fleet.ask_one("count_tokens", prompt)
             return count

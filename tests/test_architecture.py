@@ -40,7 +40,7 @@ LAYERS = (
     ("desk",),
     ("batch",),
     ("arguments", "progress"),
-    ("llm",),
+    ("llm", "counting"),
     ("scaffold", "terminal", "bench"),
     ("cli",),
 )

@@ -24,6 +24,7 @@ from mmdeploy_llm.errors import MMDeployLLMError
 
 from .batches import BATCH_EPILOG, CAPTION_EPILOG, batch, caption
 from .bench import BENCH_EPILOG, bench
+from .count import COUNT_EPILOG, count
 from .options import INTERRUPTED, USAGE, print_error
 from .plugins import LOAD_PLUGINS, plugins
 from .talk import chat, generate
@@ -45,6 +46,7 @@ Examples:
   mmdeploy-llm batch prompts.jsonl --output answers.jsonl
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
   mmdeploy-llm chat --image photo.jpg
+  mmdeploy-llm count shapes-vl prompts.jsonl     tokens, without the weights
   mmdeploy-llm bench                             tokens/s on this machine
 
 \b
@@ -151,6 +153,7 @@ app.command(epilog=CAPTION_EPILOG)(caption)
 app.command(epilog=BATCH_EPILOG)(batch)
 app.command()(generate)
 app.command()(chat)
+app.command(epilog=COUNT_EPILOG)(count)
 app.command(epilog=BENCH_EPILOG)(bench)
 
 app.add_typer(plugins)

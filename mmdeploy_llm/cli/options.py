@@ -69,6 +69,7 @@ Engine = Annotated[
         help="Any other engine option, such as max_model_len=4096; may be repeated.",
     ),
 ]
+IsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Image = Annotated[
     list[str] | None, typer.Option(help="Path of a picture to ask about; may be repeated.")
 ]

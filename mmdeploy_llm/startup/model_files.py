@@ -15,7 +15,12 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from mmdeploy_llm.intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
+from mmdeploy_llm.intake.checkpoint import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    read_checkpoint,
+    resolve_model,
+)
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
 from mmdeploy_llm.intake.text_facts import TextFacts, read_text_facts
 from mmdeploy_llm.intake.tokenizer import (
@@ -54,10 +59,11 @@ class ModelFiles:
     grammars: GrammarBackend | None
 
 
-def read_model_files(config: EngineConfig) -> ModelFiles:
-    """Loads the plugins and reads the model folder. Raises ConfigError, ModelError, PluginError."""
+def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> ModelFiles:
+    """Loads the plugins and reads the model folder. patterns: the files that are fetched of a model
+    on the hub. Raises ConfigError, ModelError, PluginError."""
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
-    checkpoint = read_checkpoint(resolve_model(config.model, config.revision))
+    checkpoint = read_checkpoint(resolve_model(config.model, config.revision, patterns))
     folder = checkpoint.folder
     if config.tokenizer is not None:
         folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
