@@ -12,13 +12,15 @@ import typer
 
 from mmdeploy_llm.errors import ConfigError
 
+from .interrupts import INTERRUPTED as INTERRUPTED
+
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.output import Mode
     from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
     from mmdeploy_llm.params import SamplingParams
 
-SOME_FAILED, USAGE, STOPPED, INTERRUPTED = 1, 2, 3, 130
+SOME_FAILED, USAGE, STOPPED = 1, 2, 3
 MANY_MEDIA = {"image": 16, "video": 4}  # default limit of media items per prompt
 
 Model = Annotated[
