@@ -63,8 +63,9 @@ class ComputeThreads:
         if getattr(self._local, "pool", None) == pool_number():
             return
         placement = self._placement
-        if not hasattr(self._local, "before"):
-            self._local.before = usable_cpus()
+        if not hasattr(self._local, "pool"):
+            _PLACED.enter()
+            self._local.pool = None
         try:
             self._kernels.place_threads(
                 placement.cpus,
@@ -81,16 +82,40 @@ class ComputeThreads:
         self._local.pool = pool_number()
 
     def put_back(self) -> None:
-        """Lets the calling thread run on its former CPUs and take memory from any node; the threads
-        of its pool end. Does nothing in a thread that was not placed."""
-        before = self._local.__dict__.pop("before", None)
-        self._local.__dict__.pop("pool", None)
-        if before is not None and hasattr(os, "sched_setaffinity"):
-            end_pool()
-            os.sched_setaffinity(0, before)
-            number = SET_MEMPOLICY.get(platform.machine())
-            if self._placement.node is not None and number is not None:
-                ctypes.CDLL(None).syscall(number, 0, None, 0)  # MPOL_DEFAULT
+        """Undoes `place` for the calling thread, once no other engine has placed it: it may run on
+        its former CPUs and take memory from any node, and the threads of its pool end. Does nothing
+        in a thread that was not placed."""
+        if hasattr(self._local, "pool"):
+            del self._local.pool
+            _PLACED.leave()
+
+
+class _PlacedThread(threading.local):
+    """The former CPUs of a thread that engines have placed, and the number of these engines."""
+
+    def __init__(self) -> None:
+        self._num_engines = 0
+        self._before: tuple[int, ...] = ()
+
+    def enter(self) -> None:
+        """Remembers the thread's CPUs before its first placement."""
+        if not self._num_engines:
+            self._before = usable_cpus()
+        self._num_engines += 1
+
+    def leave(self) -> None:
+        """Puts the thread back when the last engine leaves it."""
+        self._num_engines -= 1
+        if self._num_engines or not hasattr(os, "sched_setaffinity"):
+            return
+        end_pool()
+        os.sched_setaffinity(0, self._before)
+        number = SET_MEMPOLICY.get(platform.machine())
+        if number is not None:
+            ctypes.CDLL(None).syscall(number, 0, None, 0)  # MPOL_DEFAULT
+
+
+_PLACED = _PlacedThread()
 
 
 def own_choice(num_threads: int, cpus: Sequence[int], root: Path = ROOT) -> int | None:
