@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import EngineConfig
+    from .counting import TokenCounter, count_tokens
     from .errors import (
         CheckpointError,
         ConfigError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         UnsupportedMediaError,
         WorkerDiedError,
     )
+    from .intake.intake import TokenCount
     from .llm import LLM
     from .outputs import (
         CompletionOutput,
@@ -69,9 +71,12 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "TokenCount",
+    "TokenCounter",
     "ToolCall",
     "UnsupportedMediaError",
     "WorkerDiedError",
+    "count_tokens",
 ]
 
 _HOMES = {
@@ -85,7 +90,10 @@ _HOMES = {
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
+    "TokenCount": "intake.intake",
+    "TokenCounter": "counting",
     "ToolCall": "outputs",
+    "count_tokens": "counting",
 }
 
 

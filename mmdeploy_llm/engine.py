@@ -10,6 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from .delivery.delivery import Delivery, record_of
 from .errors import WorkerDiedError
@@ -25,6 +27,18 @@ from .schedule.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 
+class ComputeHost(Protocol):
+    """The process that computes, as startup.host.Host keeps its settings."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Returns the context of a step."""
+        ...
+
+    def close(self) -> None:
+        """Puts the settings back."""
+        ...
+
+
 class Engine:
     """Runs requests until they finish. `add` and `step` are called by one thread, `abort` by
     any."""
@@ -37,8 +51,11 @@ class Engine:
         delivery: Delivery,
         plugins: PluginManager,
         info: EngineInfo,
+        host: ComputeHost | None = None,
     ) -> None:
+        """host: the process's settings during a step; None when other processes compute."""
         self.info = info
+        self._host = host
         self._scheduler = scheduler
         self._runner = runner
         self._started: Started | None = None  # the next step, where it is in flight already
@@ -75,6 +92,10 @@ class Engine:
     def step(self) -> tuple[RequestOutput, ...]:
         """Runs one step and returns its outputs. A failure becomes the error output of the requests
         that it affects."""
+        with nullcontext() if self._host is None else self._host.computing():
+            return self._step()
+
+    def _step(self) -> tuple[RequestOutput, ...]:
         begin = time.perf_counter()
         ended = self._drain_inbox()
         plan = self._scheduler.plan(time.time()) if self._started is None else self._started.plan
@@ -92,6 +113,8 @@ class Engine:
         if not self._is_closed:
             self._is_closed = True
             self._runner.close()
+            if self._host is not None:
+                self._host.close()
             self._plugins.notify("on_engine_stop", info=self.info)
 
     def _drain_inbox(self) -> tuple[TokenUpdate, ...]:

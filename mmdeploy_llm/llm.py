@@ -7,10 +7,9 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
@@ -21,12 +20,14 @@ from .config import EngineConfig
 from .desk.arguments import (
     Pairs,
     as_conversations,
+    as_prompt,
     as_prompts,
     chat_options,
     is_conversation,
     one_params,
     params_for,
 )
+from .desk.belonging import Belonging
 from .desk.drive import Driver, Job, JobOutput, exception_of, refused
 from .desk.fleet import Fleet
 from .desk.jobs import ChatOptions, JobMaker
@@ -46,7 +47,7 @@ OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(Belonging):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of
@@ -69,6 +70,7 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
+        super().__init__()
         self._config = EngineConfig.from_options(model, options)
         self._driver: Driver | Fleet
         self._fleet: Fleet | None = None
@@ -231,7 +233,7 @@ class LLM:
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )
-        summary = run_batch(plan_batch(input, output, settings), lambda: nullcontext(self))
+        summary = run_batch(plan_batch(input, output, settings), self._lent)
         if summary.ending == "interrupted":
             raise KeyboardInterrupt
         if report is not None:
@@ -295,9 +297,11 @@ class LLM:
             return self._fleet.ask_one("copy_tokenizer")
         return self._intake.copy_tokenizer()
 
-    def count_tokens(self, prompt: Prompt) -> TokenCount:
+    def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
         cannot be prepared."""
+        self._home.check()
+        prompt = as_prompt(prompt)
         if self._fleet is not None:
             count: TokenCount = self._fleet.ask_one("count_tokens", prompt)
             return count
@@ -306,30 +310,24 @@ class LLM:
     def cache_stats(self) -> Mapping[str, CacheStats]:
         """Returns hits, misses and bytes of the media caches, summed over all engines: "processed"
         items, and items "fetched" by URL."""
+        self._home.check()
         if self._fleet is not None:
             return add_stats(self._fleet.ask("cache_stats"))
         return self._intake.cache_stats()
 
     def close(self) -> None:
-        """Stops the engine and its threads and frees the model. The object cannot be used again."""
+        """Stops the engine and its threads and frees the model. The object cannot be used again.
+
+        May be called twice, and from any thread: calls that run in others end with EngineError
+        after the step that is being computed.
+        """
+        self._home.check()
         if self._fleet is not None:
             self._fleet.close()
             return
         self._intake.interrupt()  # so that a plugin or template that hangs does not delay close
         self._driver.close()
         self._intake.close()
-        self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _report_cache(self) -> None:
         """Writes the size of the KV cache on stderr, unless it is unwanted or logged there."""

@@ -40,7 +40,7 @@ LAYERS = (
     ("startup",),
     ("desk",),
     ("batch",),
-    ("llm",),
+    ("llm", "counting"),
     ("scaffold", "bench", "doctor"),
     ("cli",),
 )

@@ -28,6 +28,9 @@ class FakeEngine:
     def abort(self, request_ids):
         self.aborted += request_ids
 
+    def close(self):
+        self.is_closed = True
+
     def step(self):
         ended = [
             request

@@ -4,170 +4,28 @@ MMDEPLOY_LLM_PLUGINS          load exactly these plugins (names separated by com
 MMDEPLOY_LLM_BLOCKED_PLUGINS  do not load these
 
 Exit codes: 0 success, 1 some items failed, 2 wrong usage or an unusable model, 3 stopped by
---max-failures, 130 stopped with Ctrl-C. Commands import their modules when they run, so that
---help is quick.
+--max-failures, 130 stopped with Ctrl-C.
+
+This file imports little, so that Ctrl-C is handled soon after the start; program.py has the
+commands, and its names are imported from here when they are first used.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping
-from importlib import metadata
-from typing import TYPE_CHECKING, Annotated, Any
+from importlib import import_module
+from typing import Any
 
-import typer
-from typer.core import TyperGroup
-
-from mmdeploy_llm import __version__
-from mmdeploy_llm.errors import MMDeployLLMError
-
-from .batches import BATCH_EPILOG, CAPTION_EPILOG, batch, caption
-from .bench import BENCH_EPILOG, bench
-from .doctor import DOCTOR_EPILOG, doctor
-from .options import INTERRUPTED, USAGE, print_error
-from .plugins import LOAD_PLUGINS, plugins
-from .talk import chat, generate
-
-if TYPE_CHECKING:
-    from mmdeploy_llm.hooks import PluginManager
+from .interrupts import Interrupts
 
 PLUGINS_VARIABLE = "MMDEPLOY_LLM_PLUGINS"
 BLOCKED_VARIABLE = "MMDEPLOY_LLM_BLOCKED_PLUGINS"
-OUR_DISTRIBUTION = "mmdeploy-llm"
-
-MAX_HELP_WIDTH = 100  # columns
-
-# click does not rewrap a paragraph that begins with "\b".
-EPILOG = """\b
-Examples:
-  mmdeploy-llm caption photos/                   captions.jsonl and captions.html
-  mmdeploy-llm caption "photos/**/*.jpg" --thinking --max-tokens 200
-  mmdeploy-llm batch prompts.jsonl --output answers.jsonl
-  mmdeploy-llm generate "What is in this picture?" --image photo.jpg
-  mmdeploy-llm chat --image photo.jpg
-  mmdeploy-llm bench                             tokens/s on this machine
-  mmdeploy-llm doctor                            what this machine has and lacks
-
-\b
-Without --model, commands use shapes-vl, a tiny model inside the package that
-only knows drawings of coloured shapes. For photos, give --model a folder or a
-Hugging Face id. `mmdeploy-llm COMMAND --help` explains a command in detail.
-
-\b
-Plugins add models, processors, parsers and commands. `mmdeploy-llm plugins`
-lists the installed ones, `mmdeploy-llm plugins new` writes a new one."""
-
-
-class PrintableFormatter(logging.Formatter):
-    """Formats messages without characters that control the terminal: some quote untrusted text."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the text of the message and of its traceback."""
-        from .terminal import printable
-
-        return printable(super().format(record))
-
-
-class Program(TyperGroup):
-    """Holds the built-in commands, loads those of plugins on demand, and prints errors in one
-    line."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns a built-in command, else a plugin's; plugins cannot replace built-in ones."""
-        return self.commands.get(cmd_name) or self._plugin_commands().get(cmd_name)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Returns the names for --help. Loads plugins only when another package provides some,
-        since this package's own plugins add no commands."""
-        names = list(self.commands)
-        if not has_other_plugins():
-            return names
-        try:
-            return [*names, *(name for name in self._plugin_commands() if name not in names)]
-        except MMDeployLLMError as error:  # --help must work when a plugin does not
-            print_error(str(error))
-            return names
-
-    def _plugin_commands(self) -> Mapping[str, Any]:
-        extra = typer.Typer()
-        load_plugins().extend_cli(extra)
-        if not extra.registered_commands and not extra.registered_groups:
-            return {}
-        return typer.main.get_group(extra).commands
-
-    def invoke(self, ctx: Any) -> Any:
-        """Runs the command; prints an error that the user can fix in one line, no traceback."""
-        try:
-            return super().invoke(ctx)
-        except (MMDeployLLMError, OSError) as error:
-            if ctx.params.get("debug"):
-                raise
-            print_error(str(error))
-            raise typer.Exit(USAGE) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-
-
-app = typer.Typer(
-    cls=Program,
-    name="mmdeploy-llm",
-    epilog=EPILOG,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "max_content_width": MAX_HELP_WIDTH,
-    },
-)
-
-
-@app.callback(invoke_without_command=True)
-def program(
-    ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log progress, such as loading and memory.")
-    ] = False,
-) -> None:
-    """Run multimodal language models offline: caption folders of images, answer files of prompts,
-    or chat about a picture.
-
-    Options of the program go before the command: mmdeploy-llm --verbose caption photos/
-    """
-    ctx.obj = plugin_names()
-    ctx.meta[LOAD_PLUGINS] = load_plugins
-    handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter("%(levelname)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
-    if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
-
-
-app.command(epilog=CAPTION_EPILOG)(caption)
-app.command(epilog=BATCH_EPILOG)(batch)
-app.command()(generate)
-app.command()(chat)
-app.command(epilog=BENCH_EPILOG)(bench)
-app.command(epilog=DOCTOR_EPILOG)(doctor)
-
-app.add_typer(plugins)
-
-
-@app.command()
-def version() -> None:
-    """Print the version of mmdeploy-llm."""
-    typer.echo(__version__)
 
 
 def main() -> None:
     """Runs the program; entry point of the console script."""
-    app()
+    with Interrupts():
+        import_module(f"{__name__}.program").app()
 
 
 def plugin_names() -> dict[str, Any]:
@@ -180,15 +38,8 @@ def plugin_names() -> dict[str, Any]:
     return names
 
 
-def load_plugins() -> PluginManager:
-    """Loads the plugins that the environment selects."""
-    from mmdeploy_llm.hooks import PluginManager
-
-    names = plugin_names()
-    return PluginManager.load(names.get("plugins"), names.get("blocked_plugins", ()))
-
-
-def has_other_plugins() -> bool:
-    """Returns whether a package other than this one provides plugins; imports none of them."""
-    owners = (point.dist for point in metadata.entry_points(group="mmdeploy_llm"))
-    return any(owner is not None and owner.name != OUR_DISTRIBUTION for owner in owners)
+def __getattr__(name: str) -> Any:
+    """Imports a name of program.py when it is first used (PEP 562)."""
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.program"), name)

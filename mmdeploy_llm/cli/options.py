@@ -12,13 +12,15 @@ import typer
 
 from mmdeploy_llm.errors import ConfigError
 
+from .interrupts import INTERRUPTED as INTERRUPTED
+
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.output import Mode
     from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
     from mmdeploy_llm.params import SamplingParams
 
-SOME_FAILED, USAGE, STOPPED, INTERRUPTED = 1, 2, 3, 130
+SOME_FAILED, USAGE, STOPPED = 1, 2, 3
 MANY_MEDIA = {"image": 16, "video": 4}  # default limit of media items per prompt
 
 Model = Annotated[
@@ -69,6 +71,7 @@ Engine = Annotated[
         help="Any other engine option, such as max_model_len=4096; may be repeated.",
     ),
 ]
+IsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Image = Annotated[
     list[str] | None, typer.Option(help="Path of a picture to ask about; may be repeated.")
 ]

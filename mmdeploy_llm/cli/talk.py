@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .interrupts import forget_interrupt
 from .options import (
     MANY_MEDIA,
     SOME_FAILED,
@@ -138,6 +139,7 @@ def typed_lines() -> Iterator[str]:
         yield from sys.stdin
         return
     while True:
+        forget_interrupt()  # the last one has stopped an answer
         try:
             yield input("> ")
         except EOFError:

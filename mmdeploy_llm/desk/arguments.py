@@ -64,6 +64,11 @@ def is_conversation(value: Any) -> bool:
     return any("role" in item or "content" in item for item in value)
 
 
+def as_prompt(prompt: Any) -> Any:
+    """Returns a prompt; a conversation becomes {"messages": conversation}."""
+    return {"messages": prompt} if is_conversation(prompt) else prompt
+
+
 def as_conversations(messages: Any) -> list[Any]:
     """Returns one conversation, or an iterable of them, as a list. Raises TypeError for anything
     else."""

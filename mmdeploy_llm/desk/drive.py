@@ -9,6 +9,7 @@ resizing media overlap with compute, and memory does not depend on the number of
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -21,9 +22,18 @@ from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
+from mmdeploy_llm.parallel import Home
 from mmdeploy_llm.request import Request
 
 logger = logging.getLogger(__name__)
+
+CLOSED = "this LLM is closed; make a new one"
+CLOSED_MEANWHILE = (
+    "this LLM was closed while this call was running; prompts whose results were not returned yet "
+    "have none. Make a new LLM for them"
+)
+POLL_SECONDS = 0.2  # between two checks whether `close` was called
+CLOSE_SECONDS = 10.0  # that `close` waits for a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,26 +78,35 @@ class Driver:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="intake")
         self._runs: dict[str, _Run] = {}  # by request id
         self._lock = threading.RLock()
-        self._is_closed = False
+        self._home = Home()
+        self._is_closed = self._is_stepping = False
 
     def run(self, jobs: Iterable[Job]) -> Generator[JobOutput, None, None]:
         """Yields outputs as they come; the last output of each request is `finished`.
 
         Jobs are taken from the iterable when the engine has capacity for them. Closing the iterator
         aborts the requests that are still running. When the engine dies, its requests end as
-        errors; after these outputs WorkerDiedError is raised.
+        errors; after these outputs WorkerDiedError is raised. Raises EngineError at once in a
+        forked process, and in the iterator when `close` is called.
         """
-        run, source = _Run(), iter(jobs)
+        self._check_open(CLOSED)
+        return self._run(iter(jobs))
+
+    def _run(self, source: Iterator[Job]) -> Generator[JobOutput, None, None]:
+        run = _Run()
         try:
             while self._fill(run, source) or run.pending or run.running or run.ready:
                 self._admit(run)
                 while run.ready:
+                    self._check_open(CLOSED_MEANWHILE)
                     yield run.ready.popleft()
+                self._check_open(CLOSED_MEANWHILE)
                 if run.running:
                     self._step()
                 elif run.pending:
                     futures = [future for _, future in run.pending]
-                    wait(futures, return_when=FIRST_COMPLETED)
+                    wait(futures, POLL_SECONDS, return_when=FIRST_COMPLETED)
+            self._check_open(CLOSED_MEANWHILE)
             self.check()
         finally:
             self._abandon(run)
@@ -98,9 +117,28 @@ class Driver:
             raise self._engine.death
 
     def close(self) -> None:
-        """Stops the intake threads; later calls of `run` raise EngineError."""
+        """Ends all runs after the step that is being computed, stops the intake threads and closes
+        the engine. Runs, and later calls of `run`, raise EngineError. May be called from any thread
+        and more than once."""
         self._is_closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if not self._lock.acquire(timeout=CLOSE_SECONDS):
+            logger.warning(
+                "close() does not wait any longer for the step that is being computed; the engine "
+                "is closed when it ends"
+            )
+            return
+        try:
+            # A signal handler may call this during a step, which then closes the engine at its end.
+            if not self._is_stepping:
+                self._engine.close()
+        finally:
+            self._lock.release()
+
+    def _check_open(self, message: str) -> None:
+        self._home.check()
+        if self._is_closed:
+            raise EngineError(message)
 
     def _fill(self, run: _Run, source: Iterator[Job]) -> bool:
         """Takes jobs from `source` while there is capacity. Returns False when the run takes no
@@ -115,9 +153,11 @@ class Driver:
         return True
 
     def _submit(self, job: Job) -> Future[tuple[Request, ...]]:
-        if self._is_closed:
-            raise EngineError("this LLM is closed; make a new one")
-        return self._pool.submit(job.accept)
+        try:
+            return self._pool.submit(job.accept)
+        except RuntimeError:  # the pool is closed, or the interpreter ends and starts no threads
+            self._check_open(CLOSED_MEANWHILE)
+            raise EngineError("the program is ending; no more prompts are accepted") from None
 
     def _admit(self, run: _Run) -> None:
         """Hands prepared prompts to the engine; a slow one does not delay those after it."""
@@ -125,6 +165,8 @@ class Driver:
             job, future = run.pending.popleft()
             if not future.done():
                 run.pending.append((job, future))
+                continue
+            if future.cancelled():  # by `close`
                 continue
             error = future.exception()
             if error is None:
@@ -144,13 +186,24 @@ class Driver:
     def _step(self) -> None:
         """Runs one engine step and gives each output to the run it belongs to."""
         with self._lock:
-            for output in self._engine.step():
+            if self._is_closed:
+                return
+            self._is_stepping = True
+            try:
+                outputs = self._engine.step()
+            finally:
+                self._is_stepping = False
+                if self._is_closed:
+                    self._engine.close()
+            for output in outputs:
                 run = self._runs[output.request_id]
                 run.ready.append(JobOutput(job=run.running[output.request_id], output=output))
                 if output.finished:
                     del self._runs[output.request_id], run.running[output.request_id]
 
     def _abandon(self, run: _Run) -> None:
+        if not self._home.is_here or sys.is_finalizing():
+            return
         for _, future in run.pending:
             future.cancel()
         with self._lock:

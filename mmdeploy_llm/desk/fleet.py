@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -30,11 +31,11 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.parallel import Message, Worker, close_all, interrupted_later
+from mmdeploy_llm.parallel import Home, Message, Worker, close_all, interrupted_later
 from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.shares import engine_configs
 
-from .drive import Job, JobOutput, refused, text_of
+from .drive import CLOSED, CLOSED_MEANWHILE, Job, JobOutput, refused, text_of
 from .fleet_engine import Abort, Answer, Ask, Call, Output, Ready, Task, serve_engine
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Fleet:
         self.plugins = PluginManager.load(config.plugins, config.blocked_plugins)
         machine = read_machine(config)  # compiles the kernels once, not in all engines at once
         self._lock = threading.RLock()
+        self._home = Home()
         self._numbers = itertools.count()
         self._answers: dict[int, Answer | None] = {}  # by call; None until it has arrived
         self._is_closed = False
@@ -111,16 +113,22 @@ class Fleet:
 
     def run(self, jobs: Iterable[Job]) -> Generator[JobOutput, None, None]:
         """Yields outputs as Driver.run does. Raises WorkerDiedError when no engine is left."""
-        run, source, is_open = _Run(), iter(jobs), True
+        self._check_open(CLOSED)
+        return self._run(iter(jobs))
+
+    def _run(self, source: Iterator[Job]) -> Generator[JobOutput, None, None]:
+        run, is_open = _Run(), True
         try:
             while True:
                 is_open = is_open and self._fill(run, source)
                 while run.ready:
+                    self._check_open()
                     yield run.ready.popleft()
                 if not run.num_unfinished and not is_open:
                     break
                 # Waits even if this run has no tasks: aborted ones may still fill the engines.
                 self._pump(partial(self._can_go_on, run, is_open))
+            self._check_open()
             self.check()
         finally:
             self._abandon(run)
@@ -154,8 +162,7 @@ class Fleet:
 
     def _values_of(self, engines: list[_Engine], ask: Ask) -> list[Any]:
         """Returns the engines' answers, without those of engines that die meanwhile."""
-        if self._is_closed:
-            raise EngineError("this LLM is closed; make a new one")
+        self._check_open(CLOSED)
         found = []
         for engine in engines:
             answer = self._answer_of(engine, ask)
@@ -182,9 +189,18 @@ class Fleet:
         return self._answers[number] is not None or engine.death is not None
 
     def close(self) -> None:
-        """Stops all engines; later calls of `run` raise EngineError."""
+        """Stops all engines; runs, and later calls of `run`, raise EngineError. May be called from
+        any thread and more than once."""
         self._is_closed = True
-        close_all([engine.worker for engine in self._engines])
+        for engine in self._engines:
+            engine.worker.hang_up()  # wakes a thread that waits for the engines and has the lock
+        with self._lock:
+            close_all([engine.worker for engine in self._engines])
+
+    def _check_open(self, message: str = CLOSED_MEANWHILE) -> None:
+        self._home.check()
+        if self._is_closed:
+            raise EngineError(message)
 
     def _living(self) -> list[_Engine]:
         return [engine for engine in self._engines if engine.death is None]
@@ -192,9 +208,8 @@ class Fleet:
     def _fill(self, run: _Run, source: Iterator[Job]) -> bool:
         """Takes jobs from `source` while an engine has capacity. Returns False when the run takes
         no more."""
-        if self._is_closed:
-            raise EngineError("this LLM is closed; make a new one")
         while self._living():
+            self._check_open()
             with self._lock:
                 num_free = self._num_free()
             if num_free <= 0 or len(run.ready) >= self._engines[0].num_ahead:
@@ -242,11 +257,14 @@ class Fleet:
 
     def _pump(self, is_enough: Callable[[], bool]) -> None:
         """Waits until an engine sends a message, and handles all that have arrived."""
+        self._check_open()
         with self._lock:
+            self._check_open()
             if is_enough():
                 return
             engines = {engine.worker.connection: engine for engine in self._living()}
             for link in wait(list(engines)):
+                self._check_open()
                 with interrupted_later():
                     self._receive(engines[link])  # type: ignore[index]
 
@@ -296,6 +314,7 @@ class Fleet:
 
     def _lose(self, engine: _Engine, error: MMDeployLLMError) -> None:
         """Records that an engine died and sends its tasks to other engines, each once more."""
+        self._check_open()
         if engine.death is not None:
             return
         engine.death = death = WorkerDiedError(str(error))
@@ -313,6 +332,8 @@ class Fleet:
 
     def _abandon(self, run: _Run) -> None:
         """Aborts the tasks that the run still waits for, and drops outputs that still arrive."""
+        if not self._home.is_here or sys.is_finalizing():
+            return
         with self._lock, interrupted_later():
             for engine in self._living():
                 numbers = [number for number, sent in engine.sent.items() if sent.run is run]

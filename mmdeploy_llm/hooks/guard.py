@@ -11,6 +11,7 @@ each plugin are abandoned; after that the plugin is not called until one of them
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -163,11 +164,12 @@ def _at_program_end(close: Callable[[], Callable[[], None] | None]) -> None:
 
     The interpreter waits for the threads of every ThreadPoolExecutor, which may wait for us, before
     it runs `atexit` callbacks, and has no public callback that runs earlier. Where the private one
-    is missing, the program ends when the time limits expire.
+    is missing, the program ends when the time limits expire. In a forked process, whose copy of the
+    lock may be held for ever, there are no such threads.
     """
-    register = getattr(threading, "_register_atexit", None)
+    register, process = getattr(threading, "_register_atexit", None), os.getpid()
     if register is not None:
-        register(lambda: (closer := close()) and closer())
+        register(lambda: os.getpid() == process and (closer := close()) and closer())
 
 
 def _serve(inbox: Inbox) -> None:

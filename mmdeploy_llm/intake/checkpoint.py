@@ -24,7 +24,8 @@ from .checkpoint_schema import (
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TOKENIZER_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
-MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", "*.ttf")
+PROMPT_FILES = (*TOKENIZER_FILES, "*.ttf")  # needed to prepare prompts
+MODEL_FILES = (*PROMPT_FILES, "*.safetensors")
 # Every JSON file that this package or transformers takes options from.
 SCHEMAS: Mapping[str, type[BaseModel]] = {
     "chat_template.json": ChatTemplateFile,

@@ -11,10 +11,12 @@ from .cores import (
     Placement,
     choose_placement,
     num_suitable_threads,
+    own_choice,
     usable_cpus,
 )
 from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
 from .memory import LargePages, keep_freed_memory
+from .openmp import THREAD_COUNT, make_forks_safe
 from .prebuilt import find_prebuilt
 from .products import PANEL
 from .recording import Recording
@@ -22,6 +24,7 @@ from .recording import Recording
 __all__ = [
     "MAX_HEAD_DIM",
     "PANEL",
+    "THREAD_COUNT",
     "BuildError",
     "ComputeThreads",
     "CpuKernels",
@@ -35,6 +38,8 @@ __all__ = [
     "find_prebuilt",
     "keep_freed_memory",
     "load",
+    "make_forks_safe",
     "num_suitable_threads",
+    "own_choice",
     "usable_cpus",
 ]

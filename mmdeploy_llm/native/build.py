@@ -71,8 +71,11 @@ def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
     if not path.exists():
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cache) as folder:
-                _compile(command, Path(folder)).replace(path)
+            folder = Path(tempfile.mkdtemp(dir=cache))  # no object that a forked process deletes
+            try:
+                _compile(command, folder).replace(path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         except OSError as error:
             raise BuildError(f"the kernels cannot be written to {cache}: {error}") from error
     return path

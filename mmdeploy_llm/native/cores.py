@@ -6,20 +6,27 @@ its arithmetic units, so that a second thread on a core adds little.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import ThreadKernels
+
+from .openmp import end_pool, pool_number
 
 ROOT = Path("/")
 CPUS = Path("sys/devices/system/cpu")
 NODES = Path("sys/devices/system/node")
 CGROUPS = Path("sys/fs/cgroup")
+SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # numbers of the system call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +60,12 @@ class ComputeThreads:
 
         Raises ConfigError when the system refuses.
         """
-        if getattr(self._local, "is_placed", False):
+        if getattr(self._local, "pool", None) == pool_number():
             return
         placement = self._placement
+        if not hasattr(self._local, "pool"):
+            _PLACED.enter()
+            self._local.pool = None
         try:
             self._kernels.place_threads(
                 placement.cpus,
@@ -69,7 +79,54 @@ class ComputeThreads:
                 f"{placement.node}: {error.strerror}; leave out cpu_affinity and numa_node, or "
                 "start the container with the right to set them (CAP_SYS_NICE)"
             ) from error
-        self._local.is_placed = True
+        self._local.pool = pool_number()
+
+    def put_back(self) -> None:
+        """Undoes `place` for the calling thread, once no other engine has placed it: it may run on
+        its former CPUs and take memory from any node, and the threads of its pool end. Does nothing
+        in a thread that was not placed."""
+        if hasattr(self._local, "pool"):
+            del self._local.pool
+            _PLACED.leave()
+
+
+class _PlacedThread(threading.local):
+    """The former CPUs of a thread that engines have placed, and the number of these engines."""
+
+    def __init__(self) -> None:
+        self._num_engines = 0
+        self._before: tuple[int, ...] = ()
+
+    def enter(self) -> None:
+        """Remembers the thread's CPUs before its first placement."""
+        if not self._num_engines:
+            self._before = usable_cpus()
+        self._num_engines += 1
+
+    def leave(self) -> None:
+        """Puts the thread back when the last engine leaves it."""
+        self._num_engines -= 1
+        if self._num_engines or not hasattr(os, "sched_setaffinity"):
+            return
+        end_pool()
+        os.sched_setaffinity(0, self._before)
+        number = SET_MEMPOLICY.get(platform.machine())
+        if number is not None:
+            ctypes.CDLL(None).syscall(number, 0, None, 0)  # MPOL_DEFAULT
+
+
+_PLACED = _PlacedThread()
+
+
+def own_choice(num_threads: int, cpus: Sequence[int], root: Path = ROOT) -> int | None:
+    """Returns num_threads, the number of torch's threads, where the program has set it by
+    torch.set_num_threads or OMP_NUM_THREADS; None where it is one that torch may choose by itself:
+    one for each core, or where it has no MKL for each CPU, of these CPUs or of all."""
+    everything = tuple(range(os.cpu_count() or 1))
+    defaults = {len(one_of_each_core(some, root)) for some in (cpus, everything)}
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        defaults |= {len(cpus), len(everything)}
+    return None if num_threads in defaults else num_threads
 
 
 def usable_cpus() -> tuple[int, ...]:

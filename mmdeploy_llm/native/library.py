@@ -29,7 +29,7 @@ class Library:
         """Loads the library. Raises BuildError when it or torch's OpenMP runtime cannot be
         loaded."""
         try:
-            for runtime in _openmp_runtimes():
+            for runtime in openmp_runtimes():
                 ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
             library = ctypes.CDLL(str(path))
         except OSError as error:
@@ -66,7 +66,7 @@ class Library:
         )
 
 
-def _openmp_runtimes() -> list[str]:
+def openmp_runtimes() -> list[str]:
     """Returns the paths of the OpenMP libraries in torch's wheel; [] where torch uses the
     system's."""
     root = Path(torch.__file__).parent

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .forks import Home, finalize_here
     from .interrupts import interrupted_later
     from .process import Channel, Worker, close_all
     from .ranks import FirstRank, Meeting, Ranks
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Channel",
     "FirstRank",
+    "Home",
     "Meeting",
     "Message",
     "Ranks",
@@ -27,6 +29,7 @@ __all__ = [
     "Worker",
     "close_all",
     "divide",
+    "finalize_here",
     "interrupted_later",
     "shares_of",
 ]
@@ -34,6 +37,7 @@ __all__ = [
 _HOMES = {
     "Channel": "process",
     "FirstRank": "ranks",
+    "Home": "forks",
     "Meeting": "ranks",
     "Message": "wire",
     "Ranks": "ranks",
@@ -41,6 +45,7 @@ _HOMES = {
     "Worker": "process",
     "close_all": "process",
     "divide": "shards",
+    "finalize_here": "forks",
     "interrupted_later": "interrupts",
     "shares_of": "shards",
 }

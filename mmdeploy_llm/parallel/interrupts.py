@@ -31,3 +31,14 @@ def interrupted_later() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if len(received) == 1 and callable(before):
             before(*received[0])
+
+
+@contextmanager
+def unheard_by_children() -> Iterator[None]:
+    """Blocks Ctrl-C for this thread, and for a process that it starts in the block, until that
+    process chooses to hear it: a terminal sends Ctrl-C to all processes of a program."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -17,17 +17,19 @@ import logging
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
 
+from .forks import finalize_here
+from .interrupts import unheard_by_children
 from .wire import Message, receive
 
 BOOT = (
@@ -95,7 +97,8 @@ class Worker:
             for fd in (stderr, self._lifeline):
                 unused.callback(os.close, fd)
             unused.callback(ours.close)
-            with open(lifeline, "rb"), open(child_stderr, "wb"):  # only the child keeps them open
+            # Only the child keeps them open.
+            with open(lifeline, "rb"), open(child_stderr, "wb"), unheard_by_children():
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", BOOT, *map(str, arguments)],
                     pass_fds=(theirs.fileno(), lifeline),
@@ -107,7 +110,7 @@ class Worker:
         self._tail = _Tail(stderr)
         self._channel = Channel(ours, self._process.pid)
         # Kills the process when the object is collected without a call of `close`.
-        self._end = weakref.finalize(self, _end_process, self._process, ours, self._lifeline)
+        self._end = finalize_here(self, _end_process, self._process, ours, self._lifeline)
         with contextlib.suppress(OSError):  # `receive` reports a process that has already ended
             self._channel.send(entry)
 
@@ -156,8 +159,19 @@ class Worker:
             self._process.wait(CLOSE_SECONDS)
         raise WorkerDiedError(f"{self.name} failed: {value.text}{self._last_output()}")
 
+    def hang_up(self) -> None:
+        """Ends the conversation, which ends the process, also where forked processes hold copies of
+        the connection. A thread that waits for the connection finds its end. May be called from any
+        thread, and more than once."""
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(self.connection.fileno())) as it,
+        ):
+            it.shutdown(socket.SHUT_RDWR)
+
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Closes the channel, which ends the process; kills it after `seconds`."""
+        """Hangs up, which ends the process; kills it after `seconds`."""
+        self.hang_up()
         self._channel.connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, seconds))
@@ -195,7 +209,7 @@ class Worker:
 def close_all(workers: Sequence[Worker]) -> None:
     """Closes all workers at once; kills those that have not ended after CLOSE_SECONDS."""
     for worker in workers:
-        worker.connection.close()
+        worker.hang_up()
     end = time.monotonic() + CLOSE_SECONDS
     for worker in workers:
         worker.close(end - time.monotonic())
@@ -243,6 +257,7 @@ def main() -> None:
     connection, lifeline, parent = (int(text) for text in sys.argv[2:5])
     name, level = sys.argv[5], int(sys.argv[6])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with, args=(lifeline, parent), daemon=True).start()
     logging.basicConfig(level=level, format=f"[{name}] %(levelname)s %(name)s: %(message)s")
     channel = Channel(Connection(connection), parent)

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import wait
@@ -33,7 +32,14 @@ from typing import Any
 
 from mmdeploy_llm.errors import MMDeployLLMError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.parallel import Meeting, Message, Worker, close_all, interrupted_later
+from mmdeploy_llm.parallel import (
+    Meeting,
+    Message,
+    Worker,
+    close_all,
+    finalize_here,
+    interrupted_later,
+)
 from mmdeploy_llm.plan import StepPlan, StepResult
 
 from .executor import Facts
@@ -71,7 +77,7 @@ class DistributedRunner:
         # Holds the file through which ranks meet. It stays: NCCL reads it while the ranks run, and
         # when one of them fails.
         folder = tempfile.mkdtemp(prefix="mmdeploy-llm-")
-        self._delete_folder = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._delete_folder = finalize_here(self, shutil.rmtree, folder, ignore_errors=True)
         try:
             for rank, blueprint in enumerate(blueprints):
                 meeting = Meeting(

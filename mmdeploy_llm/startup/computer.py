@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.parallel import Ranks
 from mmdeploy_llm.runner.distributed import DistributedRunner
@@ -11,6 +13,7 @@ from mmdeploy_llm.runner.executor import Executor, Facts
 from mmdeploy_llm.runner.peers import Peers
 
 from .blueprint import Blueprint
+from .host import Host
 from .loaded import RankGroup, check_divisible, load_model
 from .machine import Machine, read_machine
 from .memory import plan_cache
@@ -21,23 +24,30 @@ from .shares import rank_blueprints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computer:
-    """A runner that is ready to compute, and its facts. model: None when other processes hold
-    it."""
+    """A runner that is ready to compute, and its facts. model, host: None when other processes hold
+    the model."""
 
     runner: Executor
     facts: Facts
     model: Model | None
+    host: Host | None = None
 
 
 def build_computer(
-    blueprint: Blueprint, files: ModelFiles, machine: Machine, group: RankGroup | None = None
+    blueprint: Blueprint,
+    files: ModelFiles,
+    machine: Machine,
+    host: Host,
+    group: RankGroup | None = None,
 ) -> Computer:
     """Loads the model and builds its runner in this process."""
-    loaded = load_model(blueprint, files, machine, group or RankGroup())
-    cache = plan_cache(loaded)
-    runtime = replace(loaded.runtime, max_model_len=cache.max_model_len)
-    facts = Facts(runtime=runtime, shape=cache.shape, num_blocks=cache.num_blocks)
-    return Computer(runner=ready_runner(loaded, cache), facts=facts, model=loaded.model)
+    with host.computing():
+        loaded = load_model(blueprint, files, machine, host.threads, group or RankGroup())
+        cache = plan_cache(loaded)
+        runtime = replace(loaded.runtime, max_model_len=cache.max_model_len)
+        facts = Facts(runtime=runtime, shape=cache.shape, num_blocks=cache.num_blocks)
+        runner = ready_runner(loaded, cache)
+    return Computer(runner=runner, facts=facts, model=loaded.model, host=host)
 
 
 def build_ranks(blueprint: Blueprint, files: ModelFiles, machine: Machine) -> Computer:
@@ -52,4 +62,6 @@ def build_rank(blueprint: Blueprint, ranks: Ranks, peers: Peers) -> Computer:
     """Builds a rank's computer in the rank's own process, after reading the model folder and the
     machine there."""
     files, machine = read_model_files(blueprint.config), read_machine(blueprint.config)
-    return build_computer(blueprint, files, machine, RankGroup(ranks=ranks, peers=peers))
+    torch.set_num_threads(blueprint.runtime.num_threads)  # in this process nobody else computes
+    host = Host(blueprint.runtime, machine)
+    return build_computer(blueprint, files, machine, host, RankGroup(ranks=ranks, peers=peers))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmdeploy_llm import native
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.hooks.contracts import media_size
 from mmdeploy_llm.layers.install import install_kernels
@@ -70,13 +67,18 @@ class LoadedModel:
 
 
 def load_model(
-    blueprint: Blueprint, files: ModelFiles, machine: Machine, group: RankGroup
+    blueprint: Blueprint,
+    files: ModelFiles,
+    machine: Machine,
+    threads: ComputeThreads | None,
+    group: RankGroup,
 ) -> LoadedModel:
-    """Prepares the process for computing, then builds the model and loads its weights. Raises
-    ConfigError when they do not fit into memory, CheckpointError when the files do not fit the
-    model, and PluginError from the model's plugin."""
+    """Builds the model and loads its weights, whose memory should be on the threads' NUMA node.
+    Raises ConfigError when they do not fit into memory, CheckpointError when the files do not fit
+    the model, and PluginError from the model's plugin."""
     runtime = blueprint.runtime
-    threads = _prepare_process(runtime, machine)
+    if threads is not None:
+        threads.place()
     split = None if group.ranks is None else _shard(files, group.ranks)
 
     def build(config: Any) -> Any:
@@ -118,28 +120,3 @@ def _shard(files: ModelFiles, ranks: Ranks) -> Split:
     """Returns a function that reduces a whole model on the meta device to one rank's shard."""
     plan = partial(tp_plan, own=files.spec.tp_plan)
     return shares_of(plan, ranks, files.checkpoint.architecture)
-
-
-def _prepare_process(runtime: RuntimeConfig, machine: Machine) -> ComputeThreads | None:
-    """Sets the process's threads and their CPUs, and how much freed memory and how many linear
-    kernels it keeps. Called before the weights are loaded: their memory should be on the threads'
-    NUMA node."""
-    _bound_linear_kernel_cache()
-    if runtime.device == "cpu":
-        native.keep_freed_memory()
-    if runtime.num_threads != torch.get_num_threads():
-        torch.set_num_threads(runtime.num_threads)
-    placer = None if machine.kernels is None else machine.kernels.threads
-    if machine.placement is None or placer is None:
-        return None
-    threads = native.ComputeThreads(placer, machine.placement, runtime.num_threads)
-    threads.place()
-    return threads
-
-
-def _bound_linear_kernel_cache() -> None:
-    """Bounds torch's cache of linear kernels. It keeps 1,024 for each thread, one for each number
-    of rows, about a megabyte each: hundreds of megabytes after a thousand steps of different sizes.
-    The variable is read when the first linear layer runs; a value set by the user stays."""
-    if os.name == "posix":
-        ctypes.CDLL(None).setenv(b"LRU_CACHE_CAPACITY", b"64", 0)

@@ -28,16 +28,22 @@ class Machine:
     placement: CPUs chosen by cpu_affinity and numa_node, None when neither is given.
     cuda: what torch finds; without cards when device is "cpu".
     kernels: the compiled kernels for the engine's device, None without them.
+    host_threads: the number of threads that the program has set for torch or OpenMP; None where it
+        left that to torch.
     """
 
     cpus: tuple[int, ...]
     placement: Placement | None
     cuda: CudaFacts
     kernels: Kernels | None
+    host_threads: int | None = None
 
     @property
     def num_threads(self) -> int:
-        """Compute threads that suit the CPUs: one for each core, within the container's quota."""
+        """Compute threads: those that the program has set, else one for each core, within the
+        container's quota."""
+        if self.host_threads is not None:
+            return self.host_threads
         if self.placement is not None:
             return self.placement.num_threads
         return native.num_suitable_threads(self.cpus)
@@ -66,8 +72,12 @@ def read_machine(config: EngineConfig) -> Machine:
     kernels = load_kernels(config, is_cpu=is_cpu)
     if not is_cpu and problem is None and config.native_kernels is not False:
         kernels = cuda.load(torch.device("cuda"))
+    cpus = native.usable_cpus()
+    host_threads = native.own_choice(native.THREAD_COUNT.of_host, cpus)
     return Machine(
-        cpus=native.usable_cpus(),
+        cpus=cpus,
+        # A list of CPUs is a choice for this engine, which has a thread on each.
+        host_threads=None if isinstance(config.cpu_affinity, tuple) else host_threads,
         placement=native.choose_placement(config.cpu_affinity, config.numa_node),
         cuda=facts,
         kernels=kernels,

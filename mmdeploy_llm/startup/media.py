@@ -8,6 +8,7 @@ from typing import Any
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import UnsupportedMediaError
 from mmdeploy_llm.hooks import MediaProcessor, PluginManager
+from mmdeploy_llm.intake.checkpoint import PROMPT_FILES
 from mmdeploy_llm.intake.media import MediaLoader, media_limits
 from mmdeploy_llm.messages import MEDIA_KINDS
 
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 def open_media(config: EngineConfig) -> MediaLoader:
     """Returns a loader for the media of a model, without the model's weights. Raises what
     `read_model_files` raises."""
-    files = read_model_files(config)
+    files = read_model_files(config, PROMPT_FILES)
     with naming(config.model):
         processors = build_processors(files, config)
     return MediaLoader(

@@ -18,7 +18,12 @@ from mmdeploy_llm.hooks import (
     ReasoningParserSpec,
     ToolParserSpec,
 )
-from mmdeploy_llm.intake.checkpoint import TOKENIZER_FILES, read_checkpoint, resolve_model
+from mmdeploy_llm.intake.checkpoint import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    read_checkpoint,
+    resolve_model,
+)
 from mmdeploy_llm.intake.template import checkpoint_template, load_template
 from mmdeploy_llm.intake.text_facts import TextFacts, read_text_facts
 from mmdeploy_llm.intake.tokenizer import (
@@ -71,15 +76,16 @@ def naming(name: str, *, kind: str = "model") -> Iterator[None]:
         raise
 
 
-def read_model_files(config: EngineConfig) -> ModelFiles:
-    """Loads the plugins and reads the model folder. Raises ConfigError, ModelError, PluginError."""
+def read_model_files(config: EngineConfig, patterns: tuple[str, ...] = MODEL_FILES) -> ModelFiles:
+    """Loads the plugins and reads the model folder. patterns: the files that are fetched of a model
+    on the hub. Raises ConfigError, ModelError, PluginError."""
     with naming(config.model):
-        return _read(config)
+        return _read(config, patterns)
 
 
-def _read(config: EngineConfig) -> ModelFiles:
+def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
-    checkpoint = read_checkpoint(resolve_model(config.model, config.revision))
+    checkpoint = read_checkpoint(resolve_model(config.model, config.revision, patterns))
     tokenizer = _tokenizer(config, checkpoint)
     text = read_text_facts(checkpoint)
     eos_ids = eos_token_ids(checkpoint, tokenizer)

@@ -56,13 +56,14 @@ def build_rooms(
         for processor in processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
-    intake = _intake(config, files, facts.runtime, processors)
+    intake = build_intake(config, files, facts.runtime, processors)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
         delivery=delivery,
         plugins=plugins,
         info=info,
+        host=computer.host,
     )
     return Assembly(
         engine=engine,
@@ -121,12 +122,13 @@ def _delivery(files: ModelFiles) -> Delivery:
     )
 
 
-def _intake(
+def build_intake(
     config: EngineConfig,
     files: ModelFiles,
     runtime: RuntimeConfig,
     processors: Mapping[str, MediaProcessor],
 ) -> Intake:
+    """Builds the intake, which needs no runner."""
     return Intake(
         tokenizer=files.tokenizer,
         processors=processors,

@@ -72,7 +72,7 @@ def _machine_shares(
     return [
         MachineShare(
             device=f"cuda:{first + index * num_cards}",
-            num_threads=config.num_threads,
+            num_threads=config.num_threads or machine.host_threads,
             cpu_affinity=config.cpu_affinity,
         )
         for index in range(count)

@@ -9,6 +9,7 @@ from mmdeploy_llm.config import EngineConfig
 
 from .blueprint import draw_blueprint
 from .computer import build_computer, build_ranks
+from .host import Host
 from .machine import read_machine
 from .model_files import naming, read_model_files
 from .rooms import Assembly, build_rooms
@@ -36,7 +37,12 @@ def _start(config: EngineConfig) -> Assembly:
     if config.tensor_parallel_size > 1:
         computer = build_ranks(blueprint, files, machine)
     else:
-        computer = build_computer(blueprint, files, machine)
+        host = Host(blueprint.runtime, machine)
+        try:
+            computer = build_computer(blueprint, files, machine, host)
+        except BaseException:
+            host.close()
+            raise
     facts = computer.facts
     logger.info(
         "%s, %.1f MiB",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import socket
 import subprocess
@@ -42,14 +43,19 @@ class _Worker:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+        # A terminal sends Ctrl-C to all processes; the worker inherits that it is blocked.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", f"{__package__}.worker", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.peer = ours
         self.is_fresh = True
 
@@ -82,7 +88,7 @@ class Workers:
         self._idle: list[_Worker] = []
         self._is_closed = False
         # No process outlives the object, even without `close`.
-        self._finalizer = weakref.finalize(self, _kill_all, self._idle)
+        self._finalizer = weakref.finalize(self, _kill_all, self._idle, os.getpid())
 
     def stream(
         self,
@@ -188,8 +194,9 @@ class Workers:
         worker.kill()
 
 
-def _kill_all(workers: list[_Worker]) -> None:
-    while workers:
+def _kill_all(workers: list[_Worker], owner: int) -> None:
+    """Kills the workers, unless this is a process that was forked from their owner."""
+    while workers and os.getpid() == owner:
         workers.pop().kill()
 
 

@@ -7,23 +7,37 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import resource
 import socket
 import sys
+import threading
+import time
 from typing import Any
 
 from mmdeploy_llm.errors import MediaLimitError, RequestError
 
 from .wire import PeerGoneError, receive, send
 
+PARENT_CHECK_SECONDS = 1.0
+
 
 def main() -> None:
     """Serves calls until the parent is gone."""
+    # Also when a process that was forked from the parent keeps the other end of the socket open.
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     peer = socket.socket(fileno=int(sys.argv[1]))
-    with contextlib.suppress(PeerGoneError, KeyboardInterrupt):
+    with contextlib.suppress(PeerGoneError):
         while True:
             call, blob = receive(peer, max_payload=2**62)
             _answer(peer, call, bytes(blob))
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent has ended."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_SECONDS)
+    os._exit(1)
 
 
 def _answer(peer: socket.socket, call: dict[str, Any], blob: bytes) -> None:

@@ -1,0 +1,272 @@
+"""The command `count`, which counts tokens without the weights of a model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmdeploy_llm.errors import ConfigError, MMDeployLLMError
+
+from .options import (
+    MANY_MEDIA,
+    SOME_FAILED,
+    Engine,
+    Image,
+    IsJson,
+    Limit,
+    Recursive,
+    Thinking,
+    engine_options,
+    print_error,
+    template_kwargs,
+)
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.batch.items import BadItem, Item
+    from mmdeploy_llm.counting import TokenCounter
+
+MAX_THREADS, NUM_AHEAD = 8, 64
+COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
+
+# click does not rewrap a paragraph that begins with "\b".
+COUNT_EPILOG = """\b
+MODEL is a folder, a Hugging Face id or a bundled model's name, as for --model
+of other commands. Its config, tokenizer and processors are enough: weights are
+neither read nor fetched. INPUT is what `batch` and `caption` read:
+  prompts.jsonl, prompts.parquet     one item per line or row
+  photos/, a.jpg, "clips/*.mp4"      one item per picture or video, with the
+                                     question of --prompt
+Without INPUT, --prompt and --image are one item.
+
+\b
+Each line of the result has the tokens of the whole prompt, those of them that
+stand for pictures and for videos, and the item; with --json it is an object:
+  {"id", "line", "num_prompt_tokens", "num_input_image_tokens",
+   "num_input_video_tokens", "error_code", "error_msg"}
+An item that cannot be counted gets a line with its error and affects no other.
+
+\b
+Examples:
+  mmdeploy-llm count shapes-vl --prompt "What is in this picture?" --image a.png
+  mmdeploy-llm count Qwen/Qwen2.5-VL-3B-Instruct prompts.jsonl --total
+  mmdeploy-llm count folder/with/config photos/ -r --json > counts.jsonl
+  cat story.txt | mmdeploy-llm count shapes-vl --raw --prompt -
+
+\b
+Exit codes: 0 success, 1 some items failed, 2 wrong usage or unusable model,
+130 stopped with Ctrl-C."""
+
+ModelArgument = Annotated[
+    str, typer.Argument(help="Folder of a model, its Hugging Face id, or a bundled model's name.")
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[INPUT]...", help="JSONL and Parquet files, pictures, videos, folders, globs."
+    ),
+]
+Text = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        "-p",
+        help="The text to count, - reads it from standard input; with pictures and videos as "
+        "INPUT, the question about each.",
+    ),
+]
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Count the text of --prompt without a chat template.")
+]
+Total = Annotated[bool, typer.Option("--total", help="Print the sums of all items only.")]
+
+
+def count(
+    ctx: typer.Context,
+    model: ModelArgument,
+    inputs: Inputs = None,
+    prompt: Text = None,
+    image: Image = None,
+    raw: Raw = False,
+    thinking: Thinking = None,
+    recursive: Recursive = False,
+    limit: Limit = None,
+    total: Total = False,
+    as_json: IsJson = False,
+    engine: Engine = None,
+) -> None:
+    """Count the tokens of prompts, pictures and videos, without the weights of the model.
+
+    Prompts are prepared as `generate`, `batch` and `caption` would; nothing is computed."""
+    from mmdeploy_llm.counting import TokenCounter
+
+    if inputs and (image or raw):
+        raise ConfigError("--image and --raw belong to a single --prompt; leave out INPUT or them")
+    if not inputs and prompt is None and not image:
+        raise ConfigError("nothing to count: give files, or a text with --prompt")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    kwargs = template_kwargs(thinking)
+    if inputs:
+        items = input_items(inputs, text, kwargs, limit=limit, is_recursive=recursive)
+    else:
+        items = iter([single_item(text or "", image or [], raw, kwargs)])
+    options = engine_options(ctx, engine, limit_mm_per_prompt=MANY_MEDIA)
+    with TokenCounter(model, **options) as counter:
+        show = show_json if as_json else show_line
+        sums = show_counts(counted(items, counter), None if total else show)
+    if total or not as_json:
+        show_total(sums, as_json=as_json)
+    if sums["num_failed"]:
+        raise typer.Exit(SOME_FAILED)
+
+
+def input_items(
+    inputs: Iterable[str],
+    question: str | None,
+    kwargs: dict[str, Any],
+    *,
+    limit: int | None,
+    is_recursive: bool,
+) -> Iterator[Item | BadItem]:
+    """Returns the items of files, read as `batch` reads them, and of media, as `caption` does.
+    Raises ConfigError for an input that cannot be opened, before any item is read."""
+    from mmdeploy_llm.batch.ids import Selection
+    from mmdeploy_llm.batch.inputs import is_media_name
+    from mmdeploy_llm.batch.sources import open_files, open_source
+    from mmdeploy_llm.params import SamplingParams
+
+    whole, sources = Selection.parse(None, None), []
+    for given in inputs:
+        path = Path(given)
+        if path.is_dir() or is_media_name(given) or any(char in given for char in "*?["):
+            source = open_files(
+                [given],
+                SamplingParams(),
+                whole,
+                is_recursive=is_recursive,
+                question=question,
+                template_kwargs=kwargs,
+            )
+        elif not path.exists():
+            raise ConfigError(f"{given!r} does not exist; to count a text, give it with --prompt")
+        else:
+            source = open_source(
+                path, SamplingParams(), whole, question=question, template_kwargs=kwargs
+            )
+        sources.append(source)
+    return itertools.islice(itertools.chain.from_iterable(sources), limit)
+
+
+def single_item(text: str, images: list[str], is_raw: bool, kwargs: dict[str, Any]) -> Item:
+    """Returns the prompt of the command line as an item."""
+    from mmdeploy_llm.batch.items import Item
+    from mmdeploy_llm.params import SamplingParams
+
+    from .terminal import user_message
+
+    prompt: dict[str, Any] = {"prompt": text, "multimodal_data": {"image": images}}
+    if not is_raw:
+        prompt = {"messages": [user_message(text, images)], "chat_template_kwargs": kwargs}
+    return Item(line=1, id="--prompt", prompt=prompt, params=SamplingParams())
+
+
+def counted(items: Iterator[Item | BadItem], counter: TokenCounter) -> Iterator[dict[str, Any]]:
+    """Yields the result of each item, in order. Threads read a bounded number of items ahead."""
+    pending: deque[Future[dict[str, Any]]] = deque()
+    num_threads = min(MAX_THREADS, os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="count")
+    try:
+        for item in items:
+            pending.append(pool.submit(result_of, item, counter))
+            if len(pending) == NUM_AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def result_of(item: Item | BadItem, counter: TokenCounter) -> dict[str, Any]:
+    """Returns the counts of an item, or its error."""
+    from mmdeploy_llm.batch.items import BadItem
+    from mmdeploy_llm.hooks.names import error_text
+
+    result = {"id": item.id, "line": item.line, **dict.fromkeys(COUNTS, 0)}
+    code, message = 200, None
+    if isinstance(item, BadItem):
+        code, message = item.code, item.message
+    else:
+        try:
+            found = counter.count_tokens(item.prompt)
+            result |= {name: getattr(found, name) for name in COUNTS}
+        except MMDeployLLMError as error:
+            code, message = error.code, str(error)
+        except Exception as error:  # a plugin's processor raises anything
+            code, message = 500, error_text(error)
+    return {**result, "error_code": code, "error_msg": message}
+
+
+def show_counts(
+    results: Iterator[dict[str, Any]], show: Callable[[dict[str, Any]], None] | None
+) -> dict[str, int]:
+    """Shows each result as it comes, with a progress bar where the results are not on the same
+    terminal, and returns their sums."""
+    from tqdm import tqdm
+
+    sums = dict.fromkeys(("num_items", "num_failed", *COUNTS), 0)
+    is_hidden = True if show is not None and sys.stdout.isatty() else None
+    with tqdm(desc="Count", unit="item", delay=1, dynamic_ncols=True, disable=is_hidden) as bar:
+        for result in results:
+            sums["num_items"] += 1
+            sums["num_failed"] += result["error_msg"] is not None
+            for name in COUNTS:
+                sums[name] += result[name]
+            if show is not None:
+                show(result)
+            elif result["error_msg"] is not None:
+                print_error(f"{item_name(result)}: {result['error_msg']}")
+            bar.update()
+    return sums
+
+
+def show_json(result: dict[str, Any]) -> None:
+    """Prints a result as a line of JSON."""
+    typer.echo(json.dumps(result))
+
+
+def show_line(result: dict[str, Any]) -> None:
+    """Prints the counts and the name of an item, its error on standard error."""
+    from .terminal import printable
+
+    if result["error_msg"] is not None:
+        print_error(f"{item_name(result)}: {result['error_msg']}")
+        return
+    numbers = "  ".join(f"{result[name]:>8}" for name in COUNTS)
+    typer.echo(f"{numbers}  {printable(str(result['id']))}")
+
+
+def show_total(sums: dict[str, int], *, as_json: bool) -> None:
+    """Prints the sums."""
+    if as_json:
+        typer.echo(json.dumps(sums))
+        return
+    failed = f", {sums['num_failed']} failed" if sums["num_failed"] else ""
+    plural = "" if sums["num_items"] == 1 else "s"
+    prompts, images, videos = (sums[name] for name in COUNTS)
+    typer.echo(
+        f"{prompts} prompt tokens, of which {images} image and {videos} video tokens "
+        f"({sums['num_items']} item{plural}{failed})"
+    )
+
+
+def item_name(result: dict[str, Any]) -> str:
+    """Names an item in an error."""
+    return f"line {result['line']}" if result["id"] is None else str(result["id"])

@@ -1,0 +1,49 @@
+"""Counts tokens of prompts without the weights of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .config import EngineConfig
+from .desk.arguments import as_prompt
+from .desk.belonging import Belonging
+from .intake.intake import TokenCount
+from .messages import Conversation, Prompt
+from .startup.counting import open_intake
+
+
+class TokenCounter(Belonging):
+    """Counts tokens as an LLM with the same arguments would, without loading the model: it reads
+    the configuration, the tokenizer and the chat template, and of media the headers. A folder
+    without weights is enough. Use it in a `with` block, or call `close`.
+
+    model, options: as for LLM; options of computing, such as `device`, have no effect. Raises
+    ConfigError, ModelError or PluginError when the files cannot be used.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        super().__init__()
+        self._intake = open_intake(EngineConfig.from_options(model, options))
+
+    def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
+        """Counts prompt and media tokens. Raises RequestError for a prompt that cannot be prepared.
+        May be called from several threads."""
+        self._home.check()
+        return self._intake.count_tokens(as_prompt(prompt))
+
+    def close(self) -> None:
+        """Ends the processes and threads that read media and render templates."""
+        self._home.check()
+        self._intake.interrupt()
+        self._intake.close()
+
+
+def count_tokens(model: str, prompt: Prompt | Conversation, **options: Any) -> TokenCount:
+    """Counts the tokens of one prompt without the weights of the model.
+
+    prompt: text, token ids, a dict as for LLM.generate, or a conversation as for LLM.chat.
+    model, options: as for LLM. Raises as TokenCounter does, which reads the files once for many
+    prompts.
+    """
+    with TokenCounter(model, **options) as counter:
+        return counter.count_tokens(prompt)

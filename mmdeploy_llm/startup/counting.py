@@ -1,0 +1,37 @@
+"""Builds the intake of a model without the model: it counts tokens and needs no weights."""
+
+from __future__ import annotations
+
+import torch
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.intake.checkpoint import PROMPT_FILES
+from mmdeploy_llm.intake.intake import Intake
+
+from .blueprint import draw_blueprint
+from .cards import CudaFacts
+from .machine import Machine
+from .media import build_processors
+from .model_files import read_model_files
+from .rooms import build_intake
+
+# Options of computing, which no token depends on, as an engine for counting has them.
+NOT_COMPUTING = {
+    "attention_backend": "auto",
+    "device": "cpu",
+    "dtype": "float32",
+    "guided_decoding_backend": "off",
+    "kv_cache_dtype": "auto",
+}
+
+
+def open_intake(config: EngineConfig) -> Intake:
+    """Returns an intake that prepares prompts as the engine with these options would, from the
+    configuration, the tokenizer and the processors alone. Compiles nothing and reads no weights;
+    of a model on the hub it fetches none. Raises what `read_model_files` raises."""
+    config = config.model_copy(update=NOT_COMPUTING)
+    files = read_model_files(config, PROMPT_FILES)
+    nothing = CudaFacts(torch=torch.__version__)
+    machine = Machine(cpus=(0,), placement=None, cuda=nothing, kernels=None)
+    runtime = draw_blueprint(config, files, machine).runtime
+    return build_intake(config, files, runtime, build_processors(files, config))

@@ -1,0 +1,111 @@
+"""Host: the process that an engine computes in, whose settings it changes and puts back."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from mmdeploy_llm import native
+from mmdeploy_llm.native import ComputeThreads
+from mmdeploy_llm.parallel import finalize_here
+from mmdeploy_llm.runtime_config import RuntimeConfig
+
+from .machine import Machine
+
+Undo = Callable[[], None]
+KERNEL_CACHE_VARIABLE, KERNEL_CACHE_SIZE = b"LRU_CACHE_CAPACITY", b"64"
+
+
+class SharedChange:
+    """A change of the process that the first engine makes and the last one takes back. change:
+    makes it and returns the function that takes it back."""
+
+    def __init__(self, change: Callable[[], Undo]) -> None:
+        self._change = change
+        self._lock = threading.RLock()  # a collected engine may let go while another one starts
+        self._num_holders = 0
+        self._undo: Undo | None = None
+
+    def hold(self, owner: object) -> Callable[[], object]:
+        """Makes the change for `owner`, until the returned function is called or `owner` is
+        collected."""
+        with self._lock:
+            if self._undo is None:
+                self._undo = self._change()
+            self._num_holders += 1
+        return finalize_here(owner, self._let_go)
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._num_holders -= 1
+            if not self._num_holders and self._undo is not None:
+                undo, self._undo = self._undo, None
+                undo()
+
+
+class Host:
+    """One engine's hold on its process.
+
+    Until `close` it bounds torch's cache of linear kernels and, on a CPU, makes the C library keep
+    freed memory. The number of torch's threads and the current CUDA device are changed only while
+    the engine computes; see `computing`. threads: places threads on the CPUs of cpu_affinity and
+    numa_node; None leaves that to the system.
+    """
+
+    def __init__(self, runtime: RuntimeConfig, machine: Machine) -> None:
+        self._num_threads = runtime.num_threads
+        self._device = torch.device(runtime.device)
+        self._held = [KERNEL_CACHE.hold(self)]
+        self.threads: ComputeThreads | None = None
+        native.make_forks_safe()
+        if self._device.type == "cpu":
+            self._held.append(FREED_MEMORY.hold(self))
+        placer = None if machine.kernels is None else machine.kernels.threads
+        if machine.placement is not None and placer is not None:
+            self.threads = ComputeThreads(placer, machine.placement, runtime.num_threads)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Computes in the block with the engine's number of threads and on its card; afterwards the
+        calling thread has the settings that it had before."""
+        is_card = self._device.type == "cuda" and self._device.index is not None
+        card = torch.cuda.device(self._device) if is_card else nullcontext()
+        with native.THREAD_COUNT.computing(self._num_threads), card:
+            yield
+
+    def close(self) -> None:
+        """Puts back what was changed: with the last engine the settings of the process, and the
+        CPUs of the calling thread."""
+        if self.threads is not None:
+            self.threads.put_back()
+        for let_go in self._held:
+            let_go()
+
+
+def _bound_kernel_cache() -> Undo:
+    """Bounds torch's cache of linear kernels. It keeps 1,024 for each thread, one for each number
+    of rows, about a megabyte each: hundreds of megabytes after a thousand steps of different sizes.
+    torch reads the variable when a thread computes its first linear layer; a value set by the user
+    stays."""
+    if os.name != "posix":
+        return lambda: None
+    library = ctypes.CDLL(None)
+    library.getenv.restype = ctypes.c_char_p
+
+    def unset() -> None:
+        if library.getenv(KERNEL_CACHE_VARIABLE) == KERNEL_CACHE_SIZE:
+            library.unsetenv(KERNEL_CACHE_VARIABLE)
+
+    if library.getenv(KERNEL_CACHE_VARIABLE) is not None:
+        return lambda: None
+    library.setenv(KERNEL_CACHE_VARIABLE, KERNEL_CACHE_SIZE, 0)
+    return unset
+
+
+KERNEL_CACHE = SharedChange(_bound_kernel_cache)
+FREED_MEMORY = SharedChange(native.keep_freed_memory)
