@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UnsupportedMediaError,
         WorkerDiedError,
     )
-    from .intake.intake import TokenCount
+    from .intake.rendered import TokenCount
     from .llm import LLM
     from .outputs import (
         CompletionOutput,
@@ -90,7 +90,7 @@ _HOMES = {
     "Logprob": "outputs",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
-    "TokenCount": "intake.intake",
+    "TokenCount": "intake.rendered",
     "TokenCounter": "counting",
     "ToolCall": "outputs",
     "count_tokens": "counting",

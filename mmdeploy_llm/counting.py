@@ -7,7 +7,7 @@ from typing import Any
 from .config import EngineConfig
 from .desk.arguments import as_prompt
 from .desk.belonging import Belonging
-from .intake.intake import TokenCount
+from .intake.rendered import TokenCount
 from .messages import Conversation, Prompt
 from .startup.counting import open_intake
 

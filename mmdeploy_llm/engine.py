@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from .delivery.delivery import Delivery, record_of
+from .delivery.delivery import Delivery
+from .delivery.facts import record_of
 from .errors import WorkerDiedError
 from .hooks import EngineInfo, PluginManager, StepStats
 from .hooks.names import error_text

@@ -3,11 +3,9 @@ out; or any iterable in, results as they finish."""
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from typing import Any, Literal
 
@@ -28,20 +26,21 @@ from .desk.arguments import (
     params_for,
 )
 from .desk.belonging import Belonging
-from .desk.drive import Driver, Job, JobOutput, exception_of, refused
+from .desk.drive import Driver
 from .desk.fleet import Fleet
 from .desk.jobs import ChatOptions, JobMaker
 from .desk.merge import Merger, deltas, whole_outputs
+from .desk.outcome import Job, JobOutput, exception_of, refused
 from .desk.progress import Progress
 from .errors import WorkerDiedError
 from .hooks import Model
 from .intake.cache import CacheStats, add_stats
-from .intake.intake import TokenCount
+from .intake.rendered import TokenCount
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
 from .startup.media import open_media, open_reader
-from .startup.start import cache_line, start
+from .startup.start import report_cache, start
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -81,7 +80,7 @@ class LLM(Belonging):
             self.plugins = self._fleet.plugins
             self.runtime = self._fleet.runtime
             self.num_kv_blocks = self._fleet.num_blocks
-            self._report_cache()
+            report_cache(self.num_kv_blocks, self.runtime.block_size, quiet=self._config.quiet)
             return
         assembly = start(self._config)
         self._engine = assembly.engine
@@ -96,7 +95,7 @@ class LLM(Belonging):
             num_ahead=assembly.runtime.max_num_seqs + 2 * assembly.runtime.num_intake_threads,
         )
         self.num_kv_blocks = assembly.engine.info.num_blocks
-        self._report_cache()
+        report_cache(self.num_kv_blocks, self.runtime.block_size, quiet=self._config.quiet)
 
     def generate(
         self,
@@ -328,14 +327,6 @@ class LLM(Belonging):
         self._intake.interrupt()  # so that a plugin or template that hangs does not delay close
         self._driver.close()
         self._intake.close()
-
-    def _report_cache(self) -> None:
-        """Writes the size of the KV cache on stderr, unless it is unwanted or logged there."""
-        line = cache_line(self.num_kv_blocks, self.runtime.block_size)
-        is_logged = logging.getLogger(start.__module__).isEnabledFor(logging.INFO)
-        if sys.stderr is not None and not self._config.quiet and not is_logged:
-            with suppress(OSError, ValueError):  # a closed stderr
-                print(line, file=sys.stderr)
 
     def _collect(
         self, jobs: Iterator[Job], use_tqdm: bool, on_error: OnError

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from mmdeploy_llm.desk.drive import Driver, Job
+from mmdeploy_llm.desk.drive import Driver
+from mmdeploy_llm.desk.outcome import Job
 from mmdeploy_llm.errors import EngineError, MediaError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from mmdeploy_llm.desk.drive import Job, JobOutput
 from mmdeploy_llm.desk.merge import Merger, deltas, whole_outputs
+from mmdeploy_llm.desk.outcome import Job, JobOutput
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 

@@ -24,7 +24,7 @@ from .storage.configuration import Configuration, ConfigurationFile
 from .writer import RecordWriter
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.desk.drive import JobOutput
+    from mmdeploy_llm.desk.outcome import JobOutput
 
     from .output import RecordIndex
 

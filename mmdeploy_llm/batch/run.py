@@ -30,7 +30,7 @@ from .sources import Source
 from .writer import RecordWriter
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.desk.drive import JobOutput
+    from mmdeploy_llm.desk.outcome import JobOutput
 
 Ending = Literal["done", "max_failures", "interrupted"]
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mmdeploy_llm.errors import ABORTED, OK, EngineError
 from mmdeploy_llm.hooks.contracts import ReasoningParser, ToolParser
-from mmdeploy_llm.messages import MEDIA_KINDS
-from mmdeploy_llm.metrics import RequestRecord
 from mmdeploy_llm.outputs import (
     CompletionOutput,
     Completions,
     FinishReason,
     Logprob,
-    RequestMetrics,
     RequestOutput,
     TokenLogprobs,
-    ToolCall,
 )
 from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
 from .detokenizer import Vocabulary
+from .facts import metrics_of, num_media_tokens, with_id
 from .pipeline import ParserSource, ParserSources, TextPipeline
 
 ABORT_FAILURE = RequestFailure(
@@ -123,7 +119,7 @@ class Delivery:
             request=request,
             pipeline=pipeline,
             prompt_token_ids=list(request.prompt_token_ids),
-            num_media_tokens=_num_media_tokens(request),
+            num_media_tokens=num_media_tokens(request),
             has_reasoning_parser=self._sources.reasoning is not None,
             has_tool_parser=self._sources.tools is not None,
         )
@@ -182,7 +178,7 @@ class Delivery:
             prompt_token_ids=progress.prompt_token_ids,
             outputs=Completions([completion]),
             finished=is_last,
-            metrics=_metrics(request),
+            metrics=metrics_of(request),
             num_cached_tokens=request.num_cached_tokens,
             num_input_image_tokens=progress.num_media_tokens["image"],
             num_input_video_tokens=progress.num_media_tokens["video"],
@@ -209,22 +205,6 @@ class Delivery:
             )
             for token_id, found in entry.items()
         }
-
-
-def record_of(request: Request, output: RequestOutput) -> RequestRecord:
-    """Builds the record of a request for observers; `output` is its last one."""
-    reason = output.outputs.finish_reason
-    assert reason is not None, f"request {request.request_id} has not ended"
-    return RequestRecord(
-        request_id=request.request_id,
-        finish_reason=reason,
-        error_code=output.error_code,
-        num_prompt_tokens=len(request.prompt_token_ids),
-        num_output_tokens=len(request.output_token_ids),
-        num_cached_tokens=request.num_cached_tokens,
-        num_media_tokens=_num_media_tokens(request),
-        metrics=output.metrics,
-    )
 
 
 def _is_stale(update: TokenUpdate) -> bool:
@@ -261,7 +241,7 @@ def _completion(
     request, pipeline = progress.request, progress.pipeline
     is_unparsed = reason is not None and pipeline.failure is not None
     content, reasoning = pipeline.take("content"), pipeline.take("reasoning")
-    calls = tuple(_with_id(call, request.request_id) for call in pipeline.take_calls())
+    calls = tuple(with_id(call, request.request_id) for call in pipeline.take_calls())
     if is_unparsed:
         content, reasoning, calls = pipeline.raw_text, "", ()
     elif reason == "stop" and pipeline.num_calls:
@@ -283,33 +263,3 @@ def _completion(
     progress.num_sent = len(request.output_token_ids)
     progress.send_idx += 1
     return completion
-
-
-def _with_id(call: ToolCall, request_id: str) -> ToolCall:
-    """Gives the call an id in FastDeploy's format, unless it has one."""
-    digest = hashlib.blake2b(f"{request_id} {call.index}".encode(), digest_size=16).hexdigest()
-    return call if call.id else replace(call, id=f"chatcmpl-tool-{digest}")
-
-
-def _metrics(request: Request) -> RequestMetrics:
-    started, ended = request.inference_start_time, request.last_token_time
-    return RequestMetrics(
-        arrival_time=request.arrival_time,
-        inference_start_time=started,
-        first_token_time=_between(started, request.first_token_time),
-        time_in_queue=_between(request.preprocess_end_time, started),
-        model_forward_time=_between(started, ended),
-        model_execute_time=_between(request.arrival_time, ended),
-        preprocess_time=request.preprocess_end_time - request.arrival_time,
-    )
-
-
-def _between(start: float | None, end: float | None) -> float | None:
-    """Returns the seconds from `start` to `end`, None when one of them is missing."""
-    return None if start is None or end is None else end - start
-
-
-def _num_media_tokens(request: Request) -> dict[str, int]:
-    """Returns the media tokens of each kind, for MEDIA_KINDS and the request's other kinds."""
-    kinds = dict.fromkeys((*MEDIA_KINDS, *(span.item.kind for span in request.media)))
-    return {kind: request.num_media_tokens(kind) for kind in kinds}

@@ -11,50 +11,23 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 from mmdeploy_llm.engine import Engine
-from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError
-from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
+from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.parallel import Home
 from mmdeploy_llm.request import Request
 
+from .belonging import CLOSED, CLOSED_MEANWHILE
+from .outcome import Job, JobOutput, refused
+
 logger = logging.getLogger(__name__)
 
-CLOSED = "this LLM is closed; make a new one"
-CLOSED_MEANWHILE = (
-    "this LLM was closed while this call was running; prompts whose results were not returned yet "
-    "have none. Make a new LLM for them"
-)
 POLL_SECONDS = 0.2  # between two checks whether `close` was called
 CLOSE_SECONDS = 10.0  # that `close` waits for a step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One prompt to run. prompt: the object that the caller passed in. accept: prepares its
-    requests; called in an intake thread. num_outputs: the prompt's `n`."""
-
-    index: int
-    prompt: Any
-    num_outputs: int
-    accept: Callable[..., tuple[Request, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOutput:
-    """An output and the job it belongs to: of one completion, or of all of them once merge.py has
-    seen it. error: the exception with which intake refused the prompt, None otherwise."""
-
-    job: Job
-    output: RequestOutput
-    error: Exception | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -212,42 +185,3 @@ class Driver:
                 self._step()  # collects their last outputs, unless an interrupt has lost these
             for request_id in run.running:
                 self._runs.pop(request_id, None)
-
-
-def exception_of(item: JobOutput) -> Exception:
-    """Returns the error of an output as an exception: the one that intake raised, or one that fits
-    the error code."""
-    if item.error is not None:
-        return item.error
-    kind = RequestError if item.output.error_code < 500 else EngineError
-    return kind(item.output.error_msg)
-
-
-def text_of(prompt: Any) -> str | None:
-    """Returns the text of a prompt that was not rendered; None for token ids and messages."""
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
-
-
-def refused(job: Job, error: Exception) -> Iterator[JobOutput]:
-    """Yields the error outputs of a job whose prompt never became requests."""
-    code, message = 500, error_text(error)
-    if isinstance(error, MMDeployLLMError):
-        code, message = error.code, str(error)
-    else:
-        logger.error("a prompt could not be prepared", exc_info=error)
-    for index in range(job.num_outputs):
-        completion = CompletionOutput(
-            index=index, finish_reason="error", error_code=code, error_msg=message
-        )
-        output = RequestOutput(
-            request_id=f"refused-{job.index}-{index}",
-            prompt=text_of(job.prompt),
-            item=job.prompt,
-            outputs=Completions([completion]),
-            finished=True,
-            metrics=RequestMetrics(arrival_time=time.time()),
-            error_code=code,
-            error_msg=message,
-        )
-        yield JobOutput(job=job, output=output, error=error)

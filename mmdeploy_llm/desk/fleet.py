@@ -35,8 +35,9 @@ from mmdeploy_llm.parallel import Home, Message, Worker, close_all, interrupted_
 from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.shares import engine_configs
 
-from .drive import CLOSED, CLOSED_MEANWHILE, Job, JobOutput, refused, text_of
+from .belonging import CLOSED, CLOSED_MEANWHILE
 from .fleet_engine import Abort, Answer, Ask, Call, Output, Ready, Task, serve_engine
+from .outcome import Job, JobOutput, refused, text_of
 
 logger = logging.getLogger(__name__)
 

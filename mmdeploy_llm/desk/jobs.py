@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmdeploy_llm.params import SamplingParams
 
-from .drive import Job
 from .fleet_engine import Ask
+from .outcome import Job
 
 if TYPE_CHECKING:
     from mmdeploy_llm.intake.intake import Intake

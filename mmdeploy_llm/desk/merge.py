@@ -9,7 +9,7 @@ from dataclasses import replace
 from mmdeploy_llm.errors import OK
 from mmdeploy_llm.outputs import Completions, RequestMetrics, RequestOutput
 
-from .drive import JobOutput
+from .outcome import JobOutput
 
 
 class Merger:

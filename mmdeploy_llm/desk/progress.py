@@ -6,7 +6,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from .drive import JobOutput
+from .outcome import JobOutput
 
 
 class Progress:

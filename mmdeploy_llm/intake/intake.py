@@ -12,13 +12,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from mmdeploy_llm.errors import CheckpointError, ConfigError, RequestError
+from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.hooks.guard import CallGuard
-from mmdeploy_llm.messages import MediaItem
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.request import Request
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -29,37 +28,12 @@ from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
 from .prompts import PromptParts, read_prompt, with_options
+from .rendered import Rendered, TokenCount
 from .rendering import Renderer
 from .template import load_template, render, template_variables
-from .tokenizer import PromptTokenizer
-from .tools import read_tools
-from .unicode_text import check_unicode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCount:
-    """Token counts of a prompt. num_prompt_tokens includes the media placeholders."""
-
-    num_prompt_tokens: int
-    num_input_image_tokens: int
-    num_input_video_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
-    """A prompt as text and ids, with one placeholder for each item, and its unopened media.
-
-    pieces: the pieces of `text`, tokenized separately; () for a prompt given as ids.
-    is_template: a chat template rendered the prompt and has added its own special tokens.
-    tools: the tools that the template described to the model.
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    items: tuple[MediaItem, ...]
-    pieces: tuple[str, ...] = ()
-    is_template: bool = False
-    tools: tuple[Mapping[str, Any], ...] = ()
+from .tokenizer import PromptTokenizer, marker_ids
+from .tools import chosen_tools
+from .unicode_text import check_chat
 
 
 class Intake:
@@ -121,7 +95,7 @@ class Intake:
         self._chat_template = chat_template
         self._start_marker = reasoning_start_marker
         self._end_marker = reasoning_end_marker
-        self._end_ids = _marker_ids(reasoning_end_marker, tokenizer)
+        self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
         self._new_request_id = new_request_id
         self._numbers = itertools.count()
 
@@ -280,7 +254,7 @@ class Intake:
     def _render_chat(self, parts: PromptParts) -> Rendered:
         template = self._template(parts.template)
         variables = template_variables(parts.template_kwargs)
-        tools = _tools_of(parts, variables)
+        tools = chosen_tools(parts.tools, variables)
         conversation = read_messages(
             parts.messages,
             markers=self._placeholders.markers,
@@ -290,7 +264,7 @@ class Intake:
             where=parts.where,
         )
         variables["tools"] = list(conversation.tools) or None
-        _check_texts(conversation.messages, variables, template)
+        check_chat(conversation.messages, variables, template)
         items = with_sources(conversation.media, parts.media)
         self.media.check(items)
         text = render(
@@ -367,30 +341,3 @@ class Intake:
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         single = tuple((token_id,) for token_id in params.bad_words_token_ids)
         return tuple(dict.fromkeys((*self._tokenizer.bad_words(params.bad_words), *single)))
-
-
-def _check_texts(messages: Any, variables: Mapping[str, Any], template: str) -> None:
-    """Raises RequestError for text of a chat that is not Unicode, wherever the template uses it.
-    Names of media files are not text: they were taken out before."""
-    others = {name: value for name, value in variables.items() if name != "tools"}
-    check_unicode(messages, "messages")
-    check_unicode(variables["tools"], "tools")
-    check_unicode(others, "chat_template_kwargs")
-    check_unicode(template, "chat_template")
-
-
-def _tools_of(parts: PromptParts, variables: dict[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Returns the tools of a chat, given as an argument or among the template's variables."""
-    given = variables.pop("tools", None)
-    if given is not None and parts.tools is not None:
-        raise RequestError("tools are given twice, once in chat_template_kwargs; leave out one")
-    return read_tools(given if parts.tools is None else parts.tools)
-
-
-def _marker_ids(marker: str | None, tokenizer: PromptTokenizer) -> tuple[int, ...]:
-    if marker is None:
-        return ()
-    ids = tuple(tokenizer.encode(marker))
-    if not ids:
-        raise CheckpointError(f"the tokenizer has no ids for the reasoning end marker {marker!r}")
-    return ids

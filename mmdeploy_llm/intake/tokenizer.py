@@ -121,3 +121,14 @@ def eos_token_ids(checkpoint: Checkpoint, tokenizer: PromptTokenizer) -> frozens
                 f"{text.vocab_size - 1}, the ids of its vocabulary"
             )
     return frozenset(ids)
+
+
+def marker_ids(marker: str | None, tokenizer: PromptTokenizer) -> tuple[int, ...]:
+    """Returns the ids of a reasoning parser's end marker; () without one. Raises CheckpointError
+    for a marker without ids."""
+    if marker is None:
+        return ()
+    ids = tuple(tokenizer.encode(marker))
+    if not ids:
+        raise CheckpointError(f"the tokenizer has no ids for the reasoning end marker {marker!r}")
+    return ids

@@ -102,6 +102,15 @@ def _tool(tool: Any, location: str) -> Mapping[str, Any]:
     return {"type": "function", **tool}
 
 
+def chosen_tools(given: Any, variables: dict[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Returns the tools of a chat, given as an argument or among the template's variables, from
+    which they are removed."""
+    other = variables.pop("tools", None)
+    if other is not None and given is not None:
+        raise RequestError("tools are given twice, once in chat_template_kwargs; leave out one")
+    return read_tools(other if given is None else given)
+
+
 def _schema(function: Any, location: str) -> Mapping[str, Any]:
     """Returns the JSON schema of a Python function."""
     try:

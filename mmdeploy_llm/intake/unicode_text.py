@@ -46,3 +46,13 @@ def _check(text: str, name: str) -> None:
             f"{name} is not Unicode text: character {error.start} is U+{code:04X}, a lone "
             "surrogate; remove it, or replace it with text.encode(errors='replace').decode()"
         ) from None
+
+
+def check_chat(messages: Any, variables: Mapping[str, Any], template: str) -> None:
+    """Raises RequestError for text of a chat that is not Unicode, wherever the template uses it.
+    Names of media files are not text: they were taken out before."""
+    others = {name: value for name, value in variables.items() if name != "tools"}
+    check_unicode(messages, "messages")
+    check_unicode(variables["tools"], "tools")
+    check_unicode(others, "chat_template_kwargs")
+    check_unicode(template, "chat_template")

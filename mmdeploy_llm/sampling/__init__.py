@@ -4,7 +4,8 @@ from .grammar import GrammarBackend
 from .logprobs import prompt_logprobs
 from .make import make_sampler
 from .processors import LogitsProcessors
-from .sampler import PendingSample, Sampler, SampleResult
+from .results import PendingSample, SampleResult
+from .sampler import Sampler
 from .state import SlotRequest
 
 __all__ = [

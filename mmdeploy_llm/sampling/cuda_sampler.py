@@ -25,7 +25,8 @@ from mmdeploy_llm.transfer import to_device
 from .grammar import GrammarBackend
 from .logprobs import Measured, measure
 from .processors import LogitsProcessors
-from .sampler import NOT_FINITE, NOTHING_ALLOWED, Certainty, PendingSample, Sampler, SampleResult
+from .results import NOT_FINITE, NOTHING_ALLOWED, Certainty, PendingSample, SampleResult
+from .sampler import Sampler
 from .state import NO_LOGPROBS, SlotRequest, SlotState
 from .tables import SlotTables
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -129,3 +129,16 @@ def _best_by_keys(logits: Tensor, k: int) -> Tensor:
     high = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
     low = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
     return (high | low).topk(k, dim=1).indices
+
+
+def logprobs_of(
+    logits: Tensor, rows: NDArray[np.int64], chosen: Sequence[int], wanted: NDArray[np.int64]
+) -> tuple[TokenLogprobs | None, ...]:
+    """Returns [N] entries, None for all but `rows`, whose logits are given. wanted: [N], number of
+    candidates of each row."""
+    entries: list[TokenLogprobs | None] = [None] * len(chosen)
+    ids = torch.tensor(chosen)[torch.from_numpy(rows)]
+    found = sampled_logprobs(logits, ids, wanted[rows])
+    for row, entry in zip(rows.tolist(), found, strict=True):
+        entries[row] = entry
+    return tuple(entries)

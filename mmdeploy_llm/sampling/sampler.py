@@ -13,8 +13,7 @@ A batch of greedy requests without rules costs one pass over the logits and no c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -29,74 +28,10 @@ from .adjust import adjust
 from .draw import draw, take_rows
 from .grammar import GrammarBackend
 from .largest import first_argmax
-from .logprobs import are_certain, sampled_logprobs
+from .logprobs import are_certain, logprobs_of
 from .processors import LogitsProcessors, process
+from .results import NOT_FINITE, NOTHING_ALLOWED, Certainty, Choice, PendingSample, SampleResult
 from .state import NO_LOGPROBS, SamplingState, SlotRequest
-
-NOT_FINITE = (
-    "the model returned logits that are not finite (NaN or infinity) for this request; its inputs "
-    "or the weights are out of range: check them, or try dtype='float32'"
-)
-NOTHING_ALLOWED = (
-    "no token is allowed next: guided_decoding, bad_words, min_tokens, no_repeat_ngram_size, "
-    "logit_bias and logits_processors together ban the whole vocabulary; loosen one of them"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleResult:
-    """The tokens of N rows.
-
-    token_ids: [N], 0 where the row failed.
-    logprobs: [N], None where none were requested or the row failed.
-    errors: row -> why it has no token.
-    certain: rows whose token is more probable than the threshold of their early stop.
-    """
-
-    token_ids: list[int]
-    logprobs: tuple[TokenLogprobs | None, ...]
-    errors: Mapping[int, str] = field(default_factory=dict)
-    certain: Collection[int] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingSample:
-    """Tokens whose computation was launched.
-
-    finish: waits for the tokens and returns them; called once, in the order of the launches.
-    token_ids: [N] int64 on the device, 0 where the row failed; None from samplers that compute on
-        the host.
-    """
-
-    finish: Callable[[], SampleResult]
-    token_ids: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certainty:
-    """Whether the tokens of some rows are nearly certain: both [R]."""
-
-    rows: NDArray[np.int64]
-    is_certain: Tensor
-
-    def rows_in(self, errors: Mapping[int, str]) -> tuple[int, ...]:
-        """Returns the rows with a nearly certain token, without those that failed."""
-        found = self.rows[self.is_certain.cpu().numpy()].tolist()
-        return tuple(row for row in found if row not in errors)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The tokens of rows, on the device: [N] each.
-
-    is_finite: whether the logits are. is_allowed: whether the rules allow any token.
-    failures: row -> why its logits processor failed.
-    """
-
-    token_ids: Tensor
-    is_finite: Tensor
-    is_allowed: Tensor
-    failures: Mapping[int, str]
 
 
 class Sampler:
@@ -304,16 +239,3 @@ class Sampler:
             return
         good = [row for row in range(len(index)) if row not in errors]
         self._state.append(index[good], [chosen[row] for row in good])
-
-
-def logprobs_of(
-    logits: Tensor, rows: NDArray[np.int64], chosen: Sequence[int], wanted: NDArray[np.int64]
-) -> tuple[TokenLogprobs | None, ...]:
-    """Returns [N] entries, None for all but `rows`, whose logits are given. wanted: [N], number of
-    candidates of each row."""
-    entries: list[TokenLogprobs | None] = [None] * len(chosen)
-    ids = torch.tensor(chosen)[torch.from_numpy(rows)]
-    found = sampled_logprobs(logits, ids, wanted[rows])
-    for row, entry in zip(rows.tolist(), found, strict=True):
-        entries[row] = entry
-    return tuple(entries)

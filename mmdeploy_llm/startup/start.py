@@ -4,6 +4,8 @@ later."""
 from __future__ import annotations
 
 import logging
+import sys
+from contextlib import suppress
 
 from mmdeploy_llm.config import EngineConfig
 
@@ -50,3 +52,10 @@ def _start(config: EngineConfig) -> Assembly:
         facts.num_blocks * facts.shape.bytes_per_block / 2**20,
     )
     return build_rooms(blueprint, files, machine, computer)
+
+
+def report_cache(num_blocks: int, block_size: int, *, quiet: bool) -> None:
+    """Writes the size of the KV cache on stderr, unless it is unwanted or logged there."""
+    if sys.stderr is not None and not quiet and not logger.isEnabledFor(logging.INFO):
+        with suppress(OSError, ValueError):  # a closed stderr
+            print(cache_line(num_blocks, block_size), file=sys.stderr)

@@ -7,7 +7,7 @@ import torch
 
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.sampling import Sampler, SlotRequest, make_sampler
-from mmdeploy_llm.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED
+from mmdeploy_llm.sampling.results import NOT_FINITE, NOTHING_ALLOWED
 
 RESOLVED = {
     "temperature": 0.0,

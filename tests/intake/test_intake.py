@@ -16,7 +16,7 @@ from mmdeploy_llm.errors import (
     RequestError,
     UnsupportedMediaError,
 )
-from mmdeploy_llm.intake.intake import TokenCount
+from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.params import GuidedDecodingParams, SamplingParams
 
 PARAMS = SamplingParams()

@@ -17,7 +17,7 @@ from mmdeploy_llm.hooks import (
 )
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.sampling import LogitsProcessors, Sampler
-from mmdeploy_llm.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED
+from mmdeploy_llm.sampling.results import NOT_FINITE, NOTHING_ALLOWED
 
 V = 50
 CALLS = []

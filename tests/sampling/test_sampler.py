@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmdeploy_llm.sampling.sampler import NOT_FINITE, NOTHING_ALLOWED
+from mmdeploy_llm.sampling.results import NOT_FINITE, NOTHING_ALLOWED
 
 RANDOM = {"temperature": 0.9, "top_p": 0.95}
 
@@ -267,7 +267,7 @@ def test_greedy_rows_are_not_copied(make_request, make_sampler, monkeypatch):
     def forbidden(*_):
         raise AssertionError
 
-    for name in ("adjust", "draw", "take_rows", "sampled_logprobs"):
+    for name in ("adjust", "draw", "take_rows", "logprobs_of"):
         monkeypatch.setattr(f"mmdeploy_llm.sampling.sampler.{name}", forbidden)
     logits = steps_of(1, 4, 1000, 7)[0]
     assert sampler.sample(logits, range(4)).token_ids == logits.argmax(dim=1).tolist()

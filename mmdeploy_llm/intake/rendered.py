@@ -1,0 +1,35 @@
+"""Rendered and TokenCount: a prompt as text and ids, and how many tokens it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mmdeploy_llm.messages import MediaItem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCount:
+    """Token counts of a prompt. num_prompt_tokens includes the media placeholders."""
+
+    num_prompt_tokens: int
+    num_input_image_tokens: int
+    num_input_video_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A prompt as text and ids, with one placeholder for each item, and its unopened media.
+
+    pieces: the pieces of `text`, tokenized separately; () for a prompt given as ids.
+    is_template: a chat template rendered the prompt and has added its own special tokens.
+    tools: the tools that the template described to the model.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    items: tuple[MediaItem, ...]
+    pieces: tuple[str, ...] = ()
+    is_template: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
