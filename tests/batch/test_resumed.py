@@ -62,6 +62,14 @@ def test_a_changed_line_is_done_again_and_counted_once(do, out):
     assert do(rows("a", "B", "c", "d"))[1] == []
 
 
+def test_the_progress_bar_counts_an_item_once(do, capsys):
+    do(rows("a", "b", "c"), "new")
+    do(rows("a", "B", "C"), is_progress_shown=True)
+    shown = capsys.readouterr().err
+    assert "3/3" in shown
+    assert "5/3" not in shown
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -276,6 +284,8 @@ def test_other_files_of_a_model_are_noticed_and_another_place_is_not(model, tmp_
     before = model_digest(copy)
     assert before == model_digest(model)
     os.mkfifo(copy / "x.json")  # is not waited for
+    (copy / "y.json").symlink_to("nowhere")
+    (copy / "z.json").mkdir()
     assert model_digest(copy) == before
     weights = copy / "model.safetensors"
     data = bytearray(weights.read_bytes())
