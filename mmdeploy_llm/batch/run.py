@@ -159,8 +159,8 @@ class BatchRun:
     def _take(self, record: Record, line: int, num_media: int) -> None:
         # Ctrl-C waits until what is written is counted too.
         with self._lock, interrupted_later():
-            self._writer.write(record, line)
-            self._tally.count(record, num_media)
+            is_first = self._writer.write(record, line)
+            self._tally.count(record, num_media, is_first=is_first)
             most = self._max_failures
             if most is not None and self._tally.num_failed >= most:
                 self._is_over = True
@@ -196,8 +196,9 @@ class Tally:
         """Items that have failed so far."""
         return self._failures.total()
 
-    def count(self, record: Record, num_media: int) -> None:
-        """Counts one record and advances the progress bar."""
+    def count(self, record: Record, num_media: int, *, is_first: bool = True) -> None:
+        """Counts one record. is_first: advances the progress bar; it has counted an earlier
+        record of the item already."""
         if record.is_ok:
             self._num_done += 1
         else:
@@ -207,7 +208,7 @@ class Tally:
         self._num_output_tokens += record.num_output_tokens
         speed = self._num_output_tokens / max(time.perf_counter() - self._begin, 1e-9)
         self._bar.set_postfix_str(f"{speed:.0f} tokens/s, {self.num_failed} failed", refresh=False)
-        self._bar.update(1)
+        self._bar.update(int(is_first))
 
     def counts(self) -> RunCounts:
         """Returns the counts so far."""

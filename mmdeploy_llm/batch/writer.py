@@ -51,17 +51,22 @@ class RecordWriter:
             self._file.close()
             raise
 
-    def write(self, record: Record, place: int | None) -> None:
-        """Appends one line. place: rank of the record's item in the input order, if it has one."""
+    def write(self, record: Record, place: int | None) -> bool:
+        """Appends one line; returns whether it is the first of its item.
+
+        place: rank of the item in the input order, if it has one.
+        """
         line = record.to_json().encode() + b"\n"
         begin = self._offset
         write_all(self._file, line)
         self._offset += len(line)
-        if record.key in self._kept.done:
+        is_first = record.key not in self._kept.done
+        if not is_first:
             self.num_again += 1
         elif place is not None:
             self.index.add(record, place, begin)
         self._check()
+        return is_first
 
     def finish(self, place_of: PlaceOf) -> None:
         """Removes the earlier records of items that have a newer one. Called once, at the end."""

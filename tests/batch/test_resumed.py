@@ -62,6 +62,14 @@ def test_a_changed_line_is_done_again_and_counted_once(do, out):
     assert do(rows("a", "B", "c", "d"))[1] == []
 
 
+def test_the_progress_bar_counts_an_item_once(do, capsys):
+    do(rows("a", "b", "c"), "new")
+    do(rows("a", "B", "C"), is_progress_shown=True)
+    shown = capsys.readouterr().err
+    assert "3/3" in shown
+    assert "5/3" not in shown
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -108,7 +116,7 @@ def test_objects_of_a_python_program_are_compared_as_far_as_they_can_be():
     assert same == digest_of(np.zeros((4, 3), np.uint8)[::2])  # not contiguous
     for other in (array + 1, array.reshape(3, 2), array.astype(np.int16), bytes(6), array[:0]):
         assert digest_of(other) != same
-    assert digest_of(b"a") != digest_of("a") == digest_of(Path("a"))
+    assert digest_of(b"a") != digest_of("a") != digest_of(Path("b"))
     assert digest_of([["a"], "b"]) != digest_of([["a", "b"]])
     assert digest_of(1) != digest_of("1") != digest_of(True)
     assert digest_of(object()) == digest_of(object())
@@ -175,6 +183,15 @@ def test_results_of_another_configuration_are_kept_when_they_are_wanted(do, out)
     assert list(json.loads(Path(f"{out}.config.json").read_text())) == [
         record.config_digest for record in read_records(out)
     ]
+
+
+def test_values_that_json_cannot_hold_are_compared_by_their_type(do, out):
+    first = {"describe_engine": lambda: Configuration(values={"x": object(), "y": {1, 2}})}
+    do(rows("a"), "new", **first)
+    assert do(rows("a"), **first)[1] == []
+    second = {"describe_engine": lambda: Configuration(values={"x": Path("p"), "y": {1, 2}})}
+    with pytest.raises(ConfigError, match=r"x is '<PosixPath>', was '<object>'"):
+        do(rows("a"), **second)
 
 
 def test_failures_of_another_configuration_do_not_matter(do, out):
@@ -276,6 +293,8 @@ def test_other_files_of_a_model_are_noticed_and_another_place_is_not(model, tmp_
     before = model_digest(copy)
     assert before == model_digest(model)
     os.mkfifo(copy / "x.json")  # is not waited for
+    (copy / "y.json").symlink_to("nowhere")
+    (copy / "z.json").mkdir()
     assert model_digest(copy) == before
     weights = copy / "model.safetensors"
     data = bytearray(weights.read_bytes())

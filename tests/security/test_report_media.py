@@ -22,8 +22,11 @@ ROOT = Path(__file__).parents[2]
 JPEG = b"\xff\xd8\xff"
 OPENS_FILES = {  # files of processors/ and batch/ that open a path, and whose path it is
     "mmdeploy_llm/batch/lines.py": "the input that the program names",
-    "mmdeploy_llm/batch/output.py": "the output that the program names",
     "mmdeploy_llm/batch/report.py": "the page that the program names",
+    "mmdeploy_llm/batch/storage/configuration.py": "the configurations beside the output",
+    "mmdeploy_llm/batch/storage/files.py": "the output and the page that the program names",
+    "mmdeploy_llm/batch/storage/identity.py": "files of the model",
+    "mmdeploy_llm/batch/writer.py": "the output that the program names",
     "processors/remote/stores.py": "objects of a store",
     "processors/sources/beneath.py": "media of a request",
     "processors/sources/local.py": "media of a request",

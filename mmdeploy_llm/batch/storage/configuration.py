@@ -18,7 +18,7 @@ from typing import Any
 from mmdeploy_llm.errors import ConfigError
 
 from .files import Folder, open_regular
-from .identity import as_json, digest_of
+from .identity import digest_of
 
 MAX_BYTES = 64 * 2**20
 MAX_SHOWN = 60  # characters of a value in a message
@@ -36,7 +36,7 @@ class Configuration:
     @property
     def digest(self) -> str:
         """Equal for equal values."""
-        return digest_of(json.loads(as_json(self.values)))
+        return digest_of(self.values)
 
 
 class ConfigurationFile:
@@ -72,7 +72,7 @@ class ConfigurationFile:
         before = known.get(mine.digest, {}).get("accepts", ())
         accepts = sorted({*before, *found} - {mine.digest})
         entry = {"model": mine.model, "values": mine.values, "accepts": accepts}
-        text = as_json({**known, mine.digest: entry})
+        text = _as_json({**known, mine.digest: entry})
         with Folder.open(self._output.parent) as folder:
             folder.write(self._name, [text.encode() + b"\n"])
 
@@ -93,6 +93,11 @@ class ConfigurationFile:
         return known
 
 
+def _as_json(value: Any) -> str:
+    """Returns a value as JSON; objects that JSON cannot hold by their type."""
+    return json.dumps(value, sort_keys=True, default=lambda found: f"<{type(found).__name__}>")
+
+
 def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("values"), dict):
         return False
@@ -102,7 +107,7 @@ def _is_entry(entry: Any) -> bool:
 
 def _differences(earlier: Mapping[str, Any], mine: Configuration) -> list[str]:
     """Returns one sentence for each value that differs."""
-    before, now = earlier["values"], json.loads(as_json(mine.values))
+    before, now = earlier["values"], json.loads(_as_json(mine.values))
     differences = []
     for name in sorted({*before, *now}):
         if before.get(name) == now.get(name):
