@@ -288,7 +288,7 @@ class Intake:
             where=parts.where,
         )
         variables["tools"] = list(conversation.tools) or None
-        items = with_sources(conversation.media, parts.media)
+        items = with_sources(conversation, parts.media)
         self.media.check(items)
         text = render(
             self._tokenizer.raw, template, conversation.messages, variables, renderer=self._renderer

@@ -53,14 +53,16 @@ class TestTokenizer:
             == tokenizer("The quick brown fox")["input_ids"]
         )
 
-    def test_settings_of_it_change_no_prompt(self, llm):
-        found = llm.get_tokenizer()
-        before = answers(llm, "The quick brown fox")
-        found(["a", "The quick brown fox"], padding="max_length", max_length=3, truncation=True)
-        found.add_tokens(["quick"])
-        found.chat_template = "changed"
-        assert answers(llm, "The quick brown fox") == before
-        assert llm.count_tokens("The quick brown fox").num_prompt_tokens > 3
+    def test_settings_of_it_change_no_prompt(self, folder):
+        with LLM(model=str(folder), block_size=16, quiet=True) as llm:
+            before = answers(llm, "The quick brown fox")
+            found = llm.get_tokenizer()
+            found(["a", "The quick brown fox"], padding="max_length", max_length=3, truncation=True)
+            found.add_tokens(["quick"])
+            found.chat_template = "changed"
+            assert llm.get_tokenizer() is found
+            assert answers(llm, "The quick brown fox") == before
+            assert llm.count_tokens("The quick brown fox").num_prompt_tokens > 3
 
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_its_batches_are_prompts(self, llm, side):
@@ -313,13 +315,23 @@ class TestMessages:
                 [{"role": "user", "content": [{"type": "sound"}]}],
                 "conversation 0, message 0, part 0: Unknown content part type: 'sound'",
             ),
+            (
+                [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}],
+                "conversation 0, message 0, part 1: a part of type 'image' has no image",
+            ),
+            ([[], []], "conversation 1, messages must not be empty"),
+            (
+                [{"role": "user", "content": {"type": "text"}}],
+                "conversation 0, message 0: 'content",
+            ),
         ],
     )
     def test_wrong_messages_are_named(self, llm, chats, message):
         *good, bad = llm.chat(chats, GREEDY, use_tqdm=False)
-        assert all(output.is_ok for output in good)
+        assert all(output.is_ok for output in good if output.item)
         assert bad.error_code == 400
-        assert bad.error_msg.startswith(message)
+        assert message in bad.error_msg
+        assert bad.error_msg.startswith("conversation ")
         assert (bad.prompt, bad.prompt_token_ids) == (None, [])
 
     def test_in_a_stream_too(self, llm):
