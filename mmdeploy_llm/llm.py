@@ -73,6 +73,7 @@ class LLM(Belonging):
         self._config = EngineConfig.from_options(model, options)
         self._driver: Driver | Fleet
         self._fleet: Fleet | None = None
+        self._tokenizer: Any = None
         self.model: Model | None = None
         if self._config.data_parallel_size > 1:
             self._driver = self._fleet = Fleet(self._config)
@@ -290,11 +291,14 @@ class LLM(Belonging):
         return deltas(self._driver.run(jobs))
 
     def get_tokenizer(self) -> Any:
-        """Returns transformers' tokenizer of the model. It is a copy: its padding and truncation
-        may be set without an effect on prompts."""
-        if self._fleet is not None:
-            return self._fleet.ask_one("copy_tokenizer")
-        return self._intake.copy_tokenizer()
+        """Returns transformers' tokenizer of the model, the same object in every call. It is a
+        copy: settings of it, such as padding, have no effect on prompts given as text."""
+        if self._tokenizer is None:
+            if self._fleet is not None:
+                self._tokenizer = self._fleet.ask_one("copy_tokenizer")
+            else:
+                self._tokenizer = self._intake.copy_tokenizer()
+        return self._tokenizer
 
     def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that

@@ -27,11 +27,13 @@ class Conversation:
     """Messages ready for a template.
 
     media: in the order of their parts; source is None for a part without media of its own.
+    locations: the part of each item, for messages of errors.
     mark: character inserted into every marker text that a user typed, "" if there was none.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     media: tuple[MediaItem, ...]
+    locations: tuple[str, ...]
     mark: str
     tools: tuple[Mapping[str, Any], ...] = ()
 
@@ -72,12 +74,13 @@ def read_messages(
     return Conversation(
         messages=copies,
         media=tuple(reader.media),
+        locations=tuple(reader.locations),
         mark=reader.mark if reader.has_marked else "",
         tools=copied_tools,
     )
 
 
-def with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
+def with_sources(conversation: Conversation, given: Sequence[MediaItem]) -> tuple[MediaItem, ...]:
     """Returns the media of message parts; a part without its own takes the next given item of its
     kind.
 
@@ -85,12 +88,12 @@ def with_sources(parts: Sequence[MediaItem], given: Sequence[MediaItem]) -> tupl
     """
     left = list(given)
     items = []
-    for part in parts:
+    for part, location in zip(conversation.media, conversation.locations, strict=True):
         if part.source is None:
             found = next((item for item in left if item.kind == part.kind), None)
             if found is None:
                 raise RequestError(
-                    f"a part of type {part.kind!r} has no {part.kind}; give it under "
+                    f"{location}: a part of type {part.kind!r} has no {part.kind}; give it under "
                     f"'{part.kind}' or '{part.kind}_url'"
                 )
             left = [item for item in left if item is not found]
@@ -113,7 +116,7 @@ def _with_calls(message: Any, location: str) -> Any:
 
 class _Reader:
     """Copies the messages of one conversation and collects their media. Only its methods write
-    `media` and `has_marked`."""
+    `media`, `locations` and `has_marked`."""
 
     def __init__(
         self, markers: Sequence[str], mark: str, template: str, kinds: Sequence[str]
@@ -121,6 +124,7 @@ class _Reader:
         self.mark = mark
         self.has_marked = False
         self.media: list[MediaItem] = []
+        self.locations: list[str] = []
         texts = sorted(markers, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
         self._template = template
@@ -160,6 +164,7 @@ class _Reader:
                 )
             return {"type": "text", "text": self.copy(part["text"])}
         self.media.append(_media_item(part, part_type))
+        self.locations.append(location)
         return _template_part(self.media[-1].kind, self._template)
 
     def copy(self, value: Any) -> Any:

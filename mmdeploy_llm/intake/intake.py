@@ -265,7 +265,7 @@ class Intake:
         )
         variables["tools"] = list(conversation.tools) or None
         check_chat(conversation.messages, variables, template)
-        items = with_sources(conversation.media, parts.media)
+        items = with_sources(conversation, parts.media)
         self.media.check(items)
         text = render(
             self._tokenizer.raw, template, conversation.messages, variables, renderer=self._renderer

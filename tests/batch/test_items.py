@@ -34,6 +34,11 @@ def test_tools_go_with_the_prompt():
     assert item.prompt["tools"] == tools
 
 
+def test_processor_options_go_with_the_prompt():
+    item = read({"prompt": "hi", "mm_processor_kwargs": {"max_pixels": 9000}})
+    assert item.prompt["mm_processor_kwargs"] == {"max_pixels": 9000}
+
+
 def test_media_paths_are_relative_to_the_folder():
     data = {"image": ["a.jpg", "/b.jpg", "https://x.org/c.jpg", "data:image/png;base64,AA"]}
     values = {"prompt": "hi", "multimodal_data": data}

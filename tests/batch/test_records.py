@@ -50,6 +50,20 @@ def test_several_samples_are_listed_in_their_order(fake_llm):
     assert record.outputs[0]["token_ids"] == [5, 6, 7]
 
 
+def test_one_failed_sample_makes_the_item_failed_and_loses_no_other(fake_llm):
+    output = fake_llm.answer({"prompt": "cat"}, 3)
+    fault = {"finish_reason": "error", "error_code": 500, "error_msg": "no memory", "text": ""}
+    samples = [output.outputs[0], replace(output.outputs[1], **fault), output.outputs[2]]
+    message = "1 of 3 completions failed, first completion 1: no memory"
+    failed = replace(output, outputs=Completions(samples), error_code=500, error_msg=message)
+    record = record_of(item("cat", n=3), failed)
+    assert (record.error_code, record.error_msg) == (500, message)
+    assert (record.finish_reason, record.text) == ("error", "a caption of cat")
+    assert [sample["error_code"] for sample in record.outputs] == [200, 500, 200]
+    assert [sample["error_msg"] for sample in record.outputs] == [None, "no memory", None]
+    assert [sample["text"] for sample in record.outputs] == ["a caption of cat", "", record.text]
+
+
 def test_tool_calls(fake_llm):
     """Tool calls have the form of OpenAI's API; a record without calls lacks the key."""
     made = ToolCall(id="c", name="f", arguments='{"x": 1}')

@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from mmdeploy_llm.errors import CheckpointError, ConfigError
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 
 
 def test_fastdeploy_names(make_processor):
@@ -57,3 +58,50 @@ def test_patches_must_be_those_of_the_vision_tower(make_processor):
     make_processor(vision_config=tower)
     with pytest.raises(ConfigError, match="merge_size = 4"):
         make_processor(vision_config=tower, options={"spatial_conv_size": 4})
+
+
+@pytest.mark.parametrize("family", ["ernie", "paddleocr", "qwen", "qwen3"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_pixels": 200_000},
+        {"image_max_pixels": 200_000, "min_pixels": 190_000},
+        {"min_pixels": 500_000},
+        {"size": {"shortest_edge": 150_000, "longest_edge": 200_000}},
+    ],
+    ids=str,
+)
+def test_options_of_one_image_are_as_an_engines(family, options, make_processor, noise, limits):
+    one, all_ = make_processor(family), make_processor(family, options=options)
+    for size in ((640, 480), (90, 700)):
+        item = one.decode(noise(*size), limits)
+        found, expected = one.process(item, options), all_.process(item, {})
+        assert torch.equal(found.tensors["pixels"], expected.tensors["pixels"])
+        assert (found.grid_thw, found.key) == (expected.grid_thw, expected.key)
+        assert one.count_tokens(item, options) == found.num_tokens == expected.num_tokens
+        free = one.process(item, {})
+        assert (free.key == found.key) == (one.options == all_.options)
+
+
+@pytest.mark.parametrize(
+    ("options", "engine", "message"),
+    [
+        ({"max_pixels": 10**9}, {}, "is above the engine's 1003520"),
+        ({"max_pixels": 1000}, {}, "is above max_pixels = 1000"),
+        ({"min_pixels": 2_000_000}, {}, "is above max_pixels"),
+        ({"image_mean": 0.5}, {}, "cannot set image_mean, only min_pixels, max_pixels and size"),
+        ({"fast_decode": True}, {}, "cannot set fast_decode"),
+        ({"video_fps": 2}, {}, "cannot set video_fps"),
+        ({"max_pixel": 9}, {}, "did you mean 'max_pixels'"),
+        ({"max_pixels": 0}, {}, "whole number"),
+        ({"max_pixels": 200_000}, {"fast_decode": True}, "one size for all prompts"),
+        ({"max_pixels": 200_000}, {"do_resize": False}, "one size for all prompts"),
+    ],
+    ids=str,
+)
+def test_wrong_options_of_one_image(options, engine, message, make_processor, noise, limits):
+    processor = make_processor("qwen", options=engine)
+    item = processor.decode(noise(56, 56), limits)
+    for method in (processor.process, processor.count_tokens):
+        with pytest.raises(MediaError, match=message):
+            method(item, options)

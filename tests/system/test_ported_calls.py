@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mmdeploy_llm import LLM, ConfigError, EngineConfig, SamplingParams
+from mmdeploy_llm import LLM, ConfigError, EngineConfig, SamplingParams, WorkerDiedError
+from mmdeploy_llm.desk.drive import JobOutput
+from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 DRAWN = SamplingParams(temperature=1.0, top_p=1.0, seed=3, max_tokens=8, ignore_eos=True)
@@ -51,14 +53,16 @@ class TestTokenizer:
             == tokenizer("The quick brown fox")["input_ids"]
         )
 
-    def test_settings_of_it_change_no_prompt(self, llm):
-        found = llm.get_tokenizer()
-        before = answers(llm, "The quick brown fox")
-        found(["a", "The quick brown fox"], padding="max_length", max_length=3, truncation=True)
-        found.add_tokens(["quick"])
-        found.chat_template = "changed"
-        assert answers(llm, "The quick brown fox") == before
-        assert llm.count_tokens("The quick brown fox").num_prompt_tokens > 3
+    def test_settings_of_it_change_no_prompt(self, folder):
+        with LLM(model=str(folder), block_size=16, quiet=True) as llm:
+            before = answers(llm, "The quick brown fox")
+            found = llm.get_tokenizer()
+            found(["a", "The quick brown fox"], padding="max_length", max_length=3, truncation=True)
+            found.add_tokens(["quick"])
+            found.chat_template = "changed"
+            assert llm.get_tokenizer() is found
+            assert answers(llm, "The quick brown fox") == before
+            assert llm.count_tokens("The quick brown fox").num_prompt_tokens > 3
 
     @pytest.mark.parametrize("side", ["left", "right"])
     def test_its_batches_are_prompts(self, llm, side):
@@ -257,6 +261,46 @@ class TestIterators:
             llm.generate(["a", "fox " * 5000], params, use_tqdm=False, on_error="raise")
 
 
+class TestDeath:
+    """An engine that dies after one of the two completions of the first prompt."""
+
+    @pytest.fixture
+    def dying(self, llm, monkeypatch):
+        class Driver:
+            def check(self):
+                pass
+
+            def run(self, jobs):
+                jobs = list(jobs)
+                completion = CompletionOutput(index=1, text="done", finish_reason="stop")
+                output = RequestOutput(
+                    request_id="r",
+                    prompt=jobs[0].prompt,
+                    item=jobs[0].prompt,
+                    outputs=Completions([completion]),
+                    finished=True,
+                    metrics=RequestMetrics(arrival_time=1.0),
+                )
+                yield JobOutput(job=jobs[0], output=output)
+                raise WorkerDiedError("rank 1 died")
+
+        monkeypatch.setattr(llm, "_driver", Driver())
+        return llm
+
+    def test_what_had_finished_is_kept(self, dying):
+        params = DRAWN.model_copy(update={"n": 2})
+        first, second = dying.generate(["a", "b"], params, use_tqdm=False)
+        assert [completion.error_code for completion in first.outputs] == [500, 200]
+        assert first.outputs[1].text == "done"
+        assert first.error_msg.startswith("1 of 2 completions failed, first completion 0: rank 1")
+        assert [completion.error_code for completion in second.outputs] == [500, 500]
+        assert (first.item, second.item, second.prompt) == ("a", "b", "b")
+
+    def test_on_error_raise(self, dying):
+        with pytest.raises(WorkerDiedError):
+            dying.generate(["a", "b"], DRAWN, use_tqdm=False, on_error="raise")
+
+
 class TestMessages:
     @pytest.mark.parametrize(
         ("chats", "message"),
@@ -271,13 +315,23 @@ class TestMessages:
                 [{"role": "user", "content": [{"type": "sound"}]}],
                 "conversation 0, message 0, part 0: Unknown content part type: 'sound'",
             ),
+            (
+                [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}],
+                "conversation 0, message 0, part 1: a part of type 'image' has no image",
+            ),
+            ([[], []], "conversation 1, messages must not be empty"),
+            (
+                [{"role": "user", "content": {"type": "text"}}],
+                "conversation 0, message 0: 'content",
+            ),
         ],
     )
     def test_wrong_messages_are_named(self, llm, chats, message):
         *good, bad = llm.chat(chats, GREEDY, use_tqdm=False)
-        assert all(output.is_ok for output in good)
+        assert all(output.is_ok for output in good if output.item)
         assert bad.error_code == 400
-        assert bad.error_msg.startswith(message)
+        assert message in bad.error_msg
+        assert bad.error_msg.startswith("conversation ")
         assert (bad.prompt, bad.prompt_token_ids) == (None, [])
 
     def test_in_a_stream_too(self, llm):

@@ -221,6 +221,26 @@ def test_generate_with_media(png, mp4, kinds, model_of):
     assert (output.num_input_video_tokens > 0) == ("video" in kinds)
 
 
+def test_frame_options_of_a_prompt(mp4):
+    """vLLM's scripts give them for a prompt, FastDeploy's for a video; the video's own win."""
+    found = []
+    with LLM(model=VL_MODEL, quiet=True) as llm:
+        for own, kwargs in (
+            ({"max_frames": 4}, None),
+            ({}, {"video_max_frames": 4}),
+            ({"max_frames": 4}, {"video_max_frames": 8}),
+            ({}, {"video_max_frames": 8}),
+        ):
+            part = {"type": "video", "video": {"video": mp4, "fps": 10, **own}}
+            prompt = {
+                "messages": [{"role": "user", "content": [part]}],
+                "mm_processor_kwargs": kwargs,
+            }
+            found.append(llm.count_tokens(prompt).num_input_video_tokens)
+    assert found[0] == found[1] == found[2]
+    assert found[3] == 2 * found[0]
+
+
 def test_frame_options_on_a_chat_part(mp4):
     """A video_url part accepts the options that the guide passes in a dict."""
     url = "data:video/mp4;base64," + base64.b64encode(mp4).decode()
