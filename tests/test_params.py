@@ -127,6 +127,14 @@ def test_none_inside_a_list_is_refused(name, value):
         SamplingParams(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["early_stop", "guided_decoding"])
+def test_names_of_options_inside_are_texts(name):
+    with pytest.raises(ConfigError, match=f"{name} has option 0; names are texts"):
+        SamplingParams(**{name: {0: 0}})
+    with pytest.raises(ConfigError, match=name):
+        SamplingParams(**{name: {"nonsense": 0}})
+
+
 def test_stop_sequences_are_lists_of_ids_under_two_names():
     expected = ((1, 2), (3,))
     assert SamplingParams(stop_token_sequences=[[1, 2], [3]]).stop_token_sequences == expected

@@ -70,6 +70,19 @@ class FrozenParams(BaseModel):
             if value is not None or takes_none.get(name, True)
         }
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_names(cls, values: Any) -> Any:
+        """Raises ValueError for a dict in the place of other params with keys that are no text:
+        pydantic would pass them to `__init__`."""
+        for name, field in cls.model_fields.items():
+            value = values.get(name) if isinstance(values, dict) else None
+            if isinstance(value, dict) and _is_params(field.annotation):
+                for key in value:
+                    if not isinstance(key, str):
+                        raise ValueError(f"{name} has option {shown(key)}; names are texts")
+        return values
+
     @model_validator(mode="after")
     def _integers_fit(self) -> Self:
         """Raises ValueError for an integer that no array can hold."""
@@ -78,6 +91,11 @@ class FrozenParams(BaseModel):
             if isinstance(value, int) and abs(value) > MAX_INT:
                 raise ValueError(f"{name} must be at most 2**63 - 1, got {shown(value)}")
         return self
+
+
+def _is_params(annotation: Any) -> bool:
+    kinds = (annotation, *get_args(annotation))
+    return any(isinstance(kind, type) and issubclass(kind, FrozenParams) for kind in kinds)
 
 
 def describe(model: type[BaseModel], error: ValidationError) -> str:

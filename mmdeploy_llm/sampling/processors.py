@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -181,7 +182,7 @@ def process(logits: Tensor, used: Sequence[Sequence[ActiveProcessor]]) -> dict[i
 def _apply(logits: Tensor, group: Mapping[int, ActiveProcessor]) -> dict[int, str]:
     """Applies one processor to the rows that use it; returns row -> why it failed."""
     rows, built = list(group), next(iter(group.values())).built
-    index = to_device(torch.tensor(rows).numpy(), logits.device)
+    index = to_device(np.array(rows), logits.device)
     own = logits.index_select(0, index)
     try:
         found = built.processor.apply(own, [group[row].row for row in rows])

@@ -141,8 +141,10 @@ def test_streamed_is_unstreamed(generation: Any, parser: Any, data: st.DataObjec
     )
     ids = CHARS.ids("".join(data.draw(st.lists(words, min_size=1, max_size=20))))
     stops = data.draw(st.lists(st.sampled_from(["##", "#a", "b!", "</think>\n", "a"]), max_size=3))
+    sequences = data.draw(st.lists(st.sampled_from(["ab", "##a", " \n", "b", "!</s>"]), max_size=2))
     options = params(
         stop=tuple(stops),
+        stop_token_sequences=[CHARS.ids(text) for text in sequences],
         include_stop_str_in_output=data.draw(st.booleans()),
         min_tokens=data.draw(st.integers(0, 6)),
     )
@@ -158,11 +160,44 @@ def test_streamed_is_unstreamed(generation: Any, parser: Any, data: st.DataObjec
     streamed = run(Delivery(CHARS, parser), generation(stream=True, **common), chunks, reason)
     (whole,) = run(Delivery(CHARS, parser), generation(**common), chunks, reason)
     assert merged(streamed) == merged([whole])
-    if not stops:  # split anywhere; with stops the ids after the stop would be included
+    if not (
+        stops or sequences
+    ):  # split anywhere; with stops the ids after the stop would be included
         cuts = sorted(rng.randint(0, len(ids)) for _ in range(3))
         wide = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
         outputs = run(Delivery(CHARS, parser), generation(stream=True, **common), wide, reason)
         assert merged(outputs) == merged([whole])
+
+
+@pytest.mark.parametrize(
+    ("text", "is_included", "expected", "reason"),
+    [
+        ("one ##a two", False, "one ", "stop"),
+        ("one ##a two", True, "one ##a", "stop"),
+        ("one ##b #", True, "one ##b #", "length"),
+        ("one #</s>", False, "one ", "stop"),  # the id that ended the request completes it
+        ("one ##</s>", False, "one #", "stop"),
+        ("one z</s>", False, "one z", "stop"),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stop_sequence_ends_the_request(
+    generation: Any, text: str, is_included: bool, expected: str, reason: str, stream: bool
+) -> None:
+    """Ids of a sequence are held back until they are decided; the token ids stay complete."""
+    options = params(
+        stop_words_ids=[CHARS.ids("##a"), CHARS.ids(" #</s>")[1:], CHARS.ids("zz")],
+        include_stop_str_in_output=is_included,
+    )
+    made = generation(params=options, stream=stream, eos_token_ids=frozenset({EOS}))
+    ids = CHARS.ids(text)
+    ends = "stop" if ids[-1] == EOS else "length"
+    outputs = run(Delivery(CHARS), made, [[token_id] for token_id in ids], ends)
+    found = merged(outputs)
+    assert (found.text, found.finish_reason) == (expected, reason)
+    assert text.startswith("".join(CHARS.tokens[token_id] for token_id in found.token_ids))
+    for output in outputs[:-1]:
+        assert "##" not in output.outputs.text or reason == "length"
 
 
 @pytest.mark.parametrize("stream", [True, False])

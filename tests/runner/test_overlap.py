@@ -168,6 +168,10 @@ def requests(seed, count=14):
             options["logprobs"] = 1
         if number % 7 == 3:
             options |= {"repetition_penalty": 1.2, "prompt_logprobs": 0}
+        if number % 5 == 3:
+            options["early_stop"] = {"window_size": 2, "threshold": 0.0}
+        if number % 4 == 2:
+            options["stop_words_ids"] = [*range(200), [250, 251]]
         if number % 6 == 4:
             options["ignore_eos"] = True
         ids = [rng.randrange(30, 300) for _ in range(rng.randint(1, 20))]
@@ -227,7 +231,7 @@ def test_the_same_outputs(make, seed, num_blocks, has_graphs):
     engine = make(LaunchingSampler, **options)
     counting = Counting(engine)
     assert outputs_of(engine, requests(seed), seed=seed) == expected
-    assert {reason for _, _, reason, _ in expected.values()} == {"stop", "length"}
+    assert {reason for _, _, reason, _ in expected.values()} == {"stop", "length", "repetition"}
     assert counting.num_ahead > 10
 
 

@@ -217,12 +217,11 @@ def expected_end(completion, window_size, threshold, min_tokens):
     return len(completion.token_ids), completion.finish_reason
 
 
-HUGE = st.sampled_from(
-    [
-        *(0, 1, -1, 2, 10**6, 2**31, 2**63 - 1, 2**63, 10**40, -(10**40), 10**5000),
-        *(-0.0, 5e-324, 1e-30, 0.5, 1.0, 1e30, 1e308, -1e308, float("inf"), float("nan")),
-    ]
-)
+NUMBERS = [
+    *(0, 1, -1, 2, 10**6, 2**31, 2**63 - 1, 2**63, 10**40, -(10**40), 10**5000),
+    *(-0.0, 5e-324, 1e-30, 0.5, 1.0, 1e30, 1e308, -1e308, float("inf"), float("nan")),
+]
+HUGE = st.sampled_from(NUMBERS)
 VALUES = st.one_of(
     HUGE,
     st.none(),
@@ -250,6 +249,23 @@ def test_any_value_of_any_param_is_used_or_refused(llm, caplog, values):
     outputs = llm.generate(["Hello", "World"], [params, SamplingParams(**GREEDY)], use_tqdm=False)
     assert outputs[0].error_code in (200, 400), (values, outputs[0].error_msg)
     assert outputs[1].error_code == 200
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_every_number_that_is_accepted_runs(llm, caplog):
+    """All of them in one batch: each has an output or a 400, and the request among them that asks
+    for nothing gets what it gets alone."""
+    forms = (lambda x: x, lambda x: [x], lambda x: [[x]], lambda x: {x: 2.0}, lambda x: {3: x})
+    given = [{name: form(x)} for name in NAMES for x in NUMBERS for form in forms]
+    given += [{"early_stop": {key: x}} for key in ("window_size", "threshold") for x in NUMBERS]
+    given += [{**one, "temperature": 0.7, "seed": 3} for one in given if "temperature" not in one]
+    chosen = [params for params in map(made, given) if params is not None]
+    chosen = [one.model_copy(update={"max_tokens": min(one.max_tokens or 3, 3)}) for one in chosen]
+    assert len(chosen) > 300
+    plain = SamplingParams(**GREEDY)
+    outputs = llm.generate(["Hello"] * (len(chosen) + 1), [*chosen, plain], use_tqdm=False)
+    assert {output.error_code for output in outputs} == {200, 400}
+    assert ids_of(outputs[-1:]) == ids_of(results(llm, plain, ["Hello"]))
     assert not [record for record in caplog.records if record.exc_info]
 
 
