@@ -10,8 +10,6 @@ import threading
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.params import GuidedDecodingParams
@@ -26,37 +24,6 @@ needs_llguidance = pytest.mark.skipif(
     importlib.util.find_spec("llguidance") is None,
     reason="needs llguidance: the extra 'guided'",
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    """Returns a tokenizer of bytes, an end of sequence and two merges."""
-    vocab = {one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    vocab |= {"<eos>": EOS, "he": EOS + 1, "tr": EOS + 2}
-    model = Tokenizer(models.BPE(vocab=vocab, merges=[("h", "e"), ("t", "r")]))
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
-
-
-@pytest.fixture(scope="module")
-def shared(tokenizer):
-    backend = GrammarBackend(tokenizer, VOCAB_SIZE, {EOS})
-    yield backend
-    backend.close()
-
-
-@pytest.fixture
-def backend(shared):
-    return shared
-
-
-@pytest.fixture
-def own_backend(tokenizer):
-    """Returns a backend whose cache is empty."""
-    backend = GrammarBackend(tokenizer, VOCAB_SIZE, {EOS})
-    yield backend
-    backend.close()
 
 
 def accepts(backend, tokenizer, params, text):

@@ -400,9 +400,7 @@ def mutated(random_):
     return {name: value}
 
 
-@pytest.mark.parametrize(
-    "count", [150, pytest.param(10_000, marks=pytest.mark.slow)], ids=["some", "many"]
-)
+@pytest.mark.parametrize("count", [150, 10_000], ids=["some", "many"])
 def test_mutations_compile_or_end_in_request_errors(backend, count):
     random_, num_good = random.Random(count), 0
     for _ in range(count):
