@@ -57,6 +57,7 @@ QUICK = {
     "schedule/test_simulation.py": r"roomy|\[tiny pool\]|atomic media\]|the_scenes",
     "security/test_checkpoint_code.py": "!folders_are_hostile",
     "security/test_checkpoint_json.py": r"!mutated_files\[[1-9]",
+    "security/test_grammars.py": r"pattern\]|stars|ambiguous gr|choice|closing|some|dies|itself",
     "security/test_templates.py": r"sum of|width in %|\[lists\]|both|bound_m|closing|errors\[0\]",
     "system/test_documents.py": r"code_blocks_run\[README",
     "system/test_faults.py": "!a_program_ends",

@@ -1,5 +1,6 @@
 """SamplingParams and GuidedDecodingParams: defaults, ranges, messages; they are immutable."""
 
+import json
 import pickle
 
 import pytest
@@ -270,6 +271,9 @@ class TestGuided:
             {"choice": ["a", "b"]},
             {"grammar": 'root ::= "a"'},
             {"json_object": True},
+            {"structural_tag": {"structures": [], "triggers": []}},
+            {"json": {}},
+            {"regex": "a", "json_object": False},
         ],
     )
     def test_one_constraint(self, values):
@@ -279,3 +283,57 @@ class TestGuided:
     def test_none_and_two_are_refused(self, values):
         with pytest.raises(ConfigError, match="exactly one of json, regex"):
             GuidedDecodingParams(**values)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TEXT = json.dumps(SCHEMA)
+TAG = {"type": "structural_tag", "structures": [], "triggers": []}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_object", "json_schema": TEXT}, {"json": TEXT}),
+        ({"type": "json_schema", "json_schema": SCHEMA}, {"json": SCHEMA}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
+            {"json": SCHEMA},
+        ),
+        (TAG, {"structural_tag": TAG}),
+    ],
+)
+def test_response_format_is_a_constraint(given, expected):
+    params = SamplingParams(response_format=given)
+    guided = expected and GuidedDecodingParams(**expected)
+    assert params.guided_decoding == guided
+    assert SamplingParams(**params.model_dump(by_alias=True)).guided_decoding == guided
+    assert SamplingParams(response_format=given, guided_decoding=guided) == params
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, "type is text, json_object, json_schema or structural_tag"),
+        ({"type": "xml"}, "'xml'"),
+        ({"type": "json_schema"}, "json_schema must be"),
+        ({"type": "json_schema", "json_schema": {"schema": 5}}, "json_schema must be"),
+        ("json_object", "response_format must be a dict"),
+    ],
+)
+def test_a_wrong_response_format(given, reason):
+    with pytest.raises(ConfigError, match=reason):
+        SamplingParams(response_format=given)
+
+
+def test_response_format_and_guided_decoding_exclude_each_other():
+    guided = GuidedDecodingParams(regex="a")
+    with pytest.raises(ConfigError, match="not both"):
+        SamplingParams(response_format={"type": "json_object"}, guided_decoding=guided)
+
+
+def test_whitespace_is_an_option_of_json():
+    assert GuidedDecodingParams(json={}, disable_any_whitespace=False)
+    with pytest.raises(ConfigError, match="for JSON, not for regex"):
+        GuidedDecodingParams(regex="a", disable_any_whitespace=False)

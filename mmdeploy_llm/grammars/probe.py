@@ -14,6 +14,7 @@ import os
 import random
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -55,12 +56,13 @@ class Probe:
         self._turn = threading.Lock()  # held while a grammar is tried
         self._results: OrderedDict[bytes, str] = OrderedDict()  # reason by digest; "" when good
 
-    def check(self, constraint: Constraint, grammar: str) -> None:
-        """Raises RequestError for a grammar that is wrong, allows no text, or needs too much time
-        or memory; EngineError when this object is closed. grammar: what `translate` returned."""
-        key = blake2b(grammar.encode(), digest_size=16).digest()
+    def check(self, constraint: Constraint, translated: Callable[[], str]) -> None:
+        """Raises RequestError for a constraint that is wrong, allows no text, or needs too much
+        time or memory; EngineError when this object is closed. translated: see `translate`."""
+        key = blake2b(repr(constraint).encode(), digest_size=16).digest()
         reason = self._known(key)
         if reason is None:
+            grammar = translated()
             with self._turn:
                 reason = self._known(key)  # another thread may have tried it meanwhile
                 if reason is None:

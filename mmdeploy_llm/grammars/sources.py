@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmdeploy_llm.errors import RequestError
-from mmdeploy_llm.params import CONSTRAINTS, GuidedDecodingParams
+from mmdeploy_llm.params import GuidedDecodingParams
 
 from .ebnf import EbnfError, lark_text, to_lark
 from .schemas import check_schema
@@ -36,9 +36,7 @@ class Constraint:
 
 def read_constraint(params: GuidedDecodingParams) -> Constraint:
     """Returns the constraint of a request. Raises RequestError for what is not JSON or too long."""
-    kind, value = next(
-        (name, value) for name in CONSTRAINTS if (value := getattr(params, name)) is not None
-    )
+    kind, value = params.kind, getattr(params, params.kind)
     try:
         text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

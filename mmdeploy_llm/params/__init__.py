@@ -110,7 +110,7 @@ class GuidedDecodingParams(FrozenParams):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name in CONSTRAINTS if getattr(self, name)]
+        given = self._given()
         if len(given) != 1:
             raise ValueError(
                 "give exactly one of json, regex, choice, grammar, json_object, structural_tag; "
@@ -122,6 +122,14 @@ class GuidedDecodingParams(FrozenParams):
                 f"disable_any_whitespace is for JSON, not for {given[0]}; leave it out"
             )
         return self
+
+    @property
+    def kind(self) -> str:
+        """Name of the constraint's field."""
+        return self._given()[0]
+
+    def _given(self) -> list[str]:
+        return [name for name in CONSTRAINTS if getattr(self, name) not in (None, False, ())]
 
 
 CONSTRAINTS = ("json_schema", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -3,9 +3,11 @@ with guided_decoding."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,9 +108,9 @@ class GrammarBackend:
             if constraint in self._compiled:
                 self._compiled.move_to_end(constraint)
                 return
-        grammar = translate(constraint, self._special_ids)
-        probe.check(constraint, grammar)
-        self._compile(constraint, grammar)
+        translated = functools.cache(partial(translate, constraint, self._special_ids))
+        probe.check(constraint, translated)
+        self._compile(constraint, translated())
 
     def matcher(self, params: GuidedDecodingParams) -> GrammarMatcher:
         """Returns a matcher at the start of a constraint that `validate` accepted, in this process

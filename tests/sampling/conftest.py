@@ -1,10 +1,12 @@
-"""Requests and samplers for the tests of sampling."""
+"""Requests, samplers and grammars for the tests of sampling."""
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.sampling import Sampler, SlotRequest
+from mmdeploy_llm.sampling import GrammarBackend, Sampler, SlotRequest
 
 RESOLVED = {
     "temperature": 0.0,
@@ -19,6 +21,9 @@ RESOLVED = {
     "seed": 1,
 }
 REQUEST_FIELDS = set(SlotRequest.__dataclass_fields__) - {"params"}
+
+EOS = 256
+VOCAB_SIZE = 300  # wider than the tokenizer's
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +64,34 @@ def make_sampler():
         return sampler
 
     return make
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Returns a tokenizer of bytes, an end of sequence and two merges."""
+    vocab = {one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab |= {"<eos>": EOS, "he": EOS + 1, "tr": EOS + 2}
+    model = Tokenizer(models.BPE(vocab=vocab, merges=[("h", "e"), ("t", "r")]))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
+
+
+@pytest.fixture(scope="module")
+def shared(tokenizer):
+    backend = GrammarBackend(tokenizer, VOCAB_SIZE, {EOS})
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def backend(shared):
+    return shared
+
+
+@pytest.fixture
+def own_backend(tokenizer):
+    """Returns a backend whose cache is empty."""
+    backend = GrammarBackend(tokenizer, VOCAB_SIZE, {EOS})
+    yield backend
+    backend.close()

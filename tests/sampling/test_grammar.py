@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mmdeploy_llm.errors import ConfigError, RequestError
@@ -26,37 +27,6 @@ needs_llguidance = pytest.mark.skipif(
     importlib.util.find_spec("llguidance") is None,
     reason="needs llguidance: the extra 'guided'",
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    """Returns a tokenizer of bytes, an end of sequence and two merges."""
-    vocab = {one: index for index, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    vocab |= {"<eos>": EOS, "he": EOS + 1, "tr": EOS + 2}
-    model = Tokenizer(models.BPE(vocab=vocab, merges=[("h", "e"), ("t", "r")]))
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
-
-
-@pytest.fixture(scope="module")
-def shared(tokenizer):
-    backend = GrammarBackend(tokenizer, VOCAB_SIZE, {EOS})
-    yield backend
-    backend.close()
-
-
-@pytest.fixture
-def backend(shared):
-    return shared
-
-
-@pytest.fixture
-def own_backend(tokenizer):
-    """Returns a backend whose cache is empty."""
-    backend = GrammarBackend(tokenizer, VOCAB_SIZE, {EOS})
-    yield backend
-    backend.close()
 
 
 def accepts(backend, tokenizer, params, text):
@@ -124,7 +94,7 @@ class TestConstraints:
             assert not accepts(backend, tokenizer, guided, other)
 
     @pytest.mark.parametrize("as_text", [False, True])
-    @pytest.mark.parametrize("seed", range(2))
+    @pytest.mark.parametrize("seed", range(4))
     def test_json_schema(self, make_request, make_sampler, backend, tokenizer, seed, as_text):
         schema = {
             "type": "object",
@@ -138,12 +108,10 @@ class TestConstraints:
         }
         given = json.dumps(schema) if as_text else schema
         guided = GuidedDecodingParams(json=given)
-        # Random logits choose spaces as often as any other token.
-        no_spaces = {tokenizer.vocab[one]: -50.0 for one in ("Ġ", "Ċ", "ĉ", "č")}
-        token_ids = generate(
-            make_request, make_sampler, backend, guided, seed, logit_bias=no_spaces
-        )
-        found = json.loads(tokenizer.decode(token_ids[:-1]))
+        token_ids = generate(make_request, make_sampler, backend, guided, seed)
+        text = tokenizer.decode(token_ids[:-1])
+        found = json.loads(text)
+        assert text == json.dumps(found)
         assert set(found) == set(schema["properties"])
         assert type(found["ok"]) is bool
         assert found["kind"] in ("a", "b")
@@ -153,6 +121,81 @@ class TestConstraints:
         guided = GuidedDecodingParams(json_object=True)
         assert accepts(backend, tokenizer, guided, '{"a": [1, {"b": null}]}')
         assert not accepts(backend, tokenizer, guided, "{a: 1}")
+
+    @pytest.mark.parametrize("kind", [{"json": {"type": "object"}}, {"json_object": True}])
+    def test_json_has_the_whitespace_of_json_dumps(self, backend, tokenizer, kind):
+        value = {"a": [1, -2.5, {"b": None}, [], {}], "c d": "x, y: z"}
+        compact, indented = json.dumps(value, separators=(",", ":")), json.dumps(value, indent=1)
+        guided = GuidedDecodingParams(**kind)
+        assert accepts(backend, tokenizer, guided, json.dumps(value))
+        for text in (compact, indented, " {}", "{} ", "{ }", '{"a" : 1}', '{"a":  1}'):
+            assert not accepts(backend, tokenizer, guided, text), text
+        guided = GuidedDecodingParams(**kind, disable_any_whitespace=False)
+        for text in (json.dumps(value), compact, indented, "{ }", '{"a" : 1}'):
+            assert accepts(backend, tokenizer, guided, text), text
+
+    @pytest.mark.parametrize("form", ["structures", "format", "text"])
+    def test_structural_tags(self, backend, tokenizer, form):
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        tags = [
+            {"begin": "<f=a>", "schema": schema, "end": "</f>"},
+            {"begin": "<f=b>", "schema": {"type": "boolean"}, "end": ""},
+        ]
+        given = {"structures": tags, "triggers": ["<f="]}
+        if form == "format":
+            newer = [
+                {
+                    "begin": tag["begin"],
+                    "content": {"type": "json_schema", "json_schema": tag["schema"]},
+                    "end": tag["end"],
+                }
+                for tag in tags
+            ]
+            inner = {"type": "triggered_tags", "triggers": ["<f="], "tags": newer}
+            given = {"type": "structural_tag", "format": inner}
+        guided = GuidedDecodingParams(structural_tag=json.dumps(given) if form == "text" else given)
+        for text in (
+            "free text",
+            '<f=a>{"n": 1}</f>',
+            'I ask: <f=a>{"n": -5}</f> and <f=b>true, done',
+            "<f",
+            "a < b",
+        ):
+            assert accepts(backend, tokenizer, guided, text), text
+        for text in ("<f=c>", '<f=a>{"n": "x"}</f>', '<f=a>{"n": 1}', "<f=b>1", "<f=a>text"):
+            assert not accepts(backend, tokenizer, guided, text), text
+
+    def test_added_tokens(self):
+        """A text contains those that are not special; a structural tag may begin with a special
+        one."""
+        vocab = {one: i for i, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        model = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+        model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        model.decoder = decoders.ByteLevel()
+        model.add_tokens([AddedToken("<think>", special=False)])
+        model.add_special_tokens(["<eos>", "<s>"])
+        raw = PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
+        think, eos, other = (raw.convert_tokens_to_ids(t) for t in ("<think>", "<eos>", "<s>"))
+        with closing(GrammarBackend(raw, 300, {eos})) as backend:
+            tag = {"begin": "<s>call ", "schema": {"type": "boolean"}, "end": "."}
+            guided = GuidedDecodingParams(structural_tag={"structures": [tag], "triggers": ["<s>"]})
+            backend.validate(guided)
+            matcher = backend.matcher(guided)
+            for token_id in raw("x<s>call true.<think>").input_ids:
+                assert not banned_mask([matcher], 300, CPU)[0, token_id]
+                matcher.accept(token_id)
+            guided = GuidedDecodingParams(choice=("<think><s>",))
+            backend.validate(guided)
+            matcher, found = backend.matcher(guided), []
+            while not found or found[-1] != eos:
+                allowed = (~banned_mask([matcher], 300, CPU)[0]).nonzero().flatten().tolist()
+                found.append(allowed[0])
+                matcher.accept(found[-1])
+            assert found == [think, *raw.convert_tokens_to_ids([*"<s>"]), eos]
+            guided = GuidedDecodingParams(regex="[^a]*")
+            allowed = ~banned_mask([backend.matcher(guided)], 300, CPU)[0]
+            assert allowed[think]
+            assert not allowed[other]
 
     def test_ebnf(self, backend, tokenizer):
         guided = GuidedDecodingParams(
@@ -241,6 +284,12 @@ class TestRows:
         assert found == whole[num_before:]
 
 
+def tagged(**fields):
+    """Returns a structural tag with some fields of its only structure replaced."""
+    structure = {"begin": "<f>", "schema": {}, "end": "", **fields}
+    return {"structures": [structure], "triggers": ["<f"]}
+
+
 @needs_llguidance
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -257,6 +306,13 @@ class TestRefusals:
             ({"choice": ("x" * 100_001,)}, "100000 are allowed"),
             ({"json": '{"items":' * 150 + "{}" + "}" * 150}, "nested 151 levels deep, 100 are"),
             ({"json": "[" * 40_000}, "guided_decoding.json is not JSON"),
+            ({"json": {"not": {}}}, 'Unimplemented keys: \\["not"\\]'),
+            ({"structural_tag": "["}, "guided_decoding.structural_tag is not JSON"),
+            ({"structural_tag": {"structures": []}}, "a list of 1 to 256 tags is needed"),
+            ({"structural_tag": tagged(begin=5)}, "a tag needs begin, schema and end"),
+            ({"structural_tag": tagged(begin="x")}, "must start with exactly one of the triggers"),
+            ({"structural_tag": tagged(schema={"type": "x"})}, "Invalid type: x"),
+            ({"structural_tag": {"format": {"type": "grammar"}}}, "'grammar' is not supported"),
         ],
     )
     def test_a_bad_constraint_is_the_requests_error(self, backend, fields, reason):
