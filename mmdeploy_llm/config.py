@@ -294,8 +294,9 @@ class EngineConfig(FrozenParams):
     num_threads: int | None = Field(
         default=None,
         ge=1,
-        description="number of CPU threads that compute; None: one for each core (SMT siblings not "
-        "counted), within a container's share of CPU time",
+        description="number of CPU threads that compute; None: as many as the program has set for "
+        "torch or OpenMP, else one for each core (SMT siblings not counted), within a container's "
+        "share of CPU time",
     )
     cpu_affinity: Literal["auto"] | tuple[NonNegativeInt, ...] | None = Field(
         default=None,

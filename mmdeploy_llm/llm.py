@@ -60,6 +60,13 @@ class LLM(Belonging):
     last engine has died, requests that have not finished come back as errors, and later calls raise
     WorkerDiedError.
 
+    An LLM belongs to the process and changes little of it. While one that computes in this process
+    is open, freed memory is kept for later steps (glibc's mallopt) and LRU_CACHE_CAPACITY is set in
+    the environment of the C library; cpu_affinity and numa_node place the threads that call it.
+    During a step, torch computes with `num_threads` threads, and on the engine's card. `close`, or
+    the last of several LLMs to close, puts all of it back. In a process that is forked from this
+    one every method raises EngineError.
+
     plugins: the loaded plugins; observers may be registered there. With several engines only the
     observers of installed plugins are called, in each engine's process.
     model: the loaded module, None when other processes hold it.

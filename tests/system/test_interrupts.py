@@ -1,0 +1,85 @@
+"""Ctrl-C in the program and in Python, once and twice, at any moment: no traceback, no process left
+over. The children are real, and are interrupted as a terminal does it, all processes at once."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+PROGRAM = """
+import sys
+from mmdeploy_llm.cli import main
+sys.argv[0] = "mmdeploy-llm"
+print("ready", file=sys.stderr, flush=True)
+main()
+"""
+LINE = '{"prompt": "A red", "sampling_params": {"ignore_eos": true, "max_tokens": 500}}\n'
+COMMANDS = {
+    "batch": ["batch", "in.jsonl", "-o", "out.jsonl", "--overwrite"],
+    "ranks": ["batch", "in.jsonl", "-o", "out.jsonl", "--engine", "tensor_parallel_size=2"],
+    "engines": ["batch", "in.jsonl", "-o", "out.jsonl", "--engine", "data_parallel_size=2"],
+    "chat": ["chat"],
+    "count": ["count", "shapes-vl", "in.jsonl", "in.jsonl"],
+    "bench": ["bench", "--rounds", "99"],
+}
+
+
+def interrupted(code, arguments, folder, *pauses):
+    """Starts Python, waits until it is ready, and sends Ctrl-C after each pause. Returns its exit
+    code and what it wrote to stderr; checks that none of its processes is left."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+    )
+    assert child.stderr.readline() == "ready\n"
+    for pause in (0.05 + pauses[0], *pauses[1:]):
+        time.sleep(pause)
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGINT)
+    _, stderr = child.communicate(timeout=60)
+    left = subprocess.run(["pgrep", "-g", str(child.pid)], capture_output=True, text=True).stdout
+    assert left == ""
+    return child.returncode, stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_two_interrupts_end_a_command(command, tmp_path):
+    (tmp_path / "in.jsonl").write_text(LINE * 2000)
+    choose = random.Random(command)
+    for _ in range(2):
+        pauses = choose.uniform(0, 4), choose.choice([0, 0.01, 0.2])
+        code, stderr = interrupted(PROGRAM, COMMANDS[command], tmp_path, *pauses)
+        assert code == 130, stderr
+        assert not any(word in stderr for word in ("Traceback", "ignored", "Error")), stderr
+
+
+LIBRARY = """
+import sys, os
+from mmdeploy_llm import LLM, SamplingParams
+import mmdeploy_llm.llm
+print("ready", file=sys.stderr, flush=True)
+try:
+    with LLM("shapes-vl", max_model_len=1100, **eval(sys.argv[1])) as llm:
+        llm.generate(["A red"] * 500, SamplingParams(max_tokens=1000, ignore_eos=True), False)
+except KeyboardInterrupt:
+    os._exit(5)
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"data_parallel_size": 2}])
+def test_in_python_the_interrupt_is_the_callers(options, tmp_path):
+    choose = random.Random(str(options))
+    for _ in range(2):
+        pauses = choose.uniform(0, 4), choose.choice([0.01, 0.2])
+        code, stderr = interrupted(LIBRARY, [str(options)], tmp_path, *pauses)
+        assert (code, stderr) == (5, "")
