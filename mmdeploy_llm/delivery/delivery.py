@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmdeploy_llm.errors import ABORTED, OK, EngineError
+from mmdeploy_llm.errors import OK
 from mmdeploy_llm.hooks.contracts import ReasoningParser, ToolParser
 from mmdeploy_llm.outputs import (
     CompletionOutput,
@@ -20,15 +20,15 @@ from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
 from .detokenizer import Vocabulary
-from .facts import metrics_of, num_media_tokens, with_id
+from .facts import (
+    ABORT_FAILURE,
+    UNKNOWN_FAILURE,
+    can_end_here,
+    metrics_of,
+    num_media_tokens,
+    with_id,
+)
 from .pipeline import ParserSource, ParserSources, TextPipeline
-
-ABORT_FAILURE = RequestFailure(
-    code=ABORTED, message="the request was aborted; the output holds what was generated before"
-)
-UNKNOWN_FAILURE = RequestFailure(
-    code=EngineError.code, message="the request failed for a reason that was not given"
-)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -57,7 +57,7 @@ class _Progress:
     @property
     def waits_for_end(self) -> bool:
         """Whether no text is needed before the last token."""
-        return not _can_end_here(self.request)
+        return not can_end_here(self.request)
 
 
 class Delivery:
@@ -213,14 +213,7 @@ def _is_stale(update: TokenUpdate) -> bool:
     Only what ends a request here can leave the scheduler with an update of an ended request.
     """
     request = update.request
-    return _can_end_here(request) and len(request.output_token_ids) > len(update.new_token_ids)
-
-
-def _can_end_here(request: Request) -> bool:
-    """Whether delivery may end the request: at a stop string or sequence, or in a stream when a
-    parser fails."""
-    params = request.params
-    return request.stream or bool(params.stop or params.stop_token_sequences)
+    return can_end_here(request) and len(request.output_token_ids) > len(update.new_token_ids)
 
 
 def _text_ids(progress: _Progress, reason: FinishReason | None) -> tuple[list[int], int | None]:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
+from mmdeploy_llm.errors import ABORTED, EngineError
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.metrics import RequestRecord
 from mmdeploy_llm.outputs import RequestMetrics, RequestOutput, ToolCall
+from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.request import Request
+
+ABORT_FAILURE = RequestFailure(
+    code=ABORTED, message="the request was aborted; the output holds what was generated before"
+)
+UNKNOWN_FAILURE = RequestFailure(
+    code=EngineError.code, message="the request failed for a reason that was not given"
+)
 
 
 def record_of(request: Request, output: RequestOutput) -> RequestRecord:
@@ -56,3 +65,10 @@ def with_id(call: ToolCall, request_id: str) -> ToolCall:
     """Gives the call an id in FastDeploy's format, unless it has one."""
     digest = hashlib.blake2b(f"{request_id} {call.index}".encode(), digest_size=16).hexdigest()
     return call if call.id else replace(call, id=f"chatcmpl-tool-{digest}")
+
+
+def can_end_here(request: Request) -> bool:
+    """Whether delivery may end the request: at a stop string or sequence, or in a stream when a
+    parser fails."""
+    params = request.params
+    return request.stream or bool(params.stop or params.stop_token_sequences)
