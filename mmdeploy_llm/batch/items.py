@@ -2,7 +2,8 @@
 its sampling parameters. A line looks like this:
 
 {"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
- "sampling_params": {...}, "chat_template_kwargs": {...}, "tools": [...]}
+ "sampling_params": {...}, "chat_template_kwargs": {...}, "mm_processor_kwargs": {...},
+ "tools": [...]}
 """
 
 from __future__ import annotations

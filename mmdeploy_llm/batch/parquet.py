@@ -23,6 +23,8 @@ JSON_KEYS = (
     "multi_modal_data",
     "sampling_params",
     "chat_template_kwargs",
+    "mm_processor_kwargs",
+    "tools",
 )
 MAX_SHOWN = 200  # characters of a library's message
 

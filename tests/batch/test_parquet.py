@@ -47,8 +47,11 @@ def test_columns_are_keys_and_nulls_are_not_given(file, tmp_path):
 
 def test_nested_values_may_be_json_texts(file):
     messages = '[{"role": "user", "content": "hi"}]'
-    good, bad = items(file([{"messages": messages}, {"messages": "["}]))
+    others = {"mm_processor_kwargs": '{"max_pixels": 9000}', "tools": '[{"type": "function"}]'}
+    good, bad = items(file([{"messages": messages, **others}, {"messages": "["}]))
     assert good.prompt["messages"][0]["content"] == "hi"
+    assert good.prompt["mm_processor_kwargs"] == {"max_pixels": 9000}
+    assert good.prompt["tools"] == [{"type": "function"}]
     assert isinstance(bad, BadItem)
     assert "column messages" in bad.message
 
