@@ -24,6 +24,7 @@ from .facts import (
     ABORT_FAILURE,
     UNKNOWN_FAILURE,
     can_end_here,
+    is_stale,
     metrics_of,
     num_media_tokens,
     with_id,
@@ -102,7 +103,7 @@ class Delivery:
     def _deliver_one(self, update: TokenUpdate) -> RequestOutput | None:
         progress = self._progress.get(update.request.request_id)
         if progress is None:
-            if _is_stale(update):
+            if is_stale(update):
                 return None
             progress = self._begin(update.request)
         self._collect_logprobs(progress, update)
@@ -205,15 +206,6 @@ class Delivery:
             )
             for token_id, found in entry.items()
         }
-
-
-def _is_stale(update: TokenUpdate) -> bool:
-    """Whether delivery has ended this request before: it has tokens that are not new, but no state.
-
-    Only what ends a request here can leave the scheduler with an update of an ended request.
-    """
-    request = update.request
-    return can_end_here(request) and len(request.output_token_ids) > len(update.new_token_ids)
 
 
 def _text_ids(progress: _Progress, reason: FinishReason | None) -> tuple[list[int], int | None]:

@@ -9,7 +9,7 @@ from mmdeploy_llm.errors import ABORTED, EngineError
 from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.metrics import RequestRecord
 from mmdeploy_llm.outputs import RequestMetrics, RequestOutput, ToolCall
-from mmdeploy_llm.plan import RequestFailure
+from mmdeploy_llm.plan import RequestFailure, TokenUpdate
 from mmdeploy_llm.request import Request
 
 ABORT_FAILURE = RequestFailure(
@@ -72,3 +72,12 @@ def can_end_here(request: Request) -> bool:
     parser fails."""
     params = request.params
     return request.stream or bool(params.stop or params.stop_token_sequences)
+
+
+def is_stale(update: TokenUpdate) -> bool:
+    """Whether delivery has ended this request before: it has tokens that are not new, but no state.
+
+    Only what ends a request here can leave the scheduler with an update of an ended request.
+    """
+    request = update.request
+    return can_end_here(request) and len(request.output_token_ids) > len(update.new_token_ids)

@@ -253,8 +253,8 @@ class SamplingParams(FrozenParams):
     min_tokens: int = Field(
         default=1,
         ge=0,
-        description="number of tokens before which neither the end of sequence nor a stop text or "
-        "stop token ends the generation",
+        description="number of tokens before which neither the end of sequence nor a stop text, "
+        "stop token, stop sequence or early stop ends the generation",
     )
     logprobs: int | None = Field(
         default=None,
@@ -320,7 +320,8 @@ class SamplingParams(FrozenParams):
         '{"type": "structural_tag", ...}; sets guided_decoding; None: no format',
     )
     include_stop_str_in_output: bool = Field(
-        default=False, description="whether the text ends with the stop text that was found"
+        default=False,
+        description="whether the text ends with the stop text or stop sequence that was found",
     )
     skip_special_tokens: bool = Field(
         default=True,

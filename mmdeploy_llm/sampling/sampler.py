@@ -129,7 +129,7 @@ class Sampler:
         for row in errors:
             chosen[row] = 0
         logprobs = self._logprobs(logits, index, chosen, errors)
-        certain = self._certain(logits, index, torch.tensor(chosen))
+        certain = self._certain(logits, index, chosen)
         self._advance(index, chosen, errors)
         return SampleResult(
             token_ids=chosen,
@@ -217,15 +217,17 @@ class Sampler:
         return logprobs_of(take_rows(logits, rows), rows, chosen, wanted)
 
     def _certain(
-        self, logits: Tensor, index: NDArray[np.int64], token_ids: Tensor
+        self, logits: Tensor, index: NDArray[np.int64], token_ids: Tensor | Sequence[int]
     ) -> Certainty | None:
         """Returns which of the tokens [N] are nearly certain; None where no request asks."""
+        if not self._state.has_early_stops:
+            return None
         thresholds = self._state.certainty[index]
         rows = np.flatnonzero(thresholds < np.inf)
         if not len(rows):
             return None
         limits = to_device(thresholds[rows], logits.device)
-        ids, own = token_ids.to(logits.device), logits
+        ids, own = torch.as_tensor(token_ids, device=logits.device), logits
         if len(rows) < len(index):
             chosen = to_device(rows, logits.device)
             ids, own = ids.index_select(0, chosen), own.index_select(0, chosen)

@@ -157,6 +157,7 @@ class SamplingState:
         self.is_random = np.zeros(max_num_slots, dtype=bool)
         self.num_logprobs = np.full(max_num_slots, NO_LOGPROBS)
         self.certainty = np.full(max_num_slots, np.inf, dtype=np.float32)  # log of a threshold
+        self.has_early_stops = False  # whether any request ever had one
         self._temperature = np.ones(max_num_slots, dtype=np.float32)
         self._top_k = np.zeros(max_num_slots, dtype=np.int64)
         self._top_p = np.ones(max_num_slots)
@@ -188,6 +189,7 @@ class SamplingState:
         self.is_random[slot] = not params.is_greedy
         self.num_logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.certainty[slot] = _certainty(params)
+        self.has_early_stops |= params.early_stop is not None
         self._temperature[slot] = min(max(resolved(params.temperature), TINY), HUGE)
         top_k = int(resolved(params.top_k))
         self._top_k[slot] = top_k if 0 < top_k < self.vocab_size else 0
