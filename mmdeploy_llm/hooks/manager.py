@@ -19,7 +19,7 @@ import pluggy
 from mmdeploy_llm.errors import MediaError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.messages import MediaRef
 
-from . import discovery, factories, selection
+from . import discovery, factories, names, selection
 from .contracts import (
     MediaLimits,
     MediaProcessor,
@@ -32,7 +32,7 @@ from .contracts import (
     ToolParserSpec,
 )
 from .guard import CallGuard
-from .names import error_text, listing, shown_uri
+from .names import error_text, listing
 from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
 
@@ -194,8 +194,8 @@ class PluginManager:
             if blob is not None:
                 return _checked_blob(blob, origin, ref, limits)
         raise UnsupportedMediaError(
-            f"{ref.kind} {shown_uri(ref)} has no accepted form. Give a path, a file:// or data: "
-            "URL, an http(s):// URL where URLs are allowed, bytes or a loaded object. "
+            f"{ref.kind} {names.shown_uri(ref)} has no accepted form. Give a path, a file:// or "
+            "data: URL, an http(s):// URL where URLs are allowed, bytes or a loaded object. "
             f"Plugins tried: {listing(impl.plugin_name for impl in impls)}"
             f"{self.failure_note()}"
         )
@@ -214,14 +214,14 @@ class PluginManager:
                 lambda: call(impl, {"ref": ref, "limits": limits}),
                 seconds=seconds,
                 owner=str(origin),
-                timeout_message=f"{origin} has not fetched {shown_uri(ref)} within "
+                timeout_message=f"{origin} has not fetched {names.shown_uri(ref)} within "
                 f"{limits.fetch_timeout:g} s; raise media_fetch_timeout",
             )
         except RequestError:
             raise
         except FAULTS as error:
             raise MediaError(
-                f"{origin} failed to fetch {shown_uri(ref)}: {error_text(error)}"
+                f"{origin} failed to fetch {names.shown_uri(ref)}: {error_text(error)}"
             ) from error
 
     def notify(self, hook: str, **arguments: Any) -> None:
@@ -251,7 +251,8 @@ def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: Med
     """Returns `blob`, which must be bytes and within the limits."""
     if not isinstance(blob, bytes):
         raise MediaError(
-            f"{origin} must return bytes or None for {shown_uri(ref)}, got {type(blob).__name__}"
+            f"{origin} must return bytes or None for {names.shown_uri(ref)}, "
+            f"got {type(blob).__name__}"
         )
-    limits.check_bytes(len(blob), f"{ref.kind} {shown_uri(ref)}")
+    limits.check_bytes(len(blob), f"{ref.kind} {names.shown_uri(ref)}")
     return blob
