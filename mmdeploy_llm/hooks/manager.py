@@ -10,7 +10,6 @@ Recorded failures are repeated in the error of whoever later misses what the plu
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -20,7 +19,7 @@ import pluggy
 from mmdeploy_llm.errors import MediaError, RequestError, UnsupportedMediaError
 from mmdeploy_llm.messages import MediaRef
 
-from . import discovery, factories, selection
+from . import discovery, factories, names, selection
 from .contracts import (
     MediaLimits,
     MediaProcessor,
@@ -37,9 +36,6 @@ from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
 from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call
-
-MAX_SHOWN_URI = 80  # characters; a data: URL can be megabytes long
-MAX_SHOWN_PATH = 500
 
 
 class PluginManager:
@@ -211,8 +207,8 @@ class PluginManager:
             if blob is not None:
                 return _checked_blob(blob, origin, ref, limits)
         raise UnsupportedMediaError(
-            f"{ref.kind} {_shown_uri(ref)} has no accepted form. Give a path, a file:// or data: "
-            "URL, an http(s):// URL where URLs are allowed, bytes or a loaded object. "
+            f"{ref.kind} {names.shown_uri(ref)} has no accepted form. Give a path, a file:// or "
+            "data: URL, an http(s):// URL where URLs are allowed, bytes or a loaded object. "
             f"Plugins tried: {listing(impl.plugin_name for impl in impls)}"
             f"{self.failure_note()}"
         )
@@ -231,14 +227,14 @@ class PluginManager:
                 lambda: call(impl, {"ref": ref, "limits": limits}),
                 seconds=seconds,
                 owner=str(origin),
-                timeout_message=f"{origin} has not fetched {_shown_uri(ref)} within "
+                timeout_message=f"{origin} has not fetched {names.shown_uri(ref)} within "
                 f"{limits.fetch_timeout:g} s; raise media_fetch_timeout",
             )
         except RequestError:
             raise
         except FAULTS as error:
             raise MediaError(
-                f"{origin} failed to fetch {_shown_uri(ref)}: {error_text(error)}"
+                f"{origin} failed to fetch {names.shown_uri(ref)}: {error_text(error)}"
             ) from error
 
     def notify(self, hook: str, **arguments: Any) -> None:
@@ -268,22 +264,8 @@ def _checked_blob(blob: object, origin: PluginOrigin, ref: MediaRef, limits: Med
     """Returns `blob`, which must be bytes and within the limits."""
     if not isinstance(blob, bytes):
         raise MediaError(
-            f"{origin} must return bytes or None for {_shown_uri(ref)}, got {type(blob).__name__}"
+            f"{origin} must return bytes or None for {names.shown_uri(ref)}, "
+            f"got {type(blob).__name__}"
         )
-    limits.check_bytes(len(blob), f"{ref.kind} {_shown_uri(ref)}")
+    limits.check_bytes(len(blob), f"{ref.kind} {names.shown_uri(ref)}")
     return blob
-
-
-def _shown_uri(ref: MediaRef) -> str:
-    """Returns the URI for messages: a path as the caller gave it, a URL without credentials and
-    query, and never long."""
-    text, mark, rest = ref.uri.partition("://")
-    if mark and ref.scheme != "file":
-        text = f"{text}://{rest.partition('?')[0].rpartition('@')[2]}"
-    elif ref.scheme != "data":
-        text = re.sub(r"^(\s*file://)[^/]*@", r"\1", ref.uri, flags=re.IGNORECASE)
-        half = MAX_SHOWN_PATH // 2
-        return repr(text if len(text) <= MAX_SHOWN_PATH else f"{text[:half]}...{text[-half:]}")
-    else:
-        text = ref.uri
-    return repr(text if len(text) <= MAX_SHOWN_URI else text[: MAX_SHOWN_URI - 3] + "...")

@@ -6,7 +6,12 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from mmdeploy_llm.messages import MediaRef
+
 MAX_ERROR_LENGTH = 2000  # characters; an exception can carry a whole file
+
+MAX_SHOWN_URI = 80  # characters; a data: URL can be megabytes long
+MAX_SHOWN_PATH = 500
 
 _ADDRESS = re.compile(r"(?: at)? 0x[0-9a-fA-F]{4,}")
 
@@ -37,3 +42,25 @@ def error_text(error: BaseException) -> str:
         message = "(its message cannot be shown)"
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return _ADDRESS.sub("", text)[:MAX_ERROR_LENGTH]
+
+
+def shown_uri(ref: MediaRef) -> str:
+    """Returns the URI for messages: a path as the caller gave it, a URL without credentials and
+    query, and never long."""
+    text, mark, rest = ref.uri.partition("://")
+    if mark and ref.scheme != "file":
+        text = f"{text}://{rest.partition('?')[0].rpartition('@')[2]}"
+    elif ref.scheme != "data":
+        text = re.sub(r"^(\s*file://)[^/]*@", r"\1", ref.uri, flags=re.IGNORECASE)
+        half = MAX_SHOWN_PATH // 2
+        return repr(text if len(text) <= MAX_SHOWN_PATH else f"{text[:half]}...{text[-half:]}")
+    else:
+        text = ref.uri
+    return repr(text if len(text) <= MAX_SHOWN_URI else text[: MAX_SHOWN_URI - 3] + "...")
+
+
+def name_file(error: Exception, ref: MediaRef) -> None:
+    """Adds the file that `ref` names to an error that does not name it, such as a decoder's."""
+    name = shown_uri(ref)
+    if ref.scheme in ("", "file") and name not in str(error):
+        error.args = (f"{error} ({ref.kind} file {name})",)

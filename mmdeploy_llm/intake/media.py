@@ -21,7 +21,7 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
 from mmdeploy_llm.hooks.guard import CallGuard
-from mmdeploy_llm.hooks.names import error_text
+from mmdeploy_llm.hooks.names import error_text, name_file
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
@@ -174,6 +174,8 @@ class MediaLoader:
             try:
                 done.append(work(item))
             except RequestError as error:
+                if isinstance(item.source, MediaRef):
+                    name_file(error, item.source)
                 if len(items) == 1:
                     raise
                 number = sum(other.kind == item.kind for other in items[: index + 1])

@@ -111,3 +111,19 @@ def test_faults_name_the_item_and_no_address(real, picture, tmp_path):
             assert type(caught.value) is kind
             assert "0x" not in str(caught.value)
             assert accept(intake, picture).media
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_file_that_cannot_be_decoded_is_named_as_it_was_given(
+    real, picture, tmp_path, num, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "broken.png").write_bytes(encoded(picture)[:300])
+    good = tmp_path / "good.png"
+    good.write_bytes(encoded(picture))
+    for name in ("folder/broken.png", f"file://{tmp_path}/folder/broken.png"):
+        with pytest.raises(MediaError) as caught:
+            accept(real(), *[good] * (num - 1), name)
+        assert str(caught.value).startswith("the PNG" if num == 1 else "image 2: the PNG")
+        assert str(caught.value).endswith(f"(image file {name!r})")
