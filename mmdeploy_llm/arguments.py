@@ -41,17 +41,6 @@ def _is_token_id(item: Any) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
 
 
-def is_conversation(value: Any) -> bool:
-    """Returns whether `value` is one list of message dicts."""
-    is_list = isinstance(value, (list, tuple)) and bool(value)
-    return is_list and all(isinstance(item, Mapping) and "role" in item for item in value)
-
-
-def as_prompt(prompt: Any) -> Any:
-    """Returns a prompt; a conversation becomes {"messages": conversation}."""
-    return {"messages": prompt} if is_conversation(prompt) else prompt
-
-
 def as_conversations(messages: Any) -> list[Any]:
     """Returns one conversation, or an iterable of them, as a list. Raises TypeError for anything
     else."""

@@ -10,27 +10,22 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Literal
 
-from .arguments import (
-    as_conversations,
-    as_prompt,
-    as_prompts,
-    is_conversation,
-    one_params,
-    params_for,
-)
+from .arguments import as_conversations, as_prompts, one_params, params_for
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, plan_batch, run_batch
 from .batch.previews import FilePreviews
 from .batch.report import report_batch
 from .config import EngineConfig
 from .desk.belonging import Belonging
-from .desk.drive import Driver, Job, JobOutput, refused
+from .desk.drive import CLOSED, Driver
 from .desk.fleet import Fleet
 from .desk.fleet_engine import Ask
-from .errors import ConfigError, EngineError, RequestError, WorkerDiedError
+from .desk.jobs import Job, JobOutput, exception_of, refused
+from .errors import ConfigError, WorkerDiedError
 from .hooks import Model
 from .intake.cache import CacheStats, add_stats
 from .intake.intake import TokenCount
+from .intake.prompts import as_prompt, is_conversation
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
@@ -253,7 +248,7 @@ class LLM(Belonging):
     def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
         cannot be prepared."""
-        self._home.check()
+        self._driver.check_open(CLOSED)
         prompt = as_prompt(prompt)
         if self._fleet is not None:
             count: TokenCount = self._fleet.ask_one("count_tokens", prompt)
@@ -341,7 +336,7 @@ class LLM(Belonging):
                 for item in items:
                     if on_error == "raise" and not item.output.is_ok:
                         self._driver.check()
-                        raise _exception(item)
+                        raise exception_of(item)
                     done[item.job.index, item.output.outputs.index] = item.output
                     progress.count(item)
             except WorkerDiedError as death:
@@ -351,12 +346,3 @@ class LLM(Belonging):
                 for item in lost:
                     done.setdefault((item.job.index, item.output.outputs.index), item.output)
         return [done[job.index, index] for job in todo for index in range(job.num_outputs)]
-
-
-def _exception(item: JobOutput) -> Exception:
-    """Returns the error of an output as an exception: the one that intake raised, or one that fits
-    the error code."""
-    if item.error is not None:
-        return item.error
-    kind = RequestError if item.output.error_code < 500 else EngineError
-    return kind(item.output.error_msg)

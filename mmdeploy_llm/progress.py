@@ -6,7 +6,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from .desk.drive import JobOutput
+from .desk.jobs import JobOutput
 
 
 class Progress:

@@ -40,7 +40,7 @@ LAYERS = (
     ("desk",),
     ("batch",),
     ("arguments", "progress"),
-    ("llm", "counting"),
+    ("llm",),
     ("scaffold", "terminal", "bench"),
     ("cli",),
 )

@@ -21,7 +21,7 @@ from .run import Answerer, BatchRun, Ending, RunCounts, Tally, left_to_do
 from .sources import Source, open_source
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.desk.drive import JobOutput
+    from mmdeploy_llm.desk.jobs import JobOutput
 
     from .output import RecordIndex
 

@@ -31,7 +31,7 @@ from .records import Record, bad_record, key_of, record_of
 from .sources import Source
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.desk.drive import JobOutput
+    from mmdeploy_llm.desk.jobs import JobOutput
 
 Ending = Literal["done", "max_failures", "interrupted"]
 

@@ -11,19 +11,17 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 from mmdeploy_llm.engine import Engine
-from mmdeploy_llm.errors import EngineError, MMDeployLLMError
-from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from mmdeploy_llm.parallel import Home
+from mmdeploy_llm.errors import EngineError
+from mmdeploy_llm.parallel import Home, finalize_here
 from mmdeploy_llm.request import Request
+
+from .jobs import Job, JobOutput, refused
 
 logger = logging.getLogger(__name__)
 
@@ -34,27 +32,6 @@ CLOSED_MEANWHILE = (
 )
 POLL_SECONDS = 0.2  # between two checks whether `close` was called
 CLOSE_SECONDS = 10.0  # that `close` waits for a step
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One prompt to run. accept: prepares its requests; called in an intake thread. num_outputs:
-    the prompt's `n`."""
-
-    index: int
-    prompt: Any
-    num_outputs: int
-    accept: Callable[..., tuple[Request, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOutput:
-    """An output and the job it belongs to. error: the exception with which intake refused the
-    prompt, None otherwise."""
-
-    job: Job
-    output: RequestOutput
-    error: Exception | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +57,9 @@ class Driver:
         self._lock = threading.RLock()
         self._home = Home()
         self._is_closed = self._is_stepping = False
+        # No daemon thread may be in a step when the interpreter ends: the end of a thread within
+        # C++ code aborts the process.
+        finalize_here(self, self._lock.acquire, timeout=CLOSE_SECONDS)
 
     def run(self, jobs: Iterable[Job]) -> Generator[JobOutput, None, None]:
         """Yields outputs as they come; the last output of each request is `finished`.
@@ -89,7 +69,7 @@ class Driver:
         errors; after these outputs WorkerDiedError is raised. Raises EngineError at once in a
         forked process, and in the iterator when `close` is called.
         """
-        self._check_open(CLOSED)
+        self.check_open(CLOSED)
         return self._run(iter(jobs))
 
     def _run(self, source: Iterator[Job]) -> Generator[JobOutput, None, None]:
@@ -98,15 +78,15 @@ class Driver:
             while self._fill(run, source) or run.pending or run.running or run.ready:
                 self._admit(run)
                 while run.ready:
-                    self._check_open(CLOSED_MEANWHILE)
+                    self.check_open(CLOSED_MEANWHILE)
                     yield run.ready.popleft()
-                self._check_open(CLOSED_MEANWHILE)
+                self.check_open(CLOSED_MEANWHILE)
                 if run.running:
                     self._step()
                 elif run.pending:
                     futures = [future for _, future in run.pending]
                     wait(futures, POLL_SECONDS, return_when=FIRST_COMPLETED)
-            self._check_open(CLOSED_MEANWHILE)
+            self.check_open(CLOSED_MEANWHILE)
             self.check()
         finally:
             self._abandon(run)
@@ -135,7 +115,8 @@ class Driver:
         finally:
             self._lock.release()
 
-    def _check_open(self, message: str) -> None:
+    def check_open(self, message: str = CLOSED) -> None:
+        """Raises EngineError after `close`, and in a forked process."""
         self._home.check()
         if self._is_closed:
             raise EngineError(message)
@@ -156,7 +137,7 @@ class Driver:
         try:
             return self._pool.submit(job.accept)
         except RuntimeError:  # the pool is closed, or the interpreter ends and starts no threads
-            self._check_open(CLOSED_MEANWHILE)
+            self.check_open(CLOSED_MEANWHILE)
             raise EngineError("the program is ending; no more prompts are accepted") from None
 
     def _admit(self, run: _Run) -> None:
@@ -212,23 +193,3 @@ class Driver:
                 self._step()  # collects their last outputs, unless an interrupt has lost these
             for request_id in run.running:
                 self._runs.pop(request_id, None)
-
-
-def refused(job: Job, error: Exception) -> Iterator[JobOutput]:
-    """Yields the error outputs of a job whose prompt never became requests."""
-    code, message = 500, error_text(error)
-    if isinstance(error, MMDeployLLMError):
-        code, message = error.code, str(error)
-    else:
-        logger.error("a prompt could not be prepared", exc_info=error)
-    for index in range(job.num_outputs):
-        output = RequestOutput(
-            request_id=f"refused-{job.index}-{index}",
-            prompt=job.prompt,
-            outputs=CompletionOutput(index=index, finish_reason="error"),
-            finished=True,
-            metrics=RequestMetrics(arrival_time=time.time()),
-            error_code=code,
-            error_msg=message,
-        )
-        yield JobOutput(job=job, output=output, error=error)

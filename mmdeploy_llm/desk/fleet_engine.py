@@ -19,7 +19,8 @@ from mmdeploy_llm.request import Request
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.startup.start import start
 
-from .drive import Driver, Job
+from .drive import Driver
+from .jobs import Job
 
 if TYPE_CHECKING:
     from mmdeploy_llm.intake.intake import Intake

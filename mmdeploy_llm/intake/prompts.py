@@ -109,3 +109,14 @@ def _token_id(value: Any) -> int:
 
 def _is_integer(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def is_conversation(value: Any) -> bool:
+    """Returns whether `value` is one list of message dicts."""
+    is_list = isinstance(value, (list, tuple)) and bool(value)
+    return is_list and all(isinstance(item, Mapping) and "role" in item for item in value)
+
+
+def as_prompt(prompt: Any) -> Any:
+    """Returns a prompt; a conversation becomes {"messages": conversation}."""
+    return {"messages": prompt} if is_conversation(prompt) else prompt

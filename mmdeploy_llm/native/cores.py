@@ -124,7 +124,8 @@ def own_choice(num_threads: int, cpus: Sequence[int], root: Path = ROOT) -> int 
     one for each core, or where it has no MKL for each CPU, of these CPUs or of all."""
     everything = tuple(range(os.cpu_count() or 1))
     defaults = {len(one_of_each_core(some, root)) for some in (cpus, everything)}
-    if not torch.backends.mkl.is_available():
+    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    if not has_mkl:
         defaults |= {len(cpus), len(everything)}
     return None if num_threads in defaults else num_threads
 

@@ -6,6 +6,7 @@ Engine --plan--> DistributedRunner --> N x Runner    in processes that share the
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,3 +55,15 @@ class Facts:
     runtime: RuntimeConfig
     shape: KVCacheShape
     num_blocks: int
+
+
+class ComputeHost(Protocol):
+    """The process that computes, as startup.host.Host keeps its settings."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Returns the context of a step."""
+        ...
+
+    def close(self) -> None:
+        """Puts the settings back."""
+        ...
