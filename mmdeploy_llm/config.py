@@ -269,6 +269,12 @@ class EngineConfig(FrozenParams):
         "names that other engines know, use llguidance, which must be installed once a request "
         "needs it",
     )
+    guided_decoding_timeout: float = Field(
+        default=5.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a constraint that still compiles is refused",
+    )
     seed: int | None = Field(
         default=0,
         ge=0,

@@ -91,7 +91,8 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
     eos_ids = eos_token_ids(checkpoint, tokenizer)
     grammars = None
     if config.guided_decoding_backend != "off":
-        grammars = GrammarBackend(tokenizer.raw, text.vocab_size, eos_ids)
+        seconds = config.guided_decoding_timeout
+        grammars = GrammarBackend(tokenizer.raw, text.vocab_size, eos_ids, seconds)
     spec = plugins.model_for(checkpoint.config.architectures or ())
     tools = spec.tools if config.tool_call_parser == "auto" else config.tool_call_parser
     if config.chat_template is not None:

@@ -336,11 +336,13 @@ def test_the_engine_goes_on_during_attacks(tmp_path, caplog):
     attacks = [
         SamplingParams(guided_decoding=GuidedDecodingParams(**ATTACKS[name])) for name in names
     ]
-    with LLM(str(write_tiny("qwen2", tmp_path)), block_size=16) as llm:
+    folder = str(write_tiny("qwen2", tmp_path))
+    with LLM(folder, block_size=16, guided_decoding_timeout=1) as llm:
         (expected,) = llm.generate(["hello"], plain, use_tqdm=False)
         prompts, params = ["hello"] * 6, [plain, *attacks, plain, plain]
         outputs = llm.generate(prompts, params, use_tqdm=False)
     assert [output.error_code for output in outputs] == [200, 400, 400, 400, 200, 200]
+    assert "more than 1 s to compile" in outputs[1].error_msg
     assert outputs[0].outputs.token_ids == expected.outputs.token_ids
     assert "Traceback" not in caplog.text
 
