@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .config import EngineConfig
-    from .counting import TokenCounter, count_tokens
+    from .desk.counting import TokenCounter, count_tokens
     from .errors import (
         CheckpointError,
         ConfigError,
@@ -91,9 +91,9 @@ _HOMES = {
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "TokenCount": "intake.rendered",
-    "TokenCounter": "counting",
+    "TokenCounter": "desk.counting",
     "ToolCall": "outputs",
-    "count_tokens": "counting",
+    "count_tokens": "desk.counting",
 }
 
 

@@ -10,8 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from contextlib import nullcontext
 
 from .delivery.delivery import Delivery
 from .delivery.facts import record_of
@@ -21,23 +20,11 @@ from .hooks.names import error_text
 from .outputs import RequestOutput
 from .plan import RequestFailure, StepPlan, StepResult, TokenUpdate
 from .request import Request
-from .runner.executor import Executor
+from .runner.executor import ComputeHost, Executor
 from .runner.overlap import Started
 from .schedule.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
-
-
-class ComputeHost(Protocol):
-    """The process that computes, as startup.host.Host keeps its settings."""
-
-    def computing(self) -> AbstractContextManager[None]:
-        """Returns the context of a step."""
-        ...
-
-    def close(self) -> None:
-        """Puts the settings back."""
-        ...
 
 
 class Engine:

@@ -25,7 +25,7 @@ from .desk.arguments import (
     one_params,
     params_for,
 )
-from .desk.belonging import Belonging
+from .desk.belonging import CLOSED, Belonging
 from .desk.drive import Driver
 from .desk.fleet import Fleet
 from .desk.jobs import ChatOptions, JobMaker
@@ -310,7 +310,7 @@ class LLM(Belonging):
     def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
         cannot be prepared."""
-        self._home.check()
+        self._driver.check_open(CLOSED)
         prompt = as_prompt(prompt)
         if self._fleet is not None:
             count: TokenCount = self._fleet.ask_one("count_tokens", prompt)

@@ -40,7 +40,7 @@ LAYERS = (
     ("startup",),
     ("desk",),
     ("batch",),
-    ("llm", "counting"),
+    ("llm",),
     ("scaffold", "bench", "doctor"),
     ("cli",),
 )

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from mmdeploy_llm.config import SERVING_OPTIONS, EngineConfig
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import GuidedDecodingParams, SamplingParams
-from mmdeploy_llm.params.counterparts import COUNTERPARTS
+from mmdeploy_llm.params.counterparts import COUNTERPARTS, SERVING_OPTIONS
 
 CLASSES = {"EngineConfig": EngineConfig, "SamplingParams": SamplingParams}
 OWN_NAMES = {*EngineConfig.model_fields, *SamplingParams.model_fields}

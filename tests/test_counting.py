@@ -14,7 +14,6 @@ from mmdeploy_llm import LLM, TokenCount, TokenCounter, count_tokens
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import CheckpointError, EngineError, MediaLimitError, RequestError
 from mmdeploy_llm.intake.checkpoint import bundled_models
-from mmdeploy_llm.native import build
 
 IMAGE = Image.new("RGB", (96, 64))
 PROMPTS = {
@@ -67,7 +66,7 @@ def test_options_count(folder):
 
 
 def test_nothing_is_compiled_and_no_model_is_built(folder, monkeypatch):
-    monkeypatch.setattr(build, "_run", None)
+    monkeypatch.setattr(sys.modules["mmdeploy_llm.native.build"], "_run", None)
     monkeypatch.setattr("mmdeploy_llm.weights.load.build_model", None)
     monkeypatch.setattr("mmdeploy_llm.native.load", None)
     with TokenCounter(folder, guided_decoding_backend="auto", quantization="int8") as counter:

@@ -2,9 +2,11 @@
 
 import itertools
 import threading
+import time
 
 import pytest
 
+from mmdeploy_llm.desk import drive
 from mmdeploy_llm.desk.drive import Driver
 from mmdeploy_llm.desk.outcome import Job
 from mmdeploy_llm.errors import EngineError, MediaError
@@ -170,3 +172,54 @@ def test_a_closed_driver_refuses(driver):
     driver.close()
     with pytest.raises(EngineError, match="closed"):
         next(driver.run([job(0)]))
+
+
+def test_close_in_another_thread_ends_a_run(driver, engine):
+    """Whether the run waits for intake or for the engine."""
+    engine.stuck.add("job0")
+    for run in (driver.run([job(0)]), driver.run([job(1, lambda: time.sleep(0.5) or ())])):
+        threading.Timer(0.2, driver.close).start()
+        begin = time.monotonic()
+        with pytest.raises(EngineError, match="closed while this call was running"):
+            list(run)
+        assert time.monotonic() - begin < 5
+    assert engine.is_closed
+    with pytest.raises(EngineError, match="is closed; make a new one"):
+        driver.run([])
+
+
+def test_close_does_not_wait_for_ever_for_a_step(driver, engine, monkeypatch, caplog):
+    """The engine is closed when the step ends."""
+    begun, gate = threading.Event(), threading.Event()
+    monkeypatch.setattr(drive, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(engine, "step", lambda: begun.set() or (gate.wait(30) and ()))
+    ends = []
+
+    def run():
+        with pytest.raises(EngineError, match="closed while"):
+            list(driver.run([job(0)]))
+        ends.append(engine.is_closed)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait(30)
+    engine.is_closed = False
+    driver.close()
+    assert "does not wait any longer" in caplog.text
+    assert not engine.is_closed
+    gate.set()
+    thread.join(30)
+    assert ends == [True]
+
+
+def test_a_run_in_a_forked_process(driver, monkeypatch):
+    """It raises in a new run and in an old one, and its end leaves the engine alone."""
+    run = driver.run(job(n) for n in range(20))
+    next(run)
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    with pytest.raises(EngineError, match="forked from it"):
+        driver.run([])
+    with pytest.raises(EngineError, match="forked from it"):
+        list(run)
+    monkeypatch.undo()
+    assert not driver._engine.aborted

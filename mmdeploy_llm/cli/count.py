@@ -32,7 +32,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.items import BadItem, Item
-    from mmdeploy_llm.counting import TokenCounter
+    from mmdeploy_llm.desk.counting import TokenCounter
 
 MAX_THREADS, NUM_AHEAD = 8, 64
 COUNTS = ("num_prompt_tokens", "num_input_image_tokens", "num_input_video_tokens")
@@ -106,7 +106,7 @@ def count(
     """Count the tokens of prompts, pictures and videos, without the weights of the model.
 
     Prompts are prepared as `generate`, `batch` and `caption` would; nothing is computed."""
-    from mmdeploy_llm.counting import TokenCounter
+    from mmdeploy_llm.desk.counting import TokenCounter
 
     if inputs and (image or raw):
         raise ConfigError("--image and --raw belong to a single --prompt; leave out INPUT or them")

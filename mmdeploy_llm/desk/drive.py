@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import EngineError
-from mmdeploy_llm.parallel import Home
+from mmdeploy_llm.parallel import Home, finalize_here
 from mmdeploy_llm.request import Request
 
 from .belonging import CLOSED, CLOSED_MEANWHILE
@@ -53,6 +53,9 @@ class Driver:
         self._lock = threading.RLock()
         self._home = Home()
         self._is_closed = self._is_stepping = False
+        # No daemon thread may be in a step when the interpreter ends: the end of a thread within
+        # C++ code aborts the process.
+        finalize_here(self, self._lock.acquire, timeout=CLOSE_SECONDS)
 
     def run(self, jobs: Iterable[Job]) -> Generator[JobOutput, None, None]:
         """Yields outputs as they come; the last output of each request is `finished`.
@@ -62,7 +65,7 @@ class Driver:
         errors; after these outputs WorkerDiedError is raised. Raises EngineError at once in a
         forked process, and in the iterator when `close` is called.
         """
-        self._check_open(CLOSED)
+        self.check_open(CLOSED)
         return self._run(iter(jobs))
 
     def _run(self, source: Iterator[Job]) -> Generator[JobOutput, None, None]:
@@ -71,15 +74,15 @@ class Driver:
             while self._fill(run, source) or run.pending or run.running or run.ready:
                 self._admit(run)
                 while run.ready:
-                    self._check_open(CLOSED_MEANWHILE)
+                    self.check_open(CLOSED_MEANWHILE)
                     yield run.ready.popleft()
-                self._check_open(CLOSED_MEANWHILE)
+                self.check_open(CLOSED_MEANWHILE)
                 if run.running:
                     self._step()
                 elif run.pending:
                     futures = [future for _, future in run.pending]
                     wait(futures, POLL_SECONDS, return_when=FIRST_COMPLETED)
-            self._check_open(CLOSED_MEANWHILE)
+            self.check_open(CLOSED_MEANWHILE)
             self.check()
         finally:
             self._abandon(run)
@@ -108,7 +111,8 @@ class Driver:
         finally:
             self._lock.release()
 
-    def _check_open(self, message: str) -> None:
+    def check_open(self, message: str = CLOSED) -> None:
+        """Raises EngineError after `close`, and in a forked process."""
         self._home.check()
         if self._is_closed:
             raise EngineError(message)
@@ -129,7 +133,7 @@ class Driver:
         try:
             return self._pool.submit(job.accept)
         except RuntimeError:  # the pool is closed, or the interpreter ends and starts no threads
-            self._check_open(CLOSED_MEANWHILE)
+            self.check_open(CLOSED_MEANWHILE)
             raise EngineError("the program is ending; no more prompts are accepted") from None
 
     def _admit(self, run: _Run) -> None:

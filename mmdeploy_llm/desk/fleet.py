@@ -31,7 +31,7 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError, WorkerDiedError
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.parallel import Home, Message, Worker, close_all, interrupted_later
+from mmdeploy_llm.parallel import Home, Message, Worker, close_all, finalize_here, interrupted_later
 from mmdeploy_llm.startup.machine import read_machine
 from mmdeploy_llm.startup.shares import engine_configs
 
@@ -96,6 +96,8 @@ class Fleet:
         self._numbers = itertools.count()
         self._answers: dict[int, Answer | None] = {}  # by call; None until it has arrived
         self._is_closed = False
+        self._is_ending = threading.Event()
+        finalize_here(self, self._is_ending.set)
         self._engines: list[_Engine] = []
         try:
             for index, engine_config in enumerate(engine_configs(config, machine)):
@@ -114,7 +116,7 @@ class Fleet:
 
     def run(self, jobs: Iterable[Job]) -> Generator[JobOutput, None, None]:
         """Yields outputs as Driver.run does. Raises WorkerDiedError when no engine is left."""
-        self._check_open(CLOSED)
+        self.check_open(CLOSED)
         return self._run(iter(jobs))
 
     def _run(self, source: Iterator[Job]) -> Generator[JobOutput, None, None]:
@@ -123,13 +125,13 @@ class Fleet:
             while True:
                 is_open = is_open and self._fill(run, source)
                 while run.ready:
-                    self._check_open()
+                    self.check_open()
                     yield run.ready.popleft()
                 if not run.num_unfinished and not is_open:
                     break
                 # Waits even if this run has no tasks: aborted ones may still fill the engines.
                 self._pump(partial(self._can_go_on, run, is_open))
-            self._check_open()
+            self.check_open()
             self.check()
         finally:
             self._abandon(run)
@@ -163,7 +165,7 @@ class Fleet:
 
     def _values_of(self, engines: list[_Engine], ask: Ask) -> list[Any]:
         """Returns the engines' answers, without those of engines that die meanwhile."""
-        self._check_open(CLOSED)
+        self.check_open(CLOSED)
         found = []
         for engine in engines:
             answer = self._answer_of(engine, ask)
@@ -198,7 +200,10 @@ class Fleet:
         with self._lock:
             close_all([engine.worker for engine in self._engines])
 
-    def _check_open(self, message: str = CLOSED_MEANWHILE) -> None:
+    def check_open(self, message: str = CLOSED_MEANWHILE) -> None:
+        """Raises EngineError after `close`, and in a forked process."""
+        if self._is_ending.is_set() and threading.current_thread().daemon:
+            threading.Event().wait()  # the program ends, and the engines before this thread
         self._home.check()
         if self._is_closed:
             raise EngineError(message)
@@ -210,7 +215,7 @@ class Fleet:
         """Takes jobs from `source` while an engine has capacity. Returns False when the run takes
         no more."""
         while self._living():
-            self._check_open()
+            self.check_open()
             with self._lock:
                 num_free = self._num_free()
             if num_free <= 0 or len(run.ready) >= self._engines[0].num_ahead:
@@ -258,14 +263,14 @@ class Fleet:
 
     def _pump(self, is_enough: Callable[[], bool]) -> None:
         """Waits until an engine sends a message, and handles all that have arrived."""
-        self._check_open()
+        self.check_open()
         with self._lock:
-            self._check_open()
+            self.check_open()
             if is_enough():
                 return
             engines = {engine.worker.connection: engine for engine in self._living()}
             for link in wait(list(engines)):
-                self._check_open()
+                self.check_open()
                 with interrupted_later():
                     self._receive(engines[link])  # type: ignore[index]
 
@@ -315,7 +320,7 @@ class Fleet:
 
     def _lose(self, engine: _Engine, error: MMDeployLLMError) -> None:
         """Records that an engine died and sends its tasks to other engines, each once more."""
-        self._check_open()
+        self.check_open()
         if engine.death is not None:
             return
         engine.death = death = WorkerDiedError(str(error))

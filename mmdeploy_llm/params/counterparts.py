@@ -125,3 +125,37 @@ OF_A_REQUEST: Mapping[str, str] = MappingProxyType(
 COUNTERPARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {"EngineConfig": OF_THE_ENGINE, "SamplingParams": OF_A_REQUEST}
 )
+
+# Options of FastDeploy about serving, ports and processes: accepted with a warning, since they have
+# no meaning offline.
+SERVING_OPTIONS = frozenset(
+    {
+        "cache_queue_port",
+        "cache_transfer_protocol",
+        "disable_custom_all_reduce",
+        "enable_mm",
+        "engine_worker_queue_port",
+        "graph_optimization_config",
+        "ips",
+        "kv_cache_ratio",
+        "load_choices",
+        "load_strategy",
+        "local_data_parallel_id",
+        "long_prefill_token_threshold",
+        "max_long_partial_prefills",
+        "max_num_partial_prefills",
+        "metrics_port",
+        "pd_comm_port",
+        "port",
+        "prealloc_dec_block_slot_num_threshold",
+        "rdma_comm_ports",
+        "router",
+        "scheduler_host",
+        "scheduler_name",
+        "scheduler_port",
+        "served_model_name",
+        "splitwise_role",
+        "static_decode_blocks",
+        "swap_space",
+    }
+)

@@ -6,6 +6,7 @@ Engine --plan--> DistributedRunner --> N x Runner    in processes that share the
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,18 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .kv_cache import KVCacheShape
 from .overlap import Started
+
+
+class ComputeHost(Protocol):
+    """The process that computes, as startup.host.Host keeps its settings."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Returns the context of a step."""
+        ...
+
+    def close(self) -> None:
+        """Puts the settings back."""
+        ...
 
 
 class Executor(Protocol):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config import EngineConfig
-from .desk.arguments import as_prompt
-from .desk.belonging import Belonging
-from .intake.rendered import TokenCount
-from .messages import Conversation, Prompt
-from .startup.counting import open_intake
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import EngineError
+from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.messages import Conversation, Prompt
+from mmdeploy_llm.startup.counting import open_intake
+
+from .arguments import as_prompt
+from .belonging import Belonging
 
 
 class TokenCounter(Belonging):
@@ -23,17 +25,21 @@ class TokenCounter(Belonging):
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__()
+        self._is_closed = False
         self._intake = open_intake(EngineConfig.from_options(model, options))
 
     def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
         """Counts prompt and media tokens. Raises RequestError for a prompt that cannot be prepared.
         May be called from several threads."""
         self._home.check()
+        if self._is_closed:
+            raise EngineError("this TokenCounter is closed; make a new one")
         return self._intake.count_tokens(as_prompt(prompt))
 
     def close(self) -> None:
         """Ends the processes and threads that read media and render templates."""
         self._home.check()
+        self._is_closed = True
         self._intake.interrupt()
         self._intake.close()
 
