@@ -503,8 +503,8 @@ def plugged(monkeypatch):
         manager = PluginManager()
         for plugin in plugins:
             manager.register(plugin, type(plugin).__name__)
-        monkeypatch.setattr(cli, "load_plugins", lambda: manager)
-        monkeypatch.setattr(cli, "has_other_plugins", lambda: True)
+        monkeypatch.setattr(cli.program, "load_plugins", lambda: manager)
+        monkeypatch.setattr(cli.program, "has_other_plugins", lambda: True)
 
     return plug
 
@@ -517,7 +517,7 @@ class TestPlugins:
 
     def test_a_built_in_command_stays(self, run, plugged):
         plugged(PluginWithCommands())
-        assert run("version").stdout == f"{cli.__version__}\n"
+        assert run("version").stdout == f"{cli.program.__version__}\n"
         assert run("--help").stdout.count("  version ") == 1
 
     def test_an_unknown_command_is_a_usage_error(self, run, plugged):
@@ -574,7 +574,7 @@ class TestPlugins:
 
 
 def test_version(run):
-    assert run("--version").stdout == run("version").stdout == f"{cli.__version__}\n"
+    assert run("--version").stdout == run("version").stdout == f"{cli.program.__version__}\n"
 
 
 def test_without_a_command_it_prints_help(run):

@@ -41,7 +41,7 @@ def run(monkeypatch, tmp_path):
     manager = PluginManager()
     manager.register(Acme(), "acme")
     manager.register(Broken(), "broken")
-    monkeypatch.setattr(cli, "load_plugins", lambda: manager)
+    monkeypatch.setattr(cli.program, "load_plugins", lambda: manager)
     monkeypatch.chdir(tmp_path)
     return lambda *words: CliRunner().invoke(cli.app, ["plugins", *words])
 

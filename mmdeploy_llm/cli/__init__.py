@@ -42,4 +42,5 @@ def __getattr__(name: str) -> Any:
     """Imports a name of program.py when it is first used (PEP 562)."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.program"), name)
+    program = import_module(f"{__name__}.program")
+    return program if name == "program" else getattr(program, name)
