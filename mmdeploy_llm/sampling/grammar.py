@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,11 +33,17 @@ BITS = 32  # tokens in one word of a mask
 
 
 class GrammarMatcher:
-    """The state of one request in its grammar. Its SlotState is the only writer."""
+    """The state of one request in its grammar. Its SlotState is the only writer.
 
-    def __init__(self, matcher: Any, eos_token_ids: Sequence[int]) -> None:
+    forget: called when the grammar exceeds a limit, which it shares with others of its text.
+    """
+
+    def __init__(
+        self, matcher: Any, eos_token_ids: Sequence[int], forget: Callable[[], None]
+    ) -> None:
         self._matcher = matcher
         self._eos_token_ids = tuple(eos_token_ids)
+        self._forget = forget
 
     def accept(self, token_id: int) -> None:
         """Advances by the next token, which `fill` allowed. Ignores tokens after the grammar's
@@ -56,6 +62,9 @@ class GrammarMatcher:
         elif not self._matcher.is_error():
             for token_id in self._eos_token_ids:
                 words[token_id // BITS] |= np.uint32(1 << token_id % BITS)
+        if self._matcher.is_error():
+            words[:] = 0
+            self._forget()
         mask[row] = torch.from_numpy(words.view(np.int32))
 
 
@@ -123,7 +132,8 @@ class GrammarBackend:
                 self._compiled.move_to_end(constraint)
         if found is None:
             found = self._compile(constraint, translate(constraint, self._special_ids))
-        return GrammarMatcher(found.deep_copy(), self._eos_token_ids)
+        forget = partial(self._forget, constraint, found)
+        return GrammarMatcher(found.deep_copy(), self._eos_token_ids, forget)
 
     def interrupt(self) -> None:
         """Ends a check that is under way, so that `close` need not wait."""
@@ -148,6 +158,13 @@ class GrammarBackend:
             if len(self._compiled) > CACHE_SIZE:
                 self._compiled.popitem(last=False)
         return found
+
+    def _forget(self, constraint: Constraint, found: Any) -> None:
+        """Removes a grammar from the cache: all of its matchers share the automaton that they
+        extend, and its limit. The next request begins with another."""
+        with self._lock:
+            if self._compiled.get(constraint) is found:
+                del self._compiled[constraint]
 
     def _started_probe(self) -> Probe:
         """Returns the probe; its process starts while this one reads the tokenizer."""

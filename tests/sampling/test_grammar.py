@@ -3,6 +3,7 @@ llguidance."""
 
 import importlib.util
 import json
+import random
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.grammars.probe import LIMITS
 from mmdeploy_llm.params import GuidedDecodingParams
 from mmdeploy_llm.sampling import grammar as grammar_module
 from mmdeploy_llm.sampling.grammar import GrammarBackend, banned_mask
@@ -374,6 +376,25 @@ class TestCache:
             own_backend.matcher(GuidedDecodingParams(regex=regex))
             counts.append(num_compiled())
         assert counts == [1, 2, 2, 3, 3, 4]
+
+    def test_a_grammar_that_reaches_its_limit_is_compiled_anew(
+        self, own_backend, tokenizer, monkeypatch
+    ):
+        """The automaton that grows as texts are read is shared by the requests of one grammar."""
+        monkeypatch.setitem(LIMITS, "max_lexer_states", 500)
+        guided = GuidedDecodingParams(regex="(a|b)*a(a|b){40}")
+        generator, letters = random.Random(0), tokenizer("ab").input_ids
+
+        def num_read():
+            matcher = own_backend.matcher(guided)
+            for count in range(3000):
+                if banned_mask([matcher], VOCAB_SIZE, CPU).all():
+                    return count
+                matcher.accept(generator.choice(letters))
+            return 3000
+
+        counts = [num_read() for _ in range(4)]
+        assert all(100 < count < 3000 for count in counts), counts
 
     def test_several_threads(self, backend):
         failures = []
