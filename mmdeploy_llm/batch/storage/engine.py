@@ -27,7 +27,8 @@ NOT_COMPARED = frozenset(
         *("allowed_media_schemes", "media_fetch_timeout", "media_isolation", "media_timeout"),
         *("media_process_memory", "max_video_seconds", "max_video_frames", "enable_logprob"),
         *("max_logprobs", "guided_decoding_backend", "native_kernels", "use_warmup"),
-        *("enforce_eager", "trust_remote_code", "attention_backend"),
+        *("enforce_eager", "trust_remote_code", "attention_backend", "guided_decoding_timeout"),
+        "quiet",
     )
 )
 
