@@ -60,6 +60,34 @@ class Products(Library):
         )
         return out
 
+    def pack_f32(self, weight: Tensor) -> Tensor:
+        """Lays out float32 `weight` [n, k], contiguous, for `linear_f32`; see `pack_bf16`."""
+        n, k = weight.shape
+        shape = (-(-n // PANEL), k, PANEL, 1)
+        packed = self.memory.empty(shape, dtype=weight.dtype) if n % PANEL else weight.view(shape)
+        self._library.mm_pack_f32(
+            weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
+        )
+        return packed
+
+    def linear_f32(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
+        """Multiplies float32 `x` [T, k] by packed weights -> [T, n]. bias: [n] float32."""
+        out = self._empty((x.shape[0], n), dtype=x.dtype)
+        self._library.mm_linear_f32(
+            x.data_ptr(),
+            x.stride(0),
+            packed.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            n,
+            x.shape[1],
+            torch.get_num_threads(),
+            None,
+            0,
+        )
+        return out
+
     def pack_s8(self, weight: Tensor) -> Tensor:
         """Lays out int8 `weight` [n, k], contiguous, for `linear_s8`."""
         weight = F.pad(weight, (0, -weight.shape[1] % 4))

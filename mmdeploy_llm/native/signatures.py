@@ -57,6 +57,11 @@ SIGNATURES = {
         c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
         c_void_p, c_int64,
     ),
+    "mm_pack_f32": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_linear_f32": (
+        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
+        c_void_p, c_int64,
+    ),
     "mm_pack_s8": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
     "mm_quantize_rows": (c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
     "mm_linear_s8": (

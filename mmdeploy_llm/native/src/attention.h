@@ -123,7 +123,7 @@ class AttentionTask {
           group_(args.num_heads / args.num_kv_heads),
           head_rows_(task.num_tokens * group_),
           rows_(task.num_kv_heads * head_rows_),
-          columns_(round_up(args.head_dim, LANES)),
+          columns_(round_up(args.head_dim, BLOCK)),
           own_(scratch<T>()),
           scaling_{args.scale, args.softcap, IS_INT8 ? own_.key_scales : nullptr,
                    IS_INT8 ? own_.value_scales : nullptr} {}
@@ -205,7 +205,7 @@ class AttentionTask {
                 own_.value_scales[i] = args_.value_scales[place * args_.num_kv_heads + kv_head];
             }
         });
-        pack_keys(key_rows, count, args_.head_dim, own_.keys, round_up(count, 2 * LANES));
+        pack_keys(key_rows, count, args_.head_dim, own_.keys, round_up(count, 2 * BLOCK));
         pack_values(value_rows, count, args_.head_dim, own_.values, columns_);
     }
 
@@ -256,7 +256,7 @@ class AttentionTask {
             most = std::max(most, args_.behind_seen[token]);
         }
         if (least >= end || most <= first) return;
-        const int64_t columns = round_up(end - first, 2 * LANES);
+        const int64_t columns = round_up(end - first, 2 * BLOCK);
         dot(own_.q + row * args_.head_dim, args_.head_dim, own_.keys, columns, args_.head_dim,
             own_.scores, columns, count, false);
         for (int64_t i = 0; i < count; ++i) weigh(row + i, i, first, end, columns);
@@ -413,7 +413,7 @@ class Tasks {
         const int64_t first = tile.first / PART_KEYS;
         const int64_t num = (tile.behind + PART_KEYS - 1) / PART_KEYS - first;
         if (num > 1) {
-            const int64_t columns = round_up(args_.head_dim, LANES);
+            const int64_t columns = round_up(args_.head_dim, BLOCK);
             const int64_t rows = tile.num_kv_heads * tile.num_tokens * group_;
             parts_.emplace_back(new Parts(num, rows * (columns + 2)));
             tile.parts = parts_.back().get();

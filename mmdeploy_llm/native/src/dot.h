@@ -8,16 +8,13 @@
 
 #include <cstdint>
 
+#include "lanes.h"
 #include "numbers.h"
 
-#if defined(__AVX512BF16__) && defined(__AVX512F__) && defined(__AVX512DQ__)
-#include <immintrin.h>
-#define MM_HAS_BF16_DOT 1
-#endif
 
 namespace mm {
 
-constexpr int64_t LANES = 16;
+constexpr int64_t BLOCK = 16;  // columns are a multiple of it
 constexpr int64_t STRIP_ROWS = 6;  // largest number of rows of `left` in a call of `dot`
 
 // Returns the size of one of `parts` nearly equal parts; the first ones are larger by one.
@@ -39,14 +36,14 @@ __attribute__((noinline)) void dot_tile(const bf16* left, int64_t left_stride, c
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
         for (int b = 0; b < BLOCKS; ++b) {
-            sums[r][b] = _mm512_maskz_loadu_ps(old, out + r * out_stride + b * LANES);
+            sums[r][b] = _mm512_maskz_loadu_ps(old, out + r * out_stride + b * BLOCK);
         }
     }
     for (int64_t pair = 0; pair < depth / 2; ++pair) {
         __m512bh columns_of[BLOCKS];
 #pragma GCC unroll 8
         for (int b = 0; b < BLOCKS; ++b) {
-            const void* at = right + (pair * columns + b * LANES) * 2;
+            const void* at = right + (pair * columns + b * BLOCK) * 2;
             columns_of[b] = (__m512bh)_mm512_loadu_si512(at);
         }
 #pragma GCC unroll 8
@@ -64,7 +61,7 @@ __attribute__((noinline)) void dot_tile(const bf16* left, int64_t left_stride, c
     for (int r = 0; r < ROWS; ++r) {
 #pragma GCC unroll 8
         for (int b = 0; b < BLOCKS; ++b) {
-            _mm512_storeu_ps(out + r * out_stride + b * LANES, sums[r][b]);
+            _mm512_storeu_ps(out + r * out_stride + b * BLOCK, sums[r][b]);
         }
     }
 }
@@ -88,12 +85,12 @@ inline void dot_blocks(int64_t blocks, const bf16* left, int64_t left_stride, co
 // 48 + 32: each then has enough independent sums to hide the latency of a product.
 inline void dot(const bf16* left, int64_t left_stride, const bf16* right, int64_t columns,
                 int64_t depth, float* out, int64_t out_stride, int64_t rows, bool adds) {
-    const int64_t blocks = columns / LANES, groups = (blocks + 3) / 4;
+    const int64_t blocks = columns / BLOCK, groups = (blocks + 3) / 4;
     int64_t first = 0;
     for (int64_t group = 0; group < groups; ++group) {
         const int64_t count = even_part(blocks, groups, group);
-        const bf16* part = right + first * LANES * 2;
-        float* to = out + first * LANES;
+        const bf16* part = right + first * BLOCK * 2;
+        float* to = out + first * BLOCK;
         first += count;
         switch (rows) {
             case 1: dot_blocks<1>(count, left, left_stride, part, columns, depth, to, out_stride,

@@ -165,9 +165,22 @@ void mm_pack_bf16(const void* weights, int64_t n, int64_t k, void* packed, int32
 void mm_linear_bf16(const void* x, int64_t x_stride, const void* packed, const void* bias,
                     void* out, int64_t rows, int64_t n, int64_t k, int32_t num_threads,
                     const void* next_packed, int64_t next_row_bytes) {
-    mm::linear_bf16(static_cast<const bf16*>(x), x_stride, static_cast<const bf16*>(packed),
-                    static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
-                    num_threads, next_of(next_packed, next_row_bytes));
+    mm::linear<mm::Bf16Format>(static_cast<const bf16*>(x), x_stride, packed,
+                               static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
+                               num_threads, next_of(next_packed, next_row_bytes));
+}
+
+void mm_pack_f32(const void* weights, int64_t n, int64_t k, void* packed, int32_t num_threads) {
+    mm::pack_f32(static_cast<const float*>(weights), n, k, static_cast<float*>(packed),
+                 num_threads);
+}
+
+void mm_linear_f32(const void* x, int64_t x_stride, const void* packed, const void* bias, void* out,
+                   int64_t rows, int64_t n, int64_t k, int32_t num_threads, const void* next_packed,
+                   int64_t next_row_bytes) {
+    mm::linear<mm::FloatFormat>(static_cast<const float*>(x), x_stride, packed,
+                                static_cast<const float*>(bias), static_cast<float*>(out), rows, n,
+                                k, num_threads, next_of(next_packed, next_row_bytes));
 }
 
 void mm_pack_s8(const int8_t* weights, int64_t n, int64_t k, uint8_t* packed,
@@ -248,7 +261,7 @@ int32_t mm_place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* p
 void (*const RECORDABLE[])(const int64_t*) = {
     recorded<mm_rms_norm>,    recorded<mm_norm_heads>,  recorded<mm_silu_mul>,
     recorded<mm_rotate>,      recorded<mm_attend>,      recorded<mm_write_cache>,
-    recorded<mm_linear_bf16>, recorded<mm_linear_s8>,
+    recorded<mm_linear_bf16>, recorded<mm_linear_s8>,   recorded<mm_linear_f32>,
 };
 
 void mm_run(const Call* calls, int64_t num) {

@@ -13,11 +13,11 @@ namespace mm {
 
 // The state of one row. sums: one partial sum per lane; `total` adds them up.
 struct RunningSoftmax {
-    alignas(64) float sums[LANES];
+    alignas(64) float sums[BLOCK];
     float maximum;
 
     void begin() {
-        std::fill(sums, sums + LANES, 0.0f);
+        std::fill(sums, sums + BLOCK, 0.0f);
         maximum = -INFINITY;
     }
     float total() const {
@@ -66,8 +66,8 @@ inline __m512 exp2_of_negative(__m512 x) {
 
 // Returns the mask of the lanes `first` .. `first` + 15 that are in from .. to.
 inline __mmask16 lanes_within(int64_t first, int64_t from, int64_t to) {
-    const int64_t low = std::min<int64_t>(std::max<int64_t>(from - first, 0), LANES);
-    const int64_t high = std::min<int64_t>(std::max<int64_t>(to - first, low), LANES);
+    const int64_t low = std::min<int64_t>(std::max<int64_t>(from - first, 0), BLOCK);
+    const int64_t high = std::min<int64_t>(std::max<int64_t>(to - first, low), BLOCK);
     return __mmask16((1u << high) - (1u << low));
 }
 
@@ -80,10 +80,10 @@ inline float weigh_lanes(const float* scores, int64_t from, int64_t to, int64_t 
         return IS_WHOLE ? __mmask16(0xffff) : lanes_within(c, from, to);
     };
     __m512 largest[2] = {_mm512_set1_ps(-INFINITY), _mm512_set1_ps(-INFINITY)};
-    for (int64_t c = 0; c < columns; c += 2 * LANES) {
+    for (int64_t c = 0; c < columns; c += 2 * BLOCK) {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-            const int64_t at = c + half * LANES;
+            const int64_t at = c + half * BLOCK;
             const __m512 score = _mm512_mask_loadu_ps(largest[half], seen(at), scores + at);
             largest[half] = _mm512_max_ps(largest[half], score);
         }
@@ -96,11 +96,11 @@ inline float weigh_lanes(const float* scores, int64_t from, int64_t to, int64_t 
     const __m512 offset = _mm512_set1_ps(row.maximum * LOG2_E);
     const __m512 correction = exp2_of_negative(_mm512_set1_ps((before - row.maximum) * LOG2_E));
     __m512 sums = _mm512_mul_ps(_mm512_load_ps(row.sums), correction);
-    for (int64_t c = 0; c < columns; c += 2 * LANES) {
+    for (int64_t c = 0; c < columns; c += 2 * BLOCK) {
         __m512 two[2];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
-            const int64_t at = c + half * LANES;
+            const int64_t at = c + half * BLOCK;
             const __m512 score = _mm512_maskz_loadu_ps(seen(at), scores + at);
             two[half] = exp2_of_negative(_mm512_fmsub_ps(score, factor, offset));
             if (!IS_WHOLE) two[half] = _mm512_maskz_mov_ps(seen(at), two[half]);
