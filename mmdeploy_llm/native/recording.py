@@ -55,7 +55,7 @@ VIEWS = {
 }
 NUM_ARGUMENTS = 14
 BYTES_PER_VALUE = {"mm_linear_bf16": 2, "mm_linear_s8": 1, "mm_linear_f32": 4}
-PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3, "mm_linear_f32": 2}  # index of the weights among the arguments
+PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3, "mm_linear_f32": 2}  # index of the weights
 K = {"mm_linear_bf16": 7, "mm_linear_s8": 9, "mm_linear_f32": 7}  # index of k
 ALIGNMENT = 64
 

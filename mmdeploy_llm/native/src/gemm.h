@@ -24,6 +24,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "dot.h"
 #include "numbers.h"
 #include "pack.h"
 #include "parallel.h"
@@ -54,7 +55,7 @@ void float_strip(const typename Format::X* x, int64_t x_stride, const char* pane
                  Ahead ahead, float* sums) {
     for_tiles<ROWS>(ahead, [&](int64_t column) {
         float_tile<Format, ROWS, tile_registers(ROWS)>(x, x_stride, panel + column * 4, PANEL,
-                                                       units, ahead, sums + column, PANEL);
+                                                       units, ahead, sums + column, PANEL, true);
     });
 }
 
@@ -91,19 +92,6 @@ void s8_strip(const QuantizedRows& x, int64_t row, int64_t unit, const char* pan
                 PANEL);
         }
     });
-}
-
-// Calls strip with the number of rows, 6 at most, as a compile-time constant.
-template <typename Strip>
-inline void with_rows(int64_t rows, const Strip& strip) {
-    switch (rows) {
-        case 1: return strip(std::integral_constant<int, 1>());
-        case 2: return strip(std::integral_constant<int, 2>());
-        case 3: return strip(std::integral_constant<int, 3>());
-        case 4: return strip(std::integral_constant<int, 4>());
-        case 5: return strip(std::integral_constant<int, 5>());
-        default: return strip(std::integral_constant<int, 6>());
-    }
 }
 
 // The weights of the product that comes next; null when it is not known.
@@ -172,17 +160,14 @@ inline void pack_units(const uint32_t* w, int64_t n, int64_t units, uint32_t fli
         const int64_t num = std::min(PANEL, n - panel * PANEL);
         std::memcpy(own.data(), w + panel * PANEL * units, num * units * sizeof own[0]);
         uint32_t* out = packed + panel * units * PANEL;
-        for (int64_t column = 0; column < PANEL; column += 16) {
-            const uint32_t* rows[16];
-            for (int64_t i = 0; i < 16; ++i) rows[i] = own.data() + (column + i) * units;
-            int64_t unit = 0;
-#ifdef MM_HAS_BF16_DOT
-            for (; unit + 16 <= units; unit += 16) {
-                transpose_16(rows, unit, out + unit * PANEL + column, PANEL);
-            }
-#endif
-            for (; unit < units; ++unit) {
-                for (int64_t i = 0; i < 16; ++i) out[unit * PANEL + column + i] = rows[i][unit];
+        for (int64_t column = 0; column < PANEL; column += LANES) {
+            for (int64_t unit = 0; unit < units; unit += LANES) {
+                const char* rows[LANES];
+                for (int64_t i = 0; i < LANES; ++i) {
+                    const uint32_t* row = own.data() + (column + i) * units + unit;
+                    rows[i] = reinterpret_cast<const char*>(row);
+                }
+                transpose(rows, out + unit * PANEL + column, PANEL, std::min(units - unit, LANES));
             }
         }
         if (flip != 0) {
@@ -240,11 +225,11 @@ struct RowsOf {
 template <typename Format, typename T>
 void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* out, int64_t rows,
             int64_t n, int64_t k, int num_threads, const Next& next = {}) {
-    constexpr int64_t UNIT_VALUES = Format::PARTS * 4 / sizeof(typename Format::X);
+    constexpr int64_t VALUES = Format::PARTS * 4 / sizeof(typename Format::X);  // of a unit
     const RowsOf<typename Format::X, T> own(x, x_stride, rows, k, num_threads);
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
                            Ahead ahead, float* sums) {
-        float_strip<Format, num>(own.values + row * own.stride + unit * UNIT_VALUES, own.stride,
+        float_strip<Format, num>(own.values + row * own.stride + unit * VALUES, own.stride,
                                  part, count, ahead, sums);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
@@ -259,7 +244,7 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* 
             }
         }
     };
-    multiply(packed, rows, n, k / UNIT_VALUES, num_threads, next, strip, write);
+    multiply(packed, rows, n, k / VALUES, num_threads, next, strip, write);
 }
 
 // Quantizes symmetrically: the largest magnitude becomes 127. Returns the scale.

@@ -8,8 +8,11 @@
 //     others                        16 bytes   as the compiler does
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+
+#include "numbers.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -63,19 +66,19 @@ typedef uint32_t Words __attribute__((vector_size(MM_VECTOR_BYTES)));
 typedef uint16_t Halves __attribute__((vector_size(MM_VECTOR_BYTES)));
 
 template <typename V>
-inline V load_lanes(const void* from) {
+MM_INLINE V load_lanes(const void* from) {
     V value;
     std::memcpy(&value, from, sizeof value);
     return value;
 }
 
 template <typename V>
-inline void store_lanes(void* to, V value) {
+MM_INLINE void store_lanes(void* to, V value) {
     std::memcpy(to, &value, sizeof value);
 }
 
 // Returns a register whose lanes are all the four bytes at `from`.
-inline Ints splat(const void* from) {
+MM_INLINE Ints splat(const void* from) {
     int32_t four;
     std::memcpy(&four, from, sizeof four);
 #if MM_VECTOR_BYTES == 64
@@ -90,7 +93,7 @@ inline Ints splat(const void* from) {
 // Returns words & mask. The mask is read from memory at each use: in a loop it would keep a register
 // that the sums need.
 template <uint32_t MASK>
-inline Ints masked(Ints words) {
+MM_INLINE Ints masked(Ints words) {
     struct Lanes {
         alignas(MM_VECTOR_BYTES) uint32_t at[LANES];
         constexpr Lanes() : at{} {
@@ -104,7 +107,7 @@ inline Ints masked(Ints words) {
 }
 
 // Returns sums + a * b in one rounding where the level has such an instruction.
-inline Floats multiply_add(Floats a, Floats b, Floats sums) {
+MM_INLINE Floats multiply_add(Floats a, Floats b, Floats sums) {
 #if MM_VECTOR_BYTES == 64
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sums);
 #elif MM_VECTOR_BYTES == 32
@@ -119,7 +122,7 @@ inline Floats multiply_add(Floats a, Floats b, Floats sums) {
 }
 
 // Adds to each lane the products of its two 16-bit integers.
-inline Ints add_pairs(Ints sums, Ints a, Ints b) {
+MM_INLINE Ints add_pairs(Ints sums, Ints a, Ints b) {
 #if MM_VECTOR_BYTES == 64
     return sums + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif MM_VECTOR_BYTES == 32
@@ -134,7 +137,7 @@ inline Ints add_pairs(Ints sums, Ints a, Ints b) {
 #ifdef MM_HAS_BF16_DOT
 
 // Adds to each lane the products of its two bf16 values.
-inline Floats add_bf16_pairs(Floats sums, Ints a, Ints b) {
+MM_INLINE Floats add_bf16_pairs(Floats sums, Ints a, Ints b) {
     return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
 }
 
@@ -143,7 +146,7 @@ inline Floats add_bf16_pairs(Floats sums, Ints a, Ints b) {
 #ifdef MM_HAS_S8_DOT
 
 // Adds to each lane the products of its four unsigned bytes and four signed bytes.
-inline Ints add_quadruples(Ints sums, Ints unsigned_bytes, Ints signed_bytes) {
+MM_INLINE Ints add_quadruples(Ints sums, Ints unsigned_bytes, Ints signed_bytes) {
 #if MM_VECTOR_BYTES == 64
     return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
 #elif defined(__AVXVNNI__)
@@ -156,7 +159,7 @@ inline Ints add_quadruples(Ints sums, Ints unsigned_bytes, Ints signed_bytes) {
 
 #endif
 
-inline Floats to_floats(Ints values) {
+MM_INLINE Floats to_floats(Ints values) {
 #if MM_VECTOR_BYTES == 64
     return (Floats)_mm512_cvtepi32_ps((__m512i)values);
 #elif MM_VECTOR_BYTES == 32
@@ -165,6 +168,83 @@ inline Floats to_floats(Ints values) {
     return (Floats)_mm_cvtepi32_ps((__m128i)values);
 #else
     return __builtin_convertvector(values, Floats);
+#endif
+}
+
+// A lane is true or false.
+#if MM_VECTOR_BYTES == 64
+typedef __mmask16 Mask;
+#else
+typedef Ints Mask;
+#endif
+
+// Returns which of the lanes `first` .. `first` + LANES are in from .. to.
+MM_INLINE Mask lanes_within(int64_t first, int64_t from, int64_t to) {
+    const int64_t low = std::min<int64_t>(std::max<int64_t>(from - first, 0), LANES);
+    const int64_t high = std::min<int64_t>(std::max<int64_t>(to - first, low), LANES);
+#if MM_VECTOR_BYTES == 64
+    return Mask((1u << high) - (1u << low));
+#else
+    Ints index;
+    for (int i = 0; i < LANES; ++i) index[i] = i;
+    return (index >= int32_t(low)) & (index < int32_t(high));
+#endif
+}
+
+MM_INLINE Floats select(Mask mask, Floats yes, Floats no) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_mask_mov_ps((__m512)no, mask, (__m512)yes);
+#elif MM_VECTOR_BYTES == 32
+    return (Floats)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
+#else
+    return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
+#endif
+}
+
+MM_INLINE Floats all_lanes(float value) { return (Floats)splat(&value); }
+
+// Returns the larger one of each lane; b where one of them is NaN.
+MM_INLINE Floats larger(Floats a, Floats b) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif MM_VECTOR_BYTES == 32
+    return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (Floats)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return select(a > b, a, b);
+#endif
+}
+
+MM_INLINE float largest_lane(Floats values) {
+#if MM_VECTOR_BYTES == 64
+    return _mm512_reduce_max_ps((__m512)values);
+#else
+    float largest = values[0];
+    for (int i = 1; i < LANES; ++i) largest = values[i] > largest ? values[i] : largest;
+    return largest;
+#endif
+}
+
+// Returns y * 2^n for integers n from -127 to 0, where 2^-127 counts as 0.
+MM_INLINE Floats times_power(Floats y, Floats n) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_scalef_ps((__m512)y, (__m512)n);
+#else
+    constexpr float MAGIC = 8388608.0f;  // 2^23: the lowest bits of the sum are the integer
+    return y * (Floats)((Ints)(n + (MAGIC + 127.0f)) << 23);
+#endif
+}
+
+// Returns the nearest integers, even ones of two; |x| < 2^22.
+MM_INLINE Floats to_nearest(Floats x) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif MM_VECTOR_BYTES == 32
+    return (Floats)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
+    return (x + MAGIC) - MAGIC;
 #endif
 }
 

@@ -26,8 +26,8 @@ struct FloatFormat {
     using X = float;
     using Sums = Floats;
     static constexpr int PARTS = 1;  // products of a unit
-    static Ints widen(Ints weights, int) { return weights; }
-    static Floats add(Floats sums, Ints x, Ints w) {
+    static MM_INLINE Ints widen(Ints weights, int) { return weights; }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
         return multiply_add((Floats)x, (Floats)w, sums);
     }
 };
@@ -37,10 +37,10 @@ struct WideBf16Format {
     using X = float;
     using Sums = Floats;
     static constexpr int PARTS = 2;
-    static Ints widen(Ints weights, int part) {
+    static MM_INLINE Ints widen(Ints weights, int part) {
         return part == 0 ? (Ints)((Words)weights << 16) : masked<0xffff0000u>(weights);
     }
-    static Floats add(Floats sums, Ints x, Ints w) {
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
         return multiply_add((Floats)x, (Floats)w, sums);
     }
 };
@@ -50,10 +50,10 @@ struct WideS8Format {
     using X = int16_t;
     using Sums = Ints;
     static constexpr int PARTS = 2;
-    static Ints widen(Ints weights, int part) {
+    static MM_INLINE Ints widen(Ints weights, int part) {
         return part == 0 ? masked<0x00ff00ffu>(weights) : (Ints)((Halves)weights >> 8);
     }
-    static Ints add(Ints sums, Ints x, Ints w) { return add_pairs(sums, x, w); }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_pairs(sums, x, w); }
 };
 constexpr int WIDE_S8_ORDER[4] = {0, 2, 1, 3};
 
@@ -62,8 +62,8 @@ struct Bf16Format {
     using X = bf16;
     using Sums = Floats;
     static constexpr int PARTS = 1;
-    static Ints widen(Ints weights, int) { return weights; }
-    static Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
+    static MM_INLINE Ints widen(Ints weights, int) { return weights; }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
 };
 #else
 using Bf16Format = WideBf16Format;
@@ -74,8 +74,8 @@ struct S8Format {
     using X = int8_t;
     using Sums = Ints;
     static constexpr int PARTS = 1;
-    static Ints widen(Ints weights, int) { return weights; }
-    static Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
+    static MM_INLINE Ints widen(Ints weights, int) { return weights; }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
 };
 #else
 using S8Format = WideS8Format;
@@ -90,7 +90,7 @@ constexpr int tile_registers(int rows) {
 // sums += `units` units of ROWS rows of x, times as many units of `columns` columns of weights.
 // Always inlined, so that the sums stay in the caller's registers.
 template <typename Format, int ROWS, int NUM>
-__attribute__((always_inline)) inline void add_units(const typename Format::X* x, int64_t x_stride,
+MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
                                                      const void* weights, int64_t columns,
                                                      int64_t units, Ahead& ahead,
                                                      typename Format::Sums (&sums)[ROWS][NUM]) {
@@ -127,15 +127,16 @@ __attribute__((always_inline)) inline void add_units(const typename Format::X* x
     }
 }
 
-// out [ROWS][NUM registers] += rows of x times `units` units of weights. Never inlined, so that the
-// sums stay in registers whatever code calls it.
+// Computes out [ROWS][NUM registers] = rows of x times `units` units of weights, or adds that to
+// out. Never inlined, so that the sums stay in registers whatever code calls it.
 template <typename Format, int ROWS, int NUM>
 __attribute__((noinline)) void float_tile(const typename Format::X* x, int64_t x_stride,
                                           const void* weights, int64_t columns, int64_t units,
-                                          Ahead& ahead, float* out, int64_t out_stride) {
-    Floats sums[ROWS][NUM];
+                                          Ahead& ahead, float* out, int64_t out_stride,
+                                          bool adds) {
+    Floats sums[ROWS][NUM] = {};
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; adds && r < ROWS; ++r) {
 #pragma GCC unroll 8
         for (int b = 0; b < NUM; ++b) {
             sums[r][b] = load_lanes<Floats>(out + r * out_stride + b * LANES);
