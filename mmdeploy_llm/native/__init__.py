@@ -5,7 +5,7 @@
 Without a compiler there are no kernels, and plain torch computes the same.
 """
 
-from .build import BuildError, Level, build, cpu_level
+from .build import BuildError, Level, build, cpu_levels
 from .cores import (
     ComputeThreads,
     Placement,
@@ -30,7 +30,7 @@ __all__ = [
     "Recording",
     "build",
     "choose_placement",
-    "cpu_level",
+    "cpu_levels",
     "keep_freed_memory",
     "load",
     "num_suitable_threads",

@@ -9,7 +9,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers import Linear
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.native import BuildError, load
-from mmdeploy_llm.native.products import Bf16Weight, S8Weight
+from mmdeploy_llm.native.products import FloatWeight, S8Weight
 from mmdeploy_llm.startup.start import start
 from mmdeploy_llm.testing.tiny import write_tiny
 
@@ -53,7 +53,7 @@ def test_it_has_an_effect_and_stays_close(folder, options):
     assert (found - expected).abs().mean() < 0.1
 
 
-@pytest.mark.parametrize(("quantization", "kind"), [(None, Bf16Weight), ("int8", S8Weight)])
+@pytest.mark.parametrize(("quantization", "kind"), [(None, FloatWeight), ("int8", S8Weight)])
 def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
     assembly = start(EngineConfig(model=str(folder), dtype="bfloat16", quantization=quantization))
     layers = [m for m in assembly.model.modules() if isinstance(m, Linear)]

@@ -176,18 +176,6 @@ inline void pack_units(const uint32_t* w, int64_t n, int64_t units, uint32_t fli
     });
 }
 
-// Packs w [n][k], k even.
-inline void pack_bf16(const bf16* w, int64_t n, int64_t k, bf16* packed, int num_threads) {
-    pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 2, 0,
-               reinterpret_cast<uint32_t*>(packed), num_threads);
-}
-
-// Packs w [n][k].
-inline void pack_f32(const float* w, int64_t n, int64_t k, float* packed, int num_threads) {
-    pack_units(reinterpret_cast<const uint32_t*>(w), n, k, 0, reinterpret_cast<uint32_t*>(packed),
-               num_threads);
-}
-
 // Packs w [n][k], k a multiple of 4. Flipping the highest bit adds 128.
 inline void pack_s8(const int8_t* w, int64_t n, int64_t k, uint8_t* packed, int num_threads) {
     pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 4, 0x80808080u,

@@ -156,9 +156,11 @@ void mm_write_cache(int32_t dtype, int32_t cache_dtype, const void* rows, int64_
     }
 }
 
-void mm_pack_bf16(const void* weights, int64_t n, int64_t k, void* packed, int32_t num_threads) {
-    mm::pack_bf16(static_cast<const bf16*>(weights), n, k, static_cast<bf16*>(packed),
-                  num_threads);
+// weights: [n][units], units of four bytes: 1 float or 2 bf16.
+void mm_pack_units(const void* weights, int64_t n, int64_t units, void* packed,
+                   int32_t num_threads) {
+    mm::pack_units(static_cast<const uint32_t*>(weights), n, units, 0,
+                   static_cast<uint32_t*>(packed), num_threads);
 }
 
 // next_packed: weights of the linear layer that comes next, or null; next_row_bytes: of its rows.
@@ -168,11 +170,6 @@ void mm_linear_bf16(const void* x, int64_t x_stride, const void* packed, const v
     mm::linear<mm::Bf16Format>(static_cast<const bf16*>(x), x_stride, packed,
                                static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
                                num_threads, next_of(next_packed, next_row_bytes));
-}
-
-void mm_pack_f32(const void* weights, int64_t n, int64_t k, void* packed, int32_t num_threads) {
-    mm::pack_f32(static_cast<const float*>(weights), n, k, static_cast<float*>(packed),
-                 num_threads);
 }
 
 void mm_linear_f32(const void* x, int64_t x_stride, const void* packed, const void* bias, void* out,
@@ -256,6 +253,8 @@ int32_t mm_place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* p
                          int32_t num_pinned, int32_t node, int32_t num_threads) {
     return mm::place_threads(cpus, num_cpus, pinned, num_pinned, node, num_threads);
 }
+
+int32_t mm_vector_bytes() { return MM_VECTOR_BYTES; }
 
 // In the order of RECORDABLE in recording.py.
 void (*const RECORDABLE[])(const int64_t*) = {
