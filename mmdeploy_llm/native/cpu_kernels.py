@@ -251,12 +251,13 @@ class CpuKernels(Products, Draws):
             raise OSError(error, os.strerror(error))
 
 
-def load(cache: Path | None = None, level: Level | None = None) -> CpuKernels:
+def load(cache: Path | None = None, level: Level | str | None = None) -> CpuKernels:
     """Loads the kernels for `level` (default: the best one of this processor), built on first use
     into `cache` (default: a folder in the user's home). Raises BuildError when they cannot be built
     or loaded, or when the processor cannot execute them."""
     levels = cpu_levels()
-    if level is not None and level not in levels:
+    level = levels[0] if level is None else Level(level)
+    if level not in levels:
         names = ", ".join(each.value for each in levels)
         raise BuildError(f"this processor cannot execute {level.value}; it can execute {names}")
     if cache is None:
@@ -264,4 +265,4 @@ def load(cache: Path | None = None, level: Level | None = None) -> CpuKernels:
             cache = Path.home() / ".cache" / "mmdeploy_llm"
         except RuntimeError as error:
             raise BuildError(f"there is no home directory to build them in: {error}") from error
-    return CpuKernels(build(level or levels[0], cache))
+    return CpuKernels(build(level, cache))

@@ -5,11 +5,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from mmdeploy_llm.native import BuildError, CpuKernels, Level, build, cpu_levels, load
 from mmdeploy_llm.native.build import COMPILERS, FLAGS, SOURCES
+from mmdeploy_llm.option_types import CpuLevel
 
 DRIVER = Path(__file__).parent / "driver.cpp"
 
@@ -77,6 +79,7 @@ def test_a_level_of_choice(tmp_path, build_kernels):
     compiler()
     folder = build_kernels(Level.PORTABLE).parent
     assert not load(folder, Level.PORTABLE).has_wide_registers
+    assert {level.value for level in Level} == set(get_args(CpuLevel))
 
 
 @pytest.mark.parametrize("level", [each for each in Level if each not in cpu_levels()], ids=str)

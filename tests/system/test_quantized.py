@@ -63,15 +63,17 @@ def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
         assert experts.gate_up_proj.numel() == 0
 
 
-@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"native_kernels": True}])
+@pytest.mark.parametrize(
+    "options", [{"quantization": "int8"}, {"native_kernels": True}, {"cpu_level": "portable"}]
+)
 def test_options_that_need_kernels_raise_without_them(folder, options, monkeypatch):
-    def fail():
+    def fail(**options):
         raise BuildError("no C++ compiler is installed")
 
     monkeypatch.setattr("mmdeploy_llm.native.load", fail)
     with pytest.raises(ConfigError, match=r"needs the C\+\+ kernels .* no C\+\+ compiler"):
         LLM(model=str(folder), **options)
-    if "quantization" in options:
+    if "native_kernels" not in options:
         with pytest.raises(ConfigError, match="native_kernels is False"):
             LLM(model=str(folder), native_kernels=False, **options)
 
@@ -84,7 +86,7 @@ def test_without_a_compiler_the_same_tokens_and_one_warning(folder, monkeypatch,
 
     expected = tokens()
 
-    def fail():
+    def fail(**options):
         raise BuildError("no C++ compiler is installed")
 
     monkeypatch.setattr("mmdeploy_llm.native.load", fail)
