@@ -81,11 +81,22 @@ MM_INLINE float rounded(float value) {
     return load(store<T>(value));
 }
 
+// Returns the largest integer <= x, |x| < 2^31; vectorised on processors without a rounding
+// instruction too.
+MM_INLINE float floor_of(float x) {
+#if defined(__SSE2__) && !defined(__SSE4_1__)
+    const float whole = float(int32_t(x));
+    return whole > x ? whole - 1.0f : whole;
+#else
+    return std::floor(x);
+#endif
+}
+
 // Returns exp(x) to 2 units in the last place; 0 or infinity where the result is not a normal
 // number. Uses Cephes' polynomial of degree 5 on [-ln 2 / 2, ln 2 / 2].
 MM_INLINE float fast_exp(float x) {
     const float limited = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
-    const float n = std::floor(limited * 1.44269504088896341f + 0.5f);
+    const float n = floor_of(limited * 1.44269504088896341f + 0.5f);
     const float r = (limited - n * 0.693359375f) + n * 2.12194440e-4f;
     float y = 1.9875691500e-4f;
     y = y * r + 1.3981999507e-3f;
