@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from .option_types import CacheDType, Domains, DType, Names, Schemes
+from .option_types import CacheDType, CpuLevel, Domains, DType, Names, Schemes
 from .params import MAX_SEED, EarlyStopParams, FrozenParams, read_early_stop
 from .params.counterparts import SERVING_OPTIONS
 
@@ -286,6 +286,12 @@ class EngineConfig(FrozenParams):
         description="whether to use the C++ kernels on CPU, built on first use; None: where a "
         "compiler is found; False: plain torch computes the same, on CUDA without Triton kernels "
         "too",
+    )
+    cpu_level: CpuLevel | None = Field(
+        default=None,
+        description="the instruction sets that the C++ kernels for CPUs use; None: the best that "
+        "this processor executes. A lower level shows how fast another processor would be; torch's "
+        "own operations keep theirs",
     )
     use_warmup: bool = Field(
         default=True,

@@ -55,6 +55,7 @@ def _schemes(value: tuple[str, ...]) -> tuple[str, ...]:
     return schemes
 
 
+CpuLevel = Literal["avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"]
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
 CacheDType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8"], BeforeValidator(_dtype_name)

@@ -44,7 +44,7 @@ QUICK = {
     "distributed/test_messages.py": "!test_workers|ends_with_its_parent",
     "distributed/test_ranks.py": "ernie|wrong_at_the_start|not_there",
     "distributed/test_share_of_weights.py": "!memory_of_a_rank",
-    "native": "!levels_between|portable",
+    "native": r"!\[(avx2|portable)|not_executed",
     "packages/test_minimal.py": "!",
     "plugins/test_every_plugin.py": r"\[(image|qwen|sources)\]",
     "plugins/test_text_models.py": r"\[qwen2\]|^test_",
@@ -177,9 +177,9 @@ def build_kernels(pytestconfig):
 
     folder = pytestconfig.cache.mkdir("kernels")
 
-    def built(level):
+    def built(level, flags=()):
         with FileLock(folder / f"{level.name}.lock"):
-            return build(level, folder)
+            return build(level, folder, flags)
 
     return built
 

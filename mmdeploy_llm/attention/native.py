@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mmdeploy_llm.kernels import AttentionKernels, VisibleKeys
@@ -50,6 +51,8 @@ class NativeFrame:
         self._tables = torch.zeros(num_sequences, self._max_blocks, dtype=torch.int32)
         self._starts = torch.arange(num_sequences + 1)
         self._visible: dict[int | None, VisibleKeys] = {}  # by window
+        # Their first_visible. Tensor.numpy() while a step is recorded would end the recording.
+        self._firsts: dict[int | None, NDArray[np.int64]] = {}
 
     def fits(self, layout: BatchLayout, cache: KVCache) -> bool:
         """Whether `update` accepts a step of B sequences in `cache`."""
@@ -60,25 +63,25 @@ class NativeFrame:
         self.slots.copy_(layout.slots)
         self._ends[:] = layout.context_lens
         self._tables[:, : layout.block_tables.shape[1]] = layout.block_tables
-        for window, visible in self._visible.items():
-            self._set_first(window, visible)
+        for window in self._firsts:
+            self._set_first(window)
 
     def visible(self, window: int | None) -> VisibleKeys:
         """Returns the keys that each token attends to."""
         if window not in self._visible:
-            visible = VisibleKeys(
+            first = self._firsts[window] = np.zeros_like(self._ends)
+            self._set_first(window)
+            self._visible[window] = VisibleKeys(
                 query_starts=self._starts,
-                first_visible=torch.from_numpy(np.zeros_like(self._ends)),
+                first_visible=torch.from_numpy(first),
                 end_visible=torch.from_numpy(self._ends),
                 block_tables=self._tables,
             )
-            self._set_first(window, visible)
-            self._visible[window] = visible
         return self._visible[window]
 
-    def _set_first(self, window: int | None, visible: VisibleKeys) -> None:
+    def _set_first(self, window: int | None) -> None:
         if window is not None:
-            np.maximum(self._ends - window, 0, out=visible.first_visible.numpy())
+            np.maximum(self._ends - window, 0, out=self._firsts[window])
 
 
 class _MixedStep:

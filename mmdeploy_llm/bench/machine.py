@@ -66,9 +66,9 @@ def _products(
     x = torch.rand(NUM_ROWS, IN_SIZE, device=device).to(dtype)
     weight = torch.rand(OUT_SIZE, IN_SIZE, device=device).to(dtype)
     yield lambda: F.linear(x, weight)
-    if kernels is not None and precision == "bfloat16":
-        packed = kernels.pack_bf16(weight.clone())
-        yield lambda: kernels.linear_bf16(x, packed, OUT_SIZE, None)
+    if kernels is not None and kernels.can_pack(weight, None):
+        packed = kernels.pack_float(weight.clone())
+        yield lambda: kernels.linear_float(x, packed, OUT_SIZE, None)
 
 
 def _int8_products(

@@ -249,7 +249,7 @@ def _machine(llm: LLM, settings: BenchSettings) -> Machine:
     kernels = None
     if is_cpu and settings.options.get("native_kernels") is not False:
         try:
-            kernels = native.load()
+            kernels = native.load(level=settings.options.get("cpu_level"))
         except native.BuildError:  # the engine has logged a warning and runs without them too
             kernels = None
     return measure_machine(torch.device(llm.runtime.device), _precision(llm, settings), kernels)

@@ -24,9 +24,11 @@ COMPILER_ADVICE = (
     "install a C++ compiler: `apt install g++` (Debian, Ubuntu), `dnf install gcc-c++` (Fedora), "
     "`xcode-select --install` (macOS)"
 )
-LEVELS = {  # what each set of instructions means for speed
-    native.Level.AVX512_BF16: "AVX-512 with bfloat16 and 8-bit products",
+LEVELS = {  # the instructions of each level, in words
+    native.Level.AVX512_BF16: "AVX-512 with products of bfloat16 and of 8 bits",
+    native.Level.AVX512_VNNI: "AVX-512 with products of 8 bits",
     native.Level.AVX512: "AVX-512",
+    native.Level.AVX2_VNNI: "AVX2 with products of 8 bits",
     native.Level.AVX2: "AVX2",
     native.Level.PORTABLE: "no vector instructions that these kernels know",
 }
@@ -101,7 +103,7 @@ def _cpu_name() -> str:
 
 def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
     """Builds and loads the C++ kernels. Returns them, or None, with what was found."""
-    level = native.cpu_level()
+    level, *others = native.cpu_levels()
     try:
         kernels = native.load()
     except native.BuildError as error:
@@ -110,7 +112,8 @@ def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
         advice = COMPILER_ADVICE if has_none else "mend what the message names"
         return None, Finding(topic="CPU kernels", state=State.SLOW, text=text, advice=advice)
     origin = "built on this machine" if native.find_prebuilt(level) is None else "of the wheel"
-    text = f"{origin}, for the level {level.name} ({LEVELS[level]})"
+    text = f"{origin}, for the level {level.value} ({LEVELS[level]})"
+    text += "".join(f", or by cpu_level={other.value!r}" for other in others[:1])
     return kernels, Finding(topic="CPU kernels", state=State.GOOD, text=text)
 
 

@@ -10,7 +10,7 @@ from mmdeploy_llm.kernels import Kernels, Quantization
 from .decoder import CausalLM
 from .kernel_layer import KernelLayer
 from .linear import Linear
-from .moe import Experts
+from .moe import Experts, SoftmaxRouter
 
 
 def install_kernels(
@@ -18,14 +18,14 @@ def install_kernels(
 ) -> None:
     """Lets the layers of `model` compute with `kernels` from now on, on tensors that these accept.
 
-    Packs the weights of linear layers and experts where the kernels can; quantization="int8" rounds
-    them, and the rows of x in each product.
+    Packs the weights of linear layers, routers and experts where the kernels can;
+    quantization="int8" rounds them, except exact ones, and the rows of x in each product.
     """
     for module in model.modules():
         if isinstance(module, KernelLayer):
             module.kernels = kernels
     for module in model.modules():
-        if isinstance(module, Linear | Experts):
+        if isinstance(module, Linear | SoftmaxRouter | Experts):
             module.pack(kernels, quantization)
     # The largest weight comes last: in int8 it needs memory that the others have freed by then.
     for module in model.modules():

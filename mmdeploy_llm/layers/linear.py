@@ -26,8 +26,10 @@ def emptied(weight: Tensor) -> nn.Parameter:
 
 
 class Matrix(nn.Module):
-    """A weight [n, k] to multiply by. Once it is packed, `weight` is empty: [0, k], of the same
-    dtype."""
+    """A weight [n, k] to multiply by; k may be several axes. Once it is packed, `weight` is empty:
+    [0, k], of the same dtype. is_exact: whether the weight is never rounded."""
+
+    is_exact = False
 
     def __init__(self, n: int, k: int) -> None:
         super().__init__()
@@ -37,16 +39,17 @@ class Matrix(nn.Module):
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies x [..., k] -> [..., n]."""
         if self.packed is None:
-            return F.linear(x, self.weight, bias)
+            return F.linear(x, self.weight.flatten(1), bias)
         flat = x.reshape(-1, x.shape[-1])
         return self.packed.product(flat, bias).view(*x.shape[:-1], -1)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Lays the weight out for `kernels`, rounded to int8 if requested; leaves it unchanged if
         they cannot pack it."""
-        self.packed = kernels.pack(self.weight.detach(), quantization)
+        weight = self.weight.detach().flatten(1)
+        self.packed = kernels.pack(weight, None if self.is_exact else quantization)
         if self.packed is not None:
-            self.weight = emptied(self.weight)
+            self.weight = emptied(weight)
 
 
 class Linear(Matrix):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmdeploy_llm.kernels import ExpertKernels, Kernels, PackedWeight, Quantization
 
 from .kernel_layer import KernelLayer
-from .linear import Linear, emptied, empty_parameter
+from .linear import Linear, Matrix, emptied, empty_parameter
 from .mlp import GatedMLP, silu_mul
 
 
@@ -72,19 +72,20 @@ class Router(KernelLayer):
         return weights.to(x.dtype), experts
 
 
-class SoftmaxRouter(KernelLayer):
+class SoftmaxRouter(KernelLayer, Matrix):
     """Chooses the k most probable experts by softmax in float32, weighted by their probabilities,
     which are normalised if the config says so."""
 
+    is_exact = True  # a rounded weight would choose other experts
+
     def __init__(self, size: int, config: MoEConfig) -> None:
-        super().__init__()
-        self.weight = empty_parameter(config.num_experts, size)
+        super().__init__(config.num_experts, size)
         self.top_k = config.top_k
         self.is_normed = config.is_normed
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Routes x [T, S]: weights [T, k] in x's dtype, expert ids [T, k]."""
-        logits = F.linear(x, self.weight)
+        logits = self.product(x)
         kernels = self.kernels
         if kernels is not None and kernels.experts is not None and kernels.takes(logits):
             norm_min = 0.0 if self.is_normed else None

@@ -9,10 +9,10 @@ Shapes: P patches of all images, H heads, D head size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import isqrt
 from typing import Any, cast
 
 import torch
@@ -161,14 +161,12 @@ class PatchEmbed(nn.Module):
         return out
 
 
-class _PatchProjection(nn.Module):
-    def __init__(self, size: int, patch_shape: Sequence[int], *, bias: bool) -> None:
-        super().__init__()
-        self.weight = empty_parameter(size, *patch_shape)
-        self.bias = empty_parameter(size) if bias else None
+class _PatchProjection(Linear):
+    is_exact = True  # pixels are rounded to 8 bits already
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        return F.linear(pixels, self.weight.flatten(1), self.bias)
+    def __init__(self, size: int, patch_shape: Sequence[int], *, bias: bool) -> None:
+        super().__init__(math.prod(patch_shape), size, bias=bias)
+        self.weight = empty_parameter(size, *patch_shape)
 
 
 class PositionTable(nn.Module):
@@ -177,7 +175,7 @@ class PositionTable(nn.Module):
     def __init__(self, num_cells: int, size: int, *, align_corners: bool) -> None:
         """num_cells: a square number. align_corners: see torch's interpolate."""
         super().__init__()
-        self.side = isqrt(num_cells)
+        self.side = math.isqrt(num_cells)
         self.align_corners = align_corners
         self.weight = empty_parameter(num_cells, size)
 

@@ -5,7 +5,7 @@
 Without a compiler there are no kernels, and plain torch computes the same.
 """
 
-from .build import BuildError, Level, build, cpu_level
+from .build import BuildError, Level, build, cpu_levels
 from .cores import (
     ComputeThreads,
     Placement,
@@ -34,7 +34,7 @@ __all__ = [
     "Recording",
     "build",
     "choose_placement",
-    "cpu_level",
+    "cpu_levels",
     "find_prebuilt",
     "keep_freed_memory",
     "load",

@@ -29,35 +29,55 @@ TIMEOUT = 120.0  # seconds
 
 
 class Level(Enum):
-    """The instruction sets to build for. The value holds the compiler flags that allow them."""
+    """The instruction sets to build for, best first. The value is the level's name in options."""
 
-    AVX512_BF16 = (
-        "-march=x86-64-v4",
-        "-mavx512bf16",
-        "-mavx512vnni",
-        "-mprefer-vector-width=512",
-    )
-    AVX512 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
-    AVX2 = ("-march=x86-64-v3",)
-    PORTABLE = ()
+    AVX512_BF16 = "avx512_bf16"
+    AVX512_VNNI = "avx512_vnni"
+    AVX512 = "avx512"
+    AVX2_VNNI = "avx2_vnni"
+    AVX2 = "avx2"
+    PORTABLE = "portable"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The compiler flags that allow the level's instructions, and no others."""
+        return _FLAGS[self]
+
+
+_V4 = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+_FLAGS = {
+    Level.AVX512_BF16: (*_V4, "-mavx512bf16", "-mavx512vnni"),
+    Level.AVX512_VNNI: (*_V4, "-mavx512vnni"),
+    Level.AVX512: _V4,
+    Level.AVX2_VNNI: ("-march=x86-64-v3", "-mavxvnni"),
+    Level.AVX2: ("-march=x86-64-v3",),
+    Level.PORTABLE: (),
+}
+# What a processor must have, in the words of torch.cpu.get_capabilities.
+_AVX512 = {"avx512_f", "avx512_bw", "avx512_cd", "avx512_dq", "avx512_vl"}
+_AVX2 = {"avx2", "fma3", "f16c"}
+_NEEDS = {
+    Level.AVX512_BF16: _AVX512 | {"avx512_bf16", "avx512_vnni"},
+    Level.AVX512_VNNI: _AVX512 | {"avx512_vnni"},
+    Level.AVX512: _AVX512,
+    Level.AVX2_VNNI: _AVX2 | {"avx_vnni"},
+    Level.AVX2: _AVX2,
+    Level.PORTABLE: set(),
+}
 
 
 class BuildError(Exception):
     """Raised when the library cannot be built or loaded on this machine; the text says why."""
 
 
-def cpu_level() -> Level:
-    """Returns the best level that this processor supports."""
+def cpu_levels() -> tuple[Level, ...]:
+    """Returns the levels that this processor can execute, best first."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return (Level.PORTABLE,)
     import torch  # not above: setup.py compiles without torch
 
-    has = {name: bool(value) for name, value in torch.cpu.get_capabilities().items()}
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return Level.PORTABLE
-    if has.get("avx512_f") and has.get("avx512_bf16") and has.get("avx512_vnni"):
-        return Level.AVX512_BF16
-    if has.get("avx512_f"):
-        return Level.AVX512
-    return Level.AVX2 if has.get("avx2") else Level.PORTABLE
+    has = {name for name, value in torch.cpu.get_capabilities().items() if value}
+    return tuple(level for level in Level if _NEEDS[level] <= has)
 
 
 def build(level: Level, cache: Path, flags: Sequence[str] = ()) -> Path:
@@ -89,14 +109,14 @@ def compile_level(level: Level, path: Path) -> None:
 
 def source_digest(level: Level) -> str:
     """Returns a digest of the sources and of the flags for `level`."""
-    return _hash_of_sources(repr((FLAGS, level.value))).hexdigest()
+    return _hash_of_sources(repr((FLAGS, level.flags))).hexdigest()
 
 
 def _command(level: Level, flags: Sequence[str] = ()) -> list[str]:
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
-    return [compiler, *FLAGS, *level.value, *flags]
+    return [compiler, *FLAGS, *level.flags, *flags]
 
 
 def _compile(command: Sequence[str], folder: Path) -> Path:

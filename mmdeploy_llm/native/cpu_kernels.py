@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmdeploy_llm.kernels import VisibleKeys
 
-from .build import BuildError, build, cpu_level
+from .build import BuildError, Level, build, cpu_levels
 from .draws import Draws
 from .library import DTYPES
 from .prebuilt import find_prebuilt
@@ -252,11 +252,16 @@ class CpuKernels(Products, Draws):
             raise OSError(error, os.strerror(error))
 
 
-def load(cache: Path | None = None) -> CpuKernels:
-    """Loads the kernels for this processor: those of the wheel where it has some for these sources,
-    else those that are built on first use into `cache` (default: a folder in the user's home; a
-    cache that is given is always used). Raises BuildError when they cannot be built or loaded."""
-    level = cpu_level()
+def load(cache: Path | None = None, level: Level | str | None = None) -> CpuKernels:
+    """Loads the kernels for `level` (default: the best one of this processor): those of the wheel
+    where it has some for these sources, else those that are built on first use into `cache`
+    (default: a folder in the user's home; a cache that is given is always used). Raises BuildError
+    when they cannot be built or loaded, or when the processor cannot execute them."""
+    levels = cpu_levels()
+    level = levels[0] if level is None else Level(level)
+    if level not in levels:
+        names = ", ".join(each.value for each in levels)
+        raise BuildError(f"this processor cannot execute {level.value}; it can execute {names}")
     if cache is None:
         prebuilt = find_prebuilt(level)
         if prebuilt is not None:

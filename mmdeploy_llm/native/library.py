@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_int32
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from .build import BuildError
 from .memory import LargePages
 from .recording import Memory, Recorder, Recording
-from .signatures import SIGNATURES
+from .signatures import RESULTS, SIGNATURES
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -23,6 +22,7 @@ class Library:
     torch.get_num_threads returns.
 
     memory: allocates the weights.
+    has_wide_registers: whether the level has registers of 32 bytes or more.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,10 +37,11 @@ class Library:
         for name, types in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes = types
-            function.restype = c_int32 if name == "mm_place_threads" else None
+            function.restype = RESULTS.get(name)
         self._library: ctypes.CDLL | Recorder = library
         self._empty: Callable[..., Tensor] = torch.empty
         self.memory = LargePages()
+        self.has_wide_registers = library.mm_vector_bytes() > 16
         self._recorded_memory = Memory()
 
     def record(

@@ -47,7 +47,7 @@ def prebuild(folder: Path) -> str:
 
 
 def _name(level: Level) -> str:
-    return f"{level.name.lower()}-{source_digest(level)}.so"
+    return f"{level.value}-{source_digest(level)}.so"
 
 
 def _is_glibc() -> bool:

@@ -1,5 +1,5 @@
-"""Matrix products with packed weights, in bf16 and int8. Packed weights lie in panels of 64 rows,
-with four bytes of each row side by side."""
+"""Matrix products with packed weights, in float32, bf16 and int8. Packed weights lie in panels of
+64 rows, with four bytes of each row side by side."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Products(Library):
     """Packs weights and multiplies by them."""
 
     def can_pack(self, weight: Tensor, quantization: Quantization | None) -> bool:
-        """Whether `pack` lays out a weight [..., n, k] like this."""
-        is_even_bf16 = weight.dtype is torch.bfloat16 and weight.shape[-1] % 2 == 0
-        return self.takes(weight) and (quantization is not None or is_even_bf16)
+        """Whether `pack` lays out a weight [..., n, k] like this. In float32, torch's own products
+        are as fast as ours on processors without wide registers, and need no other layout."""
+        is_left = weight.dtype is torch.float32 and quantization is None
+        return self.takes(weight) and not (is_left and not self.has_wide_registers)
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Lays `weight` [n, k] out for products, rounded to int8 if requested; None where
@@ -28,24 +29,29 @@ class Products(Library):
         lost."""
         if not self.can_pack(weight, quantization):
             return None
-        return S8Weight(self, weight) if quantization else Bf16Weight(self, weight)
+        return S8Weight(self, weight) if quantization else FloatWeight(self, weight)
 
-    def pack_bf16(self, weight: Tensor) -> Tensor:
-        """Lays out bf16 `weight` [n, k], contiguous, k even, for `linear_bf16`. Reuses the memory
-        of `weight` when n is a multiple of 64, so that a model needs no second copy of its
-        weights."""
+    def pack_float(self, weight: Tensor) -> Tensor:
+        """Lays out float32 or bf16 `weight` [n, k], contiguous, k even in bf16, for `linear_float`.
+        Reuses the memory of `weight` when n is a multiple of 64, so that a model needs no second
+        copy of its weights."""
         n, k = weight.shape
-        shape = (-(-n // PANEL), k // 2, PANEL, 2)
+        unit = 4 // weight.itemsize
+        shape = (-(-n // PANEL), k // unit, PANEL, unit)
         packed = self.memory.empty(shape, dtype=weight.dtype) if n % PANEL else weight.view(shape)
-        self._library.mm_pack_bf16(
-            weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
+        self._library.mm_pack_units(
+            weight.data_ptr(), n, k // unit, packed.data_ptr(), torch.get_num_threads()
         )
         return packed
 
-    def linear_bf16(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
-        """Multiplies bf16 `x` [T, k] by packed weights -> [T, n]. bias: [n] bf16."""
+    def linear_float(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
+        """Multiplies `x` [T, k] by packed weights of its dtype, float32 or bf16 -> [T, n]. bias:
+        [n] of that dtype."""
+        assert x.dtype is packed.dtype, f"{x.dtype} times packed {packed.dtype}"
+        is_float = x.dtype is torch.float32
+        linear = self._library.mm_linear_f32 if is_float else self._library.mm_linear_bf16
         out = self._empty((x.shape[0], n), dtype=x.dtype)
-        self._library.mm_linear_bf16(
+        linear(
             x.data_ptr(),
             x.stride(0),
             packed.data_ptr(),
@@ -109,23 +115,29 @@ class Products(Library):
         return out
 
 
-class Bf16Weight:
-    """A kernels.PackedWeight with its values unchanged."""
+class FloatWeight:
+    """A kernels.PackedWeight with its values unchanged, in float32 or bf16."""
 
     def __init__(self, kernels: Products, weight: Tensor) -> None:
-        """weight: [n, k] bf16, k even; its memory is reused."""
+        """weight: [n, k]; its memory is reused."""
         self._kernels = kernels
-        self._num_rows = weight.shape[0]
-        self._panels = kernels.pack_bf16(weight.contiguous())  # [n / 64, k / 2, 64, 2]
+        self._num_rows, self._k = weight.shape
+        self._padding = self._k % (4 // weight.itemsize)  # columns of zeros that fill a unit
+        if self._padding:
+            weight = F.pad(weight, (0, self._padding))
+        self._panels = kernels.pack_float(weight.contiguous())  # [n / 64, k / unit, 64, unit]
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies x [T, k] bf16 -> [T, n]."""
-        return self._kernels.linear_bf16(x, self._panels, self._num_rows, bias)
+        """Multiplies x [T, k] of the weight's dtype -> [T, n]."""
+        if self._padding:
+            x = F.pad(x, (0, self._padding))
+        return self._kernels.linear_float(x, self._panels, self._num_rows, bias)
 
     def rows(self, indices: Tensor) -> Tensor:
         """Looks up rows, [T] -> [T, k]."""
         panels = torch.div(indices, PANEL, rounding_mode="floor")
-        return self._panels[panels, :, indices % PANEL].flatten(1)
+        rows = self._panels[panels, :, indices % PANEL].flatten(1)
+        return rows[:, : self._k] if self._padding else rows
 
 
 class S8Weight:

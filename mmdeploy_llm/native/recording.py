@@ -31,6 +31,7 @@ RECORDABLE = (
     "mm_write_cache",
     "mm_linear_bf16",
     "mm_linear_s8",
+    "mm_linear_f32",
 )
 # Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
 # copy: the memory of their result shows whether they did.
@@ -53,9 +54,9 @@ VIEWS = {
     "view",
 }
 NUM_ARGUMENTS = 14
-BYTES_PER_VALUE = {"mm_linear_bf16": 2, "mm_linear_s8": 1}
-PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3}  # index of the weights among the arguments
-K = {"mm_linear_bf16": 7, "mm_linear_s8": 9}  # index of k
+BYTES_PER_VALUE = {"mm_linear_bf16": 2, "mm_linear_s8": 1, "mm_linear_f32": 4}
+PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3, "mm_linear_f32": 2}  # index of the weights
+K = {"mm_linear_bf16": 7, "mm_linear_s8": 9, "mm_linear_f32": 7}  # index of k
 ALIGNMENT = 64
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any
 
 
 class AttentionArgs(Structure):
@@ -33,7 +34,8 @@ class AttentionArgs(Structure):
     )
 
 
-SIGNATURES = {
+# Without a result, but for those in RESULTS.
+SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mm_rms_norm": (
         c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32
     ),
@@ -52,8 +54,12 @@ SIGNATURES = {
         c_int32, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
         c_int64, c_int32,
     ),
-    "mm_pack_bf16": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_pack_units": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
     "mm_linear_bf16": (
+        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
+        c_void_p, c_int64,
+    ),
+    "mm_linear_f32": (
         c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
         c_void_p, c_int64,
     ),
@@ -76,4 +82,6 @@ SIGNATURES = {
         c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p
     ),
     "mm_place_threads": (c_void_p, c_int32, c_void_p, c_int32, c_int32, c_int32),
+    "mm_vector_bytes": (),
 }  # fmt: skip
+RESULTS = {"mm_place_threads": c_int32, "mm_vector_bytes": c_int32}

@@ -94,13 +94,14 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
         problem = "the device is not a CPU: leave it out, or use device='cpu'"
     else:
         try:
-            return native.load()
+            return native.load(level=config.cpu_level)
         except native.BuildError as error:
             problem = str(error)
             logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
     needs = {
         "native_kernels = True": config.native_kernels,
         "quantization = 'int8'": config.quantization,
+        "cpu_level": config.cpu_level,
         "cpu_affinity": config.cpu_affinity is not None,
         "numa_node": config.numa_node is not None,
     }

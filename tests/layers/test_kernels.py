@@ -91,7 +91,7 @@ def test_packed_embedding_as_head(kernels, dtype, quantization, n, k):
     assert torch.equal(table(ids), rows)
     error = (table.product(x) - product).float().std() / product.float().std()
     assert error < (0.03 if quantization else 1e-2)
-    is_packed = quantization is not None or (dtype is torch.bfloat16 and k % 2 == 0)
+    is_packed = kernels.can_pack(torch.zeros(n, k, dtype=dtype), quantization)
     assert (table.packed is not None) == is_packed
     assert (table.weight.shape[0] == 0) == (is_packed and quantization is None)
 

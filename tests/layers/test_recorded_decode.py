@@ -10,6 +10,7 @@ from mmdeploy_llm.layers import DecoderConfig, Rotary, RotaryConfig, decoder
 from mmdeploy_llm.layers.decoder import Decoder
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import MoEConfig
+from mmdeploy_llm.native import BuildError, CpuKernels, cpu_levels
 from mmdeploy_llm.testing.tiny import randomize
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 400
@@ -25,7 +26,7 @@ OPTIONS = {
 IS_RECORDED = {*OPTIONS} - {"experts"}
 
 
-def make_decoder(kernels, quantization, options):
+def make_decoder(kernels, quantization, options, dtype=torch.bfloat16):
     config = DecoderConfig(
         vocab_size=50,
         hidden_size=64,
@@ -46,18 +47,18 @@ def make_decoder(kernels, quantization, options):
     for module in model.modules():
         exact = getattr(module, "fp32_parameters", ())
         for key, param in module.named_parameters(recurse=False):
-            param.data = param.data if key in exact else param.data.bfloat16()
+            param.data = param.data if key in exact else param.data.to(dtype)
     install_kernels(model, kernels, quantization)
     return model
 
 
-def decode(model, kernels, batch_sizes):
-    """Returns hidden states of decode steps with the given numbers of sequences; each sequence and
-    its block table grow by a token per step."""
+def decode(model, kernels, batch_sizes, dtype=torch.bfloat16):
+    """Returns hidden states of decode steps with the given numbers of sequences, and the set of
+    whether they were recorded; each sequence and its block table grow by a token per step."""
     shape = (NUM_BLOCKS, BLOCK_SIZE, 2, 16)
     cache = KVCache(
-        keys=tuple(torch.zeros(shape).bfloat16() for _ in range(2)),
-        values=tuple(torch.zeros(shape).bfloat16() for _ in range(2)),
+        keys=tuple(torch.zeros(shape, dtype=dtype) for _ in range(2)),
+        values=tuple(torch.zeros(shape, dtype=dtype) for _ in range(2)),
     )
     backend, lengths, states = NativeAttention(kernels), [0] * max(batch_sizes), []
     for step, num in enumerate(batch_sizes):
@@ -81,7 +82,8 @@ def decode(model, kernels, batch_sizes):
         )
         with torch.inference_mode():
             states.append(model(inputs).clone())
-    return states
+    # Read while the backend lives: a recording is forgotten with its frame.
+    return states, {recording is not None for recording in model._recordings.values()}
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
@@ -91,18 +93,37 @@ def test_recorded_steps_equal_computed_ones(kernels, monkeypatch, name, quantiza
     tables, also if a layer does something that cannot be recorded."""
     batch_sizes = [2, 3, 2, 1, 3, 3, 3, 3, 3, 1]
     model = make_decoder(kernels, quantization, OPTIONS[name])
-    found = decode(model, kernels, batch_sizes)
-    recordings = list(model._recordings.values())
-    assert all((recording is not None) == (name in IS_RECORDED) for recording in recordings)
+    found, are_recorded = decode(model, kernels, batch_sizes)
+    assert are_recorded == {name in IS_RECORDED}
     monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
-    expected = decode(model, kernels, batch_sizes)
+    expected, _ = decode(model, kernels, batch_sizes)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.fixture(params=cpu_levels(), ids=lambda level: level.value)
+def kernels_of_level(request, build_kernels):
+    try:
+        return CpuKernels(build_kernels(request.param))
+    except BuildError as error:
+        pytest.skip(f"no kernels on this machine: {error}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_steps_are_recorded_at_every_level(kernels_of_level, monkeypatch, dtype):
+    """But for float32 on the portable level, where torch multiplies."""
+    batch_sizes = [1, 3, 3, 1]
+    model = make_decoder(kernels_of_level, None, OPTIONS["biases"], dtype)
+    found, are_recorded = decode(model, kernels_of_level, batch_sizes, dtype)
+    assert are_recorded == {dtype is torch.bfloat16 or kernels_of_level.has_wide_registers}
+    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    expected, _ = decode(model, kernels_of_level, batch_sizes, dtype)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 def test_longer_block_tables(kernels, monkeypatch):
     """A block table that outgrows its memory gets new memory, and its step is recorded again."""
     model = make_decoder(kernels, None, {})
-    found = decode(model, kernels, [1] * 262)
+    found, _ = decode(model, kernels, [1] * 262)
     monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
-    expected = decode(model, kernels, [1] * 262)
+    expected, _ = decode(model, kernels, [1] * 262)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

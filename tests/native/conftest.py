@@ -3,34 +3,46 @@
 import pytest
 import torch
 
-from mmdeploy_llm.native import BuildError, CpuKernels, Level, cpu_level
+from mmdeploy_llm.native import BuildError, CpuKernels, Level, cpu_levels
 
-LEVELS = list(Level)[list(Level).index(cpu_level()) :]  # best first, PORTABLE last
+LEVELS = cpu_levels()  # best first, PORTABLE last
+BEST = LEVELS[0]
+# The 256-bit vpdpbusd of AVX-VNNI has the same semantics in AVX-512 VL, which more machines have.
+VNNI_OF_AVX512 = ("-mavx512vl", "-mavx512vnni", "-DMM_VECTOR_BYTES=32")
 
 
-def loaded(level, build_kernels):
+def loaded(build_kernels, level, flags=()):
     try:
-        return CpuKernels(build_kernels(level))
+        return CpuKernels(build_kernels(level, flags))
     except BuildError as error:
         pytest.skip(f"no kernels on this machine: {error}")
 
 
 def describe(level):
-    return "best" if level is LEVELS[0] else level.name.lower()
+    return "best" if level is BEST else level.value
 
 
 @pytest.fixture(
-    scope="session", params=sorted({LEVELS[0], LEVELS[-1]}, key=LEVELS.index), ids=describe
+    scope="session",
+    params=[level for level in LEVELS if level in (BEST, Level.AVX2, Level.PORTABLE)],
+    ids=describe,
 )
 def kernels(request, build_kernels):
-    """The best level and the portable one, on which every test runs."""
-    return loaded(request.param, build_kernels)
+    """The best level, AVX2 and the portable one, on which every test runs."""
+    return loaded(build_kernels, request.param)
 
 
-@pytest.fixture(scope="session", params=LEVELS[1:-1], ids=describe)
-def kernels_between(request, build_kernels):
-    """The levels between those two."""
-    return loaded(request.param, build_kernels)
+def other_levels():
+    levels = {f"level_{level.value}": (level, ()) for level in LEVELS[1:]}
+    if Level.AVX512_VNNI in LEVELS and Level.AVX2_VNNI not in LEVELS:
+        levels["level_avx2_vnni"] = Level.AVX2, VNNI_OF_AVX512
+    return levels
+
+
+@pytest.fixture(scope="session", params=other_levels().values(), ids=other_levels())
+def kernels_of_level(request, build_kernels):
+    """Every level but the best one, for one case of each kernel."""
+    return loaded(build_kernels, *request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -117,12 +117,22 @@ void run_linear(int32_t dtype, int32_t threads) {
                  threads, nullptr, 0);
 }
 
+void run_linear_float(int32_t threads) {
+    const int64_t rows = between(1, 250), n = between(1, 200), k = between(1, 700);
+    auto weights = random_values<float>(n * k), x = random_values<float>(rows * k);
+    auto bias = random_values<float>(n);
+    std::vector<float> packed((n + 63) / 64 * 64 * k), out(rows * n);
+    mm_pack_units(weights.data(), n, k, packed.data(), threads);
+    mm_linear_f32(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads,
+                  packed.data(), k * 4);
+}
+
 void run_linear_bf16(int32_t threads) {
     const int64_t rows = between(1, 250), n = between(1, 200), k = 2 * between(1, 700);
     auto weights = random_values<bf16>(n * k), x = random_values<bf16>(rows * k);
     auto bias = random_values<bf16>(n);
     std::vector<bf16> packed((n + 63) / 64 * 64 * k), out(rows * n);
-    mm_pack_bf16(weights.data(), n, k, packed.data(), threads);
+    mm_pack_units(weights.data(), n, k / 2, packed.data(), threads);
     mm_linear_bf16(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads,
                    packed.data(), k * 2);
     mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads, nullptr,
@@ -173,6 +183,7 @@ int main() {
         run_linear<float>(0, threads);
         run_linear<bf16>(1, threads);
         run_linear_bf16(threads);
+        run_linear_float(threads);
         run_pixels();
         run_sampling<float>(0, threads);
         run_sampling<bf16>(1, threads);

@@ -1,15 +1,18 @@
 """Building and loading the library."""
 
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from mmdeploy_llm.native import BuildError, CpuKernels, Level, build, cpu_level, load
+from mmdeploy_llm.native import BuildError, CpuKernels, Level, build, cpu_levels, load
 from mmdeploy_llm.native.build import COMPILERS, FLAGS, SOURCES, source_digest
 from mmdeploy_llm.native.prebuilt import find_prebuilt, prebuild
+from mmdeploy_llm.option_types import CpuLevel
 
 DRIVER = Path(__file__).parent / "driver.cpp"
 
@@ -37,6 +40,58 @@ def test_without_a_compiler(tmp_path, monkeypatch):
         load(tmp_path)
 
 
+AVX2 = "avx2 fma3 f16c"
+AVX512 = f"{AVX2} avx512_f avx512_bw avx512_cd avx512_dq avx512_vl"
+CAPABILITIES = {  # some of each processor's
+    "Zen 4": f"{AVX512} avx512_vnni avx512_bf16",
+    "Ice Lake": f"{AVX512} avx512_vnni",
+    "Skylake-X": AVX512,
+    "Alder Lake": f"{AVX2} avx_vnni",
+    "Zen 3": AVX2,
+    "Sandy Bridge": "avx sse4_2",
+}
+LEVELS = {
+    "Zen 4": "avx512_bf16 avx512_vnni avx512 avx2 portable",
+    "Ice Lake": "avx512_vnni avx512 avx2 portable",
+    "Skylake-X": "avx512 avx2 portable",
+    "Alder Lake": "avx2_vnni avx2 portable",
+    "Zen 3": "avx2 portable",
+    "Sandy Bridge": "portable",
+}
+
+
+@pytest.mark.parametrize("processor", CAPABILITIES)
+def test_levels_of_processors(processor, monkeypatch):
+    has = {name: True for name in CAPABILITIES[processor].split()} | {"avx512_fp16": False}
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: has)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert [level.value for level in cpu_levels()] == LEVELS[processor].split()
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert cpu_levels() == (Level.PORTABLE,)
+
+
+def test_a_level_that_the_processor_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cpu.get_capabilities", dict)
+    with pytest.raises(BuildError, match="cannot execute avx2; it can execute portable"):
+        load(tmp_path, Level.AVX2)
+
+
+def test_a_level_of_choice(tmp_path, build_kernels):
+    compiler()
+    folder = build_kernels(Level.PORTABLE).parent
+    assert not load(folder, Level.PORTABLE).has_wide_registers
+    assert {level.value for level in Level} == set(get_args(CpuLevel))
+
+
+@pytest.mark.parametrize("level", [each for each in Level if each not in cpu_levels()], ids=str)
+def test_levels_that_are_not_executed_compile(level, tmp_path):
+    """Those that this processor executes are built by their tests."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        pytest.skip("the compiler is not for x86-64")
+    compiler()
+    assert build(level, tmp_path).exists()
+
+
 def test_without_a_home(monkeypatch):
     def fail():
         raise RuntimeError("Could not determine home directory.")
@@ -57,7 +112,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     compiler()
     (tmp_path / "file").write_text("")
     with pytest.raises(BuildError, match="cannot be written"):
-        build(cpu_level(), tmp_path / "file" / "cache")
+        build(cpu_levels()[0], tmp_path / "file" / "cache")
 
 
 def test_a_library_of_something_else(tmp_path):
@@ -79,7 +134,7 @@ def test_one_openmp_runtime(build_kernels):
     )
     if not Path("/proc/self/maps").exists():
         pytest.skip("the loaded libraries are listed on Linux alone")
-    command = [sys.executable, "-c", program, str(build_kernels(cpu_level()).parent)]
+    command = [sys.executable, "-c", program, str(build_kernels(cpu_levels()[0]).parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
 
@@ -89,10 +144,10 @@ def test_one_openmp_runtime(build_kernels):
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
     """All kernels over random shapes, with threads that the sanitizer knows."""
-    if list(Level).index(level) < list(Level).index(cpu_level()):
+    if level not in cpu_levels():
         pytest.skip(f"this processor has no {level.name}")
     program = tmp_path / "driver"
-    flags = [flag for flag in (*FLAGS, *level.value) if flag != "-fopenmp"]
+    flags = [flag for flag in (*FLAGS, *level.flags) if flag != "-fopenmp"]
     own = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-g", "-O1", "-pthread"]
     command = [compiler(), *flags, "-DMM_STD_THREADS", *own, f"-I{SOURCES}", str(DRIVER)]
     subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)
@@ -102,9 +157,9 @@ def test_clean_under_a_sanitizer(tmp_path, level, sanitizer):
 
 def test_a_library_of_the_wheel_is_used_for_the_same_sources_only(tmp_path, monkeypatch):
     compiler()
-    level = cpu_level()
+    level = cpu_levels()[0]
     assert find_prebuilt(level, tmp_path) is None
-    path = tmp_path / f"{level.name.lower()}-{source_digest(level)}.so"
+    path = tmp_path / f"{level.value}-{source_digest(level)}.so"
     path.touch()
     assert find_prebuilt(level, tmp_path) == path
     monkeypatch.setattr("mmdeploy_llm.native.prebuilt.source_digest", lambda _: "of other sources")

@@ -14,7 +14,7 @@ from mmdeploy_llm.native import (
     BuildError,
     ComputeThreads,
     choose_placement,
-    cpu_level,
+    cpu_levels,
     num_suitable_threads,
     usable_cpus,
 )
@@ -160,7 +160,7 @@ print(allowed()[own], before[own])
 def placed(build_kernels, affinity, node):
     """Returns the CPUs of the two workers and of the calling thread, read from the system."""
     try:
-        folder = build_kernels(cpu_level()).parent
+        folder = build_kernels(cpu_levels()[0]).parent
     except BuildError as error:
         pytest.skip(f"no kernels on this machine: {error}")
     command = [sys.executable, "-c", PROGRAM, str(folder), repr((affinity, node))]

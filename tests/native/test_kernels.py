@@ -275,20 +275,80 @@ def test_linear_s8(kernels, dtype, rows, n, k, has_bias):
     torch.testing.assert_close(found.double(), expected, atol=atol, rtol=rtol)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 33])
+def test_integers_of_int8_are_exact(kernels, rows):
+    """Largest products of one sign: a sum in 16 bits would saturate."""
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randint(-127, 128, (rows, 520), generator=generator)
+    x[:, ::128] = 127  # every scale is 1
+    weight = torch.randint(-127, 128, (70, 520), generator=generator)
+    for signs in ((1, 1), (1, -1), (-1, -1), (None, None)):
+        if signs[0] is not None:
+            x, weight = torch.full_like(x, 127 * signs[0]), torch.full_like(weight, 127 * signs[1])
+        packed = kernels.pack_s8(weight.to(torch.int8))
+        found = kernels.linear_s8(x.float(), packed, torch.ones(70), None)
+        assert torch.equal(found.long(), x @ weight.T)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "n", "k"),
     [(1, 1, 2), (1, 64, 4), (5, 130, 50), (7, 63, 1030), (200, 200, 64), (32, 128, 896)],
 )
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_linear_bf16(kernels, rows, n, k, has_bias):
-    x = values(rows, k + 3, dtype=torch.bfloat16)[:, 1 : k + 1]
-    weight = values(n, k, dtype=torch.bfloat16)
-    bias = values(n, dtype=torch.bfloat16) if has_bias else None
-    found = kernels.linear_bf16(x, kernels.pack_bf16(weight.clone()), n, bias)
+def test_linear_float(kernels, dtype, rows, n, k, has_bias):
+    x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
+    weight = values(n, k, dtype=dtype)
+    bias = values(n, dtype=dtype) if has_bias else None
+    found = kernels.linear_float(x, kernels.pack_float(weight.clone()), n, bias)
     expected = x.double() @ weight.double().T
     if bias is not None:
         expected += bias.double()
-    torch.testing.assert_close(found.double(), expected, atol=1e-3 * k**0.5, rtol=2**-8)
+    atol, rtol = (1e-4, 1e-6) if dtype is torch.float32 else (1e-3, 2**-8)
+    torch.testing.assert_close(found.double(), expected, atol=atol * k**0.5, rtol=rtol)
+
+
+def a_product(kernels, kind, n, k):
+    """Returns a function of x [T, k] that multiplies by a weight [n, k]."""
+    if kind == "int8":
+        weight = torch.randint(-127, 128, (n, k), dtype=torch.int8)
+        packed, scales = kernels.pack_s8(weight), torch.rand(n)
+        return lambda x: kernels.linear_s8(x, packed, scales, None)
+    packed = kernels.pack_float(values(n, k, dtype=getattr(torch, kind)))
+    return lambda x: kernels.linear_float(x, packed, n, None)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("k", [64, 1090])
+def test_a_row_has_the_same_bits_in_every_batch(kernels, kind, k):
+    """Alone, and among 2 to 33 rows and a block of rows and more."""
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    product, x = a_product(kernels, kind, 130, k), values(200, k, dtype=dtype)
+    alone = torch.cat([product(row) for row in x.split(1)])
+    for num in (*range(2, 34), 191, 192, 193, 200):
+        assert torch.equal(product(x[:num]), alone[:num]), num
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(70, 36), (64, 9), (5, 1)])
+def test_packed_weights(kernels, dtype, shape):
+    """A packed weight multiplies, and looks up its rows, whether or not k fills its units."""
+    weight, x = values(*shape, dtype=dtype), values(3, shape[1], dtype=dtype)
+    packed = kernels.pack(weight.clone(), None)
+    if packed is None:  # torch's own product is as fast
+        assert dtype is torch.float32
+        assert not kernels.has_wide_registers
+        return
+    atol = 1e-5 if dtype is torch.float32 else 0.1
+    torch.testing.assert_close(packed.product(x, None), x @ weight.T, atol=atol, rtol=2**-7)
+    indices = torch.arange(shape[0]).flip(0)
+    assert torch.equal(packed.rows(indices), weight.flip(0))
+
+
+def test_a_product_of_two_dtypes_is_refused(kernels):
+    packed = kernels.pack_float(torch.zeros(4, 4))
+    with pytest.raises(AssertionError, match=r"torch.bfloat16 times packed torch.float32"):
+        kernels.linear_float(torch.zeros(1, 4).bfloat16(), packed, 4, None)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -303,8 +363,9 @@ def test_quantize_rows(kernels, dtype):
 
 
 def test_packing_needs_no_memory_of_its_own(kernels):
-    weight = values(128, 6, dtype=torch.bfloat16)
-    assert kernels.pack_bf16(weight).data_ptr() == weight.data_ptr()
+    for dtype in DTYPES:
+        weight = values(128, 6, dtype=dtype)
+        assert kernels.pack_float(weight).data_ptr() == weight.data_ptr()
 
 
 def test_linear_s8_of_zeros(kernels):
@@ -334,16 +395,21 @@ def test_the_number_of_threads_changes_nothing(kernels, threads):
     torch.set_num_threads(before)
 
 
-def test_levels_between(kernels_between):
-    """Runs every kernel once with each instruction set between the portable and the best one."""
+def test_every_level(kernels_of_level):
+    """Runs one case of each kernel with every instruction set but the best one."""
     for dtype in DTYPES:
-        test_rms_norm(kernels_between, dtype, 65, 100)
-        test_silu_mul(kernels_between, dtype, 65, 100)
-        test_rotate(kernels_between, dtype, HalfSplitRope, 5, 64)
-        test_norm_and_rotate(kernels_between, dtype, 3, 2, 10)
-        test_attention_over_one_piece(kernels_between, dtype, 72, 6, 2)
-        test_int8_cache(kernels_between, dtype, 16)
-        test_linear_s8(kernels_between, dtype, 5, 130, 50, True)
-        test_quantize_rows(kernels_between, dtype)
-    test_long_contexts_are_split(kernels_between, torch.int8, 7, 1)
-    test_linear_bf16(kernels_between, 5, 130, 50, True)
+        test_rms_norm(kernels_of_level, dtype, 65, 100)
+        test_silu_mul(kernels_of_level, dtype, 65, 100)
+        test_rotate(kernels_of_level, dtype, HalfSplitRope, 5, 64)
+        test_norm_and_rotate(kernels_of_level, dtype, 3, 2, 10)
+        test_attention_over_one_piece(kernels_of_level, dtype, 72, 6, 2)
+        test_int8_cache(kernels_of_level, dtype, 16)
+        test_linear_s8(kernels_of_level, dtype, 5, 130, 50, True)
+        test_linear_float(kernels_of_level, dtype, 7, 63, 1030, True)
+        test_quantize_rows(kernels_of_level, dtype)
+    for dtype in (*DTYPES, torch.int8):
+        test_long_contexts_are_split(kernels_of_level, dtype, 7, 1)
+    for kind in ("float32", "bfloat16", "int8"):
+        test_a_row_has_the_same_bits_in_every_batch(kernels_of_level, kind, 64)
+    test_integers_of_int8_are_exact(kernels_of_level, 6)
+    test_silu_of_the_largest_values(kernels_of_level)

@@ -10,7 +10,7 @@ K, N = 24, 8
 def layer(kernels):
     """Maps x and residual [T, 24] to [T, 8] by kernels alone; slices of results are used."""
     torch.manual_seed(0)
-    packed = kernels.pack_bf16(torch.randn(2 * K, K).bfloat16())
+    packed = kernels.pack_float(torch.randn(2 * K, K).bfloat16())
     rounded, scales = kernels.quantize_rows(torch.randn(N, K).bfloat16())
     packed_s8 = kernels.pack_s8(rounded)
     weight, bias = torch.randn(2, K).bfloat16()
@@ -18,7 +18,7 @@ def layer(kernels):
 
     def run(x, residual):
         normed = kernels.rms_norm(x, weight, 1e-5, residual)
-        hidden = kernels.silu_mul(*kernels.linear_bf16(normed, packed, 2 * K, None).chunk(2, -1))
+        hidden = kernels.silu_mul(*kernels.linear_float(normed, packed, 2 * K, None).chunk(2, -1))
         heads = hidden.view(len(x), -1, 8)
         kernels.rotate(heads, cosines[: len(x)], sines[: len(x)], is_interleaved=False)
         return kernels.linear_s8(heads.flatten(1), packed_s8, scales, bias[:N])

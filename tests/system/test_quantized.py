@@ -9,7 +9,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers import Linear
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.native import BuildError, load
-from mmdeploy_llm.native.products import Bf16Weight, S8Weight
+from mmdeploy_llm.native.products import FloatWeight, S8Weight
 from mmdeploy_llm.startup.start import start
 from mmdeploy_llm.testing.tiny import write_tiny
 
@@ -53,7 +53,7 @@ def test_it_has_an_effect_and_stays_close(folder, options):
     assert (found - expected).abs().mean() < 0.1
 
 
-@pytest.mark.parametrize(("quantization", "kind"), [(None, Bf16Weight), ("int8", S8Weight)])
+@pytest.mark.parametrize(("quantization", "kind"), [(None, FloatWeight), ("int8", S8Weight)])
 def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
     assembly = start(EngineConfig(model=str(folder), dtype="bfloat16", quantization=quantization))
     layers = [m for m in assembly.model.modules() if isinstance(m, Linear)]
@@ -63,15 +63,17 @@ def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
         assert experts.gate_up_proj.numel() == 0
 
 
-@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"native_kernels": True}])
+@pytest.mark.parametrize(
+    "options", [{"quantization": "int8"}, {"native_kernels": True}, {"cpu_level": "portable"}]
+)
 def test_options_that_need_kernels_raise_without_them(folder, options, monkeypatch):
-    def fail():
+    def fail(**options):
         raise BuildError("no C++ compiler is installed")
 
     monkeypatch.setattr("mmdeploy_llm.native.load", fail)
     with pytest.raises(ConfigError, match=r"needs the C\+\+ kernels .* no C\+\+ compiler"):
         LLM(model=str(folder), **options)
-    if "quantization" in options:
+    if "native_kernels" not in options:
         with pytest.raises(ConfigError, match="native_kernels is False"):
             LLM(model=str(folder), native_kernels=False, **options)
 
@@ -84,7 +86,7 @@ def test_without_a_compiler_the_same_tokens_and_one_warning(folder, monkeypatch,
 
     expected = tokens()
 
-    def fail():
+    def fail(**options):
         raise BuildError("no C++ compiler is installed")
 
     monkeypatch.setattr("mmdeploy_llm.native.load", fail)

@@ -40,7 +40,6 @@ constexpr int64_t TILE_ROWS = 256;  // upper bound
 constexpr int64_t TILE_KEYS = 128;
 constexpr int64_t PART_KEYS = 1024;  // keys of a task where the keys of few rows are split
 constexpr int64_t FEW_ROWS = 64;
-constexpr int64_t MAX_HEAD_DIM = 512;
 
 // Pointers to host memory; strides in values.
 struct AttentionArgs {
@@ -69,12 +68,12 @@ struct AttentionArgs {
 
 template <typename T>
 struct Scratch {
-    alignas(64) T q[TILE_ROWS * MAX_HEAD_DIM];
+    alignas(64) Left<T> q[TILE_ROWS * MAX_HEAD_DIM];
     alignas(64) T keys[TILE_KEYS * MAX_HEAD_DIM];
     alignas(64) T values[TILE_KEYS * MAX_HEAD_DIM];
     alignas(64) T wide[2 * TILE_KEYS * MAX_HEAD_DIM];  // keys and values that were int8
-    alignas(64) T weights[STRIP_ROWS * TILE_KEYS];
-    alignas(64) float scores[STRIP_ROWS * TILE_KEYS];
+    alignas(64) Left<T> weights[STRIP * TILE_KEYS];
+    alignas(64) float scores[STRIP * TILE_KEYS];
     alignas(64) float key_scales[TILE_KEYS];
     alignas(64) float value_scales[TILE_KEYS];
     alignas(64) float out[TILE_ROWS * MAX_HEAD_DIM];
@@ -123,7 +122,7 @@ class AttentionTask {
           group_(args.num_heads / args.num_kv_heads),
           head_rows_(task.num_tokens * group_),
           rows_(task.num_kv_heads * head_rows_),
-          columns_(round_up(args.head_dim, LANES)),
+          columns_(round_up(args.head_dim, BLOCK)),
           own_(scratch<T>()),
           scaling_{args.scale, args.softcap, IS_INT8 ? own_.key_scales : nullptr,
                    IS_INT8 ? own_.value_scales : nullptr} {}
@@ -164,9 +163,10 @@ class AttentionTask {
     void begin() {
         const T* q = static_cast<const T*>(args_.q);
         for (int64_t row = 0; row < rows_; ++row) {
-            std::memcpy(own_.q + row * args_.head_dim,
-                        q + token_of(row) * args_.q_stride + head_of(row) * args_.head_dim,
-                        args_.head_dim * sizeof(T));
+            const T* from = q + token_of(row) * args_.q_stride + head_of(row) * args_.head_dim;
+            Left<T>* to = own_.q + row * args_.head_dim;
+#pragma omp simd
+            for (int64_t c = 0; c < args_.head_dim; ++c) to[c] = convert<Left<T>>(from[c]);
             own_.softmax[row].begin();
         }
         std::memset(own_.out, 0, rows_ * columns_ * sizeof(float));
@@ -205,7 +205,8 @@ class AttentionTask {
                 own_.value_scales[i] = args_.value_scales[place * args_.num_kv_heads + kv_head];
             }
         });
-        pack_keys(key_rows, count, args_.head_dim, own_.keys, round_up(count, 2 * LANES));
+        pack_keys(key_rows, count, args_.head_dim / UNIT_VALUES<T>, own_.keys,
+                  round_up(count, 2 * BLOCK));
         pack_values(value_rows, count, args_.head_dim, own_.values, columns_);
     }
 
@@ -241,7 +242,7 @@ class AttentionTask {
 
     // Adds the tile's keys first .. end to the rows of one key head.
     void add_tile(int64_t row, int64_t first, int64_t end) {
-        const int64_t strips = (head_rows_ + STRIP_ROWS - 1) / STRIP_ROWS;
+        const int64_t strips = (head_rows_ + STRIP - 1) / STRIP;
         for (int64_t strip = 0; strip < strips; ++strip) {
             const int64_t count = even_part(head_rows_, strips, strip);
             add_strip(row, count, first, end);
@@ -256,25 +257,26 @@ class AttentionTask {
             most = std::max(most, args_.behind_seen[token]);
         }
         if (least >= end || most <= first) return;
-        const int64_t columns = round_up(end - first, 2 * LANES);
-        dot(own_.q + row * args_.head_dim, args_.head_dim, own_.keys, columns, args_.head_dim,
-            own_.scores, columns, count, false);
+        const int64_t columns = round_up(end - first, 2 * BLOCK);
+        dot<T>(own_.q + row * args_.head_dim, args_.head_dim, own_.keys, columns,
+               args_.head_dim / UNIT_VALUES<T>, own_.scores, columns, count, false);
         for (int64_t i = 0; i < count; ++i) weigh(row + i, i, first, end, columns);
-        dot(own_.weights, TILE_KEYS, own_.values, columns_, round_up(end - first, 2),
-            own_.out + row * columns_, columns_, count, true);
+        const int64_t units = (end - first + UNIT_VALUES<T> - 1) / UNIT_VALUES<T>;
+        dot<T>(own_.weights, TILE_KEYS, own_.values, columns_, units,
+               own_.out + row * columns_, columns_, count, true);
     }
 
     void weigh(int64_t row, int64_t place, int64_t first, int64_t end, int64_t columns) {
         const int64_t token = token_of(row);
         const int64_t from = std::max<int64_t>(args_.first_seen[token] - first, 0);
         const int64_t to = std::min(args_.behind_seen[token], end) - first;
-        T* weights = own_.weights + place * TILE_KEYS;
+        Left<T>* weights = own_.weights + place * TILE_KEYS;
         if (from >= to) {
-            std::memset(weights, 0, columns * sizeof(T));
+            std::memset(weights, 0, columns * sizeof(Left<T>));
             return;
         }
         const float correction =
-            weigh_row(own_.scores + place * columns, from, to, columns, scaling_,
+            weigh_row<T>(own_.scores + place * columns, from, to, columns, scaling_,
                       own_.softmax[row], weights);
         if (correction == 1.0f) return;
         float* out = own_.out + row * columns_;
@@ -413,7 +415,7 @@ class Tasks {
         const int64_t first = tile.first / PART_KEYS;
         const int64_t num = (tile.behind + PART_KEYS - 1) / PART_KEYS - first;
         if (num > 1) {
-            const int64_t columns = round_up(args_.head_dim, LANES);
+            const int64_t columns = round_up(args_.head_dim, BLOCK);
             const int64_t rows = tile.num_kv_heads * tile.num_tokens * group_;
             parts_.emplace_back(new Parts(num, rows * (columns + 2)));
             tile.parts = parts_.back().get();

@@ -157,18 +157,28 @@ void mm_write_cache(int32_t dtype, int32_t cache_dtype, const void* rows, int64_
     }
 }
 
-void mm_pack_bf16(const void* weights, int64_t n, int64_t k, void* packed, int32_t num_threads) {
-    mm::pack_bf16(static_cast<const bf16*>(weights), n, k, static_cast<bf16*>(packed),
-                  num_threads);
+// weights: [n][units], units of four bytes: 1 float or 2 bf16.
+void mm_pack_units(const void* weights, int64_t n, int64_t units, void* packed,
+                   int32_t num_threads) {
+    mm::pack_units(static_cast<const uint32_t*>(weights), n, units, 0,
+                   static_cast<uint32_t*>(packed), num_threads);
 }
 
 // next_packed: weights of the linear layer that comes next, or null; next_row_bytes: of its rows.
 void mm_linear_bf16(const void* x, int64_t x_stride, const void* packed, const void* bias,
                     void* out, int64_t rows, int64_t n, int64_t k, int32_t num_threads,
                     const void* next_packed, int64_t next_row_bytes) {
-    mm::linear_bf16(static_cast<const bf16*>(x), x_stride, static_cast<const bf16*>(packed),
-                    static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
-                    num_threads, next_of(next_packed, next_row_bytes));
+    mm::linear<mm::Bf16Format>(static_cast<const bf16*>(x), x_stride, packed,
+                               static_cast<const bf16*>(bias), static_cast<bf16*>(out), rows, n, k,
+                               num_threads, next_of(next_packed, next_row_bytes));
+}
+
+void mm_linear_f32(const void* x, int64_t x_stride, const void* packed, const void* bias, void* out,
+                   int64_t rows, int64_t n, int64_t k, int32_t num_threads, const void* next_packed,
+                   int64_t next_row_bytes) {
+    mm::linear<mm::FloatFormat>(static_cast<const float*>(x), x_stride, packed,
+                                static_cast<const float*>(bias), static_cast<float*>(out), rows, n,
+                                k, num_threads, next_of(next_packed, next_row_bytes));
 }
 
 void mm_pack_s8(const int8_t* weights, int64_t n, int64_t k, uint8_t* packed,
@@ -245,11 +255,13 @@ int32_t mm_place_threads(const int32_t* cpus, int32_t num_cpus, const int32_t* p
     return mm::place_threads(cpus, num_cpus, pinned, num_pinned, node, num_threads);
 }
 
+int32_t mm_vector_bytes() { return MM_VECTOR_BYTES; }
+
 // In the order of RECORDABLE in recording.py.
 void (*const RECORDABLE[])(const int64_t*) = {
     recorded<mm_rms_norm>,    recorded<mm_norm_heads>,  recorded<mm_silu_mul>,
     recorded<mm_rotate>,      recorded<mm_attend>,      recorded<mm_write_cache>,
-    recorded<mm_linear_bf16>, recorded<mm_linear_s8>,
+    recorded<mm_linear_bf16>, recorded<mm_linear_s8>,   recorded<mm_linear_f32>,
 };
 
 void mm_run(const Call* calls, int64_t num) {

@@ -6,68 +6,97 @@
 #include <cstdint>
 #include <cstring>
 
+// A function that a loop calls for each value must be inlined for the loop to be vectorised. Left to
+// itself, the compiler stops inlining when a file has grown by some percentage.
+#define MM_INLINE inline __attribute__((always_inline))
+
 namespace mm {
 
 struct bf16 {
     uint16_t bits;
 };
 
-inline float bits_to_float(uint32_t bits) {
+MM_INLINE float bits_to_float(uint32_t bits) {
     float value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-inline uint32_t float_to_bits(float value) {
+MM_INLINE uint32_t float_to_bits(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-inline float load(float value) { return value; }
-inline float load(bf16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
+MM_INLINE float load(float value) { return value; }
+MM_INLINE float load(bf16 value) { return bits_to_float(uint32_t(value.bits) << 16); }
 
 template <typename T>
-inline T store(float value);
+MM_INLINE T store(float value);
 
 template <>
-inline float store<float>(float value) {
+MM_INLINE float store<float>(float value) {
     return value;
 }
 
 template <>
-inline bf16 store<bf16>(float value) {
+MM_INLINE bf16 store<bf16>(float value) {
     const uint32_t bits = float_to_bits(value);
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
     return bf16{uint16_t(is_nan ? 0x7fc0 : rounded)};
 }
 
+// Converts a value to T, rounding it only if T is the smaller type.
+template <typename T>
+MM_INLINE T convert(float value) {
+    return store<T>(value);
+}
+template <typename T>
+MM_INLINE T convert(bf16 value) {
+    if constexpr (sizeof(T) == sizeof value) {
+        return value;
+    } else {
+        return load(value);
+    }
+}
+
 // Converts a small integer, which both formats hold exactly.
 template <typename T>
-inline T exact(int8_t value);
+MM_INLINE T exact(int8_t value);
 
 template <>
-inline float exact<float>(int8_t value) {
+MM_INLINE float exact<float>(int8_t value) {
     return float(value);
 }
 
 template <>
-inline bf16 exact<bf16>(int8_t value) {
+MM_INLINE bf16 exact<bf16>(int8_t value) {
     return bf16{uint16_t(float_to_bits(float(value)) >> 16)};
 }
 
 // Returns `value` rounded to the precision of T.
 template <typename T>
-inline float rounded(float value) {
+MM_INLINE float rounded(float value) {
     return load(store<T>(value));
+}
+
+// Returns the largest integer <= x, |x| < 2^31; vectorised on processors without a rounding
+// instruction too.
+MM_INLINE float floor_of(float x) {
+#if defined(__SSE2__) && !defined(__SSE4_1__)
+    const float whole = float(int32_t(x));
+    return whole > x ? whole - 1.0f : whole;
+#else
+    return std::floor(x);
+#endif
 }
 
 // Returns exp(x) to 2 units in the last place; 0 or infinity where the result is not a normal
 // number. Uses Cephes' polynomial of degree 5 on [-ln 2 / 2, ln 2 / 2].
-inline float fast_exp(float x) {
+MM_INLINE float fast_exp(float x) {
     const float limited = x < -87.3f ? -87.3f : (x > 88.3f ? 88.3f : x);
-    const float n = std::floor(limited * 1.44269504088896341f + 0.5f);
+    const float n = floor_of(limited * 1.44269504088896341f + 0.5f);
     const float r = (limited - n * 0.693359375f) + n * 2.12194440e-4f;
     float y = 1.9875691500e-4f;
     y = y * r + 1.3981999507e-3f;
@@ -80,6 +109,6 @@ inline float fast_exp(float x) {
     return x < -87.3f ? 0.0f : (x > 88.3f ? INFINITY : y * power);
 }
 
-inline float fast_tanh(float x) { return 1.0f - 2.0f / (fast_exp(2.0f * x) + 1.0f); }
+MM_INLINE float fast_tanh(float x) { return 1.0f - 2.0f / (fast_exp(2.0f * x) + 1.0f); }
 
 }  // namespace mm

@@ -1,0 +1,251 @@
+// The vector registers of the level that the library is built for, and the operations on them that
+// the compiler's own vectors do not express.
+//
+//     level                         register   float32   bf16 pairs   int8 quadruples
+//     AVX-512 with bf16 and VNNI    64 bytes   fma       vdpbf16ps    vpdpbusd
+//     AVX-512                       64 bytes   fma       widened      vpdpbusd, else vpmaddwd
+//     AVX2                          32 bytes   fma       widened      vpdpbusd, else vpmaddwd
+//     others                        16 bytes   as the compiler does
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "numbers.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifndef MM_VECTOR_BYTES
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#define MM_VECTOR_BYTES 64
+#elif defined(__AVX2__) && defined(__FMA__)
+#define MM_VECTOR_BYTES 32
+#else
+#define MM_VECTOR_BYTES 16
+#endif
+#endif
+
+#if MM_VECTOR_BYTES == 64 && defined(__AVX512BF16__)
+#define MM_HAS_BF16_DOT 1
+#endif
+
+#if MM_VECTOR_BYTES == 64 && defined(__AVX512VNNI__)
+#define MM_HAS_S8_DOT 1
+#elif MM_VECTOR_BYTES == 32 && (defined(__AVXVNNI__) || defined(__AVX512VNNI__))
+#define MM_HAS_S8_DOT 1
+#endif
+
+// Keeps the compiler from moving an accumulator out of its register.
+#if MM_VECTOR_BYTES == 64
+#define MM_KEEP(value) asm("" : "+v"(value))
+#elif defined(__x86_64__)
+#define MM_KEEP(value) asm("" : "+x"(value))
+#elif defined(__aarch64__)
+#define MM_KEEP(value) asm("" : "+w"(value))
+#else
+#define MM_KEEP(value) (void)0
+#endif
+
+namespace mm {
+
+constexpr int64_t LANES = MM_VECTOR_BYTES / 4;  // values of four bytes in a register
+#if MM_VECTOR_BYTES == 64 || defined(__aarch64__)
+constexpr int NUM_REGISTERS = 32;
+#else
+constexpr int NUM_REGISTERS = 16;
+#endif
+
+typedef float Floats __attribute__((vector_size(MM_VECTOR_BYTES)));
+typedef int32_t Ints __attribute__((vector_size(MM_VECTOR_BYTES)));
+typedef uint32_t Words __attribute__((vector_size(MM_VECTOR_BYTES)));
+typedef uint16_t Halves __attribute__((vector_size(MM_VECTOR_BYTES)));
+
+template <typename V>
+MM_INLINE V load_lanes(const void* from) {
+    V value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+template <typename V>
+MM_INLINE void store_lanes(void* to, V value) {
+    std::memcpy(to, &value, sizeof value);
+}
+
+// Returns a register whose lanes are all the four bytes at `from`.
+MM_INLINE Ints splat(const void* from) {
+    int32_t four;
+    std::memcpy(&four, from, sizeof four);
+#if MM_VECTOR_BYTES == 64
+    return (Ints)_mm512_set1_epi32(four);
+#elif MM_VECTOR_BYTES == 32
+    return (Ints)_mm256_set1_epi32(four);
+#else
+    return Ints{four, four, four, four};
+#endif
+}
+
+// Returns words & mask. The mask is read from memory at each use: in a loop it would keep a register
+// that the sums need.
+template <uint32_t MASK>
+MM_INLINE Ints masked(Ints words) {
+    struct Lanes {
+        alignas(MM_VECTOR_BYTES) uint32_t at[LANES];
+        constexpr Lanes() : at{} {
+            for (int64_t i = 0; i < LANES; ++i) at[i] = MASK;
+        }
+    };
+    static constexpr Lanes LANES_OF_MASK;
+    const uint32_t* mask = LANES_OF_MASK.at;
+    asm volatile("" : "+r"(mask));
+    return words & load_lanes<Ints>(mask);
+}
+
+// Returns sums + a * b in one rounding where the level has such an instruction.
+MM_INLINE Floats multiply_add(Floats a, Floats b, Floats sums) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sums);
+#elif MM_VECTOR_BYTES == 32
+    // GCC would choose the forms that overwrite a factor, and then move the sums about.
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sums) : "x"(a), "x"(b));
+    return sums;
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)sums, (float32x4_t)a, (float32x4_t)b);
+#else
+    return sums + a * b;
+#endif
+}
+
+// Adds to each lane the products of its two 16-bit integers.
+MM_INLINE Ints add_pairs(Ints sums, Ints a, Ints b) {
+#if MM_VECTOR_BYTES == 64
+    return sums + (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif MM_VECTOR_BYTES == 32
+    return sums + (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return sums + (Ints)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return sums + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+#ifdef MM_HAS_BF16_DOT
+
+// Adds to each lane the products of its two bf16 values.
+MM_INLINE Floats add_bf16_pairs(Floats sums, Ints a, Ints b) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
+}
+
+#endif
+
+#ifdef MM_HAS_S8_DOT
+
+// Adds to each lane the products of its four unsigned bytes and four signed bytes.
+MM_INLINE Ints add_quadruples(Ints sums, Ints unsigned_bytes, Ints signed_bytes) {
+#if MM_VECTOR_BYTES == 64
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+#elif defined(__AVXVNNI__)
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)unsigned_bytes,
+                                         (__m256i)signed_bytes);
+#else
+    return (Ints)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
+#endif
+}
+
+#endif
+
+MM_INLINE Floats to_floats(Ints values) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_cvtepi32_ps((__m512i)values);
+#elif MM_VECTOR_BYTES == 32
+    return (Floats)_mm256_cvtepi32_ps((__m256i)values);
+#elif defined(__SSE2__)
+    return (Floats)_mm_cvtepi32_ps((__m128i)values);
+#else
+    return __builtin_convertvector(values, Floats);
+#endif
+}
+
+// A lane is true or false.
+#if MM_VECTOR_BYTES == 64
+typedef __mmask16 Mask;
+#else
+typedef Ints Mask;
+#endif
+
+// Returns which of the lanes `first` .. `first` + LANES are in from .. to.
+MM_INLINE Mask lanes_within(int64_t first, int64_t from, int64_t to) {
+    const int64_t low = std::min<int64_t>(std::max<int64_t>(from - first, 0), LANES);
+    const int64_t high = std::min<int64_t>(std::max<int64_t>(to - first, low), LANES);
+#if MM_VECTOR_BYTES == 64
+    return Mask((1u << high) - (1u << low));
+#else
+    Ints index;
+    for (int i = 0; i < LANES; ++i) index[i] = i;
+    return (index >= int32_t(low)) & (index < int32_t(high));
+#endif
+}
+
+MM_INLINE Floats select(Mask mask, Floats yes, Floats no) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_mask_mov_ps((__m512)no, mask, (__m512)yes);
+#elif MM_VECTOR_BYTES == 32
+    return (Floats)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
+#else
+    return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
+#endif
+}
+
+MM_INLINE Floats all_lanes(float value) { return (Floats)splat(&value); }
+
+// Returns the larger one of each lane; b where one of them is NaN.
+MM_INLINE Floats larger(Floats a, Floats b) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif MM_VECTOR_BYTES == 32
+    return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (Floats)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return select(a > b, a, b);
+#endif
+}
+
+MM_INLINE float largest_lane(Floats values) {
+#if MM_VECTOR_BYTES == 64
+    return _mm512_reduce_max_ps((__m512)values);
+#else
+    float largest = values[0];
+    for (int i = 1; i < LANES; ++i) largest = values[i] > largest ? values[i] : largest;
+    return largest;
+#endif
+}
+
+// Returns y * 2^n for integers n from -127 to 0, where 2^-127 counts as 0.
+MM_INLINE Floats times_power(Floats y, Floats n) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_scalef_ps((__m512)y, (__m512)n);
+#else
+    constexpr float MAGIC = 8388608.0f;  // 2^23: the lowest bits of the sum are the integer
+    return y * (Floats)((Ints)(n + (MAGIC + 127.0f)) << 23);
+#endif
+}
+
+// Returns the nearest integers, even ones of two; |x| < 2^22.
+MM_INLINE Floats to_nearest(Floats x) {
+#if MM_VECTOR_BYTES == 64
+    return (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif MM_VECTOR_BYTES == 32
+    return (Floats)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    constexpr float MAGIC = 12582912.0f;  // 1.5 * 2^23
+    return (x + MAGIC) - MAGIC;
+#endif
+}
+
+}  // namespace mm
