@@ -58,7 +58,7 @@ QUICK = {
     "security/test_checkpoint_code.py": "!folders_are_hostile",
     "security/test_checkpoint_json.py": "!mutations|mutated",
     "security/test_templates.py": r"sum of|width in %|\[lists\]|both_places|bound_method|closing",
-    "test_counting.py": "!children|forked",
+    "test_counting.py": "!forked",
     "system/test_documents.py": r"code_blocks_run\[README",
     "system/test_faults.py": "!a_program_ends",
     "system/test_interrupts.py": r"\[batch\]",
