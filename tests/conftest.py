@@ -64,7 +64,7 @@ QUICK = {
     "system/test_interrupts.py": r"\[batch\]",
     "system/test_processes.py": r"\[one\]|order0|threads\[variables0",
     "system/test_sampling_options.py": "!any_value|whatever_else|sampling1",
-    "test_counting.py": "!children|forked",
+    "test_counting.py": "!forked",
     "system/test_shapes_vl.py": "reduced_evaluation",
     "testing/test_kit.py": "!fifteen_lines|without_pytest|report_of_a_failure",
     "testing/test_model_checks.py": "!a_broken_model.*checks[1-9]|models_they_are",
