@@ -15,10 +15,11 @@ from mmdeploy_llm import LLM, SamplingParams, __version__  # noqa: E402
 class Ours:
     """See serve.Engine."""
 
-    def __init__(self, model: str, precision: str) -> None:
+    def __init__(self, model: str, precision: str, level: str | None) -> None:
         self._llm = LLM(
             model,
             dtype="bfloat16",
+            cpu_level=level,
             quantization="int8" if precision == "int8" else None,
             max_num_seqs=serve.MAX_NUM_SEQS,
             enable_prefix_caching=False,
@@ -48,4 +49,4 @@ def _params(num_tokens: int) -> SamplingParams:
 
 if __name__ == "__main__":
     args = serve.parse()
-    serve.serve(f"mmdeploy_llm {__version__}", BEGUN, Ours(args.model, args.precision))
+    serve.serve(f"mmdeploy_llm {__version__}", BEGUN, Ours(args.model, args.precision, args.level))
