@@ -29,7 +29,7 @@ from .desk.belonging import CLOSED, Belonging
 from .desk.drive import Driver
 from .desk.fleet import Fleet
 from .desk.jobs import ChatOptions, JobMaker
-from .desk.merge import Merger, deltas, whole_outputs
+from .desk.merge import Merger, deltas, outputs_of, whole_outputs
 from .desk.outcome import Job, JobOutput, exception_of, refused
 from .desk.progress import Progress
 from .errors import WorkerDiedError
@@ -179,14 +179,8 @@ class LLM(Belonging):
         sampling_params: one for all prompts, or an iterable with one for each. When its length
         differs from that of `prompts`, ValueError is raised after the results of the pairs.
         """
-        return self._results(Pairs(prompts, sampling_params))
-
-    def _results(self, pairs: Pairs) -> Iterator[RequestOutput]:
-        with closing(self.answer_each(pairs)) as items:
-            for item in items:
-                yield item.output
-        if pairs.error is not None:
-            raise pairs.error
+        pairs = Pairs(prompts, sampling_params)
+        return outputs_of(self.answer_each(pairs), pairs)
 
     def answer_each(
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from mmdeploy_llm.errors import OK
 from mmdeploy_llm.outputs import Completions, RequestMetrics, RequestOutput
 
+from .arguments import Pairs
 from .outcome import JobOutput
 
 
@@ -40,6 +41,15 @@ def whole_outputs(items: Generator[JobOutput, None, None]) -> Generator[JobOutpu
             whole = merger.add(item)
             if whole is not None:
                 yield whole
+
+
+def outputs_of(items: Generator[JobOutput, None, None], pairs: Pairs) -> Iterator[RequestOutput]:
+    """Yields the outputs alone. Raises the error of the pairs after the last one."""
+    with closing(items):
+        for item in items:
+            yield item.output
+    if pairs.error is not None:
+        raise pairs.error
 
 
 def deltas(items: Generator[JobOutput, None, None]) -> Iterator[RequestOutput]:

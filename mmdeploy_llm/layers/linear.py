@@ -37,9 +37,11 @@ class Matrix(nn.Module):
         self.packed: PackedWeight | None = None
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiplies x [..., k] -> [..., n]."""
+        """Multiplies x [..., k] -> [..., n]. Raises ValueError for another width."""
         if self.packed is None:
             return F.linear(x, self.weight.flatten(1), bias)
+        if x.shape[-1] != self.weight.shape[-1]:  # the kernels read as far as the weight reaches
+            raise ValueError(f"rows of {x.shape[-1]} values times {tuple(self.weight.shape[1:])}")
         flat = x.reshape(-1, x.shape[-1])
         return self.packed.product(flat, bias).view(*x.shape[:-1], -1)
 

@@ -22,7 +22,7 @@ order.py tracks the order of work on streams.
 import ctypes
 import traceback
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial, partialmethod, wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -383,6 +383,7 @@ class Card(TorchDispatchMode):
             "device_count": lambda: 1,
             "current_device": lambda: 0,
             "set_device": lambda device: None,
+            "device": lambda device: nullcontext(),
             "get_device_properties": lambda device=None: facts,
             "get_device_capability": lambda device=None: self.capability,
             "get_arch_list": lambda: [f"sm_{self.capability[0]}{self.capability[1]}"],

@@ -222,6 +222,7 @@ def test_make_sampler(triton_device, kernels, has_kernels):
         vocab_size=20,
         device=triton_device,
         grammars=None,
+        processors=None,
         kernels=kernels if has_kernels else None,
     )
     assert type(sampler) is (CudaSampler if has_kernels else Sampler)

@@ -20,7 +20,7 @@ CUDA = CudaFacts(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90"
 @pytest.fixture
 def loads(monkeypatch):
     """Records the names of kernels that would be loaded, instead of loading them."""
-    monkeypatch.setattr(native, "load", lambda: "cpu kernels")
+    monkeypatch.setattr(native, "load", lambda level: "cpu kernels")
     monkeypatch.setattr(cuda, "load", lambda device: f"{device.type} kernels")
     monkeypatch.setattr(module, "read_cuda", lambda: CUDA)
 
@@ -50,7 +50,7 @@ def test_without_a_card_auto_is_the_cpu(loads, monkeypatch, caplog):
 
 
 def test_without_a_compiler_plain_torch_computes_and_says_so(loads, monkeypatch, caplog):
-    def fail():
+    def fail(level):
         raise native.BuildError("no compiler")
 
     monkeypatch.setattr(native, "load", fail)
@@ -68,8 +68,9 @@ def test_options_of_the_cpu_are_refused_on_a_card(loads):
 
 
 def test_kernels_have_one_caller():
-    """Besides start-up only the benchmark loads kernels, to measure the machine without an
-    engine."""
+    """Besides start-up only the benchmark and the doctor load kernels, to measure and to examine
+    the machine without an engine."""
     loading = re.compile(r"\b(?:native|cuda)\.load\(|(?<!def )\bload_kernels\(")
     callers = {path for path in PACKAGE.rglob("*.py") if loading.search(path.read_text())}
-    assert callers == {PACKAGE / "startup/machine.py", PACKAGE / "bench/run.py"}
+    names = ("startup/machine.py", "bench/run.py", "doctor/examination.py")
+    assert callers == {PACKAGE / name for name in names}

@@ -19,7 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmdeploy_llm import SamplingParams
+from mmdeploy_llm import EngineError, SamplingParams
 from mmdeploy_llm.hooks import guard, hookimpl
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
@@ -337,14 +337,21 @@ def test_closing_does_not_wait_for_a_plugin_that_hangs(
     llm, _ = make_llm(tiny_folder(FAMILY), media_fetch_timeout=60)
     llm.plugins.register(HangingStore(b"", awake), name="acme")
     outputs = llm.generate_iter([image_prompt("store://hang")], GREEDY)
-    taking = threading.Thread(target=lambda: list(outputs))
+    ended = []
+
+    def take():
+        with pytest.raises(EngineError, match="closed while this call was running"):
+            list(outputs)
+        ended.append(True)
+
+    taking = threading.Thread(target=take)
     taking.start()
     time.sleep(0.3)
     start = time.monotonic()
     llm.close()
     taking.join(timeout=10)
     assert time.monotonic() - start < 5
-    assert not taking.is_alive()
+    assert ended
 
 
 def test_a_placeholder_feature_mismatch(llm, image_prompt, make_picture, monkeypatch):

@@ -29,7 +29,7 @@ def program(body, tmp_path, seconds=120, **options):
     message, no process, no temporary file."""
     lines = [
         HEAD,
-        f"llm = LLM('shapes-vl', max_model_len=1100, **{options})",
+        f"llm = LLM('shapes-vl', quiet=True, max_model_len=1100, **{options})",
         textwrap.dedent(body),
     ]
     env = {**os.environ, "TMPDIR": str(tmp_path), "OMP_WAIT_POLICY": "passive"}
@@ -108,7 +108,7 @@ def test_a_child_may_make_its_own(tmp_path):
     pid = os.fork()
     if not pid:
         torch.ones(2000, 2000).add_(1)
-        with LLM("shapes-vl") as own:
+        with LLM("shapes-vl", quiet=True) as own:
             os._exit(0 if text(own) == before else 1)
     print(os.waitpid(pid, 0)[1], text(llm) == before)
     """
@@ -262,8 +262,8 @@ llm.close()
 torch.set_num_threads(1)
 before = state()
 cpu = min(os.sched_getaffinity(0))
-two = [LLM("shapes-vl", num_threads=2, cpu_affinity=(cpu,)),
-       LLM("shapes-vl", num_threads=3, cpu_affinity="auto")]
+two = [LLM("shapes-vl", quiet=True, num_threads=2, cpu_affinity=(cpu,)),
+       LLM("shapes-vl", quiet=True, num_threads=3, cpu_affinity="auto")]
 print([len(text(one)) > 0 for one in two], torch.get_num_threads())
 print([name for name, value in state().items() if value != before[name]])
 for index in {order}:
@@ -284,7 +284,7 @@ THREADS = """
 import torch
 from mmdeploy_llm import LLM
 {before}
-with LLM("shapes-vl", **{options}) as llm:
+with LLM("shapes-vl", quiet=True, **{options}) as llm:
     print(llm.runtime.num_threads, torch.get_num_threads())
 print(torch.get_num_threads())
 """
