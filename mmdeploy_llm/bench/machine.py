@@ -29,22 +29,27 @@ class Machine:
 
     flops: multiplications and additions per second in matrix products of `precision`.
     bandwidth: bytes read from memory per second.
+    level: the instruction sets of the C++ kernels, None without them.
     """
 
     precision: Precision
     flops: float
     bandwidth: float
+    level: str | None = None
 
 
 def measure_machine(
-    device: torch.device, precision: Precision, kernels: CpuKernels | None
+    device: torch.device,
+    precision: Precision,
+    kernels: CpuKernels | None,
+    level: str | None = None,
 ) -> Machine:
-    """Returns the best rates of torch and, when given, of the C++ kernels."""
+    """Returns the best rates of torch and, when given, of the C++ kernels, whose level is `level`."""
     products = _products(device, precision, kernels)
     flops = max(_rate(product, 2 * NUM_ROWS * OUT_SIZE * IN_SIZE, device) for product in products)
     values = torch.zeros(READ_BYTES // 4, device=device)
     bandwidth = _rate(values.sum, READ_BYTES, device)
-    return Machine(precision=precision, flops=flops, bandwidth=bandwidth)
+    return Machine(precision=precision, flops=flops, bandwidth=bandwidth, level=level)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from .machine import Machine
 from .profile import Profile
 from .results import BenchResult, Limit, Memory
+
+LOW_SHARE = 0.5  # of the limit: below it something is amiss
+FEW_REQUESTS = 8
 
 
 def result_table(result: BenchResult) -> Table:
@@ -73,6 +77,8 @@ def _rows(result: BenchResult) -> Iterator[tuple[str, str, str]]:
         yield "share of the limit", "", "unknown: the model is not built of this package's layers"
     else:
         yield "share of the limit", f"{result.limit.share:.2f}", _limit(result.limit)
+        if result.limit.share < LOW_SHARE:
+            yield "what to try", "", "; ".join(_advice(result, result.limit.machine))
 
 
 def _memory(memory: Memory) -> str:
@@ -92,8 +98,23 @@ def _limit(limit: Limit) -> str:
     return (
         f"a round's matrix products need {limit.seconds:.2f} s at {machine.flops / 1e9:,.0f} G "
         f"operations/s ({machine.precision}) and {machine.bandwidth / 1e9:.1f} GB/s, as measured "
-        "on this machine"
+        f"on this machine; {_kernels(machine)}"
     )
+
+
+def _kernels(machine: Machine) -> str:
+    return "plain torch" if machine.level is None else f"C++ kernels for {machine.level}"
+
+
+def _advice(result: BenchResult, machine: Machine) -> Iterator[str]:
+    """Yields what may bring a run closer to the machine's limit."""
+    if result.device == "cpu" and machine.level is None:
+        yield "C++ kernels are missing: `mmdeploy-llm doctor` says why"
+    if machine.precision == "float32":
+        yield "--dtype bfloat16 reads half the bytes"
+    if min(result.max_num_seqs, result.num_requests) < FEW_REQUESTS:
+        yield "more requests at once (--requests, --batch) share each read of the weights"
+    yield "--profile shows where the time goes; other programs on this machine slow it down"
 
 
 def _mebibytes(num_bytes: int) -> str:

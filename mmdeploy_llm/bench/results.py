@@ -95,6 +95,7 @@ class BenchResult:
     quantization: str | None
     kv_cache_dtype: str
     max_num_seqs: int
+    num_requests: int
     num_threads: int
     rounds: tuple[Round, ...]
     load_to_first_token: float

@@ -140,6 +140,7 @@ def _measure(
         quantization=settings.options.get("quantization"),
         kv_cache_dtype=llm.runtime.kv_cache_dtype,
         max_num_seqs=llm.runtime.max_num_seqs,
+        num_requests=settings.num_requests,
         num_threads=llm.runtime.num_threads,
         rounds=tuple(done),
         load_to_first_token=loading,
@@ -246,13 +247,15 @@ def _precision(llm: LLM, settings: BenchSettings) -> Precision:
 
 def _machine(llm: LLM, settings: BenchSettings) -> Machine:
     is_cpu = llm.runtime.device == "cpu"
-    kernels = None
+    kernels = level = None
     if is_cpu and settings.options.get("native_kernels") is not False:
         try:
-            kernels = native.load(level=settings.options.get("cpu_level"))
+            level = settings.options.get("cpu_level") or native.cpu_levels()[0].value
+            kernels = native.load(level=level)
         except native.BuildError:  # the engine has logged a warning and runs without them too
-            kernels = None
-    return measure_machine(torch.device(llm.runtime.device), _precision(llm, settings), kernels)
+            kernels = level = None
+    device = torch.device(llm.runtime.device)
+    return measure_machine(device, _precision(llm, settings), kernels, level)
 
 
 def _limit(

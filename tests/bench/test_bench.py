@@ -1,11 +1,14 @@
 """`mmdeploy-llm bench` on the bundled model: figures agree with each other and the workload."""
 
+import io
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
@@ -14,6 +17,8 @@ from mmdeploy_llm.bench import machine as machines
 from mmdeploy_llm.bench.cost import MediaFlops, kv_block_bytes, model_cost
 from mmdeploy_llm.bench.machine import Machine, measure_machine
 from mmdeploy_llm.bench.profile import PHASES, Clock, Profiler
+from mmdeploy_llm.bench.report import result_table
+from mmdeploy_llm.bench.results import Alone, BenchResult, Limit, Memory, Round
 from mmdeploy_llm.bench.works import Workload
 from mmdeploy_llm.intake.checkpoint import read_checkpoint, resolve_model
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, RotaryConfig
@@ -98,12 +103,51 @@ def test_photos_are_decoded_and_encoded_and_the_profile_adds_up():
 
 
 def test_int8_and_tables():
-    shown = run(
+    text = run(
         "vl", "--requests", "2", "--rounds", "1", "--threads", "1", "--quantization", "int8",
         "--kv-cache-dtype", "int8", "--profile", "--dummy", "--engine", "kv_cache_memory=16777216",
     )  # fmt: skip
     for words in ("images/s", "int8, KV cache int8", "share of the limit", "attention", "intake"):
-        assert words in shown
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_requests", "words"),
+    [
+        (Machine(precision="bfloat16", flops=1e11, bandwidth=1e10, level="avx2"), 32, "--profile"),
+        (Machine(precision="float32", flops=1e11, bandwidth=1e10, level="avx2"), 32, "half the"),
+        (Machine(precision="bfloat16", flops=1e11, bandwidth=1e10), 32, "mmdeploy-llm doctor"),
+        (Machine(precision="bfloat16", flops=1e11, bandwidth=1e10, level="avx2"), 1, "--requests"),
+    ],
+)
+def test_a_small_share_of_the_limit_comes_with_what_to_try(machine, num_requests, words):
+    result = BenchResult(
+        work="text",
+        model="m",
+        device="cpu",
+        dtype=machine.precision,
+        quantization=None,
+        kv_cache_dtype=machine.precision,
+        max_num_seqs=32,
+        num_requests=num_requests,
+        num_threads=2,
+        rounds=(Round(seconds=2, num_prompt_tokens=9, num_output_tokens=9, num_images=0),),
+        load_to_first_token=1,
+        alone=Alone(first_token=1, per_output_token=1, num_prompt_tokens=1, num_output_tokens=2),
+        memory=Memory(peak=2**20, kv_cache=0, weights=None),
+        limit=Limit(machine=machine, seconds=0.8, share=0.4),
+        profile=None,
+    )
+    assert words in shown(result)
+    assert ("kernels for avx2" if machine.level else "plain torch") in shown(result)
+    enough = replace(result, limit=Limit(machine=machine, seconds=1.8, share=0.9))
+    assert "what to try" not in shown(enough)
+
+
+def shown(result):
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(result_table(result))
+    return console.export_text()
 
 
 def test_a_request_that_fails_is_an_error(monkeypatch):
