@@ -44,7 +44,7 @@ def measure_machine(
     kernels: CpuKernels | None,
     level: str | None = None,
 ) -> Machine:
-    """Returns the best rates of torch and, when given, of the C++ kernels, whose level is `level`."""
+    """Returns the best rates of torch and, when given, of the C++ kernels. level: theirs."""
     products = _products(device, precision, kernels)
     flops = max(_rate(product, 2 * NUM_ROWS * OUT_SIZE * IN_SIZE, device) for product in products)
     values = torch.zeros(READ_BYTES // 4, device=device)
