@@ -35,7 +35,7 @@ namespace mm {
 constexpr int64_t PANEL = 64;
 constexpr int64_t ROW_BLOCK = 192;
 // Units of a chunk: wide x takes twice the memory or more, and such levels have smaller caches.
-constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 128;
+constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 256;
 constexpr int64_t GROUP = 128;  // values of x with one scale
 constexpr int64_t GROUP_UNITS = GROUP / 4;
 constexpr int64_t UNIT_BYTES = PANEL * 4;
