@@ -24,7 +24,7 @@ HEAD = ((151_936, 896),)
 ROWS = (1, 8, 32, 128, 512)
 MAX_HEAD_ROWS = 32  # only the last token of a sequence needs logits
 NUM_LAYERS = 4  # so that the weights do not fit in the cache
-SECONDS = 0.7  # for one figure of one side
+SECONDS = 0.5  # for one figure of one side
 Product = Callable[[Tensor], object]
 
 # The variables by which oneDNN, MKL and torch's own loops keep to a level. MKL obeys on Intel's

@@ -262,10 +262,17 @@ inline float quantize(const T* x, int64_t count, int8_t* out) {
     return largest / 127.0f;
 }
 
-// Writes four values in the order that the format reads.
-inline void arrange(const int8_t* four, int8_t* out) { std::memcpy(out, four, 4); }
-inline void arrange(const int8_t* four, int16_t* out) {
-    for (int i = 0; i < 4; ++i) out[i] = four[WIDE_S8_ORDER[i]];
+// Widens `count` values, a multiple of 4, to the order that WideS8Format reads.
+inline void arrange(const int8_t* values, int64_t count, int16_t* out) {
+    int64_t i = 0;
+#ifdef __SSE4_1__
+    static_assert(WIDE_S8_ORDER[1] == 2 && WIDE_S8_ORDER[2] == 1, "the order of the shuffles");
+    for (; i + 8 <= count; i += 8) {
+        const __m128i wide = _mm_cvtepi8_epi16(load_lanes<__m128i>(values + i));
+        store_lanes(out + i, _mm_shufflehi_epi16(_mm_shufflelo_epi16(wide, 0xd8), 0xd8));
+    }
+#endif
+    for (; i < count; ++i) out[i] = values[i / 4 * 4 + WIDE_S8_ORDER[i % 4]];
 }
 
 // Quantizes w [n][k] to int8 [n][k] with one scale per row.
@@ -278,18 +285,28 @@ void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* scales,
     });
 }
 
+// Quantizes `count` values of x, one group at most, to the format's type. Returns their sum.
+template <typename T, typename Value>
+inline int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale) {
+    constexpr bool IS_WIDE = sizeof(Value) == 2;
+    int8_t own[GROUP + 8] = {};  // arrange reads 16 bytes at once
+    int8_t* rounded = own;
+    if constexpr (!IS_WIDE) rounded = values;
+    *scale = quantize(x, count, rounded);
+    int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) sum += rounded[i];
+    if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);
+    return sum;
+}
+
 template <typename T>
 void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
-    QuantizedRows::Value* values = out.values.data() + row * out.width;
     for (int64_t group = 0; group < out.groups; ++group) {
-        const int64_t first = group * GROUP, count = std::min(GROUP, k - first);
-        int8_t rounded[GROUP] = {};
-        out.scales[row * out.groups + group] = quantize(x + first, count, rounded);
-        int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < count; ++i) sum += rounded[i];
-        out.sums[row * out.groups + group] = sum;
-        for (int64_t i = 0; i < count; i += 4) arrange(rounded + i, values + first + i);
+        const int64_t first = group * GROUP, at = row * out.groups + group;
+        out.sums[at] = quantize_group(x + first, std::min(GROUP, k - first),
+                                      out.values.data() + row * out.width + first,
+                                      out.scales.data() + at);
     }
 }
 
