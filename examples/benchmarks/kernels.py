@@ -1,6 +1,8 @@
-"""Compares the CPU kernels for attention and sampling with plain torch: kernels.py [--rounds 9].
+"""Compares the CPU kernels with plain torch: kernels.py [--rounds 9] [--threads 1].
 
-Uses one thread and its CPU time. Both sides take turns; prints medians over the rounds.
+Prints the matrix products of every level that this processor executes, then attention and sampling
+at the best one. Both sides take turns. Products: the fastest round; attention and sampling: medians
+over the rounds, in one thread's CPU time.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from products import header, run_level
 
 from mmdeploy_llm.kernels import VisibleKeys
-from mmdeploy_llm.native import CpuKernels, load
+from mmdeploy_llm.native import CpuKernels, cpu_levels, load
 from mmdeploy_llm.sampling.draw import DrawParams, draw
 
 BLOCK = 64
@@ -137,10 +140,15 @@ def table(rows: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1, help="of the products")
     args = parser.parse_args()
+    print(header(), flush=True)
+    for level in cpu_levels():
+        run_level(level, args.threads)
+    print()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(table([compare(case, args.rounds) for case in cases(load())]))

@@ -25,6 +25,27 @@ def emptied(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.new_empty(*outer, 0, k), requires_grad=False)
 
 
+MAX_WIDE_ROWS = 8192  # of a weight that is widened at once
+
+
+def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiplies x [..., k] by `weight` [n, k] in plain torch. On a CPU where torch has no bf16
+    product it multiplies in float32, which has the same result up to rounding and is up to hundreds
+    of times faster for more than one row."""
+    is_slow = x.dtype is torch.bfloat16 and x.is_cpu and not _multiplies_bf16()
+    if not is_slow or x.numel() == x.shape[-1]:
+        return F.linear(x, weight, bias)
+    wide = x.float()
+    parts = [F.linear(wide, part.float()) for part in weight.split(MAX_WIDE_ROWS)]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+    return (out if bias is None else out.add_(bias)).to(x.dtype)
+
+
+def _multiplies_bf16() -> bool:
+    """Whether torch's products in bf16 use instructions for it."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class Matrix(nn.Module):
     """A weight [n, k] to multiply by; k may be several axes. Once it is packed, `weight` is empty:
     [0, k], of the same dtype. is_exact: whether the weight is never rounded."""
@@ -39,7 +60,7 @@ class Matrix(nn.Module):
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies x [..., k] -> [..., n]. Raises ValueError for another width."""
         if self.packed is None:
-            return F.linear(x, self.weight.flatten(1), bias)
+            return plain_linear(x, self.weight.flatten(1), bias)
         if x.shape[-1] != self.weight.shape[-1]:  # the kernels read as far as the weight reaches
             raise ValueError(f"rows of {x.shape[-1]} values times {tuple(self.weight.shape[1:])}")
         flat = x.reshape(-1, x.shape[-1])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .kernel_layer import KernelLayer
-from .linear import Linear, MergedLinear
+from .linear import Linear, MergedLinear, plain_linear
 from .rows import row_chunks
 
 # Values in an intermediate result; see rows.py.
@@ -56,7 +56,7 @@ class GatedMLP(KernelLayer):
         weights = self.gate_up_proj.weight.chunk(2)
         bias = self.gate_up_proj.bias
         biases = (None, None) if bias is None else bias.chunk(2)
-        gate, up = (F.linear(x, *pair) for pair in zip(weights, biases, strict=True))
+        gate, up = (plain_linear(x, *pair) for pair in zip(weights, biases, strict=True))
         return F.silu(gate, inplace=True).mul_(up)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmdeploy_llm.kernels import ExpertKernels, Kernels, PackedWeight, Quantization
 
 from .kernel_layer import KernelLayer
-from .linear import Linear, Matrix, emptied, empty_parameter
+from .linear import Linear, Matrix, emptied, empty_parameter, plain_linear
 from .mlp import GatedMLP, silu_mul
 
 
@@ -164,8 +164,8 @@ class Experts(KernelLayer):
     def _run_expert(self, expert: int, x: Tensor) -> Tensor:
         """Runs one expert, [n, S] -> [n, S]."""
         if self._packed is None or self.kernels is None:
-            hidden = silu_mul(F.linear(x, self.gate_up_proj[expert]))
-            return F.linear(hidden, self.down_proj[expert])
+            hidden = silu_mul(plain_linear(x, self.gate_up_proj[expert]))
+            return plain_linear(hidden, self.down_proj[expert])
         gate_up, down = self._packed[expert]
         assert gate_up is not None and down is not None  # noqa: PT018 - can_pack was True
         hidden = self.kernels.silu_mul(*gate_up.product(x, None).chunk(2, -1))

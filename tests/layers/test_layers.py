@@ -14,6 +14,7 @@ from mmdeploy_llm.layers import (
     Rotary,
     RotaryConfig,
     alternating_axes,
+    linear,
     quick_gelu,
     rows,
     sectioned_axes,
@@ -245,3 +246,24 @@ class TestMoE:
 
     def test_no_media_need_no_split(self):
         assert Modality(torch.zeros(3, dtype=torch.bool)).rows is None
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 24), (7, 24), (3, 2, 24)])
+def test_bf16_on_a_cpu_without_it(monkeypatch, has_bias, shape):
+    """Torch multiplies in float32, some rows of the weight at once; never in its slow bf16."""
+    x, weight = torch.randn(shape).bfloat16(), torch.randn(20, 24).bfloat16()
+    bias = torch.randn(20).bfloat16() if has_bias else None
+    expected = F.linear(x, weight, bias)
+    monkeypatch.setattr(linear, "_multiplies_bf16", lambda: False)
+    monkeypatch.setattr(linear, "MAX_WIDE_ROWS", 8)
+    dtypes, multiply = [], F.linear
+
+    def watched(x, *args):
+        dtypes.append(x.dtype)
+        return multiply(x, *args)
+
+    monkeypatch.setattr(F, "linear", watched)
+    found = linear.plain_linear(x, weight, bias)
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=2**-7)
+    assert dtypes == ([torch.bfloat16] if len(x) == 1 else [torch.float32] * 3)

@@ -1,9 +1,12 @@
 // Calls every kernel on random shapes, in memory that is exactly as large as it must be, for a
-// build with a sanitizer. Prints "clean" at its end.
+// build with a sanitizer or for another processor, and compares products with plain sums. Prints
+// "clean" at its end.
 #include <cstdio>
 #ifdef __linux__
 #include <sched.h>
 #endif
+#include <cmath>
+#include <cstdlib>
 #include <random>
 #include <vector>
 
@@ -23,6 +26,25 @@ std::vector<T> random_values(int64_t size) {
     std::normal_distribution<float> normal;
     for (T& value : values) value = mm::store<T>(normal(generator));
     return values;
+}
+
+// Compares the last row of a product [rows][n] with sums in double.
+template <typename T, typename W>
+void compare(const char* name, const T* x, const W* weights, const T* bias, const T* out,
+             int64_t rows, int64_t n, int64_t k, double error) {
+    for (int64_t column = 0; column < n; ++column) {
+        double sum = bias == nullptr ? 0.0 : mm::load(bias[column]), size = std::fabs(sum);
+        for (int64_t i = 0; i < k; ++i) {
+            const double product = double(mm::load(x[(rows - 1) * k + i])) *
+                                   mm::load(mm::convert<float>(weights[column * k + i]));
+            sum += product;
+            size += std::fabs(product);
+        }
+        const double found = mm::load(out[(rows - 1) * n + column]);
+        if (std::fabs(found - sum) <= error * size) continue;
+        std::printf("%s: %g instead of %g\n", name, found, sum);
+        std::exit(1);
+    }
 }
 
 template <typename T>
@@ -113,8 +135,14 @@ void run_linear(int32_t dtype, int32_t threads) {
     std::vector<T> out(rows * n);
     mm_linear_s8(dtype, x.data(), k, packed.data(), scales.data(), bias.data(), out.data(), rows,
                  n, k, threads, packed.data(), k);
-    mm_linear_s8(dtype, x.data(), k, packed.data(), scales.data(), nullptr, out.data(), rows, n, k,
+    std::vector<float> whole(rows * k), sums(rows * n), ones(n, 1.0f);
+    for (int64_t i = 0; i < rows * k; ++i) {
+        whole[i] = i % k % 128 == 0 ? 127.0f : float(between(-127, 127));  // every scale is 1
+    }
+    mm_linear_s8(0, whole.data(), k, packed.data(), ones.data(), nullptr, sums.data(), rows, n, k,
                  threads, nullptr, 0);
+    const std::vector<float> wide(weights.begin(), weights.end());
+    compare<float, float>("int8", whole.data(), wide.data(), nullptr, sums.data(), rows, n, k, 0.0);
 }
 
 void run_linear_float(int32_t threads) {
@@ -125,6 +153,7 @@ void run_linear_float(int32_t threads) {
     mm_pack_units(weights.data(), n, k, packed.data(), threads);
     mm_linear_f32(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads,
                   packed.data(), k * 4);
+    compare("float", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1e-5);
 }
 
 void run_linear_bf16(int32_t threads) {
@@ -135,6 +164,7 @@ void run_linear_bf16(int32_t threads) {
     mm_pack_units(weights.data(), n, k / 2, packed.data(), threads);
     mm_linear_bf16(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads,
                    packed.data(), k * 2);
+    compare("bf16", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1.0 / 256);
     mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads, nullptr,
                    0);
 }

@@ -183,3 +183,18 @@ def test_the_name_of_the_wheel_tells_which_runtimes_it_needs(
     )
     expected = "manylinux_2_28_x86_64" if is_portable else "linux_x86_64"
     assert prebuild(tmp_path / "prebuilt") == expected
+
+
+@pytest.mark.slow
+def test_clean_on_arm(tmp_path):
+    """All kernels and the values of products with NEON, in an emulator."""
+    cross, emulator = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+    if cross is None or emulator is None:
+        pytest.skip("needs aarch64-linux-gnu-g++ and qemu-user")
+    program = tmp_path / "driver"
+    flags = [flag for flag in FLAGS if flag != "-fopenmp"]
+    own = ["-fopenmp-simd", "-static", "-pthread", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
+    command = [cross, *flags, "-DMM_STD_THREADS", *own, f"-I{SOURCES}", str(DRIVER)]
+    subprocess.run([*command, "-o", str(program)], check=True, capture_output=True)
+    done = subprocess.run([emulator, str(program)], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]

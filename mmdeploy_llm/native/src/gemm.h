@@ -34,8 +34,8 @@ namespace mm {
 
 constexpr int64_t PANEL = 64;
 constexpr int64_t ROW_BLOCK = 192;
-// Units of a chunk: wide x takes twice the memory or more, and such levels have smaller caches.
-constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 128;
+// Largest number of units of a chunk: wide x takes twice the memory or more, and such levels have smaller caches.
+constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 256;
 constexpr int64_t GROUP = 128;  // values of x with one scale
 constexpr int64_t GROUP_UNITS = GROUP / 4;
 constexpr int64_t UNIT_BYTES = PANEL * 4;
@@ -100,13 +100,21 @@ struct Next {
     int64_t panel_bytes = 0;
 };
 
-// Returns what to prefetch while one of `num_strips` strips computes `units` units.
-inline Ahead ahead_of(const char* next, int64_t strip, int64_t num_strips, int64_t units) {
+// Returns what to prefetch of the `next_bytes` of the next chunk while one of `num_strips` strips
+// computes `units` units.
+inline Ahead ahead_of(const char* next, int64_t next_bytes, int64_t strip, int64_t num_strips,
+                      int64_t units) {
     if (next == nullptr) return {nullptr, 0};
-    constexpr int64_t LINES = AHEAD_UNITS * UNIT_BYTES / 64;
-    const int64_t num = (LINES + num_strips - 1) / num_strips;
-    const int64_t done = strip * num * ((units + AHEAD_UNITS - 1) / AHEAD_UNITS);
-    return {next + done * 64, done * 64 < units * UNIT_BYTES ? num : 0};
+    const int64_t lines = next_bytes / 64, times = (units + AHEAD_UNITS - 1) / AHEAD_UNITS;
+    const int64_t num = (lines + num_strips * times - 1) / (num_strips * times);
+    const int64_t done = strip * num * times;
+    return {next + done * 64, done < lines ? num : 0};
+}
+
+// Returns the units of a chunk, so that all are nearly equal and hold whole groups.
+inline int64_t chunk_of(int64_t units) {
+    const int64_t num = (units + PART_UNITS - 1) / PART_UNITS;
+    return round_up((units + num - 1) / num, GROUP_UNITS);
 }
 
 // Multiplies all rows by all panels of `packed`.
@@ -117,6 +125,7 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
               const Next& next_product, const Strip& strip, const Write& write) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    const int64_t chunk = chunk_of(units);
     const char* weights = static_cast<const char*>(packed);
     parallel_ahead(panels * blocks, num_threads, [&](int64_t task, int64_t next_task) {
         const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;
@@ -131,15 +140,16 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
         }
         alignas(64) static thread_local float sums[ROW_BLOCK * PANEL];
         std::memset(sums, 0, num_rows * PANEL * sizeof sums[0]);
-        for (int64_t unit = 0; unit < units; unit += PART_UNITS) {
-            const int64_t count = std::min(PART_UNITS, units - unit);
+        for (int64_t unit = 0; unit < units; unit += chunk) {
+            const int64_t count = std::min(chunk, units - unit), end = unit + count;
             const char* part = own + unit * UNIT_BYTES;
-            const char* next = unit + count < units ? part + count * UNIT_BYTES : behind;
+            const char* next = end < units ? own + end * UNIT_BYTES : behind;
+            const int64_t next_count = std::min(chunk, end < units ? units - end : units);
             for (int64_t i = 0; i < num_strips; ++i) {  // nearly equal strips of at most 6 rows
                 const int64_t row = num_rows * i / num_strips;
                 with_rows(num_rows * (i + 1) / num_strips - row, [&](auto num) {
                     strip(num, first_row + row, unit, part, count,
-                          ahead_of(next, i, num_strips, count), sums + row * PANEL);
+                          ahead_of(next, next_count * UNIT_BYTES, i, num_strips, count), sums + row * PANEL);
                 });
             }
         }
@@ -252,10 +262,17 @@ inline float quantize(const T* x, int64_t count, int8_t* out) {
     return largest / 127.0f;
 }
 
-// Writes four values in the order that the format reads.
-inline void arrange(const int8_t* four, int8_t* out) { std::memcpy(out, four, 4); }
-inline void arrange(const int8_t* four, int16_t* out) {
-    for (int i = 0; i < 4; ++i) out[i] = four[WIDE_S8_ORDER[i]];
+// Widens `count` values, a multiple of 4, to the order that WideS8Format reads.
+inline void arrange(const int8_t* values, int64_t count, int16_t* out) {
+    int64_t i = 0;
+#ifdef __SSE4_1__
+    static_assert(WIDE_S8_ORDER[1] == 2 && WIDE_S8_ORDER[2] == 1, "the order of the shuffles");
+    for (; i + 8 <= count; i += 8) {
+        const __m128i wide = _mm_cvtepi8_epi16(load_lanes<__m128i>(values + i));
+        store_lanes(out + i, _mm_shufflehi_epi16(_mm_shufflelo_epi16(wide, 0xd8), 0xd8));
+    }
+#endif
+    for (; i < count; ++i) out[i] = values[i / 4 * 4 + WIDE_S8_ORDER[i % 4]];
 }
 
 // Quantizes w [n][k] to int8 [n][k] with one scale per row.
@@ -268,18 +285,28 @@ void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* scales,
     });
 }
 
+// Quantizes `count` values of x, one group at most, to the format's type. Returns their sum.
+template <typename T, typename Value>
+inline int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale) {
+    constexpr bool IS_WIDE = sizeof(Value) == 2;
+    int8_t own[GROUP + 8] = {};  // arrange reads 16 bytes at once
+    int8_t* rounded = own;
+    if constexpr (!IS_WIDE) rounded = values;
+    *scale = quantize(x, count, rounded);
+    int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) sum += rounded[i];
+    if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);
+    return sum;
+}
+
 template <typename T>
 void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
-    QuantizedRows::Value* values = out.values.data() + row * out.width;
     for (int64_t group = 0; group < out.groups; ++group) {
-        const int64_t first = group * GROUP, count = std::min(GROUP, k - first);
-        int8_t rounded[GROUP] = {};
-        out.scales[row * out.groups + group] = quantize(x + first, count, rounded);
-        int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < count; ++i) sum += rounded[i];
-        out.sums[row * out.groups + group] = sum;
-        for (int64_t i = 0; i < count; i += 4) arrange(rounded + i, values + first + i);
+        const int64_t first = group * GROUP, at = row * out.groups + group;
+        out.sums[at] = quantize_group(x + first, std::min(GROUP, k - first),
+                                      out.values.data() + row * out.width + first,
+                                      out.scales.data() + at);
     }
 }
 

@@ -96,10 +96,12 @@ MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
                                                      typename Format::Sums (&sums)[ROWS][NUM]) {
     const char* at = static_cast<const char*>(weights);
     constexpr int64_t X_BYTES = Format::PARTS * 4;
+    const char* lines = ahead.lines;
+    const int64_t num_lines = ahead.num;
     for (int64_t unit = 0; unit < units; ++unit) {
         if (unit % AHEAD_UNITS == 0) {
-            for (int64_t i = 0; i < ahead.num; ++i) __builtin_prefetch(ahead.lines + i * 64, 0, 2);
-            ahead.lines += ahead.num * 64;
+            for (int64_t i = 0; i < num_lines; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
+            lines += num_lines * 64;
         }
 #pragma GCC unroll 2
         for (int part = 0; part < Format::PARTS; ++part) {
@@ -125,6 +127,7 @@ MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
         }
         at += columns * 4;
     }
+    ahead.lines = lines;
 }
 
 // Computes out [ROWS][NUM registers] = rows of x times `units` units of weights, or adds that to
