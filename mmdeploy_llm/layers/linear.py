@@ -36,7 +36,7 @@ def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     if not is_slow or x.numel() == x.shape[-1]:
         return F.linear(x, weight, bias)
     wide = x.float()
-    parts = [F.linear(wide, part.float()) for part in weight.split(MAX_WIDE_ROWS)]
+    parts = [F.linear(wide, part.float()) for part in torch.split(weight, MAX_WIDE_ROWS)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     return (out if bias is None else out.add_(bias)).to(x.dtype)
 
