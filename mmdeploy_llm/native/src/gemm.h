@@ -49,13 +49,13 @@ inline void for_tiles(Ahead& ahead, const Tile& tile) {
     for (int64_t column = 0; column < PANEL; column += STEP) tile(column);
 }
 
-// sums [ROWS][64] += rows of x times a chunk of a panel.
+// sums [ROWS][64] = rows of x times a chunk of a panel, or plus that.
 template <typename Format, int ROWS>
 void float_strip(const typename Format::X* x, int64_t x_stride, const char* panel, int64_t units,
-                 Ahead ahead, float* sums) {
+                 Ahead ahead, float* sums, bool adds) {
     for_tiles<ROWS>(ahead, [&](int64_t column) {
         float_tile<Format, ROWS, tile_registers(ROWS)>(x, x_stride, panel + column * 4, PANEL,
-                                                       units, ahead, sums + column, PANEL, true);
+                                                       units, ahead, sums + column, PANEL, adds);
     });
 }
 
@@ -76,11 +76,11 @@ struct QuantizedRows {
           sums(rows * groups) {}
 };
 
-// sums [ROWS][64] += rows from `row` on, over units `unit` .. `unit + units`, in whole groups except
-// at the end.
+// sums [ROWS][64] = rows from `row` on, over units `unit` .. `unit + units`, or plus that, in whole
+// groups except at the end.
 template <int ROWS>
 void s8_strip(const QuantizedRows& x, int64_t row, int64_t unit, const char* panel, int64_t units,
-              Ahead ahead, float* sums) {
+              Ahead ahead, float* sums, bool adds) {
     const QuantizedRows::Value* values = x.values.data() + row * x.width + unit * 4;
     for_tiles<ROWS>(ahead, [&](int64_t column) {
         for (int64_t done = 0; done < units; done += GROUP_UNITS) {
@@ -89,7 +89,7 @@ void s8_strip(const QuantizedRows& x, int64_t row, int64_t unit, const char* pan
             s8_tile<S8Format, ROWS, tile_registers(ROWS)>(
                 values + done * 4, x.width, panel + done * UNIT_BYTES + column * 4, PANEL, count,
                 x.sums.data() + group, x.scales.data() + group, x.groups, ahead, sums + column,
-                PANEL);
+                PANEL, adds || done > 0);
         }
     });
 }
@@ -118,7 +118,8 @@ inline int64_t chunk_of(int64_t units) {
 }
 
 // Multiplies all rows by all panels of `packed`.
-// strip(ROWS, row, unit, weights of the chunk, units, ahead, sums): adds to the sums [rows][64].
+// strip(ROWS, row, unit, weights of the chunk, units, ahead, sums, adds): computes the sums
+// [rows][64], or adds to them.
 // write(row, first column, sums of the row, number of columns): stores them.
 template <typename Strip, typename Write>
 void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int num_threads,
@@ -139,7 +140,6 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
             if (behind != nullptr) behind += (next_task - tasks) * next_product.panel_bytes;
         }
         alignas(64) static thread_local float sums[ROW_BLOCK * PANEL];
-        std::memset(sums, 0, num_rows * PANEL * sizeof sums[0]);
         for (int64_t unit = 0; unit < units; unit += chunk) {
             const int64_t count = std::min(chunk, units - unit), end = unit + count;
             const char* part = own + unit * UNIT_BYTES;
@@ -149,7 +149,8 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
                 const int64_t row = num_rows * i / num_strips;
                 with_rows(num_rows * (i + 1) / num_strips - row, [&](auto num) {
                     strip(num, first_row + row, unit, part, count,
-                          ahead_of(next, next_count * UNIT_BYTES, i, num_strips, count), sums + row * PANEL);
+                          ahead_of(next, next_count * UNIT_BYTES, i, num_strips, count),
+                          sums + row * PANEL, unit > 0);
                 });
             }
         }
@@ -226,9 +227,9 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* 
     constexpr int64_t VALUES = Format::PARTS * 4 / sizeof(typename Format::X);  // of a unit
     const RowsOf<typename Format::X, T> own(x, x_stride, rows, k, num_threads);
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
-                           Ahead ahead, float* sums) {
+                           Ahead ahead, float* sums, bool adds) {
         float_strip<Format, num>(own.values + row * own.stride + unit * VALUES, own.stride,
-                                 part, count, ahead, sums);
+                                 part, count, ahead, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         T* result = out + row * n + first;
@@ -247,7 +248,7 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* 
 
 // Quantizes symmetrically: the largest magnitude becomes 127. Returns the scale.
 template <typename T>
-inline float quantize(const T* x, int64_t count, int8_t* out) {
+MM_INLINE float quantize(const T* x, int64_t count, int8_t* out) {
     float largest = 0.0f;
 #pragma omp simd reduction(max : largest)
     for (int64_t i = 0; i < count; ++i) {
@@ -287,9 +288,9 @@ void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* scales,
 
 // Quantizes `count` values of x, one group at most, to the format's type. Returns their sum.
 template <typename T, typename Value>
-inline int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale) {
+MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale) {
     constexpr bool IS_WIDE = sizeof(Value) == 2;
-    int8_t own[GROUP + 8] = {};  // arrange reads 16 bytes at once
+    int8_t own[IS_WIDE ? GROUP + 8 : 1] = {};  // arrange reads 16 bytes at once
     int8_t* rounded = own;
     if constexpr (!IS_WIDE) rounded = values;
     *scale = quantize(x, count, rounded);
@@ -323,8 +324,8 @@ void linear_s8(const T* x, int64_t x_stride, const uint8_t* packed, const float*
     });
     const int64_t units = quantized.width / 4;
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
-                           Ahead ahead, float* sums) {
-        s8_strip<num>(quantized, row, unit, part, count, ahead, sums);
+                           Ahead ahead, float* sums, bool adds) {
+        s8_strip<num>(quantized, row, unit, part, count, ahead, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         T* result = out + row * n + first;

@@ -161,7 +161,7 @@ template <typename Format, int ROWS, int NUM>
 __attribute__((noinline)) void s8_tile(const typename Format::X* x, int64_t x_stride,
                                        const void* weights, int64_t columns, int64_t units,
                                        const int32_t* row_sums, const float* scales, int64_t groups,
-                                       Ahead& ahead, float* out, int64_t out_stride) {
+                                       Ahead& ahead, float* out, int64_t out_stride, bool adds) {
     Ints sums[ROWS][NUM];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
@@ -177,7 +177,8 @@ __attribute__((noinline)) void s8_tile(const typename Format::X* x, int64_t x_st
 #pragma GCC unroll 8
         for (int b = 0; b < NUM; ++b) {
             float* to = out + r * out_stride + b * LANES;
-            store_lanes(to, multiply_add(to_floats(sums[r][b]), scale, load_lanes<Floats>(to)));
+            const Floats old = adds ? load_lanes<Floats>(to) : Floats{};
+            store_lanes(to, multiply_add(to_floats(sums[r][b]), scale, old));
         }
     }
 }
