@@ -73,7 +73,7 @@ from mmdeploy_llm import LLM, SamplingParams
 import mmdeploy_llm.llm
 print("ready", file=sys.stderr, flush=True)
 try:
-    with LLM("shapes-vl", max_model_len=1100, **eval(sys.argv[1])) as llm:
+    with LLM("shapes-vl", quiet=True, max_model_len=1100, **eval(sys.argv[1])) as llm:
         llm.generate(["A red"] * 500, SamplingParams(max_tokens=1000, ignore_eos=True), False)
 except KeyboardInterrupt:
     os._exit(5)

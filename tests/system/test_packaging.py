@@ -136,7 +136,7 @@ import torch
 from mmdeploy_llm import native
 kernels = native.load()
 x, weight = torch.rand(3, 64).bfloat16(), torch.rand(32, 64).bfloat16()
-got = kernels.linear_bf16(x, kernels.pack_bf16(weight.clone()), 32, None)
+got = kernels.linear_float(x, kernels.pack_float(weight.clone()), 32, None)
 assert torch.allclose(got.float(), x.float() @ weight.float().T, rtol=0.02), got
 """
 
