@@ -133,12 +133,12 @@ def expected(ahead, tokenizer, load_file):
 
 
 def test_the_same_outputs_with_preemptions_and_ends_in_between(make, ahead, expected):
-    engine = make(num_blocks=14)
+    engine = make(num_blocks=10)
     assert engine._runner.facts == (1, 2, 4, ahead.SEQS)
     counting = ahead.Counting(engine)
     for seed in (0, 1):
         found = ahead.outputs_of(engine, ahead.requests(seed), seed=seed)
-        assert found == expected(ahead.requests(seed), num_blocks=14, seed=seed)
+        assert found == expected(ahead.requests(seed), num_blocks=10, seed=seed)
         assert {reason for _, _, reason, _ in found.values()} >= {"stop", "length"}
     assert counting.num_ahead > 20
     assert engine._scheduler.num_preemptions > 0
