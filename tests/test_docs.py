@@ -25,26 +25,49 @@ def test_the_front_page_is_short(hooks):
     assert len((hooks.ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
 
 
-def test_the_speed_table_is_that_of_the_results(hooks):
-    """Compares the cells of the README's table with the table that compare.py writes."""
-    readme = (hooks.ROOT / "README.md").read_text()
+def ratios_of(hooks, level):
+    """(work, model, precision, peer) -> ratio, of the table that compare.py writes for a level."""
     results = (hooks.ROOT / "examples/benchmarks/RESULTS.md").read_text()
-    rows = re.findall(r"^\| (\w+), (\w+) \| (\w+) \|.*?\| (\w+).*?\*\*([\d.]+)\*\*", results, re.M)
-    ratios = {(work, model, kind, peer): ratio for work, model, kind, peer, ratio in rows}
-    peers = ("OpenVINO", "vLLM", "transformers")
+    begin, end = (f"<!-- compare.py{level}: {word} -->" for word in ("begin", "end"))
+    table = results.partition(begin)[2].partition(end)[0]
+    rows = re.findall(r"^\| (\w+), (\w+) \| (\w+) \|.*?\| ([\w.]+).*?\*\*([\d.]+)\*\*", table, re.M)
+    return {(work, model, kind, peer): ratio for work, model, kind, peer, ratio in rows}
+
+
+def cells_of(hooks, start, table=0):
+    readme = (hooks.ROOT / "README.md").read_text()
+    row = re.findall(rf"^\| {start}.*", readme, re.M)[table]
+    return [cell.strip() for cell in row.split("|")[2:-1]]
+
+
+def test_the_speed_table_is_that_of_the_results(hooks):
+    ratios = ratios_of(hooks, "")
     for start, work, model in (
         ("32 texts", "text", "qwen05"),
         ("one text", "alone", "qwen05"),
         ("16 images", "vl", "qwen25vl"),
     ):
-        (row,) = re.findall(rf"^\| {start}.*", readme, re.M)
-        expected = [ratios[work, model, "bf16", peer] for peer in peers]
-        assert [cell.strip() for cell in row.split("|")[2:-1]] == expected
+        peers = ("OpenVINO", "vLLM", "transformers")
+        assert cells_of(hooks, start) == [ratios[work, model, "bf16", peer] for peer in peers]
     texts, images = (
         ratios[work, model, "int8", "OpenVINO"]
         for work, model in (("text", "qwen05"), ("vl", "qwen25vl"))
     )
-    assert f"in int8 | {texts} and {images} |" in readme
+    assert cells_of(hooks, "the same texts")[0] == f"{texts} and {images}"
+
+
+def test_the_speed_table_of_avx2_is_that_of_the_results(hooks):
+    ratios = ratios_of(hooks, " avx2")
+    for start, table, work, model, kind in (
+        ("32 texts.*bf16", 1, "text", "qwen05", "bf16"),
+        ("one text", 1, "alone", "qwen05", "bf16"),
+        ("first token", 0, "first", "qwen05", "bf16"),
+        ("32 texts.*8 bits", 0, "text", "qwen05", "int8"),
+        ("16 images", 1, "vl", "qwen25vl", "bf16"),
+    ):
+        peers = ("OpenVINO", "llama.cpp")
+        expected = [ratios.get((work, model, kind, peer), "") for peer in peers]
+        assert cells_of(hooks, start, table) == expected
 
 
 def test_every_option_is_in_exactly_one_table(hooks):
