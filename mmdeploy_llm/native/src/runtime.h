@@ -5,9 +5,8 @@
 
 #ifdef __GLIBCXX__
 namespace std {
-// The std::vector of GCC 11 and newer calls this function, which older runtimes lack. A definition
-// of our own is not exported, so that programs keep theirs.
-[[noreturn]] __attribute__((visibility("hidden"))) void __throw_bad_array_new_length();
+// The std::vector of GCC 11 and newer calls this function, which older runtimes lack.
+[[noreturn]] void __throw_bad_array_new_length();
 inline void __throw_bad_array_new_length() { throw bad_array_new_length(); }
 }  // namespace std
 #endif
