@@ -29,10 +29,18 @@ class Helper:
     name: name of the process in messages.
     entry: a picklable function that runs in the child: it receives `setup`, sends READY, and then
         sends bytes for each job that it receives.
+    max_answer: bytes of the largest answer.
     """
 
-    def __init__(self, name: str, entry: Callable[[Channel], None], setup: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        entry: Callable[[Channel], None],
+        setup: Any,
+        max_answer: int = MAX_ANSWER,
+    ) -> None:
         self._name = name
+        self._max_answer = max_answer
         self._entry = entry
         self._setup = setup
         self._turn = threading.Lock()  # held during a call
@@ -40,6 +48,11 @@ class Helper:
         self._worker: Worker | None = None
         self._is_ready = False
         self._is_closed = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a child, which may have answered calls before."""
+        return self._worker is not None
 
     def start(self) -> None:
         """Starts the child without waiting for it. Raises EngineError when this is closed."""
@@ -65,6 +78,11 @@ class Helper:
                 if not is_sound:
                     self._drop()
 
+    def end_child(self) -> None:
+        """Ends the child, whose next call starts another; for one that is not sound any more."""
+        with self._turn:
+            self._drop()
+
     def interrupt(self) -> None:
         """Ends a call that is under way and refuses later ones; may be called from any thread."""
         with self._lock:
@@ -82,7 +100,7 @@ class Helper:
         if not worker.connection.poll(seconds):
             raise TimeoutError(f"{self._name} did not answer in {seconds:g} s")
         try:
-            return worker.connection.recv_bytes(MAX_ANSWER)
+            return worker.connection.recv_bytes(self._max_answer)
         except (EOFError, OSError):
             raise WorkerDiedError(f"{self._name} ended") from None
 
@@ -127,11 +145,13 @@ def limit_memory(more: int) -> None:
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/self/statm", encoding="ascii") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
-        _lower(resource.RLIMIT_AS, now + more)
+        lower_limit(resource.RLIMIT_AS, now + more)
+    lower_limit(resource.RLIMIT_CORE, 0)
+
+
+def lower_limit(limit: int, value: int) -> None:
+    """Lowers one limit of this process, such as resource.RLIMIT_AS, where the system has it."""
     with contextlib.suppress(OSError, ValueError):
-        _lower(resource.RLIMIT_CORE, 0)
-
-
-def _lower(limit: int, value: int) -> None:
-    _, hard = resource.getrlimit(limit)
-    resource.setrlimit(limit, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, hard))

@@ -295,7 +295,7 @@ def test_simple_templates_start_no_process():
     for template in TREE:
         variables = {**TOKENIZER.special_tokens_map, "messages": CONVERSATION[2:], "tools": None}
         renderer.render(template, variables, 30.0)
-    assert renderer._worker is None
+    assert renderer._helper._worker is None
     renderer.close()
 
 
@@ -315,7 +315,7 @@ def test_what_is_too_large_for_the_budget_is_rendered_in_the_process(renderer):
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     assert simple_template(template) is not None
     assert attack(renderer, template, messages) == "a" * 10**7
-    assert renderer._worker is not None
+    assert renderer._helper._worker is not None
 
 
 def test_threads_share_the_process(renderer):
@@ -334,7 +334,7 @@ def test_threads_share_the_process(renderer):
 
 def test_a_process_that_dies_costs_one_request_at_most(renderer):
     assert_sound(renderer)
-    renderer._worker.interrupt()
+    renderer._helper._worker.interrupt()
     with pytest.raises(RequestError, match="ended the process"):
         render(TOKENIZER, "{{ 'a'|center(3) }}", CHAT, {}, renderer=renderer)
     assert_sound(renderer)
@@ -343,7 +343,7 @@ def test_a_process_that_dies_costs_one_request_at_most(renderer):
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_the_process_loads_no_torch_and_has_limits(renderer):
     assert_sound(renderer)
-    process = Path(f"/proc/{renderer._worker.pid}")
+    process = Path(f"/proc/{renderer._helper._worker.pid}")
     assert "libtorch" not in (process / "maps").read_text()
     limits = (process / "limits").read_text()
     assert re.search(rf"Max address space +{MAX_MEMORY} ", limits)
@@ -360,7 +360,7 @@ def test_answers_of_the_process_are_not_unpickled(renderer, monkeypatch):
 def test_closing_ends_a_call_that_hangs():
     renderer = Renderer()
     assert_sound(renderer)
-    worker, found = renderer._worker, []
+    worker, found = renderer._helper._worker, []
 
     def work():
         try:

@@ -3,7 +3,7 @@
     intake thread --simple?--> metered.py            this process, within a budget
          |  otherwise, or when the budget or HERE_SECONDS are used up
          v
-    Worker: serve() --> sandbox.py                   another process, with limits of the system
+    Helper: serve() --> sandbox.py                   another process, with limits of the system
       template, variables (pickled) -->   <-- b"T" text | b"E" error | b"L" late | b"M" memory
 
 What comes back is bytes and is never unpickled: the process runs the programs of strangers. It has
@@ -13,26 +13,24 @@ needed, loads no torch, and is killed when it does not answer in time; the next 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import resource
 import threading
 import time
 from typing import Any
 
-from mmdeploy_llm.errors import EngineError, RequestError, WorkerDiedError
+from mmdeploy_llm.errors import RequestError, WorkerDiedError
 from mmdeploy_llm.hooks.names import error_text
-from mmdeploy_llm.parallel.process import Channel, Worker
+from mmdeploy_llm.parallel.helper import READY, Helper, lower_limit
+from mmdeploy_llm.parallel.process import Channel
 
 from .metered import BudgetError, Metered, simple_template
 from .sandbox import TemplateTimeError, run
 
 HERE_SECONDS = 1.0  # after which a simple template is rendered in the process instead
-START_SECONDS = 60.0  # for the start of the process
 GRACE_SECONDS = 0.25  # for an answer after the deadline, which the process observes itself
 MAX_MEMORY = 2**30  # bytes of address space of the process
 MAX_ANSWER = 2**28  # bytes
-READY = b"ready"
 
 
 class TemplateFailedError(Exception):
@@ -44,10 +42,8 @@ class Renderer:
 
     def __init__(self, max_memory: int = MAX_MEMORY) -> None:
         self._max_memory = max_memory
-        self._turn = threading.Lock()  # held during a call of the process
-        self._lock = threading.Lock()  # guards the fields below
-        self._worker: Worker | None = None
-        self._is_closed = False
+        self._turn = threading.Lock()  # held during the calls for one template
+        self._helper = Helper("template", serve, max_memory, MAX_ANSWER)
 
     def render(self, template: str, variables: dict[str, Any], seconds: float) -> str:
         """Renders the template with plain values.
@@ -73,19 +69,14 @@ class Renderer:
 
     def interrupt(self) -> None:
         """Ends a call that is under way and refuses later ones; may be called from any thread."""
-        with self._lock:
-            self._is_closed = True
-            if self._worker is not None:
-                self._worker.interrupt()
+        self._helper.interrupt()
 
     def close(self) -> None:
         """Ends the process."""
-        self.interrupt()
-        with self._turn:
-            self._drop()
+        self._helper.close()
 
     def _render_there(self, template: str, variables: dict[str, Any], seconds: float) -> str:
-        is_fresh, begin = self._worker is None, time.monotonic()
+        is_fresh, begin = not self._helper.is_running, time.monotonic()
         kind, text = self._call((template, variables, seconds))
         seconds -= time.monotonic() - begin
         if kind == b"M" and not is_fresh:  # what earlier calls left may have been in the way
@@ -103,63 +94,26 @@ class Renderer:
         )
 
     def _call(self, job: tuple[str, dict[str, Any], float]) -> tuple[bytes, str]:
-        """Returns the answer of the process. Whatever else happens, no process is left over."""
-        is_sound = False
+        """Returns the answer of the process, which is ended where it was late or out of memory."""
         try:
-            worker = self._started()
-            worker.send((*job, self._max_memory))
-            answer = self._answer(worker, job[2])
-            is_sound = answer[:1] in (b"T", b"E")
-            return answer[:1], answer[1:].decode("utf-8", "surrogatepass")
+            answer = self._helper.call(job, job[2] + GRACE_SECONDS)
+        except TimeoutError:
+            raise TemplateTimeError("its time is up") from None
         except WorkerDiedError:
-            self._check_open()
             raise RequestError(
                 "the chat template ended the process that rendered it; give another chat_template"
             ) from None
-        finally:
-            if not is_sound:
-                self._drop()
-
-    def _answer(self, worker: Worker, seconds: float) -> bytes:
-        if not worker.connection.poll(seconds + GRACE_SECONDS):
-            raise TemplateTimeError("its time is up")
-        try:
-            return worker.connection.recv_bytes(MAX_ANSWER)
-        except (EOFError, OSError):
-            self._check_open()
-            raise WorkerDiedError("the process that renders chat templates ended") from None
-
-    def _started(self) -> Worker:
-        """Returns the running process, a new one if need be."""
-        if self._worker is not None:
-            return self._worker
-        with self._lock:
-            self._check_open()
-            worker = self._worker = Worker("template", serve, is_quiet=True)
-        try:
-            ready = worker.connection
-            if ready.poll(START_SECONDS) and ready.recv_bytes(len(READY)) == READY:
-                return worker
-        except (EOFError, OSError):
-            self._check_open()
-        raise EngineError("the process that renders chat templates does not start")
-
-    def _drop(self) -> None:
-        with self._lock:
-            worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.kill()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise EngineError("this LLM is closed; make a new one")
+        if answer[:1] not in (b"T", b"E"):
+            self._helper.end_child()
+        return answer[:1], answer[1:].decode("utf-8", "surrogatepass")
 
 
 def serve(channel: Channel) -> None:
     """Runs in the process: renders what comes until the channel closes."""
+    max_memory = channel.receive()
     channel.connection.send_bytes(READY)
     while True:
-        template, variables, seconds, max_memory = channel.receive()
+        template, variables, seconds = channel.receive()
         _limit(seconds, max_memory)
         try:
             answer = b"T" + run(template, variables, seconds).encode("utf-8", "surrogatepass")
@@ -175,14 +129,6 @@ def serve(channel: Channel) -> None:
 def _limit(seconds: float, max_memory: int) -> None:
     """Limits this process: memory, and processor time for this call, so that it also ends when the
     parent is gone and a single operation holds the interpreter."""
-    used = time.process_time()
-    limits = {
-        resource.RLIMIT_AS: max_memory,
-        resource.RLIMIT_CPU: math.ceil(used + seconds) + 2,
-        resource.RLIMIT_CORE: 0,
-    }
-    for name, value in limits.items():
-        _, hard = resource.getrlimit(name)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        with contextlib.suppress(ValueError, OSError):  # some systems do not have all limits
-            resource.setrlimit(name, (value, hard))
+    lower_limit(resource.RLIMIT_AS, max_memory)
+    lower_limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds) + 2)
+    lower_limit(resource.RLIMIT_CORE, 0)
