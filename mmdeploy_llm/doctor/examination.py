@@ -107,8 +107,8 @@ def cpu_kernels() -> tuple[native.CpuKernels | None, Finding]:
     try:
         kernels = native.load()
     except native.BuildError as error:
-        has_none = "compiler" in str(error) and "installed" in str(error)
         text = f"{error}: plain torch computes the same, several times slower"
+        has_none = isinstance(error, native.NoCompilerError)
         advice = COMPILER_ADVICE if has_none else "mend what the message names"
         return None, Finding(topic="CPU kernels", state=State.SLOW, text=text, advice=advice)
     origin = "built on this machine" if native.find_prebuilt(level) is None else "of the wheel"

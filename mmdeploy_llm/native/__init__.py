@@ -5,7 +5,7 @@
 Without a compiler there are no kernels, and plain torch computes the same.
 """
 
-from .build import BuildError, Level, build, cpu_levels
+from .build import BuildError, Level, NoCompilerError, build, cpu_levels
 from .cores import (
     ComputeThreads,
     Placement,
@@ -30,6 +30,7 @@ __all__ = [
     "CpuKernels",
     "LargePages",
     "Level",
+    "NoCompilerError",
     "Placement",
     "Recording",
     "build",

@@ -70,6 +70,10 @@ class BuildError(Exception):
     """Raised when the library cannot be built or loaded on this machine; the text says why."""
 
 
+class NoCompilerError(BuildError):
+    """Raised when there is no C++ compiler."""
+
+
 def cpu_levels() -> tuple[Level, ...]:
     """Returns the levels that this processor can execute, best first."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -115,7 +119,7 @@ def source_digest(level: Level) -> str:
 def _command(level: Level, flags: Sequence[str] = ()) -> list[str]:
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
-        raise BuildError(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
+        raise NoCompilerError(f"no C++ compiler ({', '.join(COMPILERS)}) is installed")
     return [compiler, *FLAGS, *level.flags, *flags]
 
 
