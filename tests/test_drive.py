@@ -178,11 +178,13 @@ def test_close_in_another_thread_ends_a_run(driver, engine):
     """Whether the run waits for intake or for the engine."""
     engine.stuck.add("job0")
     for run in (driver.run([job(0)]), driver.run([job(1, lambda: time.sleep(0.5) or ())])):
-        threading.Timer(0.2, driver.close).start()
+        closing = threading.Timer(0.2, driver.close)
+        closing.start()
         begin = time.monotonic()
         with pytest.raises(EngineError, match="closed while this call was running"):
             list(run)
         assert time.monotonic() - begin < 5
+        closing.join(5)
     assert engine.is_closed
     with pytest.raises(EngineError, match="is closed; make a new one"):
         driver.run([])
