@@ -1,5 +1,5 @@
-"""What compare.py runs: models with their workloads and peers, and the levels of instructions that
-all engines are held to."""
+"""The sessions of compare.py: models with their workloads and peers, and the levels of instructions
+that all engines are held to."""
 
 from __future__ import annotations
 

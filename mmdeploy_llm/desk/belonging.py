@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import NoReturn, Self
@@ -15,16 +16,16 @@ CLOSED_MEANWHILE = (
 )
 
 
-class Belonging:
+class Belonging(ABC):
     """Base of an object with a `close` method that works only in the process that made it. At the
     end of a `with` block it is closed, unless the block ends in a forked process."""
 
     def __init__(self) -> None:
         self._home = Home()
 
+    @abstractmethod
     def close(self) -> None:
         """Frees what the object holds."""
-        raise NotImplementedError
 
     def _lent(self) -> AbstractContextManager[Self]:
         """Returns a context with this object that does not close it. Raises EngineError in a forked

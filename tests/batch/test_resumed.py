@@ -1,5 +1,5 @@
-"""What a resumed run compares: items whose input has changed are done again and counted once;
-another configuration is refused by name."""
+"""A resumed run compares its input with the results: items whose input has changed are done again
+and counted once; another configuration is refused by name."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What scripts of FastDeploy, vLLM and DashInfer call, beside generate and chat themselves."""
+"""Scripts of FastDeploy, vLLM and DashInfer call more than generate and chat: this works too."""
 
 import io
 import itertools

@@ -254,7 +254,7 @@ def state():
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_the_program_gets_its_settings_back(order, tmp_path):
-    """Of two engines with different settings, closed in any order."""
+    """Two engines have different settings and are closed in any order."""
     body = (
         STATE
         + f"""

@@ -68,7 +68,7 @@ def install(tmp_path, monkeypatch, load_file):
 
 class TestLogitsProcessors:
     def test_a_window_of_repetitions(self, llm):
-        """With a strong penalty no token of the window comes again; others may."""
+        """A strong penalty lets no token of the window come again; others may."""
         args = {"repetition_window": 3, "repetition_window_penalty": 100}
         params = SamplingParams(
             **GREEDY, logits_processors="repetition-window", logits_processors_args=args
@@ -283,8 +283,8 @@ def test_a_param_of_guided_decoding_is_not_bounded_as_the_sampler_is():
 
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 def test_a_seed_gives_the_same_text_whatever_else_runs(options, make_llm, tiny_folder):
-    """With the C++ kernels, in bfloat16 and int8: the promise of `seed`, near-ties included, which
-    random weights have at nearly every token."""
+    """The promise of `seed` holds in bfloat16 and int8 with the C++ kernels, near-ties included,
+    which random weights have at nearly every token."""
     own = {"dtype": "bfloat16", "max_num_seqs": 16, "native_kernels": True, **options}
     llm, _ = make_llm(tiny_folder("mistral"), **own)
     chosen = [

@@ -1,4 +1,4 @@
-"""What the offline guides of FastDeploy and DashInfer call and read, section by section.
+"""The calls and attributes of the offline guides of FastDeploy and DashInfer work, by section.
 
 FastDeploy: each `example_*` is the body of a code block of section 1, with the import, the model's
 name and the media changed (URLs are off by default); the tests after them go through the lists of
