@@ -17,6 +17,7 @@ from .delivery.facts import record_of
 from .errors import WorkerDiedError
 from .hooks import EngineInfo, PluginManager, StepStats
 from .hooks.names import error_text
+from .metrics import EngineStats
 from .outputs import RequestOutput
 from .plan import RequestFailure, StepPlan, StepResult, TokenUpdate
 from .request import Request
@@ -28,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs requests until they finish. `add` and `step` are called by one thread, `abort` by
-    any."""
+    """Runs requests until they finish. `add` and `step` are called by one thread, `abort`
+    and `stats` by any."""
 
     def __init__(
         self,
@@ -76,6 +77,10 @@ class Engine:
         """Ends these requests in the next `step`, which returns their last outputs."""
         with self._inbox_lock:
             self._inbox.extend(request_ids)
+
+    def stats(self) -> EngineStats:
+        """Returns the engine's counters. Any thread may call it, also during a step."""
+        return self._scheduler.stats()
 
     def step(self) -> tuple[RequestOutput, ...]:
         """Runs one step and returns its outputs. A failure becomes the error output of the requests

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import attrgetter
 
+from mmdeploy_llm.metrics import EngineStats
 from mmdeploy_llm.outputs import FinishReason
 from mmdeploy_llm.request import Request, RequestStatus
 
@@ -30,6 +31,7 @@ class Lifecycle:
 
     states: request id -> state.
     running: sorted by `RequestState.order`, so the last is the newest.
+    num_generated_tokens: of all requests, counted by the scheduler.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -51,7 +53,8 @@ class Lifecycle:
         self.states: dict[str, RequestState] = {}
         self.waiting = WaitingQueue()
         self.running: list[RequestState] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_generated_tokens = 0
+        self._num_queried_tokens = self._num_cached_tokens = 0
         self._num_added = 0
         self._drop: dict[str, None] = {}
 
@@ -83,6 +86,8 @@ class Lifecycle:
         if request.inference_start_time is None:
             request.inference_start_time = now
             request.num_cached_tokens = request.num_computed_tokens
+            self._num_queried_tokens += request.num_tokens
+            self._num_cached_tokens += request.num_cached_tokens
 
     def preempt(self, state: RequestState) -> None:
         """Sends a running request back to the queue; content that the prefix cache loses until
@@ -128,6 +133,19 @@ class Lifecycle:
         self.pool.free(request.block_ids)
         self.encoder.keep_only(request.request_id)
         self._drop[request.request_id] = None
+
+    def stats(self) -> EngineStats:
+        """Returns the counters of this moment."""
+        return EngineStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_free_blocks=self.pool.num_free,
+            num_blocks=self._config.num_blocks,
+            num_queried_tokens=self._num_queried_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_generated_tokens=self.num_generated_tokens,
+            num_preemptions=self.num_preemptions,
+        )
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless blocks, media, queues and requests agree. For tests:

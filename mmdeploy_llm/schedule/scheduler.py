@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mmdeploy_llm.errors import ABORTED, OutOfBlocksError
+from mmdeploy_llm.metrics import EngineStats
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
 from mmdeploy_llm.request import Request
@@ -71,6 +72,10 @@ class Scheduler:
     def num_preemptions(self) -> int:
         """Number of preemptions since the scheduler was created."""
         return self._requests.num_preemptions
+
+    def stats(self) -> EngineStats:
+        """Returns the counters of this moment."""
+        return self._requests.stats()
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless all counts agree. For tests: slow."""
@@ -372,6 +377,7 @@ class Scheduler:
         token_id = result.sampled[item.request_id]
         is_certain = item.request_id in result.certain
         finish_reason = state.append(token_id, now, is_certain=is_certain)
+        self._requests.num_generated_tokens += 1
         if finish_reason is not None:
             self._requests.finish(state, finish_reason)
         return TokenUpdate(
