@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -56,6 +57,7 @@ class Lifecycle:
         self.num_preemptions = self.num_generated_tokens = 0
         self._num_queried_tokens = self._num_cached_tokens = 0
         self._num_added = 0
+        self._next_end = math.inf  # no later than the first deadline of all requests
         self._drop: dict[str, None] = {}
 
     def add(self, request: Request) -> RequestState:
@@ -71,7 +73,21 @@ class Lifecycle:
         )
         self.states[request.request_id] = state
         self.waiting.push(state)
+        if request.deadline is not None:
+            self._next_end = min(self._next_end, request.deadline.end)
         return state
+
+    def take_expired(self, now: float) -> list[RequestState]:
+        """Returns the requests whose deadline has passed. The caller finishes them."""
+        if now < self._next_end:
+            return []
+        ends = [
+            (state.request.deadline.end, state)
+            for state in self.states.values()
+            if state.request.deadline is not None
+        ]
+        self._next_end = min((end for end, _ in ends if end > now), default=math.inf)
+        return [state for end, state in ends if end <= now]
 
     def start(self, state: RequestState, matched: Sequence[int], num_new: int, now: float) -> None:
         """Runs the next waiting request, on `matched` cached blocks and `num_new` others."""
@@ -102,13 +118,16 @@ class Lifecycle:
     def finish(self, state: RequestState, reason: FinishReason) -> None:
         """Ends a request, for whatever reason."""
         request = state.request
-        if reason == "error":
-            self.encoder.discard(request.request_id)
         self._leave(state)
         request.block_ids = []
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         del self.states[request.request_id]
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether another request may run."""
+        return len(self.running) < self._config.max_num_seqs
 
     @property
     def has_drop(self) -> bool:
