@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from .deadline import Deadline
 from .outputs import FinishReason
 from .params import SamplingParams
 
@@ -107,6 +108,8 @@ class Request:
     # Sequences that are never generated, those of bad_words included.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     index: int = 0  # among the n samples of one prompt
+    priority: int = 0  # smaller is served first
+    deadline: Deadline | None = None
     stream: bool = False  # True: every new token is delivered; False: only the complete output
     arrival_time: float = 0.0  # epoch seconds
     preprocess_end_time: float = 0.0  # epoch seconds
