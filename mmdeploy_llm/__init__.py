@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .aio.async_llm import AsyncLLM
+    from .aio.handle import Handle
+    from .aio.pool import ModelPool
     from .config import EngineConfig
     from .desk.counting import TokenCounter, count_tokens
     from .errors import (
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
         PluginError,
         PluginLoadError,
         PromptTooLongError,
+        QueueFullError,
         RequestError,
         UnsupportedMediaError,
         WorkerDiedError,
@@ -46,6 +50,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CheckpointError",
     "CompletionOutput",
     "Completions",
@@ -54,6 +59,7 @@ __all__ = [
     "EngineConfig",
     "EngineError",
     "GuidedDecodingParams",
+    "Handle",
     "Logprob",
     "MMDeployLLMError",
     "MediaError",
@@ -61,12 +67,14 @@ __all__ = [
     "MediaTimeoutError",
     "ModelError",
     "ModelNotSupportedError",
+    "ModelPool",
     "OutOfBlocksError",
     "PluginConflictError",
     "PluginContractError",
     "PluginError",
     "PluginLoadError",
     "PromptTooLongError",
+    "QueueFullError",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
@@ -81,6 +89,9 @@ __all__ = [
 
 _HOMES = {
     "LLM": "llm",
+    "AsyncLLM": "aio.async_llm",
+    "Handle": "aio.handle",
+    "ModelPool": "aio.pool",
     "EngineConfig": "config",
     "EarlyStopParams": "params",
     "GuidedDecodingParams": "params",
