@@ -59,7 +59,7 @@ QUICK = {
     "security/test_checkpoint_json.py": r"!mutated_files\[[1-9]",
     "security/test_grammars.py": r"pattern\]|stars|ambiguous gr|choice|closing|some|dies|itself",
     "security/test_templates.py": r"sum of|width in %|\[lists\]|both|bound_m|closing|errors\[0\]",
-    "system/test_async_ends.py": r"\[last line\]|ctrl_c",
+    "system/test_async_ends.py": r"\[last line\]|ctrl_c|forked",
     "system/test_async_load.py": "tenth",
     "system/test_documents.py": r"code_blocks_run\[README",
     "system/test_faults.py": "!a_program_ends",
