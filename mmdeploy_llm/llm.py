@@ -345,7 +345,7 @@ class LLM(Belonging):
                     done[answer.index] = answer.output
                     progress.count(answer.output)
             except EngineError as death:
-                if on_error == "raise" or death is not self._desk.death:
+                if on_error == "raise" or self._desk.death is None:
                     raise
                 for index in range(len(asks)):
                     if index not in done:
