@@ -32,12 +32,16 @@ class HostFacts:
     num_cpus: CPUs that this process may use.
     num_threads: compute threads that suit them.
     cuda_problem: why CUDA cannot be used, for the error message where has_cuda is False.
+    cpu_level: instruction sets of the CPU kernels; None: plain torch computes.
+    has_bf16: whether torch has bfloat16 products on this CPU.
     """
 
     has_cuda: bool
     num_cpus: int
     num_threads: int
     cuda_problem: str = "torch finds no CUDA device; install a CUDA build of torch or use cpu"
+    cpu_level: str | None = None
+    has_bf16: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class RuntimeConfig:
 
     device: str
     dtype: str
+    dtype_choice: str | None  # says what dtype "auto" is and why; None when dtype was given
     kv_cache_dtype: str
     max_model_len: int
     block_size: int
@@ -120,6 +125,7 @@ def resolve(
     return RuntimeConfig(
         device=device,
         dtype=dtype,
+        dtype_choice=_dtype_choice(dtype, model, host, is_cuda) if config.dtype == "auto" else None,
         kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         block_size=attention.block_size,
@@ -148,10 +154,25 @@ def resolve(
 
 
 def _dtype(config: EngineConfig, model: ModelLimits, is_cuda: bool) -> str:
+    """Returns the dtype that computes fastest without giving other tokens than the checkpoint's. It
+    is the checkpoint's own: bfloat16 has led or equalled float32 at every level, with kernels and
+    without, in what was measured (examples/benchmarks/RESULTS.md). CPUs compute float16 slowly."""
     if config.dtype != "auto":
         return config.dtype
-    # CPUs compute float16 slowly.
     return "bfloat16" if model.dtype == "float16" and not is_cuda else model.dtype
+
+
+def _dtype_choice(dtype: str, model: ModelLimits, host: HostFacts, is_cuda: bool) -> str:
+    """Returns one line that says what "auto" chose."""
+    line = f"dtype 'auto' is {dtype}, as in the checkpoint"
+    if dtype != model.dtype:
+        line = f"dtype 'auto' is {dtype} for a checkpoint in {model.dtype}, which it rounds"
+    if is_cuda:
+        return line
+    if host.cpu_level is not None:
+        return f"{line}; computed by the kernels for {host.cpu_level}"
+    is_wide = dtype == "bfloat16" and not host.has_bf16
+    return f"{line}; computed by plain torch{', in float32 inside products' if is_wide else ''}"
 
 
 def _kv_cache_dtype(config: EngineConfig, dtype: str) -> str:
