@@ -108,8 +108,7 @@ def resolve(
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)
-    max_num_seqs = config.max_num_seqs or (256 if is_cuda else 32)
-    max_model_len = _max_model_len(config, model)
+    max_num_seqs, max_model_len = _max_num_seqs(config, is_cuda), _max_model_len(config, model)
     kv_cache_dtype = _kv_cache_dtype(config, dtype)
     attention = choose_attention(
         AttentionNeeds(
@@ -121,7 +120,7 @@ def resolve(
         )
     )
     encoder_bytes = config.encoder_cache_memory or (2**30 if is_cuda else 2**28)
-    embedding_bytes = model.hidden_size * (4 if dtype == "float32" else 2)
+    row_bytes = model.hidden_size * (4 if dtype == "float32" else 2)
     return RuntimeConfig(
         device=device,
         dtype=dtype,
@@ -141,7 +140,7 @@ def resolve(
             **dict.fromkeys(("image", "video"), MEDIA_LIMIT_DEFAULT),
             **(config.limit_mm_per_prompt or {}),
         },
-        encoder_cache_tokens=max(1, encoder_bytes // embedding_bytes),
+        encoder_cache_tokens=max(1, encoder_bytes // row_bytes),
         num_intake_threads=config.num_intake_threads or max(1, min(8, host.num_cpus)),
         num_threads=config.num_threads or host.num_threads,
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
@@ -206,6 +205,10 @@ def _device(config: EngineConfig, host: HostFacts) -> str:
     if config.device != "cpu" and not host.has_cuda:
         raise ConfigError(f"device = {config.device!r}, but {host.cuda_problem}")
     return config.device
+
+
+def _max_num_seqs(config: EngineConfig, is_cuda: bool) -> int:
+    return config.max_num_seqs or (256 if is_cuda else 32)
 
 
 def _max_model_len(config: EngineConfig, model: ModelLimits) -> int:
