@@ -40,7 +40,7 @@ from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
 from .startup.media import open_media, open_reader
-from .startup.start import report_cache, start
+from .startup.start import report_load, start
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -88,7 +88,7 @@ class LLM(Belonging):
             self.plugins = self._fleet.plugins
             self.runtime = self._fleet.runtime
             self.num_kv_blocks = self._fleet.num_blocks
-            report_cache(self.num_kv_blocks, self.runtime.block_size, quiet=self._config.quiet)
+            report_load(self.runtime, self.num_kv_blocks, quiet=self._config.quiet)
             return
         assembly = start(self._config)
         self._engine = assembly.engine
@@ -103,7 +103,7 @@ class LLM(Belonging):
             num_ahead=assembly.runtime.max_num_seqs + 2 * assembly.runtime.num_intake_threads,
         )
         self.num_kv_blocks = assembly.engine.info.num_blocks
-        report_cache(self.num_kv_blocks, self.runtime.block_size, quiet=self._config.quiet)
+        report_load(self.runtime, self.num_kv_blocks, quiet=self._config.quiet)
 
     def generate(
         self,

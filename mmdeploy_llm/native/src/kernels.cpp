@@ -181,6 +181,12 @@ void mm_linear_f32(const void* x, int64_t x_stride, const void* packed, const vo
                                 k, num_threads, next_of(next_packed, next_row_bytes));
 }
 
+// packed: bf16 weights in panels, out: [2 units][panels * 64].
+void mm_widen_panels(const void* packed, int64_t panels, int64_t units, float* out,
+                     int32_t num_threads) {
+    mm::widen_panels(static_cast<const uint32_t*>(packed), panels, units, out, num_threads);
+}
+
 void mm_pack_s8(const int8_t* weights, int64_t n, int64_t k, uint8_t* packed,
                 int32_t num_threads) {
     mm::pack_s8(weights, n, k, packed, num_threads);
