@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
 from .encodings import as_prompt, is_encoding
-from .media import media_items
+from .forms import media_items
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
@@ -23,6 +24,8 @@ KNOWN_KEYS = (
     "chat_template_kwargs",
     "mm_processor_kwargs",
     "tools",
+    "priority",
+    "timeout",
 )
 
 
@@ -33,6 +36,8 @@ class PromptParts:
     media: the items of `multimodal_data`, unopened.
     processor_kwargs: options for all media of the prompt.
     tools: as the caller passed them.
+    priority: None if the prompt has none of its own.
+    deadline: by its own timeout, from when it was read.
     where: names the conversation in messages of errors, such as "conversation 3, ".
     """
 
@@ -44,7 +49,15 @@ class PromptParts:
     template_kwargs: Mapping[str, Any] | None = None
     processor_kwargs: Any = None
     tools: Any = None
+    priority: int | None = None
+    deadline: Deadline | None = None
     where: str = ""
+
+    def within(self, priority: int, deadline: Deadline | None) -> PromptParts:
+        """Returns the parts with the priority of their call, unless they have their own, and the
+        earlier deadline. Raises RequestError for a wrong priority."""
+        own = checked_priority(priority) if self.priority is None else self.priority
+        return replace(self, priority=own, deadline=earlier(self.deadline, deadline))
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
@@ -83,7 +96,27 @@ def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
         template_kwargs=prompt.get("chat_template_kwargs"),
         processor_kwargs=prompt.get("mm_processor_kwargs"),
         tools=prompt.get("tools"),
+        priority=None if prompt.get("priority") is None else checked_priority(prompt["priority"]),
+        deadline=deadline_of(prompt),
     )
+
+
+def deadline_of(prompt: Any, timeout: Any = None) -> Deadline | None:
+    """Returns the earlier deadline of `timeout` and of the prompt's own "timeout", from now on;
+    None when there is none. Raises RequestError for a wrong one."""
+    own = prompt.get("timeout") if isinstance(prompt, Mapping) else None
+    one, other = (None if each is None else Deadline.after(each) for each in (timeout, own))
+    return earlier(one, other)
+
+
+def checked_priority(priority: Any) -> int:
+    """Returns a priority. Raises RequestError unless it is a whole number."""
+    if not _is_integer(priority):
+        raise RequestError(
+            f"priority must be a whole number, got {priority!r}; a smaller one is served first, "
+            "0 is the default"
+        )
+    return operator.index(priority)
 
 
 def with_options(
