@@ -31,7 +31,6 @@ from .forms import Embeds, read_file
 CACHE_BYTES = 64 * 2**20
 FETCHED_BYTES = 64 * 2**20
 FETCHED_AGE = 60.0  # seconds
-TOLERANCE = 1.0  # seconds by which a plugin may give up before a deadline it cannot meet
 
 Result = TypeVar("Result")
 Fetch = Callable[[MediaRef, MediaLimits], bytes]
@@ -312,8 +311,10 @@ class MediaLoader:
     def _named(self, ref: MediaRef, limits: MediaLimits) -> bytes:
         """Returns the bytes of a path or URL. A path is read each time: fast and never stale."""
 
+        is_cut = limits.fetch_timeout < self._limits.fetch_timeout
+
         def fetch() -> bytes:
-            with _until(limits, ref.kind):
+            with _until(limits, ref.kind, is_cut=is_cut):
                 return self._fetch(ref, limits)
 
         if ref.scheme in ("", "data", "file"):
@@ -334,13 +335,13 @@ class MediaLoader:
 
 
 @contextmanager
-def _until(limits: MediaLimits, kind: str) -> Iterator[None]:
-    """Replaces a timeout of the block by the error of the request, where its deadline is the
-    cause."""
+def _until(limits: MediaLimits, kind: str, *, is_cut: bool = False) -> Iterator[None]:
+    """Replaces a timeout of the block by the error of the request, where its deadline is the cause:
+    it has passed, or has cut the time that the block had, which may give up early then."""
     try:
         yield
     except MediaTimeoutError as error:
-        if limits.deadline is None or limits.deadline.left > TOLERANCE:
+        if limits.deadline is None or (limits.deadline.left > 0 and not is_cut):
             raise
         raise limits.deadline.error(_preparing(kind)) from error
 
