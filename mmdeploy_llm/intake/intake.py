@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmdeploy_llm.deadline import Deadline
+from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.hooks.guard import CallGuard
@@ -29,7 +29,7 @@ from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
 from .embeds import EmbedsReader
 from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
-from .prompts import PromptParts, read_prompt, with_options
+from .prompts import PromptParts, deadline_of, priority_of, read_prompt, with_options
 from .rendered import Rendered, TokenCount
 from .rendering import Renderer
 from .template import load_template, render, template_variables
@@ -118,16 +118,14 @@ class Intake:
 
         number: index of the prompt in this engine, which with the engine's seed determines the seed
             of params without one; None: counted here.
-        priority: used where the prompt has none of its own.
-        deadline: of the requests and of this call; the prompt's own may be earlier. Who keeps a
-            prompt waiting before this call uses `deadline_of` when the wait begins.
-
-        Raises RequestError and its subclasses, RequestTimeoutError at the deadline.
+        priority, deadline: of the call, as priority_of and deadline_of return them; a prompt dict
+            may have its own. Raises RequestError and its subclasses.
         """
         parts = read_prompt(prompt, self.media.kinds)
-        if priority != 0 or deadline is not None:
-            parts = parts.within(priority, deadline)
-        return self._accept(prompt, parts, params, stream, number)
+        if isinstance(prompt, Mapping):
+            priority = priority_of(prompt, priority)
+            deadline = earlier(deadline, deadline_of(prompt))
+        return self._accept(prompt, parts, params, stream, number, priority, deadline)
 
     def accept_chat(
         self,
@@ -198,15 +196,17 @@ class Intake:
         params: SamplingParams,
         stream: bool,
         number: int | None,
+        priority: int = 0,
+        deadline: Deadline | None = None,
     ) -> tuple[Request, ...]:
         arrival_time = time.time()
-        if parts.deadline is not None:
-            parts.deadline.check("it waited to be prepared")
+        if deadline is not None:
+            deadline.check("it waited to be prepared")
         self._params.check(params)
         rendered = self._render(parts)
         number = next(self._numbers) if number is None else number
         self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
-        media = self.media.load(rendered.items, parts.deadline)
+        media = self.media.load(rendered.items, deadline)
         expanded = self._expand(rendered, media)
         request = Request(
             request_id="",
@@ -220,8 +220,8 @@ class Intake:
             tools=rendered.tools,
             reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
             bad_words_token_ids=self._bad_words(params),
-            priority=parts.priority or 0,
-            deadline=parts.deadline,
+            priority=priority,
+            deadline=deadline,
             stream=stream,
             arrival_time=arrival_time,
             preprocess_end_time=time.time(),

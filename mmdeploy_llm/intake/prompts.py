@@ -36,8 +36,6 @@ class PromptParts:
     media: the items of `multimodal_data`, unopened.
     processor_kwargs: options for all media of the prompt.
     tools: as the caller passed them.
-    priority: None if the prompt has none of its own.
-    deadline: by its own timeout, from when it was read.
     where: names the conversation in messages of errors, such as "conversation 3, ".
     """
 
@@ -49,15 +47,7 @@ class PromptParts:
     template_kwargs: Mapping[str, Any] | None = None
     processor_kwargs: Any = None
     tools: Any = None
-    priority: int | None = None
-    deadline: Deadline | None = None
     where: str = ""
-
-    def within(self, priority: int, deadline: Deadline | None) -> PromptParts:
-        """Returns the parts with the priority of their call, unless they have their own, and the
-        earlier deadline. Raises RequestError for a wrong priority."""
-        own = checked_priority(priority) if self.priority is None else self.priority
-        return replace(self, priority=own, deadline=earlier(self.deadline, deadline))
 
 
 def read_prompt(prompt: Any, kinds: Sequence[str] = MEDIA_KINDS) -> PromptParts:
@@ -96,9 +86,20 @@ def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
         template_kwargs=prompt.get("chat_template_kwargs"),
         processor_kwargs=prompt.get("mm_processor_kwargs"),
         tools=prompt.get("tools"),
-        priority=None if prompt.get("priority") is None else checked_priority(prompt["priority"]),
-        deadline=deadline_of(prompt),
     )
+
+
+def priority_of(prompt: Any, default: int = 0) -> int:
+    """Returns the prompt's own "priority", else the default. Raises RequestError unless it is a
+    whole number."""
+    own = prompt.get("priority") if isinstance(prompt, Mapping) else None
+    priority = default if own is None else own
+    if not _is_integer(priority):
+        raise RequestError(
+            f"priority must be a whole number, got {priority!r}; a smaller one is served first, "
+            "0 is the default"
+        )
+    return operator.index(priority)
 
 
 def deadline_of(prompt: Any, timeout: Any = None) -> Deadline | None:
@@ -107,16 +108,6 @@ def deadline_of(prompt: Any, timeout: Any = None) -> Deadline | None:
     own = prompt.get("timeout") if isinstance(prompt, Mapping) else None
     one, other = (None if each is None else Deadline.after(each) for each in (timeout, own))
     return earlier(one, other)
-
-
-def checked_priority(priority: Any) -> int:
-    """Returns a priority. Raises RequestError unless it is a whole number."""
-    if not _is_integer(priority):
-        raise RequestError(
-            f"priority must be a whole number, got {priority!r}; a smaller one is served first, "
-            "0 is the default"
-        )
-    return operator.index(priority)
 
 
 def with_options(

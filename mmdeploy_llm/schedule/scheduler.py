@@ -189,8 +189,7 @@ class Scheduler:
     # Planning.
 
     def _yield_to_urgent(self) -> None:
-        """Preempts the last running request, where the next waiting one has a smaller priority and
-        no seat or blocks."""
+        """Preempts a running request for a more urgent one without a seat or blocks."""
         state = self._requests.waiting.peek()
         if state is not None and self._is_stuck(state) and self._is_urgent(state):
             self._requests.preempt(self._requests.running[-1])

@@ -10,7 +10,7 @@ from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import MediaTimeoutError, RequestError, RequestTimeoutError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits
 from mmdeploy_llm.intake.cache import ByteCache
-from mmdeploy_llm.intake.prompts import deadline_of
+from mmdeploy_llm.intake.prompts import deadline_of, priority_of
 from mmdeploy_llm.params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=4)
@@ -59,7 +59,7 @@ def test_a_wrong_priority_is_the_requests_error(priority, intake):
     with pytest.raises(RequestError, match="priority must be a whole number, got"):
         intake.accept({"prompt": "hello", "priority": priority}, PARAMS)
     with pytest.raises(RequestError, match="priority must be a whole number, got"):
-        intake.accept("hello", PARAMS, priority=priority)
+        priority_of("hello", priority)
 
 
 def test_a_wrong_timeout_is_the_requests_error(intake):
@@ -67,7 +67,9 @@ def test_a_wrong_timeout_is_the_requests_error(intake):
         intake.accept({"prompt": "hello", "timeout": -1}, PARAMS)
 
 
-def test_the_deadline_begins_when_the_caller_says():
+def test_they_can_be_read_before_the_prompt_is():
+    assert priority_of("hello", 4) == 4
+    assert priority_of({"prompt": "hello", "priority": -2}, 4) == -2
     assert deadline_of("hello") is None
     assert deadline_of("hello", 5).seconds == 5
     assert deadline_of({"prompt": "hello", "timeout": 3}, 5).seconds == 3
