@@ -17,6 +17,7 @@ from .delivery.facts import record_of
 from .errors import WorkerDiedError
 from .hooks import EngineInfo, PluginManager, StepStats
 from .hooks.names import error_text
+from .metrics import EngineStats
 from .outputs import RequestOutput
 from .plan import RequestFailure, StepPlan, StepResult, TokenUpdate
 from .request import Request
@@ -28,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs requests until they finish. `add` and `step` are called by one thread, `abort` by
-    any."""
+    """Runs requests until they finish. `add` and `step` are called by one thread, `abort`
+    and `stats` by any."""
 
     def __init__(
         self,
@@ -77,6 +78,10 @@ class Engine:
         with self._inbox_lock:
             self._inbox.extend(request_ids)
 
+    def stats(self) -> EngineStats:
+        """Returns the engine's counters. Any thread may call it, also during a step."""
+        return self._scheduler.stats()
+
     def step(self) -> tuple[RequestOutput, ...]:
         """Runs one step and returns its outputs. A failure becomes the error output of the requests
         that it affects."""
@@ -85,7 +90,7 @@ class Engine:
 
     def _step(self) -> tuple[RequestOutput, ...]:
         begin = time.perf_counter()
-        ended = self._drain_inbox()
+        ended = self._end_early()
         plan = self._scheduler.plan(time.time()) if self._started is None else self._started.plan
         planned = time.perf_counter()
         updates = ended + self._compute(plan)
@@ -105,10 +110,11 @@ class Engine:
                 self._host.close()
             self._plugins.notify("on_engine_stop", info=self.info)
 
-    def _drain_inbox(self) -> tuple[TokenUpdate, ...]:
+    def _end_early(self) -> tuple[TokenUpdate, ...]:
         with self._inbox_lock:
             request_ids, self._inbox = self._inbox, []
-        return self._scheduler.abort(request_ids) if request_ids else ()
+        aborted = self._scheduler.abort(request_ids) if request_ids else ()
+        return aborted + self._scheduler.expire(time.monotonic())
 
     def _compute(self, plan: StepPlan) -> tuple[TokenUpdate, ...]:
         try:
@@ -145,6 +151,7 @@ class Engine:
                 request = self._requests.pop(output.request_id)
                 self._plugins.notify("on_request_finished", record=record_of(request, output))
         begin, planned, ran, delivered = times
+        stats = self._scheduler.stats()
         self._plugins.notify(
             "on_step",
             stats=StepStats(
@@ -153,10 +160,10 @@ class Engine:
                 num_scheduled_requests=len(plan.scheduled),
                 num_sampled_tokens=sum(len(update.new_token_ids) for update in updates),
                 num_encoded_media=len(plan.encode),
-                num_running=self._scheduler.num_running,
-                num_waiting=self._scheduler.num_waiting,
-                num_free_blocks=self._scheduler.num_free_blocks,
-                num_preemptions=self._scheduler.num_preemptions,
+                num_running=stats.num_running,
+                num_waiting=stats.num_waiting,
+                num_free_blocks=stats.num_free_blocks,
+                num_preemptions=stats.num_preemptions,
                 plan_time=planned - begin,
                 run_time=ran - planned,
                 deliver_time=delivered - ran,

@@ -8,6 +8,7 @@ MMDeployLLMError
  |   + MediaLimitError              media is over a limit                             413
  |   + UnsupportedMediaError        media of a type or format that is not accepted    415
  |   + MediaTimeoutError            media took too long to fetch or decode            408
+ |   + RequestTimeoutError          the request's own timeout has passed              408
  + ModelError                       the model folder cannot be used
  |   + ModelNotSupportedError       no plugin serves the model's architecture, or it cannot run
  |   + CheckpointError              weights or files are missing, surplus or malformed
@@ -65,6 +66,12 @@ class UnsupportedMediaError(MediaError):
 
 class MediaTimeoutError(MediaError):
     """A media item took longer than allowed to fetch or decode."""
+
+    code = 408
+
+
+class RequestTimeoutError(RequestError):
+    """The request was not finished within its timeout."""
 
     code = 408
 

@@ -41,6 +41,29 @@ class StepStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters of an engine at one moment. Tokens and preemptions count from its start.
+
+    num_running: requests that hold blocks of the KV cache.
+    num_waiting: requests that wait for admission, preempted ones included.
+    num_free_blocks: blocks that can be allocated, those with cached content included.
+    num_blocks: all blocks.
+    num_queried_tokens: tokens of the prompts that were admitted.
+    num_cached_tokens: those of them that were found in the prefix cache.
+    num_generated_tokens: tokens sampled for all requests.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+    num_queried_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
     """Statistics of a finished request, without its text."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from .deadline import Deadline
 from .outputs import FinishReason
 from .params import SamplingParams
 
@@ -37,6 +38,8 @@ class MediaInput:
 
     kind: the kind of its processor.
     tensors: inputs of the model's `encode_media` (grid models: `pixels` [num_patches, patch_dim]).
+    embeds: [num_tokens, media_size] in the model's dtype, where the caller has computed what
+        `encode_media` would return, which is then not called. None for all others.
     grid_thw: patches in time, height and width before merging, for families with such a grid.
     num_tokens: embeddings that the encoder returns, equal to the number of placeholder tokens.
     key: identity of the content and of the options that shaped it.
@@ -51,6 +54,7 @@ class MediaInput:
     key: str
     grid_thw: tuple[int, int, int] | None = None
     prompt_text: str | None = None
+    embeds: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,8 @@ class Request:
     # Sequences that are never generated, those of bad_words included.
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     index: int = 0  # among the n samples of one prompt
+    priority: int = 0  # smaller is served first
+    deadline: Deadline | None = None
     stream: bool = False  # True: every new token is delivered; False: only the complete output
     arrival_time: float = 0.0  # epoch seconds
     preprocess_end_time: float = 0.0  # epoch seconds

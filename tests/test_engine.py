@@ -1,11 +1,14 @@
 """The five calls of a step, with a fake runner: a failure in a step ends its requests, not the
 engine."""
 
+from dataclasses import replace
+
 import pytest
 
 from mmdeploy_llm.delivery.delivery import Delivery
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.hooks import EngineInfo, PluginManager, hookimpl
+from mmdeploy_llm.metrics import EngineStats
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure, StepResult
 from mmdeploy_llm.request import Request
@@ -175,3 +178,29 @@ def test_close_is_told_once(engine, observer):
     engine.close()
     engine.close()
     assert observer.stopped == [INFO]
+
+
+def test_counters_are_plain_values(engine):
+    """A prompt of 9 tokens has two full blocks of 4, which the next one finds."""
+    empty = EngineStats(
+        num_running=0,
+        num_waiting=0,
+        num_free_blocks=16,
+        num_blocks=16,
+        num_queried_tokens=0,
+        num_cached_tokens=0,
+        num_generated_tokens=0,
+        num_preemptions=0,
+    )
+    assert engine.stats() == empty
+    engine.add(request("first", num_prompt=9))
+    assert engine.stats() == replace(empty, num_waiting=1)
+    engine.step()
+    after_one = {"num_queried_tokens": 9, "num_generated_tokens": 1}
+    assert engine.stats() == replace(empty, num_running=1, num_free_blocks=13, **after_one)
+    run(engine)
+    engine.add(request("second", num_prompt=9))
+    run(engine)
+    assert engine.stats() == replace(
+        empty, num_queried_tokens=18, num_cached_tokens=8, num_generated_tokens=6
+    )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.hooks.guard import CallGuard
@@ -25,9 +26,10 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from .cache import CacheStats
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
+from .embeds import EmbedsReader
 from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
-from .prompts import PromptParts, read_prompt, with_options
+from .prompts import PromptParts, deadline_of, priority_of, read_prompt, with_options
 from .rendered import Rendered, TokenCount
 from .rendering import Renderer
 from .template import load_template, render, template_variables
@@ -46,6 +48,7 @@ class Intake:
     chat_template: the template that `accept_chat` renders with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
+    media_size: width of the rows of the model's encoder; None: unknown.
     new_request_id: returns unique ids.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
@@ -70,6 +73,7 @@ class Intake:
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         cache_bytes: int = CACHE_BYTES,
         guard: CallGuard | None = None,
+        media_size: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._placeholders = Placeholders(processors, tokenizer)
@@ -81,6 +85,7 @@ class Intake:
             max_items=config.limit_mm_per_prompt,
             cache_bytes=cache_bytes,
             guard=guard,
+            embeds=EmbedsReader(dtype=config.dtype, media_size=media_size),
         )
         self._params = ParamsResolver(
             config=config,
@@ -106,14 +111,21 @@ class Intake:
         *,
         stream: bool = False,
         number: int | None = None,
+        priority: int = 0,
+        deadline: Deadline | None = None,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.
 
         number: index of the prompt in this engine, which with the engine's seed determines the seed
-            of params without one; None: counted here. Raises RequestError and its subclasses.
+            of params without one; None: counted here.
+        priority, deadline: of the call, as priority_of and deadline_of return them; a prompt dict
+            may have its own. Raises RequestError and its subclasses.
         """
         parts = read_prompt(prompt, self.media.kinds)
-        return self._accept(prompt, parts, params, stream, number)
+        if isinstance(prompt, Mapping):
+            priority = priority_of(prompt, priority)
+            deadline = earlier(deadline, deadline_of(prompt))
+        return self._accept(prompt, parts, params, stream, number, priority, deadline)
 
     def accept_chat(
         self,
@@ -184,13 +196,17 @@ class Intake:
         params: SamplingParams,
         stream: bool,
         number: int | None,
+        priority: int = 0,
+        deadline: Deadline | None = None,
     ) -> tuple[Request, ...]:
         arrival_time = time.time()
+        if deadline is not None:
+            deadline.check("it waited to be prepared")
         self._params.check(params)
         rendered = self._render(parts)
         number = next(self._numbers) if number is None else number
         self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
-        media = self.media.load(rendered.items)
+        media = self.media.load(rendered.items, deadline)
         expanded = self._expand(rendered, media)
         request = Request(
             request_id="",
@@ -204,6 +220,8 @@ class Intake:
             tools=rendered.tools,
             reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
             bad_words_token_ids=self._bad_words(params),
+            priority=priority,
+            deadline=deadline,
             stream=stream,
             arrival_time=arrival_time,
             preprocess_end_time=time.time(),

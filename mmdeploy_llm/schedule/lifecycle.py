@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import attrgetter
 
+from mmdeploy_llm.metrics import EngineStats
 from mmdeploy_llm.outputs import FinishReason
 from mmdeploy_llm.request import Request, RequestStatus
 
@@ -30,6 +32,8 @@ class Lifecycle:
 
     states: request id -> state.
     running: sorted by `RequestState.order`, so the last is the newest.
+    next_end: no deadline of a request passes before, in seconds of time.monotonic.
+    num_generated_tokens: of all requests, counted by the scheduler.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -51,8 +55,10 @@ class Lifecycle:
         self.states: dict[str, RequestState] = {}
         self.waiting = WaitingQueue()
         self.running: list[RequestState] = []
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_generated_tokens = 0
+        self._num_queried_tokens = self._num_cached_tokens = 0
         self._num_added = 0
+        self.next_end = math.inf
         self._drop: dict[str, None] = {}
 
     def add(self, request: Request) -> RequestState:
@@ -68,7 +74,19 @@ class Lifecycle:
         )
         self.states[request.request_id] = state
         self.waiting.push(state)
+        if request.deadline is not None:
+            self.next_end = min(self.next_end, request.deadline.end)
         return state
+
+    def take_expired(self, now: float) -> list[RequestState]:
+        """Returns the requests whose deadline has passed. The caller finishes them."""
+        ends = [
+            (state.request.deadline.end, state)
+            for state in self.states.values()
+            if state.request.deadline is not None
+        ]
+        self.next_end = min((end for end, _ in ends if end > now), default=math.inf)
+        return [state for end, state in ends if end <= now]
 
     def start(self, state: RequestState, matched: Sequence[int], num_new: int, now: float) -> None:
         """Runs the next waiting request, on `matched` cached blocks and `num_new` others."""
@@ -83,6 +101,8 @@ class Lifecycle:
         if request.inference_start_time is None:
             request.inference_start_time = now
             request.num_cached_tokens = request.num_computed_tokens
+            self._num_queried_tokens += request.num_tokens
+            self._num_cached_tokens += request.num_cached_tokens
 
     def preempt(self, state: RequestState) -> None:
         """Sends a running request back to the queue; content that the prefix cache loses until
@@ -97,13 +117,16 @@ class Lifecycle:
     def finish(self, state: RequestState, reason: FinishReason) -> None:
         """Ends a request, for whatever reason."""
         request = state.request
-        if reason == "error":
-            self.encoder.discard(request.request_id)
         self._leave(state)
         request.block_ids = []
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         del self.states[request.request_id]
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether another request may run."""
+        return len(self.running) < self._config.max_num_seqs
 
     @property
     def has_drop(self) -> bool:
@@ -128,6 +151,19 @@ class Lifecycle:
         self.pool.free(request.block_ids)
         self.encoder.keep_only(request.request_id)
         self._drop[request.request_id] = None
+
+    def stats(self) -> EngineStats:
+        """Returns the counters of this moment."""
+        return EngineStats(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_free_blocks=self.pool.num_free,
+            num_blocks=self._config.num_blocks,
+            num_queried_tokens=self._num_queried_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            num_generated_tokens=self.num_generated_tokens,
+            num_preemptions=self.num_preemptions,
+        )
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless blocks, media, queues and requests agree. For tests:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmdeploy_llm.errors import MediaLimitError, PromptTooLongError, RequestError
+from mmdeploy_llm.errors import (
+    MediaLimitError,
+    OutOfBlocksError,
+    PromptTooLongError,
+    RequestError,
+)
 from mmdeploy_llm.plan import RequestFailure
-from mmdeploy_llm.request import Request
+from mmdeploy_llm.request import Request, RequestStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,30 @@ def refusal(request: Request, config: SchedulerConfig) -> RequestFailure | None:
     """Returns why `request` could never run, however long it waits; None when it can."""
     error = _length_error(request, config) or _media_error(request, config)
     return RequestFailure(code=error.code, message=str(error)) if error else None
+
+
+def overgrowth(request: Request, config: SchedulerConfig) -> RequestFailure:
+    """Returns why a request ends that needs more blocks than there are."""
+    return RequestFailure(
+        code=OutOfBlocksError.code,
+        message=f"the request has {request.num_tokens} tokens and needs another block, but holds "
+        f"the whole KV cache of {config.num_blocks} blocks of {config.block_size} tokens already; "
+        "lower max_tokens or raise kv_cache_memory",
+    )
+
+
+def lateness(request: Request) -> RequestFailure:
+    """Returns why a request ends whose deadline has passed, with the state that it was in."""
+    assert request.deadline is not None
+    num_prompt, num_output = len(request.prompt_token_ids), len(request.output_token_ids)
+    if num_output:
+        state = f"it had generated {num_output} tokens"
+    elif request.status is RequestStatus.WAITING:
+        state = "it waited to start"
+    else:
+        state = f"{request.num_computed_tokens} of its {num_prompt} prompt tokens were computed"
+    error = request.deadline.error(state)
+    return RequestFailure(code=error.code, message=str(error))
 
 
 def _length_error(request: Request, config: SchedulerConfig) -> RequestError | None:

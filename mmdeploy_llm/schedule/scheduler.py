@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mmdeploy_llm.errors import ABORTED, OutOfBlocksError
-from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.errors import ABORTED
+from mmdeploy_llm.metrics import EngineStats
+from mmdeploy_llm.outputs import FinishReason, RequestOutput
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
 from mmdeploy_llm.request import Request
 
 from .chunks import Chunk, next_chunk, split_spans, whole_spans_end
+from .following import following
 from .lifecycle import Lifecycle
-from .limits import SchedulerConfig, refusal
+from .limits import SchedulerConfig, lateness, overgrowth, refusal
 from .state import RequestState
 from .step import StepDraft
 
@@ -24,6 +26,7 @@ class Scheduler:
     The engine calls, in every step and in this order:
 
         updates  = scheduler.abort(request_ids)           when the caller requested it
+        updates += scheduler.expire(monotonic)            those whose deadline has passed
         plan     = scheduler.plan(now)                    or the plan that plan_next returned
         updates += scheduler.commit(plan, result, now)    or scheduler.fail(plan, failure)
         outputs  = delivery.deliver(updates)
@@ -34,8 +37,10 @@ class Scheduler:
     slot is in the `drop` of the next plan. A plan may schedule nothing and still be needed: its
     commit reports the failures of requests that can never run.
 
-    Requests are served by earlier `arrival_time`, then earlier `add`. The first of the running
-    requests is never preempted for another one, so it always makes progress.
+    Requests are served by smaller `priority`, then earlier `arrival_time`, then earlier `add`. A
+    waiting request that lacks a seat or blocks takes them from running ones of a larger priority,
+    the last in that order first. The first of all requests is never preempted, so it always makes
+    progress.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -52,25 +57,9 @@ class Scheduler:
         """Whether another step is needed."""
         return bool(self._requests.states or self._failed)
 
-    @property
-    def num_running(self) -> int:
-        """Number of requests that hold blocks."""
-        return len(self._requests.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of requests that wait for admission, preempted ones included."""
-        return len(self._requests.waiting)
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Number of blocks that can be allocated, those with cached content included."""
-        return self._pool.num_free
-
-    @property
-    def num_preemptions(self) -> int:
-        """Number of preemptions since the scheduler was created."""
-        return self._requests.num_preemptions
+    def stats(self) -> EngineStats:
+        """Returns the counters of this moment."""
+        return self._requests.stats()
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless all counts agree. For tests: slow."""
@@ -92,23 +81,29 @@ class Scheduler:
         for request_id in request_ids:
             state = self._requests.states.get(request_id)
             if state is not None:
-                self._requests.finish(state, "abort")
-                updates.append(
-                    TokenUpdate(request=state.request, finish_reason="abort", failure=failure)
-                )
+                updates.append(self._end(state, "abort", failure))
         return tuple(updates)
+
+    def expire(self, now: float) -> tuple[TokenUpdate, ...]:
+        """Ends the requests whose deadline has passed, between two steps. now: time.monotonic."""
+        if now < self._requests.next_end:
+            return ()
+        expired = self._requests.take_expired(now)
+        return tuple(self._end(state, "error", lateness(state.request)) for state in expired)
 
     def plan(self, now: float) -> StepPlan:
         """Plans the next step; `now` in epoch seconds.
 
         Schedules one token per decoding request, then the prompts of running requests, then
-        admissions, all within one token budget.
+        admissions, all within one token budget. Admissions of a smaller priority come before
+        prompts of a larger one.
         """
+        self._yield_to_urgent()
         self._refused = None
         draft = StepDraft(self._config.max_num_batched_tokens)
         self._encoder.start_step()
         self._schedule_decodes(draft)
-        if self._schedule_prefills(draft):
+        if self._schedule_prefills(draft, now):
             self._admit(draft, now)
         self._num_steps += 1
         return StepPlan(
@@ -128,37 +123,27 @@ class Scheduler:
         to continue, a request at its last token or already finished, a block that only preemption
         frees. The commit of this step skips requests that `plan` turns out to end.
         """
-        states = [self._requests.states.get(item.request_id) for item in plan.scheduled]
-        running = [state for state in states if state is not None and state.can_go_on(1)]
-        is_whole = all(item.samples for item in plan.scheduled)
-        if not is_whole or not running or len(running) < max(len(states), self.num_running):
-            return None
         if self._failed or self._requests.has_drop or self._may_admit():
             return None
-        starts = [item.start + item.num_tokens for item in plan.scheduled]
-        block_size = self._config.block_size
-        full = [len(state.request.block_ids) * block_size for state in running]
-        is_full = [start == end for start, end in zip(starts, full, strict=True)]
-        if not self._pool.can_allocate(sum(is_full)):
+        scheduled = following(plan, self._requests, self._config.block_size)
+        if scheduled is None:
             return None
-        scheduled = []
-        for state, start, needs_block in zip(running, starts, is_full, strict=True):
-            new_block_ids = tuple(self._pool.allocate(1)) if needs_block else ()
-            state.request.block_ids.extend(new_block_ids)
-            name = state.request.request_id
-            scheduled.append(
-                ScheduledTokens(
-                    request_id=name, start=start, num_tokens=1, new_block_ids=new_block_ids
-                )
-            )
         self._num_steps += 1
-        return StepPlan(step_id=self._num_steps, scheduled=tuple(scheduled))
+        return StepPlan(step_id=self._num_steps, scheduled=scheduled)
 
     def _may_admit(self) -> bool:
-        """Whether a waiting request could start in the next step."""
+        """Whether a waiting request could start in the next step, or another one yield to it."""
         state = self._requests.waiting.peek()
-        is_full = self.num_running >= self._config.max_num_seqs
-        return state is not None and not is_full and state is not self._refused
+        return state is not None and (not self._is_stuck(state) or self._is_urgent(state))
+
+    def _is_stuck(self, state: RequestState) -> bool:
+        """Whether the next request has no seat, or had no blocks in the last plan."""
+        return not self._requests.has_seat or state is self._refused
+
+    def _is_urgent(self, state: RequestState) -> bool:
+        """Whether a running request has a larger priority."""
+        running = self._requests.running
+        return bool(running) and state.is_before(running[-1])
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> tuple[TokenUpdate, ...]:
         """Applies the results of a step; returns an update for each request that changed."""
@@ -203,6 +188,12 @@ class Scheduler:
 
     # Planning.
 
+    def _yield_to_urgent(self) -> None:
+        """Preempts a running request for a more urgent one without a seat or blocks."""
+        state = self._requests.waiting.peek()
+        if state is not None and self._is_stuck(state) and self._is_urgent(state):
+            self._requests.preempt(self._requests.running[-1])
+
     def _schedule_decodes(self, draft: StepDraft) -> None:
         running = self._requests.running
         index = 0
@@ -240,27 +231,19 @@ class Scheduler:
         while not self._pool.can_allocate(1):
             newest = running[-1]
             if newest is state and len(running) == 1:
-                self._failed.append(self._fail(state, self._out_of_blocks(state)))
+                self._failed.append(self._fail(state, overgrowth(state.request, self._config)))
             else:
                 self._requests.preempt(newest)
             if newest is state:
                 return False
         return True
 
-    def _out_of_blocks(self, state: RequestState) -> RequestFailure:
-        config = self._config
-        return RequestFailure(
-            code=OutOfBlocksError.code,
-            message=f"the request has {state.request.num_tokens} tokens and needs another block, "
-            f"but holds the whole KV cache of {config.num_blocks} blocks of {config.block_size} "
-            "tokens already; lower max_tokens or raise kv_cache_memory",
-        )
-
-    def _schedule_prefills(self, draft: StepDraft) -> bool:
-        """Continues prompts admitted earlier; returns whether younger requests may follow."""
-        for state in self._requests.running:
+    def _schedule_prefills(self, draft: StepDraft, now: float) -> bool:
+        """Continues prompts admitted earlier; returns whether other requests may follow."""
+        for state in tuple(self._requests.running):
             if state.is_decoding:
                 continue
+            self._admit(draft, now, before=state)
             chunk = self._next_chunk(state, state.request.num_computed_tokens, draft)
             if chunk.num_tokens:
                 self._schedule_chunk(state, chunk, draft)
@@ -295,11 +278,14 @@ class Scheduler:
         if chunk.waits_for_encoder:
             self._encoder.close_step()
 
-    def _admit(self, draft: StepDraft, now: float) -> None:
-        """Starts waiting requests, strictly in order: none overtakes one that has to wait."""
-        while draft.num_tokens_left and self.num_running < self._config.max_num_seqs:
+    def _admit(self, draft: StepDraft, now: float, before: RequestState | None = None) -> None:
+        """Starts waiting requests, strictly in order: none overtakes one that has to wait. before:
+        only those of a smaller priority than this one's."""
+        while draft.num_tokens_left and self._requests.has_seat:
             state = self._requests.waiting.peek()
-            if state is None or not self._try_admit(state, draft, now):
+            if state is None or (before is not None and not state.is_before(before)):
+                return
+            if not self._try_admit(state, draft, now):
                 return
 
     def _try_admit(self, state: RequestState, draft: StepDraft, now: float) -> bool:
@@ -372,6 +358,7 @@ class Scheduler:
         token_id = result.sampled[item.request_id]
         is_certain = item.request_id in result.certain
         finish_reason = state.append(token_id, now, is_certain=is_certain)
+        self._requests.num_generated_tokens += 1
         if finish_reason is not None:
             self._requests.finish(state, finish_reason)
         return TokenUpdate(
@@ -383,5 +370,11 @@ class Scheduler:
         )
 
     def _fail(self, state: RequestState, failure: RequestFailure) -> TokenUpdate:
-        self._requests.finish(state, "error")
-        return TokenUpdate(request=state.request, finish_reason="error", failure=failure)
+        self._encoder.discard(state.request.request_id)  # its media may be the cause
+        return self._end(state, "error", failure)
+
+    def _end(
+        self, state: RequestState, reason: FinishReason, failure: RequestFailure
+    ) -> TokenUpdate:
+        self._requests.finish(state, reason)
+        return TokenUpdate(request=state.request, finish_reason=reason, failure=failure)

@@ -18,7 +18,7 @@ class RequestState:
     """One unfinished request. The scheduler is the only writer.
 
     number: index of the request in the order of `add`.
-    order: key by which requests are served, smallest first.
+    order: key by which requests are served, smallest first: priority, arrival, number.
     stop_ids: token ids that end the request.
     max_num_tokens: number of prompt and output tokens at which it ends.
     num_registered_blocks: leading blocks of its table that were offered to the prefix cache.
@@ -29,7 +29,7 @@ class RequestState:
 
     request: Request
     number: int
-    order: tuple[float, int]
+    order: tuple[int, float, int]
     stop_ids: frozenset[int]
     max_num_tokens: int
     keys: PrefixKeys
@@ -47,7 +47,7 @@ class RequestState:
         return cls(
             request=request,
             number=number,
-            order=(request.arrival_time, number),
+            order=(request.priority, request.arrival_time, number),
             stop_ids=eos_ids.union(params.stop_token_ids),
             max_num_tokens=min(len(request.prompt_token_ids) + max_output, max_model_len),
             keys=PrefixKeys(request, block_size),
@@ -61,6 +61,10 @@ class RequestState:
         return num_computed >= num_prompt and (
             num_computed == num_prompt + len(request.output_token_ids) - 1
         )
+
+    def is_before(self, other: RequestState) -> bool:
+        """Whether it has a smaller priority, not only an earlier place among equals."""
+        return self.request.priority < other.request.priority
 
     def can_go_on(self, num_unknown: int) -> bool:
         """Whether it is running and its length allows a token after `num_unknown` sampled tokens

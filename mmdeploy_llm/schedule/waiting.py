@@ -10,12 +10,12 @@ from .state import RequestState
 class WaitingQueue:
     """A priority queue sorted by `RequestState.order`; every operation is O(log n).
 
-    A preempted request keeps its order and so returns before all that arrived later. The scheduler
-    is the only writer.
+    A preempted request keeps its order and so returns before all of its priority that arrived
+    later. The scheduler is the only writer.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[float, int], RequestState]] = []
+        self._heap: list[tuple[tuple[int, float, int], RequestState]] = []
         self._members: dict[int, RequestState] = {}  # by number; the heap also holds removed ones
 
     def __len__(self) -> int:

@@ -277,7 +277,7 @@ class Loop:
     def step(self, aborts=(), failing=(), breaks=None):
         """Does one step as the engine does; returns its plan."""
         self.now += 1.0
-        updates = self.scheduler.abort(aborts)
+        updates = self.scheduler.abort(aborts) + self.scheduler.expire(self.now)
         plan = self.scheduler.plan(self.now)
         self.plans.append(plan)
         self.scheduler.check_integrity()

@@ -123,7 +123,7 @@ def test_none_without_a_block(make, request_of):
         following = scheduler.plan_next(plan)
         commit(scheduler, plan)
         plan = following
-    assert scheduler.num_free_blocks == 0
+    assert scheduler.stats().num_free_blocks == 0
     assert scheduler.plan_next(plan) is None  # there is no slot for the ninth token
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.plan import RequestFailure, StepResult
 from mmdeploy_llm.request import RequestStatus
 from mmdeploy_llm.schedule.scheduler import Scheduler
@@ -52,7 +53,7 @@ class TestAdmission:
         loop = make_loop(max_num_seqs=2)
         loop.add(*(kit.make_request(name, 2, max_tokens=2) for name in "abc"))
         assert list(sizes(loop.step())) == ["a", "b"]
-        assert (loop.scheduler.num_running, loop.scheduler.num_waiting) == (2, 1)
+        assert (loop.scheduler.stats().num_running, loop.scheduler.stats().num_waiting) == (2, 1)
         loop.step()
         assert list(sizes(loop.step())) == ["c"]
 
@@ -61,7 +62,7 @@ class TestAdmission:
         loop.add(kit.make_request("a", 4, max_tokens=12), kit.make_request("b", 12, max_tokens=1))
         assert list(sizes(loop.step())) == ["a"], "b would take the block that a needs next"
         loop.run()
-        assert loop.scheduler.num_preemptions == 0
+        assert loop.scheduler.stats().num_preemptions == 0
 
     def test_nothing_is_left_for_requests_that_hold_all_they_can_need(self, kit, make_loop):
         loop = make_loop(num_blocks=4)
@@ -96,7 +97,7 @@ class TestPreemption:
         loop, (old, new) = self.run_tight(kit, make_loop)
         loop.run()
         assert old.num_preemptions == 0
-        assert new.num_preemptions == loop.scheduler.num_preemptions == 1
+        assert new.num_preemptions == loop.scheduler.stats().num_preemptions == 1
         for request in (old, new):
             assert request.output_token_ids == kit.expected_tokens(request, 14)
 
@@ -157,7 +158,123 @@ class TestPreemption:
         assert "17 tokens" in failure.message
         assert "4 blocks of 4 tokens" in failure.message
         assert len(loop.tokens["a"]) == 11, "what was generated until then is delivered"
-        assert loop.scheduler.num_free_blocks == 4
+        assert loop.scheduler.stats().num_free_blocks == 4
+
+
+class TestPriority:
+    def test_a_smaller_priority_starts_first_and_equals_in_order(self, kit, make_loop):
+        loop = make_loop(max_num_seqs=1)
+        priorities = {"a": 0, "b": 1, "c": -1, "d": 0, "e": -1}
+        for name, priority in priorities.items():
+            loop.add(kit.make_request(name, 3, max_tokens=1, priority=priority))
+        loop.run()
+        assert [new.request_id for plan in loop.plans for new in plan.new] == list("ceadb")
+
+    def test_the_least_urgent_is_preempted_and_of_equals_the_newest(self, kit, make_loop):
+        loop = make_loop(num_blocks=6)
+        first = loop.add(kit.make_request("first", 6, max_tokens=14, priority=1))
+        second = loop.add(kit.make_request("second", 6, max_tokens=14))
+        loop.run()
+        assert (first.num_preemptions, second.num_preemptions) == (1, 0)
+        for request in (first, second):
+            assert request.output_token_ids == kit.expected_tokens(request, 14)
+
+    @pytest.mark.parametrize("scarce", ["seats", "blocks"])
+    def test_running_requests_yield_to_a_more_urgent_one(self, kit, make_loop, scarce):
+        loop = make_loop(**{"seats": {"max_num_seqs": 2}, "blocks": {"num_blocks": 9}}[scarce])
+        old = [kit.make_request(name, 8, max_tokens=12) for name in ("old", "new")]
+        loop.add(*old)
+        for _ in range(3):
+            loop.step()
+        same = loop.add(kit.make_request("same", 12, max_tokens=2))
+        loop.step()
+        assert [request.num_preemptions for request in old] == [0, 0], "equals wait"
+        urgent = loop.add(kit.make_request("urgent", 12, max_tokens=2, priority=-1))
+        plans = [loop.step() for _ in range(2)]  # blocks are missed in the first
+        assert [new.request_id for plan in plans for new in plan.new] == ["urgent"]
+        assert [request.num_preemptions for request in old] == [0, 1], "the newest yields"
+        loop.run()
+        for request in (*old, same, urgent):
+            tokens = kit.expected_tokens(request, request.params.max_tokens)
+            assert request.output_token_ids == tokens
+
+    def test_an_urgent_prompt_comes_before_a_long_one_that_is_under_way(self, kit, make_loop):
+        loop = make_loop(max_num_batched_tokens=10)
+        loop.add(kit.make_request("long", 40))
+        loop.step()
+        loop.add(kit.make_request("same", 6), kit.make_request("urgent", 6, priority=-1))
+        assert sizes(loop.step()) == {"urgent": 6, "long": 4}
+        assert sizes(loop.step()) == {"urgent": 1, "long": 9}
+        loop.run()
+
+    def test_the_next_step_is_not_planned_over_an_urgent_request(self, kit):
+        """plan_next continues the running requests; one that must yield ends that."""
+        scheduler = Scheduler(kit.make_config(max_num_seqs=1))
+        scheduler.add(kit.make_request("a", 3))
+        plan = scheduler.plan(0.0)
+        scheduler.add(kit.make_request("same", 3))
+        following = scheduler.plan_next(plan)
+        assert following is not None
+        scheduler.commit(plan, StepResult(step_id=plan.step_id, sampled={"a": 1}), 0.0)
+        scheduler.add(kit.make_request("urgent", 3, priority=-1))
+        assert scheduler.plan_next(following) is None
+
+
+class TestDeadlines:
+    @pytest.fixture
+    def add(self, kit):
+        def add(loop, name, seconds, num_prompt=3, **options):
+            deadline = Deadline(seconds=seconds, end=loop.now + seconds)
+            request = kit.make_request(name, num_prompt, deadline=deadline, **options)
+            return loop.add(request)
+
+        return add
+
+    def test_a_request_ends_where_it_is(self, kit, make_loop, add):
+        """One that waits, one whose prompt is computed, and one that generates."""
+        loop = make_loop(max_num_seqs=2, max_num_batched_tokens=4, num_blocks=64)
+        media = [(2, "image", 8)]
+        decoding = add(loop, "decoding", 5.5, max_tokens=40)
+        add(loop, "prefill", 5.5, num_prompt=40, max_tokens=4)
+        add(loop, "waiting", 5.5, num_prompt=12, media=media)
+        other = loop.add(kit.make_request("other", 12, media=media, max_tokens=3))
+        loop.run()
+        assert other.output_token_ids == kit.expected_tokens(other, 3)
+        messages = {
+            name: update.failure.message for name, update in loop.ended.items() if update.failure
+        }
+        assert {loop.ended[name].failure.code for name in messages} == {408}
+        begin = "the request was not finished within its timeout of 5.5 s: "
+        end = "; raise timeout or leave it out"
+        assert messages == {
+            "decoding": f"{begin}it had generated 5 tokens{end}",
+            "prefill": f"{begin}13 of its 40 prompt tokens were computed{end}",
+            "waiting": f"{begin}it waited to start{end}",
+        }
+        assert loop.tokens["decoding"] == kit.expected_tokens(decoding, 5)
+        assert loop.scheduler.stats().num_free_blocks == 64
+
+    def test_media_of_a_late_request_stay_encoded(self, kit, make_loop, add):
+        """Unlike those of a failed one, which may have caused the failure."""
+        loop = make_loop()
+        add(loop, "late", 1.5, num_prompt=12, media=[(2, "image", 8)], max_tokens=30)
+        loop.step()
+        loop.step()
+        assert loop.reasons == {"late": "error"}
+        loop.add(kit.make_request("next", 12, media=[(2, "image", 8)]))
+        loop.run()
+        assert loop.executor.num_encodes == {"image": 1}
+
+    def test_requests_in_time_are_exact_whatever_else_ends(self, kit, make_loop, add):
+        loop = make_loop(num_blocks=64)
+        requests = [add(loop, f"r{i}", 2.5 + 2 * i, max_tokens=8) for i in range(12)]
+        loop.run()
+        late = [request for request in requests if request.finish_reason == "error"]
+        assert 0 < len(late) < len(requests)
+        for request in requests:
+            tokens = loop.tokens[request.request_id]
+            assert tokens == kit.expected_tokens(request, len(tokens))
+            assert len(tokens) == 8 or request in late
 
 
 class TestPrefixCache:
@@ -349,7 +466,7 @@ class TestEnds:
         loop.run()
         assert (request.finish_reason, len(request.output_token_ids)) == ("stop", 2)
         assert loop.step().drop == ("a",)
-        assert loop.scheduler.num_free_blocks == 32
+        assert loop.scheduler.stats().num_free_blocks == 32
 
     def test_a_request_that_can_never_run_is_reported_by_the_next_step(self, kit, make_loop):
         loop = make_loop()
@@ -414,7 +531,7 @@ class TestAbort:
         assert (plan.drop, plan.scheduled) == (("a",), ())
         assert loop.reasons == {"a": "abort", "b": "abort"}
         assert loop.ended["a"].failure.code == 499
-        assert loop.scheduler.num_free_blocks == 32
+        assert loop.scheduler.stats().num_free_blocks == 32
         assert not loop.scheduler.has_work
 
     def test_its_blocks_go_to_the_others_at_once(self, kit, make_loop):

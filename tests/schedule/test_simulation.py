@@ -5,6 +5,7 @@ import zlib
 
 import pytest
 
+from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.request import RequestStatus
 
 SCENES = {
@@ -41,12 +42,12 @@ class Traffic:
 
     def __init__(self, kit, seed):
         self.kit = kit
-        self.rng = random.Random(seed)
+        self.rng, self.urgency = random.Random(seed), random.Random(seed + 2)
         self.prefixes = [[100 * n + i for i in range(24)] for n in range(1, 4)]
         self.arrival = 0.0
 
-    def request(self, number):
-        rng = self.rng
+    def request(self, number, now):
+        rng, urgency = self.rng, self.urgency
         prompt = list(rng.choice(self.prefixes)[: rng.randrange(0, 25)])
         prompt += [rng.randrange(20) for _ in range(rng.randrange(1, 20))]
         media = []
@@ -71,7 +72,13 @@ class Traffic:
             stop_token_ids=rng.choice([(), (3,)]),
             prompt_logprobs=rng.choice([None, None, None, 1]),
             arrival_time=self.arrival + rng.choice([0, 0, 0, 5]),
+            priority=urgency.choice([0, 0, 0, -1, 2]),
+            deadline=self.deadline(now) if urgency.random() < 0.2 else None,
         )
+
+    def deadline(self, now):
+        seconds = self.urgency.choice([3, 10, 30, 300])
+        return Deadline(seconds=seconds, end=now + seconds)
 
 
 def simulate(kit, config, seed):
@@ -80,7 +87,7 @@ def simulate(kit, config, seed):
     requests = []
     while len(requests) < NUM_REQUESTS or loop.scheduler.has_work:
         while len(requests) < NUM_REQUESTS and rng.random() < 0.4:
-            requests.append(loop.add(traffic.request(len(requests))))
+            requests.append(loop.add(traffic.request(len(requests), loop.now)))
         alive = [r.request_id for r in requests if r.request_id not in loop.ended]
         aborts = rng.sample(alive, 1) if alive and rng.random() < 0.02 else ()
         failing = {id_ for id_ in alive if rng.random() < 0.001}
@@ -113,7 +120,7 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene):
     loop, requests = simulate(kit, config, seed=zlib.crc32(scene.encode()))
     assert set(loop.ended) == {request.request_id for request in requests}
     assert all(request.status is RequestStatus.FINISHED for request in requests)
-    assert loop.scheduler.num_free_blocks == config.num_blocks
+    assert loop.scheduler.stats().num_free_blocks == config.num_blocks
     assert not loop.executor.slots
     num_normal = 0
     for request in requests:
@@ -139,8 +146,8 @@ def check_prompt_logprobs(loop, request):
 def test_every_scene_reaches_its_purpose(kit):
     """Without preemptions, prefix hits and evictions the exactness above would prove little."""
     tiny, requests = simulate(kit, kit.make_config(**SCENES["tiny pool"]), seed=1)
-    assert tiny.scheduler.num_preemptions > 20
-    assert sum(request.num_preemptions for request in requests) == tiny.scheduler.num_preemptions
+    num_preemptions = sum(request.num_preemptions for request in requests)
+    assert num_preemptions == tiny.scheduler.stats().num_preemptions > 20
     assert sum(request.num_cached_tokens > 0 for request in requests) > 10
     assert any(len(plan.scheduled) and len(plan.new) for plan in tiny.plans)
     encoder, _ = simulate(kit, kit.make_config(**SCENES["tiny encoder cache"]), seed=2)
@@ -149,3 +156,7 @@ def test_every_scene_reaches_its_purpose(kit):
     assert max(len(plan.scheduled) for plan in roomy.plans) > 4
     reasons = {roomy.reasons[request.request_id] for request in requests}
     assert reasons == {"stop", "length", "error", "abort"}
+    ended = [update.failure for loop in (tiny, encoder, roomy) for update in loop.ended.values()]
+    late = [failure.message for failure in ended if failure is not None and failure.code == 408]
+    for state in ("it waited to start", "it had generated", "prompt tokens were computed"):
+        assert any(state in message for message in late), state
