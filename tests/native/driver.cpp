@@ -189,6 +189,9 @@ void run_sampling(int32_t dtype, int32_t threads) {
     std::vector<double> uniforms(rows, 0.9);
     std::vector<int64_t> ids(rows * num), tokens(rows);
     mm_largest(dtype, logits.data(), size, rows, size, num, values.data(), ids.data(), threads);
+    std::vector<T> peaks(rows);
+    std::vector<int64_t> firsts(rows);
+    mm_first_largest(dtype, logits.data(), size, rows, size, firsts.data(), peaks.data(), threads);
     mm_temper(dtype, logits.data(), size, rows, size, temperatures.data(), z.data(), threads);
     std::vector<float> least(rows, -between(0, 3)), cuts(rows);
     std::vector<int64_t> top_k(rows, between(0, size));
