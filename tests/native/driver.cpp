@@ -167,6 +167,8 @@ void run_linear_bf16(int32_t threads) {
     compare("bf16", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1.0 / 256);
     mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads, nullptr,
                    0);
+    std::vector<float> wide(packed.size());
+    mm_widen_panels(packed.data(), (n + 63) / 64, k / 2, wide.data(), threads);
 }
 
 void run_pixels() {
