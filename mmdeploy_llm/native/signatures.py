@@ -74,6 +74,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mm_largest": (
         c_int32, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
     ),
+    "mm_first_largest": (
+        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
+    ),
     "mm_temper": (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),
     "mm_cut": (
         c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int32

@@ -228,6 +228,17 @@ void mm_largest(int32_t dtype, const void* logits, int64_t stride, int64_t rows,
     }
 }
 
+void mm_first_largest(int32_t dtype, const void* logits, int64_t stride, int64_t rows,
+                      int64_t size, int64_t* ids, void* peaks, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::first_largest(static_cast<const float*>(logits), stride, rows, size, ids,
+                          static_cast<float*>(peaks), num_threads);
+    } else {
+        mm::first_largest(static_cast<const bf16*>(logits), stride, rows, size, ids,
+                          static_cast<bf16*>(peaks), num_threads);
+    }
+}
+
 void mm_temper(int32_t dtype, const void* logits, int64_t stride, int64_t rows, int64_t size,
                const float* temperatures, float* out, int32_t num_threads) {
     if (dtype == FLOAT) {
