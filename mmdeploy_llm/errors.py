@@ -9,6 +9,8 @@ MMDeployLLMError
  |   + UnsupportedMediaError        media of a type or format that is not accepted    415
  |   + MediaTimeoutError            media took too long to fetch or decode            408
  |   + RequestTimeoutError          the request's own timeout has passed              408
+ |   + QueueFullError               too many requests wait already                    429
+ |   + AbortedError                 the caller has aborted the request                499
  + ModelError                       the model folder cannot be used
  |   + ModelNotSupportedError       no plugin serves the model's architecture, or it cannot run
  |   + CheckpointError              weights or files are missing, surplus or malformed
@@ -74,6 +76,18 @@ class RequestTimeoutError(RequestError):
     """The request was not finished within its timeout."""
 
     code = 408
+
+
+class QueueFullError(RequestError):
+    """The caller allows no more requests to wait."""
+
+    code = 429
+
+
+class AbortedError(RequestError):
+    """The caller has aborted the request before it was computed."""
+
+    code = ABORTED
 
 
 class ModelError(MMDeployLLMError):

@@ -20,27 +20,29 @@ from .desk.arguments import (
     as_conversations,
     as_prompt,
     as_prompts,
+    asks_of,
+    asks_of_chats,
     chat_options,
     is_conversation,
     one_params,
     params_for,
 )
-from .desk.belonging import CLOSED, Belonging
-from .desk.drive import Driver
-from .desk.fleet import Fleet
-from .desk.jobs import ChatOptions, JobMaker
-from .desk.merge import Merger, deltas, outputs_of, whole_outputs
-from .desk.outcome import Job, JobOutput, exception_of, refused
+from .desk.belonging import Belonging
+from .desk.desk import DeskStats
+from .desk.feed import Feed
+from .desk.many import open_desk
+from .desk.outcome import Answer
 from .desk.progress import Progress
-from .errors import WorkerDiedError
-from .hooks import Model
-from .intake.cache import CacheStats, add_stats
+from .desk.ticket import Ask, Ticket
+from .errors import EngineError
+from .intake.cache import CacheStats
 from .intake.rendered import TokenCount
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
+from .parallel import finalize_here
 from .params import SamplingParams
 from .startup.media import open_media, open_reader
-from .startup.start import report_load, start
+from .startup.start import report_load
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -56,16 +58,17 @@ class LLM(Belonging):
     other than 200 and a message) and leaves the other prompts untouched. With `on_error="raise"`
     the first such error is raised instead. A wrong call raises TypeError or ValueError at once.
 
-    With tensor_parallel_size or data_parallel_size the model computes in other processes. When the
-    last engine has died, requests that have not finished come back as errors, and later calls raise
-    WorkerDiedError.
+    The model computes in a thread of its own, or with tensor_parallel_size or data_parallel_size in
+    other processes; the methods may be called from any thread. Ctrl-C ends the call that it
+    interrupts and aborts its prompts. When the last engine has died, requests that have not
+    finished come back as errors, and later calls raise WorkerDiedError.
 
     An LLM belongs to the process and changes little of it. While one that computes in this process
     is open, freed memory is kept for later steps (glibc's mallopt) and LRU_CACHE_CAPACITY is set in
-    the environment of the C library; cpu_affinity and numa_node place the threads that call it.
-    During a step, torch computes with `num_threads` threads, and on the engine's card. `close`, or
-    the last of several LLMs to close, puts all of it back. In a process that is forked from this
-    one every method raises EngineError.
+    the environment of the C library; cpu_affinity and numa_node place its own threads. During a
+    step, torch computes with `num_threads` threads, and on the engine's card. `close`, or the last
+    of several LLMs to close, puts all of it back. In a process that is forked from this one every
+    method raises EngineError.
 
     plugins: the loaded plugins; observers may be registered there. With several engines only the
     observers of installed plugins are called, in each engine's process.
@@ -78,31 +81,14 @@ class LLM(Belonging):
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__()
         self._config = EngineConfig.from_options(model, options)
-        self._driver: Driver | Fleet
-        self._fleet: Fleet | None = None
+        self._desk = open_desk(self._config)
+        # The desk ends with this object; with the program it ends by itself.
+        finalize_here(self, self._desk.stop, at_exit=False)
         self._tokenizer: Any = None
-        self.model: Model | None = None
-        if self._config.data_parallel_size > 1:
-            self._driver = self._fleet = Fleet(self._config)
-            self._jobs = JobMaker(None)
-            self.plugins = self._fleet.plugins
-            self.runtime = self._fleet.runtime
-            self.num_kv_blocks = self._fleet.num_blocks
-            report_load(self.runtime, self.num_kv_blocks, quiet=self._config.quiet)
-            return
-        assembly = start(self._config)
-        self._engine = assembly.engine
-        self._intake = assembly.intake
-        self._jobs = JobMaker(self._intake)
-        self.plugins = assembly.plugins
-        self.model = assembly.model
-        self.runtime = assembly.runtime
-        self._driver = Driver(
-            assembly.engine,
-            num_threads=assembly.runtime.num_intake_threads,
-            num_ahead=assembly.runtime.max_num_seqs + 2 * assembly.runtime.num_intake_threads,
-        )
-        self.num_kv_blocks = assembly.engine.info.num_blocks
+        self.plugins = self._desk.plugins
+        self.model = self._desk.model
+        self.runtime = self._desk.runtime
+        self.num_kv_blocks = self._desk.num_kv_blocks
         report_load(self.runtime, self.num_kv_blocks, quiet=self._config.quiet)
 
     def generate(
@@ -126,8 +112,7 @@ class LLM(Belonging):
         """
         items = as_prompts(prompts)
         params = params_for(sampling_params, len(items), "prompts")
-        jobs = self._jobs.of_prompts(zip(items, params, strict=True))
-        return self._collect(jobs, use_tqdm, on_error)
+        return self._collect(asks_of(items, params), use_tqdm, on_error)
 
     def chat(
         self,
@@ -163,8 +148,7 @@ class LLM(Belonging):
         )
         items = as_conversations(messages)
         params = params_for(sampling_params, len(items), "messages")
-        jobs = self._jobs.of_conversations(zip(items, params, strict=True), options)
-        return self._collect(jobs, use_tqdm, on_error)
+        return self._collect(asks_of_chats(items, params, options), use_tqdm, on_error)
 
     def generate_iter(
         self,
@@ -180,15 +164,15 @@ class LLM(Belonging):
         differs from that of `prompts`, ValueError is raised after the results of the pairs.
         """
         pairs = Pairs(prompts, sampling_params)
-        return outputs_of(self.answer_each(pairs), pairs)
+        return self._outputs(self.answer_each(pairs), pairs)
 
     def answer_each(
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]
-    ) -> Generator[JobOutput, None, None]:
-        """Yields results as generate_iter does, with sampling parameters for each prompt;
-        `job.index` of a result counts the pairs from 0. Closing the generator aborts the requests
-        that are still running."""
-        return whole_outputs(self._driver.run(self._jobs.of_prompts(pairs)))
+    ) -> Generator[Answer, None, None]:
+        """Yields results as generate_iter does, with sampling parameters for each prompt; `index`
+        of a result counts the pairs from 0. Closing the generator aborts the requests that are
+        still running."""
+        return self._answers(Feed(self._desk, (Ask(prompt=one, params=own) for one, own in pairs)))
 
     def run_batch(
         self,
@@ -245,10 +229,10 @@ class LLM(Belonging):
         self, summary: BatchSummary, path: str | os.PathLike[str], settings: BatchSettings
     ) -> None:
         """Writes the HTML page of a batch, with the frames of its videos."""
-        config, intake = self._config, None if self._fleet is not None else self._intake
+        config, media = self._config, self._desk.media
         previews = FilePreviews(
-            lambda: open_reader(config) if intake is None else intake.media,
-            lambda: open_media(config) if intake is None else intake.media,
+            lambda: open_reader(config) if media is None else media,
+            lambda: open_media(config) if media is None else media,
         )
         report_batch(summary, path, settings, model=config.model, previews=previews)
 
@@ -263,8 +247,8 @@ class LLM(Belonging):
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
     ) -> Iterator[RequestOutput]:
-        """Yields deltas: each output holds only the text, reasoning and token ids generated since
-        the previous one.
+        """Starts prompts and yields deltas: each output holds only the text, reasoning and token
+        ids generated since the previous one of its completion was read.
 
         prompts: as for `generate`, or one conversation as for `chat`, whose options the others are.
         The last output of a completion has `finished`, `outputs.finish_reason` and the metrics.
@@ -278,46 +262,44 @@ class LLM(Belonging):
             continue_final_message,
         )
         if is_conversation(prompts):
-            (params,) = params_for(sampling_params, 1, "messages")
-            jobs = self._jobs.of_conversations([(prompts, params)], options, stream=True)
-        elif options == ChatOptions():
+            params = params_for(sampling_params, 1, "messages")
+            asks = asks_of_chats([prompts], params, options, stream=True)
+        elif not options:
             items = as_prompts(prompts)
-            each = params_for(sampling_params, len(items), "prompts")
-            jobs = self._jobs.of_prompts(zip(items, each, strict=True), stream=True)
+            asks = asks_of(items, params_for(sampling_params, len(items), "prompts"), stream=True)
         else:
             raise ValueError(
                 "the options of a chat are used with one conversation, a list of message dicts; "
                 "for other prompts write them into a dict with 'messages'"
             )
-        return deltas(self._driver.run(jobs))
+        self._desk.check()
+        feed = Feed(self._desk, asks)
+        feed.fill()
+        return self._outputs(self._answers(feed))
 
     def get_tokenizer(self) -> Any:
         """Returns transformers' tokenizer of the model, the same object in every call. It is a
         copy: settings of it, such as padding, have no effect on prompts given as text."""
         if self._tokenizer is None:
-            if self._fleet is not None:
-                self._tokenizer = self._fleet.ask_one("copy_tokenizer")
-            else:
-                self._tokenizer = self._intake.copy_tokenizer()
+            self._tokenizer = self._desk.copy_tokenizer()
         return self._tokenizer
 
     def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
         """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
         cannot be prepared."""
-        self._driver.check_open(CLOSED)
-        prompt = as_prompt(prompt)
-        if self._fleet is not None:
-            count: TokenCount = self._fleet.ask_one("count_tokens", prompt)
-            return count
-        return self._intake.count_tokens(prompt)
+        return self._desk.count_tokens(as_prompt(prompt))
 
     def cache_stats(self) -> Mapping[str, CacheStats]:
         """Returns hits, misses and bytes of the media caches, summed over all engines: "processed"
         items, and items "fetched" by URL."""
         self._home.check()
-        if self._fleet is not None:
-            return add_stats(self._fleet.ask("cache_stats"))
-        return self._intake.cache_stats()
+        return self._desk.cache_stats()
+
+    def stats(self) -> DeskStats:
+        """Returns the counters of this moment: running, waiting, tokens per second, hits of the
+        prefix cache, free blocks. Of several engines, their sums."""
+        self._home.check()
+        return self._desk.stats()
 
     def close(self) -> None:
         """Stops the engine and its threads and frees the model. The object cannot be used again.
@@ -325,38 +307,56 @@ class LLM(Belonging):
         May be called twice, and from any thread: calls that run in others end with EngineError
         after the step that is being computed.
         """
-        self._home.check()
-        if self._fleet is not None:
-            self._fleet.close()
-            return
-        self._intake.interrupt()  # so that a plugin or template that hangs does not delay close
-        self._driver.close()
-        self._intake.close()
+        self._desk.close()
+
+    def _answers(self, feed: Feed) -> Generator[Answer, None, None]:
+        """Yields the answers of a feed; holds this object, whose engine would end with it."""
+        with closing(feed.answers()) as answers:
+            yield from answers
+
+    def _outputs(
+        self, answers: Generator[Answer, None, None], pairs: Pairs | None = None
+    ) -> Iterator[RequestOutput]:
+        """Yields the outputs alone. Raises the error of the pairs after the last one."""
+        with closing(answers):
+            for answer in answers:
+                yield answer.output
+        if pairs is not None and pairs.error is not None:
+            raise pairs.error
 
     def _collect(
-        self, jobs: Iterator[Job], use_tqdm: bool, on_error: OnError
+        self, asks: Sequence[Ask], use_tqdm: bool, on_error: OnError
     ) -> list[RequestOutput]:
-        """Runs the jobs and returns their outputs in order."""
+        """Has the prompts answered and returns their outputs in order."""
         if on_error not in ("return", "raise"):
             raise ValueError(f"on_error must be 'return' or 'raise', got {on_error!r}")
-        todo, done, merger = list(jobs), dict[int, JobOutput](), Merger()
-        self._driver.check()
+        self._desk.check()
+        done: dict[int, RequestOutput] = {}
         # Closing the iterator makes sure that an error leaves no request in the engine.
-        with closing(self._driver.run(todo)) as items, Progress(len(todo), use_tqdm) as progress:
+        with (
+            closing(Feed(self._desk, asks).answers()) as answers,
+            Progress(len(asks), use_tqdm) as progress,
+        ):
             try:
-                for item in items:
-                    if on_error == "raise" and not item.output.is_ok:
-                        self._driver.check()
-                        raise exception_of(item)
-                    whole = merger.add(item)
-                    if whole is not None:
-                        done[item.job.index] = whole
-                        progress.count(whole)
-            except WorkerDiedError as death:
-                if on_error == "raise":
+                for answer in answers:
+                    if on_error == "raise" and not answer.output.is_ok:
+                        self._desk.check()
+                        raise answer.exception
+                    done[answer.index] = answer.output
+                    progress.count(answer.output)
+            except EngineError as death:
+                if on_error == "raise" or death is not self._desk.death:
                     raise
-                for item in (item for job in todo for item in refused(job, death)):
-                    whole = merger.add(item)
-                    if whole is not None:
-                        done.setdefault(item.job.index, whole)
-        return [done[job.index].output for job in todo]
+                for index in range(len(asks)):
+                    if index not in done:
+                        done[index] = _lost(asks[index], death)
+        return [done[index] for index in range(len(asks))]
+
+
+def _lost(ask: Ask, death: EngineError) -> RequestOutput:
+    """Returns the output of a prompt that the engine did not live to take."""
+    ticket = Ticket(ask, 0, abort=lambda _: None)
+    ticket.end(death)
+    output = ticket.get_nowait()
+    assert output is not None, "it has ended"
+    return output

@@ -40,7 +40,7 @@ QUICK = {
     "cuda/test_rows.py": r"shape[024]|\[3-.*-True|beyond|takes",
     "distributed/test_ahead_of_ranks.py": "!",
     "distributed/test_faults_of_ranks.py": r"have\[one\]|given_up",
-    "distributed/test_fleet.py": "!ctrl_c|two_interrupts|dead_engine",
+    "distributed/test_desks.py": "!ctrl_c|dead_engine|in_another",
     "distributed/test_messages.py": "!test_workers|ends_with_its_parent",
     "distributed/test_ranks.py": "ernie|wrong_at_the_start|not_there",
     "distributed/test_share_of_weights.py": "!memory_of_a_rank",

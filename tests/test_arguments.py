@@ -148,12 +148,12 @@ class TestPairs:
 class TestFlags:
     def test_they_are_arguments_of_the_template(self):
         options = chat_options({"x": 1}, None, None, False, True)
-        assert options.template_kwargs == {
+        assert options["chat_template_kwargs"] == {
             "x": 1,
             "add_generation_prompt": False,
             "continue_final_message": True,
         }
-        assert chat_options(None, None, None, None, None).template_kwargs is None
+        assert chat_options(None, None, None, None, None) == {}
 
     @pytest.mark.parametrize(
         ("kwargs", "add", "go_on", "message"),

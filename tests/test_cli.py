@@ -27,8 +27,7 @@ MAX_HELP_SECONDS = 0.5
 PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
 
 
-Job = namedtuple("Job", "index")
-JobOutput = namedtuple("JobOutput", "job output error")
+Answer = namedtuple("Answer", "index output error")
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -62,7 +61,7 @@ class FakeLLM:
             if "interrupt" in said:
                 raise KeyboardInterrupt
             answer = output(prompt, said.rpartition("/")[2], is_ok="bad" not in said)
-            yield JobOutput(job=Job(index=index), output=answer, error=None)
+            yield Answer(index=index, output=answer, error=None)
 
     def stream(self, prompt, sampling_params=None):
         self.prompts.append(prompt)

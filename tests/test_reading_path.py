@@ -40,11 +40,13 @@ def run_lines(tmp_path_factory):
         before = sys.getprofile()
         threading.setprofile(note)
         sys.setprofile(note)
+        llm._desk._post(lambda: sys.setprofile(note))
         try:
             (output,) = llm.generate("the cat", SamplingParams(max_tokens=5), use_tqdm=False)
         finally:
             sys.setprofile(before)
             threading.setprofile(None)
+            llm._desk._post(lambda: sys.setprofile(None))
     assert output.is_ok
     return found
 

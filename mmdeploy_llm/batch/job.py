@@ -24,7 +24,7 @@ from .storage.configuration import Configuration, ConfigurationFile
 from .writer import RecordWriter
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.desk.outcome import JobOutput
+    from mmdeploy_llm.desk.outcome import Answer
 
     from .output import RecordIndex
 
@@ -278,7 +278,7 @@ class _NoModel:
 
     def answer_each(
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]
-    ) -> Generator[JobOutput, None, None]:
+    ) -> Generator[Answer, None, None]:
         """Exhausts the pairs, which must be empty: bad lines are recorded on the way."""
         for prompt, _ in pairs:
             raise AssertionError(f"an item reached a run without a model: {prompt!r}")

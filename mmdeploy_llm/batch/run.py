@@ -30,7 +30,7 @@ from .sources import Source
 from .writer import RecordWriter
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.desk.outcome import JobOutput
+    from mmdeploy_llm.desk.outcome import Answer
 
 Ending = Literal["done", "max_failures", "interrupted"]
 
@@ -40,7 +40,7 @@ class Answerer(Protocol):
 
     def answer_each(
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]
-    ) -> Generator[JobOutput, None, None]:
+    ) -> Generator[Answer, None, None]:
         """Yields outputs as they finish, see LLM.answer_each."""
 
 
@@ -150,9 +150,9 @@ class BatchRun:
             if self._is_over:
                 return
 
-    def _collect(self, answer: JobOutput) -> None:
+    def _collect(self, answer: Answer) -> None:
         """Writes the record of an item that has finished."""
-        item = self._in_flight.pop(answer.job.index)
+        item = self._in_flight.pop(answer.index)
         record = record_of(item, answer.output, answer.error, self._config_digest)
         self._take(record, item.line, num_media=1 if item.path else len(item.media))
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmdeploy_llm.desk.local import LocalDesk
 from mmdeploy_llm.layers.decoder import Attention
 from mmdeploy_llm.layers.linear import Embedding, Linear
 from mmdeploy_llm.layers.mlp import MLP, GatedMLP
@@ -31,19 +32,19 @@ from mmdeploy_llm.llm import LLM
 PHASES = ("schedule", "prepare", "encode", "forward", "sample", "deliver", "engine")
 # Attribute paths from the LLM to the timed methods, and the phase that each belongs to.
 TIMED_METHODS = (
-    ("_engine.step", "engine"),
-    ("_engine._scheduler.plan", "schedule"),
-    ("_engine._scheduler.plan_next", "schedule"),
-    ("_engine._scheduler.commit", "schedule"),
-    ("_engine._scheduler.release", "schedule"),
-    ("_engine._runner.start", "prepare"),
-    ("_engine._runner._finish", "prepare"),
-    ("_engine._runner._encoder.encode", "encode"),
-    ("_engine._runner._sampler.launch", "sample"),
-    ("_engine._delivery.deliver", "deliver"),
+    ("_desk.engine.step", "engine"),
+    ("_desk.engine._scheduler.plan", "schedule"),
+    ("_desk.engine._scheduler.plan_next", "schedule"),
+    ("_desk.engine._scheduler.commit", "schedule"),
+    ("_desk.engine._scheduler.release", "schedule"),
+    ("_desk.engine._runner.start", "prepare"),
+    ("_desk.engine._runner._finish", "prepare"),
+    ("_desk.engine._runner._encoder.encode", "encode"),
+    ("_desk.engine._runner._sampler.launch", "sample"),
+    ("_desk.engine._delivery.deliver", "deliver"),
     ("model.forward", "forward"),
 )
-INTAKE = ("_intake.accept", "_intake.accept_chat")
+INTAKE = "_desk.intake.accept"
 KINDS: Mapping[type[nn.Module], str] = {
     Linear: "linear",
     PatchEmbed: "linear",
@@ -96,13 +97,13 @@ class Profile:
 
 
 class Clock:
-    """Accumulates exclusive times by phase and kind, for the thread that created it."""
+    """Accumulates exclusive times by phase and kind, in one thread."""
 
-    def __init__(self, synchronize: Callable[[], None] | None) -> None:
+    def __init__(self, thread: threading.Thread, synchronize: Callable[[], None] | None) -> None:
         """synchronize: waits for an asynchronous device; None on the CPU."""
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._synchronize = synchronize
-        self._thread = threading.get_ident()
+        self._thread = thread.ident
         self._stack: list[tuple[str, str]] = []
         self._since = 0.0
 
@@ -147,7 +148,9 @@ class Profiler:
         device = torch.device(llm.runtime.device)
         is_cuda = device.type == "cuda"
         self._llm = llm
-        self._clock = Clock(partial(torch.cuda.synchronize, device) if is_cuda else None)
+        synchronize = partial(torch.cuda.synchronize, device) if is_cuda else None
+        assert isinstance(llm._desk, LocalDesk), "others compute in other processes"
+        self._clock = Clock(llm._desk.thread, synchronize)
         self._lock = threading.Lock()
         self._intake = 0.0
         self._num_steps = 0
@@ -155,17 +158,16 @@ class Profiler:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Times what this thread runs inside the block; restores the LLM afterwards."""
+        """Times what the engine runs inside the block; restores the LLM afterwards."""
         with ExitStack() as stack:
             for path, phase in TIMED_METHODS:
                 self._replace(stack, path, partial(self._clock.timed, phase=phase, kind=OTHER))
-            for path in INTAKE:
-                self._replace(stack, path, self._timed_intake)
-            self._replace(stack, "_engine.step", self._counted_step)
+            self._replace(stack, INTAKE, self._timed_intake)
+            self._replace(stack, "_desk.engine.step", self._counted_step)
             self._replace(
                 stack, "model.logits", partial(self._clock.timed, phase="forward", kind="logits")
             )
-            self._replace(stack, "_engine._runner._forward._backend.begin", self._timed_begin)
+            self._replace(stack, "_desk.engine._runner._forward._backend.begin", self._timed_begin)
             self._watch_layers(stack)
             begin = time.perf_counter()
             yield

@@ -10,7 +10,7 @@ from typing import Any
 from mmdeploy_llm.intake.encodings import encoded_rows, is_encoding, listed
 from mmdeploy_llm.params import SamplingParams
 
-from .jobs import ChatOptions
+from .ticket import Ask
 
 _END = object()
 
@@ -88,14 +88,42 @@ def as_conversations(messages: Any) -> list[Any]:
     return items
 
 
+def asks_of(
+    items: Iterable[Any], params: Iterable[SamplingParams], stream: bool = False
+) -> list[Ask]:
+    """Returns what is asked at the desk for prompts with their parameters."""
+    pairs = zip(items, params, strict=True)
+    return [Ask(prompt=prompt, params=own, stream=stream) for prompt, own in pairs]
+
+
+def asks_of_chats(
+    items: Iterable[Any],
+    params: Iterable[SamplingParams],
+    options: Mapping[str, Any],
+    stream: bool = False,
+) -> list[Ask]:
+    """Returns what is asked at the desk for conversations, whose options are the same."""
+    return [
+        Ask(
+            prompt={"messages": messages, **options},
+            item=messages,
+            params=own,
+            where=f"conversation {index}, ",
+            stream=stream,
+        )
+        for index, (messages, own) in enumerate(zip(items, params, strict=True))
+    ]
+
+
 def chat_options(
     template_kwargs: Mapping[str, Any] | None,
     template: str | None,
     tools: Any,
     add_generation_prompt: bool | None,
     continue_final_message: bool | None,
-) -> ChatOptions:
-    """Returns the options of a chat, with the two flags among the template's arguments.
+) -> dict[str, Any]:
+    """Returns the options of a chat as a prompt's dict has them, with the two flags among the
+    template's arguments; {} without any.
 
     Raises ValueError for kwargs of a wrong type, a flag that is given twice, and both flags.
     """
@@ -120,7 +148,12 @@ def chat_options(
         )
     if flags:
         template_kwargs = {**(template_kwargs or {}), **flags}
-    return ChatOptions(template_kwargs=template_kwargs, template=template, tools=tools)
+    options = {
+        "chat_template_kwargs": template_kwargs,
+        "chat_template": template,
+        "tools": tools,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def one_params(params: Any) -> SamplingParams:

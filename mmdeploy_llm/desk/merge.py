@@ -1,88 +1,48 @@
-"""Makes one output of the n completions of a prompt, which the engine computes as n requests."""
+"""Makes one output of several: of the n completions of a prompt, which the engine computes as n
+requests, or of the deltas of one completion."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from mmdeploy_llm.errors import OK
 from mmdeploy_llm.outputs import Completions, RequestMetrics, RequestOutput
 
-from .arguments import Pairs
-from .outcome import JobOutput
 
-
-class Merger:
-    """Collects finished completions until those of a prompt are complete. Holds the outputs of
-    unfinished prompts only."""
-
-    def __init__(self) -> None:
-        self._parts: dict[int, dict[int, JobOutput]] = {}  # by job and index of the completion
-
-    def add(self, item: JobOutput) -> JobOutput | None:
-        """Returns the prompt's output when `item` holds its last missing completion, else None. A
-        completion that is known already keeps its first output."""
-        job = item.job
-        parts = self._parts.setdefault(job.index, {})
-        parts.setdefault(item.output.outputs.index, item)
-        if len(parts) < job.num_outputs:
-            return None
-        del self._parts[job.index]
-        return _merged([parts[index] for index in sorted(parts)])
-
-
-def whole_outputs(items: Generator[JobOutput, None, None]) -> Generator[JobOutput, None, None]:
-    """Yields one output for each prompt, when its last completion has finished. Closing it closes
-    `items`."""
-    merger = Merger()
-    with closing(items):
-        for item in items:
-            whole = merger.add(item)
-            if whole is not None:
-                yield whole
-
-
-def outputs_of(items: Generator[JobOutput, None, None], pairs: Pairs) -> Iterator[RequestOutput]:
-    """Yields the outputs alone. Raises the error of the pairs after the last one."""
-    with closing(items):
-        for item in items:
-            yield item.output
-    if pairs.error is not None:
-        raise pairs.error
-
-
-def deltas(items: Generator[JobOutput, None, None]) -> Iterator[RequestOutput]:
-    """Yields the deltas of a stream, with one request_id for all completions of a prompt."""
-    names: dict[int, str] = {}
-    num_left: dict[int, int] = {}
-    with closing(items):
-        for item in items:
-            job, output = item.job, item.output
-            name = names.setdefault(job.index, output.request_id)
-            if output.finished:
-                num_left[job.index] = num_left.get(job.index, job.num_outputs) - 1
-                if not num_left[job.index]:
-                    del names[job.index], num_left[job.index]
-            yield output if name == output.request_id else replace(output, request_id=name)
-
-
-def _merged(items: Sequence[JobOutput]) -> JobOutput:
+def merged(outputs: Sequence[RequestOutput]) -> RequestOutput:
     """Returns the output of a prompt from those of its completions, ordered by index."""
-    first = items[0]
-    if len(items) == 1:
+    first = outputs[0]
+    if len(outputs) == 1:
         return first
-    outputs = [item.output for item in items]
     completions = Completions(completion for output in outputs for completion in output.outputs)
-    output = replace(
-        first.output,
+    return replace(
+        first,
         outputs=completions,
         metrics=_metrics([output.metrics for output in outputs]),
         error_code=next((each.error_code for each in completions if not each.is_ok), OK),
         error_msg=_message(completions),
     )
-    error = next((item.error for item in items if item.error is not None), None)
-    return JobOutput(job=first.job, output=output, error=error)
+
+
+def joined(one: RequestOutput, two: RequestOutput) -> RequestOutput:
+    """Returns one delta in place of two of the same completion, the second after the first."""
+    a, b = one.outputs[0], two.outputs[0]
+    completion = replace(
+        b,
+        send_idx=a.send_idx,
+        token_ids=a.token_ids + b.token_ids,
+        text=a.text + b.text,
+        reasoning_content=_sum(a.reasoning_content, b.reasoning_content),
+        logprobs=_sum(a.logprobs, b.logprobs),
+        tool_calls=_sum(a.tool_calls, b.tool_calls),
+    )
+    return replace(two, outputs=Completions([completion]))
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else a + b
 
 
 def _message(completions: Completions) -> str | None:

@@ -1,49 +1,39 @@
-"""Job and JobOutput: a prompt to run, and what came of it; also of a prompt that was refused."""
+"""Answer and refusals: what came of a prompt, also of one that never became a request."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmdeploy_llm.errors import EngineError, MMDeployLLMError, RequestError
+from mmdeploy_llm.errors import ABORTED, EngineError, MMDeployLLMError, RequestError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
-from mmdeploy_llm.request import Request
+
+if TYPE_CHECKING:
+    from .ticket import Ask
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One prompt to run. prompt: the object that the caller passed in. accept: prepares its
-    requests; called in an intake thread. num_outputs: the prompt's `n`."""
+class Answer:
+    """An output and the prompt that it belongs to. index: of the prompt, in the order in which they
+    were taken. error: the exception with which the desk ended the prompt, None otherwise."""
 
     index: int
-    prompt: Any
-    num_outputs: int
-    accept: Callable[..., tuple[Request, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOutput:
-    """An output and the job it belongs to: of one completion, or of all of them once merge.py has
-    seen it. error: the exception with which intake refused the prompt, None otherwise."""
-
-    job: Job
     output: RequestOutput
     error: Exception | None = None
 
-
-def exception_of(item: JobOutput) -> Exception:
-    """Returns the error of an output as an exception: the one that intake raised, or one that fits
-    the error code."""
-    if item.error is not None:
-        return item.error
-    kind = RequestError if item.output.error_code < 500 else EngineError
-    return kind(item.output.error_msg)
+    @property
+    def exception(self) -> Exception:
+        """The error of the output as an exception: the desk's, or one that fits the error code."""
+        if self.error is not None:
+            return self.error
+        kind = RequestError if self.output.error_code < 500 else EngineError
+        return kind(self.output.error_msg)
 
 
 def text_of(prompt: Any) -> str | None:
@@ -52,25 +42,26 @@ def text_of(prompt: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def refused(job: Job, error: Exception) -> Iterator[JobOutput]:
-    """Yields the error outputs of a job whose prompt never became requests."""
+def refusal(ask: Ask, request_id: str, index: int, error: Exception) -> RequestOutput:
+    """Returns the error output of a completion that never became a request."""
     code, message = 500, error_text(error)
     if isinstance(error, MMDeployLLMError):
         code, message = error.code, str(error)
     else:
         logger.error("a prompt could not be prepared", exc_info=error)
-    for index in range(job.num_outputs):
-        completion = CompletionOutput(
-            index=index, finish_reason="error", error_code=code, error_msg=message
-        )
-        output = RequestOutput(
-            request_id=f"refused-{job.index}-{index}",
-            prompt=text_of(job.prompt),
-            item=job.prompt,
-            outputs=Completions([completion]),
-            finished=True,
-            metrics=RequestMetrics(arrival_time=time.time()),
-            error_code=code,
-            error_msg=message,
-        )
-        yield JobOutput(job=job, output=output, error=error)
+    completion = CompletionOutput(
+        index=index,
+        finish_reason="abort" if code == ABORTED else "error",
+        error_code=code,
+        error_msg=message,
+    )
+    return RequestOutput(
+        request_id=request_id,
+        prompt=text_of(ask.shown),
+        item=ask.shown,
+        outputs=Completions([completion]),
+        finished=True,
+        metrics=RequestMetrics(arrival_time=time.time()),
+        error_code=code,
+        error_msg=message,
+    )

@@ -6,7 +6,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from .outcome import JobOutput
+from mmdeploy_llm.outputs import RequestOutput
 
 
 class Progress:
@@ -25,10 +25,10 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def count(self, item: JobOutput) -> None:
+    def count(self, output: RequestOutput) -> None:
         """Counts one finished prompt."""
-        self._num_output += sum(len(completion.token_ids) for completion in item.output.outputs)
-        self._num_input += len(item.output.prompt_token_ids)
+        self._num_output += sum(len(completion.token_ids) for completion in output.outputs)
+        self._num_input += len(output.prompt_token_ids)
         elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
         self._bar.set_postfix_str(
             f"est. speed input: {self._num_input / elapsed:.2f} toks/s, "

@@ -45,7 +45,7 @@ class Intake:
     vocab_size: number of ids that the model knows.
     eos_token_ids: ids that end a sequence.
     generation: generation_config.json.
-    chat_template: the template that `accept_chat` renders with.
+    chat_template: the template that messages are rendered with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
     media_size: width of the rows of the model's encoder; None: unknown.
@@ -109,50 +109,56 @@ class Intake:
         prompt: Any,
         params: SamplingParams,
         *,
+        item: Any = None,
+        where: str = "",
         stream: bool = False,
         number: int | None = None,
+        request_id: str | None = None,
         priority: int = 0,
         deadline: Deadline | None = None,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.
 
+        item: the caller's object; None: the prompt. where: names the prompt in messages of errors.
         number: index of the prompt in this engine, which with the engine's seed determines the seed
             of params without one; None: counted here.
+        request_id: of the first request; the others add their index to it. None: a new one.
         priority, deadline: of the call, as priority_of and deadline_of return them; a prompt dict
-            may have its own. Raises RequestError and its subclasses.
-        """
-        parts = read_prompt(prompt, self.media.kinds)
-        if isinstance(prompt, Mapping):
-            priority = priority_of(prompt, priority)
-            deadline = earlier(deadline, deadline_of(prompt))
-        return self._accept(prompt, parts, params, stream, number, priority, deadline)
+            may have its own.
 
-    def accept_chat(
-        self,
-        messages: Any,
-        params: SamplingParams,
-        *,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
-        tools: Any = None,
-        stream: bool = False,
-        number: int | None = None,
-        index: int | None = None,
-    ) -> tuple[Request, ...]:
-        """Returns the n requests of a conversation, as `accept` does.
-
-        chat_template: a Jinja text or the path of a file with one.
-        tools: tools that the model may call, see `read_tools`.
-        index: of the conversation in the caller's list, for messages of errors.
+        Raises RequestError and its subclasses.
         """
-        parts = PromptParts(
-            messages=messages,
-            template=chat_template,
-            template_kwargs=chat_template_kwargs,
-            tools=tools,
-            where="" if index is None else f"conversation {index}, ",
+        arrival_time = time.time()
+        parts = replace(read_prompt(prompt, self.media.kinds), where=where)
+        priority = priority_of(prompt, priority)
+        deadline = earlier(deadline, deadline_of(prompt))
+        if deadline is not None:
+            deadline.check("it waited to be prepared")
+        self._params.check(params)
+        rendered = self._render(parts)
+        number = next(self._numbers) if number is None else number
+        self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
+        media = self.media.load(rendered.items, deadline)
+        expanded = self._expand(rendered, media)
+        request = Request(
+            request_id=self._new_request_id() if request_id is None else request_id,
+            prompt=rendered.text if rendered.pieces else None,
+            item=prompt if item is None else item,
+            prompt_token_ids=expanded.ids,
+            params=self._params.resolve(params, len(expanded.ids), number),
+            eos_token_ids=self._eos_token_ids,
+            media=expanded.spans,
+            prompt_text=rendered.text,
+            tools=rendered.tools,
+            reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
+            bad_words_token_ids=self._bad_words(params),
+            priority=priority,
+            deadline=deadline,
+            stream=stream,
+            arrival_time=arrival_time,
+            preprocess_end_time=time.time(),
         )
-        return self._accept(messages, parts, params, stream, number)
+        return tuple(self._sample(request, index) for index in range(params.n))
 
     def copy_tokenizer(self) -> Any:
         """Returns a copy of transformers' tokenizer; settings of the copy do not change prompts."""
@@ -189,52 +195,13 @@ class Intake:
             num_input_video_tokens=sums["video"],
         )
 
-    def _accept(
-        self,
-        item: Any,
-        parts: PromptParts,
-        params: SamplingParams,
-        stream: bool,
-        number: int | None,
-        priority: int = 0,
-        deadline: Deadline | None = None,
-    ) -> tuple[Request, ...]:
-        arrival_time = time.time()
-        if deadline is not None:
-            deadline.check("it waited to be prepared")
-        self._params.check(params)
-        rendered = self._render(parts)
-        number = next(self._numbers) if number is None else number
-        self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
-        media = self.media.load(rendered.items, deadline)
-        expanded = self._expand(rendered, media)
-        request = Request(
-            request_id="",
-            prompt=None if parts.ids is not None else rendered.text,
-            item=item,
-            prompt_token_ids=expanded.ids,
-            params=self._params.resolve(params, len(expanded.ids), number),
-            eos_token_ids=self._eos_token_ids,
-            media=expanded.spans,
-            prompt_text=rendered.text,
-            tools=rendered.tools,
-            reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
-            bad_words_token_ids=self._bad_words(params),
-            priority=priority,
-            deadline=deadline,
-            stream=stream,
-            arrival_time=arrival_time,
-            preprocess_end_time=time.time(),
-        )
-        return tuple(self._sample(request, index) for index in range(params.n))
-
     def _sample(self, request: Request, index: int) -> Request:
         """Returns one of the n requests of a prompt."""
         assert request.params.seed is not None
         seed = sample_seed(request.params.seed, index)
         return replace(
             request,
-            request_id=self._new_request_id(),
+            request_id=f"{request.request_id}-{index}" if index else request.request_id,
             index=index,
             params=request.params.model_copy(update={"seed": seed}),
             output_token_ids=[],

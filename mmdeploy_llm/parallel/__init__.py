@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .forks import Home, finalize_here
-    from .interrupts import interrupted_later
+    from .interrupts import interrupt_thread, interrupted_later
     from .process import Channel, Worker, close_all
     from .ranks import FirstRank, Meeting, Ranks
     from .shards import Share, divide, shares_of
@@ -30,6 +30,7 @@ __all__ = [
     "close_all",
     "divide",
     "finalize_here",
+    "interrupt_thread",
     "interrupted_later",
     "shares_of",
 ]
@@ -46,6 +47,7 @@ _HOMES = {
     "close_all": "process",
     "divide": "shards",
     "finalize_here": "forks",
+    "interrupt_thread": "interrupts",
     "interrupted_later": "interrupts",
     "shares_of": "shards",
 }

@@ -41,11 +41,18 @@ class Home:
 
 
 def finalize_here(
-    owner: object, function: Callable[..., object], *args: Any, **kwargs: Any
+    owner: object,
+    function: Callable[..., object],
+    *args: Any,
+    at_exit: bool = True,
+    **kwargs: Any,
 ) -> Callable[[], object]:
-    """Calls the function once, when the returned object is called, the owner is collected or the
-    program ends, whatever comes first; never in a process that was forked meanwhile."""
-    return weakref.finalize(owner, _call_at, Home(), function, args, kwargs)
+    """Calls the function once, when the returned object is called, the owner is collected or, with
+    at_exit, the program ends, whatever comes first; never in a process that was forked
+    meanwhile."""
+    found = weakref.finalize(owner, _call_at, Home(), function, args, kwargs)
+    found.atexit = at_exit
+    return found
 
 
 def _call_at(

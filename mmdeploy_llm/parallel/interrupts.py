@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
 from collections.abc import Iterator
@@ -42,3 +43,10 @@ def unheard_by_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def interrupt_thread(thread: threading.Thread) -> None:
+    """Raises KeyboardInterrupt in another thread as soon as it runs Python code."""
+    if thread.ident is not None:
+        raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        raise_in(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))

@@ -4,30 +4,15 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from PIL import Image
 
+from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.params import SamplingParams
-
-
-@dataclass(frozen=True)
-class Job:
-    """The fields of an LLM's job that a batch reads."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The fields of an LLM's JobOutput that a batch reads."""
-
-    job: Job
-    output: RequestOutput
-    error: Exception | None = None
 
 
 class FakeLLM:
@@ -61,7 +46,7 @@ class FakeLLM:
         for index, prompt, params in reversed(batch):
             output = self.answer(prompt, params.n)
             error = None if output.is_ok else MediaError(output.error_msg)
-            yield Answer(job=Job(index=index), output=output, error=error)
+            yield Answer(index=index, output=output, error=error)
 
     def answer(self, prompt: dict, n: int = 1) -> RequestOutput:
         said = prompt.get("prompt")

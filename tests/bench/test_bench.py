@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,13 +257,13 @@ def test_a_profiler_leaves_the_llm_as_it_was():
     with LLM("shapes-vl", num_threads=1, kv_cache_memory=2**24) as llm:
         params = SamplingParams(temperature=0, max_tokens=4)
         (before,) = llm.generate([30, 31, 32], params, use_tqdm=False)
-        engine = dict(vars(llm._engine))
+        engine = dict(vars(llm._desk.engine))
         profiler = Profiler(llm)
         with profiler.watching():
             (during,) = llm.generate([30, 31, 32], params, use_tqdm=False)
         profile = profiler.profile()
         assert before.outputs.token_ids == during.outputs.token_ids
-        assert vars(llm._engine) == engine
+        assert vars(llm._desk.engine) == engine
         assert not any(
             module._forward_pre_hooks or module._forward_hooks for module in llm.model.modules()
         )
@@ -275,7 +276,7 @@ def test_a_profiler_leaves_the_llm_as_it_was():
 def test_a_clock_takes_exclusive_times(monkeypatch):
     now = iter([0, 1, 4, 9, 10]).__next__
     monkeypatch.setattr("mmdeploy_llm.bench.profile.time.perf_counter", now)
-    clock = Clock(None)
+    clock = Clock(threading.current_thread(), None)
     clock.enter("forward", "other")
     clock.enter(None, "linear")
     clock.leave()

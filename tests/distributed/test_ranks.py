@@ -67,7 +67,7 @@ def one(folder):
 @pytest.fixture(scope="module")
 def two(folder):
     llm = LLM(str(folder), tensor_parallel_size=2, **OPTIONS)
-    pids = [worker.pid for worker in llm._engine._runner._workers]
+    pids = [worker.pid for worker in llm._desk.engine._runner._workers]
     yield llm
     assert all(is_alive(pid) for pid in pids)
     begin = time.monotonic()
@@ -188,16 +188,16 @@ def test_a_request_that_fails_on_all_ranks_fails_alone(one, two, with_image):
     """Pixels of a wrong width reach the model on every rank, which raises on each of them."""
     good = with_image("fine", picture(5))
     expected = ids(answers(one, good, GREEDY))
-    request, *_ = two._intake.accept(with_image("broken", picture(6)), GREEDY)
+    request, *_ = two._desk.intake.accept(with_image("broken", picture(6)), GREEDY)
     item = request.media[0].item
     item.tensors["pixels"] = item.tensors["pixels"][:, :-1].clone()
-    two._engine.add(request)
+    two._desk.engine.add(request)
     outputs = []
-    while two._engine.has_work:
-        outputs += two._engine.step()
+    while two._desk.engine.has_work:
+        outputs += two._desk.engine.step()
     assert outputs[-1].error_code == 500
     assert "could not be encoded" in outputs[-1].error_msg
-    two._intake.media._processed.clear()
+    two._desk.intake.media._processed.clear()
     assert ids(answers(two, good, GREEDY)) == expected
 
 
@@ -218,7 +218,7 @@ class TestDeath:
             yield llm
 
     def test_killed_in_the_middle_of_a_run(self, llm):
-        workers = llm._engine._runner._workers
+        workers = llm._desk.engine._runner._workers
         pids = [worker.pid for worker in workers]
         prompts = [f"prompt {n}" for n in range(40)]
         params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -262,7 +262,7 @@ class TestDeath:
 
         outputs = llm.generate_iter((f"prompt {n}" for n in range(10**9)), GREEDY)
         next(outputs)
-        os.kill(llm._engine._runner._workers[1].pid, signal.SIGSEGV)
+        os.kill(llm._desk.engine._runner._workers[1].pid, signal.SIGSEGV)
         with pytest.raises(WorkerDiedError, match=r"rank 1 .* died with signal SIGSEGV"):
             for _ in outputs:
                 pass
@@ -289,7 +289,7 @@ def test_what_is_wrong_at_the_start_is_raised_as_it_is(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
 @pytest.mark.parametrize(
     ("several", "starts"),
-    [("tensor_parallel_size", "runner.distributed"), ("data_parallel_size", "desk.fleet")],
+    [("tensor_parallel_size", "runner.distributed"), ("data_parallel_size", "desk.remote")],
 )
 def test_cards_that_are_not_there_are_told_before_processes_start(
     tmp_path, monkeypatch, several, starts
@@ -306,7 +306,7 @@ from mmdeploy_llm import LLM, SamplingParams
 
 options = eval(sys.argv[2])
 llm = LLM(sys.argv[1], tensor_parallel_size=2, **options)
-print(*[worker.pid for worker in llm._engine._runner._workers], flush=True)
+print(*[worker.pid for worker in llm._desk.engine._runner._workers], flush=True)
 params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
 try:
     for output in llm.generate_iter((f"prompt {n}" for n in range(10**9)), params):

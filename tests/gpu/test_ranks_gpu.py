@@ -33,14 +33,14 @@ def test_the_same_tokens(family, is_eager, cards, make_llm, prompts_of):
     prompts = prompts_of(family)
     options = {"kv_cache_memory": None} if cards == "cuda" else {}  # what is measured is agreed on
     two = make_llm(family, cards, tensor_parallel_size=2, enforce_eager=is_eager, **options)
-    assert two._engine._runner.can_overlap == (cards == "cuda")
+    assert two._desk.engine._runner.can_overlap == (cards == "cuda")
     assert tokens(two, prompts) == tokens(make_llm(family, "cpu"), prompts)
 
 
 def test_a_lost_rank_ends_the_run(cards, make_llm, prompts_of):
     llm = make_llm("qwen2", cards, tensor_parallel_size=2)
     tokens(llm, prompts_of("qwen2"))
-    os.kill(llm._engine._runner._workers[1].pid, signal.SIGKILL)
+    os.kill(llm._desk.engine._runner._workers[1].pid, signal.SIGKILL)
     (output,) = llm.generate("more", GREEDY, use_tqdm=False)
     assert "died with signal SIGKILL" in output.error_msg
     begin = time.monotonic()

@@ -173,7 +173,7 @@ def test_cve_2026_100650_limits_are_checked_before_anything_is_opened(intake, pr
         intake.accept({"prompt": IMAGE * 5, "multimodal_data": {"image": [b"3"] * 5}}, PARAMS)
     part = {"type": "image_url", "image_url": {"url": "3"}}
     with pytest.raises(MediaLimitError, match=message):
-        intake.accept_chat([{"role": "user", "content": [part] * 5}], PARAMS)
+        intake.accept({"messages": [{"role": "user", "content": [part] * 5}]}, PARAMS)
     assert processor.calls == []
 
 
@@ -208,7 +208,7 @@ def test_chat_renders_media_in_order(intake, tokenizer):
             ],
         },
     ]
-    request = only(intake.accept_chat(messages, PARAMS))
+    request = only(intake.accept({"messages": messages}, PARAMS, item=messages))
     pad = "<|image_pad|>"
     expected = (
         "<|begin|>system: plain words\nuser: <|start|>{}<|end|>and<|start|>{}<|end|>\n"
@@ -225,13 +225,13 @@ def test_chat_renders_media_in_order(intake, tokenizer):
 def test_typed_placeholders_never_count(intake, tokenizer):
     typed = "I type <|image_pad|> and <|image@placeholder|>!"
     for content in (typed, [{"type": "text", "text": typed}]):
-        request = only(intake.accept_chat([{"role": "user", "content": content}], PARAMS))
+        request = only(intake.accept({"messages": [{"role": "user", "content": content}]}, PARAMS))
         assert tokenizer.token_id("<|image_pad|>") not in request.prompt_token_ids
         assert tokenizer.token_id("<|image@placeholder|>") not in request.prompt_token_ids
         assert tokenizer.decode(request.prompt_token_ids) == request.prompt_text
         assert f"user: {typed}\n" in request.prompt_text
     with_image = [{"type": "image", "image": b"2"}, {"type": "text", "text": typed + "\ue000"}]
-    request = only(intake.accept_chat([{"role": "user", "content": with_image}], PARAMS))
+    request = only(intake.accept({"messages": [{"role": "user", "content": with_image}]}, PARAMS))
     assert request.prompt_token_ids.count(tokenizer.token_id("<|image_pad|>")) == 2
     assert typed + "\ue000" in tokenizer.decode(request.prompt_token_ids)
 
@@ -245,14 +245,16 @@ def test_parts_without_media_take_those_of_multimodal_data(intake):
     with pytest.raises(RequestError, match="1 more items"):
         intake.accept({**prompt, "multimodal_data": {"image": [b"3", b"4", b"5"]}}, PARAMS)
     with pytest.raises(RequestError, match="has no image"):
-        intake.accept_chat(messages, PARAMS)
+        intake.accept({"messages": messages}, PARAMS)
 
 
 def test_chat_template_kwargs(intake, make_intake):
     messages = [{"role": "user", "content": "hello"}]
 
     def text(**kwargs):
-        return only(intake.accept_chat(messages, PARAMS, chat_template_kwargs=kwargs)).prompt_text
+        return only(
+            intake.accept({"messages": messages, "chat_template_kwargs": kwargs}, PARAMS)
+        ).prompt_text
 
     assert text().endswith("<think>")
     assert text(enable_thinking=True).endswith("<think>")
@@ -262,11 +264,11 @@ def test_chat_template_kwargs(intake, make_intake):
     assert text(add_generation_prompt=False).endswith("hello\n")
     for wrong in ([("a", 1)], {1: 2}):
         with pytest.raises(ValueError, match="must be a dict"):
-            intake.accept_chat(messages, PARAMS, chat_template_kwargs=wrong)
+            intake.accept({"messages": messages, "chat_template_kwargs": wrong}, PARAMS)
     with pytest.raises(RequestError, match="must not set tokenize"):
         text(tokenize=True)
     with pytest.raises(RequestError, match="no chat template"):
-        make_intake(chat_template=None).accept_chat(messages, PARAMS)
+        make_intake(chat_template=None).accept({"messages": messages}, PARAMS)
 
 
 def test_own_template_of_a_call(intake, tmp_path):
@@ -275,10 +277,10 @@ def test_own_template_of_a_call(intake, tmp_path):
     path = tmp_path / "own.jinja"
     path.write_text(own)
     for template in (own, str(path)):
-        request = only(intake.accept_chat(messages, PARAMS, chat_template=template))
+        request = only(intake.accept({"messages": messages, "chat_template": template}, PARAMS))
         assert request.prompt_text == "hello!"
     with pytest.raises(RequestError, match="looks like a file path"):
-        intake.accept_chat(messages, PARAMS, chat_template=str(tmp_path / "gone.jinja"))
+        intake.accept({"messages": messages, "chat_template": str(tmp_path / "gone.jinja")}, PARAMS)
 
 
 # Params

@@ -52,7 +52,9 @@ def test_in_multimodal_data(intake, tokenizer):
 def test_in_a_message_with_an_option(intake):
     part = {"type": "chart", "chart": [3, 5], "times": 2}
     content = [part, {"type": "text", "text": "typed <chart> is text"}]
-    (request,) = intake.accept_chat([{"role": "user", "content": content}], SamplingParams())
+    (request,) = intake.accept(
+        {"messages": [{"role": "user", "content": content}]}, SamplingParams()
+    )
     (span,) = request.media
     assert (span.item.kind, span.item.num_tokens) == ("chart", 4)
 
@@ -72,7 +74,7 @@ def test_a_kind_that_nobody_has(intake, kind):
         intake.accept({"prompt": "a", "multimodal_data": {kind: [1]}}, SamplingParams())
     part = {"type": kind, "chart": [1]}
     with pytest.raises(RequestError, match="Unknown content part type"):
-        intake.accept_chat([{"role": "user", "content": [part]}], SamplingParams())
+        intake.accept({"messages": [{"role": "user", "content": [part]}]}, SamplingParams())
 
 
 def test_without_a_processor_of_the_kind_it_is_unknown(make_intake):

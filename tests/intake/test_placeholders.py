@@ -72,7 +72,7 @@ def test_chat_is_tokenized_with_the_items_in_it(intake, tokenizer):
         "{% else %}{{ c.text }}{% endif %}{% endfor %}."
     )
     messages = [{"role": "user", "content": content}]
-    request = only(intake.accept_chat(messages, PARAMS, chat_template=template))
+    request = only(intake.accept({"messages": messages, "chat_template": template}, PARAMS))
     ids = tokenizer.encode("a ") + tokenizer.encode(PAD[:1]) + tokenizer.encode(PAD[1:])
     assert tokenizer.decode(request.prompt_token_ids) == f"a {PAD}{image(1)}."
     assert request.prompt_token_ids[: len(ids)] == ids  # typed, so it is plain text

@@ -83,7 +83,7 @@ def test_wrong_tools(given, message):
 
 
 def render(intake, messages, **options):
-    (request,) = intake.accept_chat(messages, PARAMS, chat_template=TEMPLATE, **options)
+    (request,) = intake.accept({"messages": messages, "chat_template": TEMPLATE, **options}, PARAMS)
     return request
 
 

@@ -75,7 +75,9 @@ def chat():
 
     def accept(intake, url):
         parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
-        (request,) = intake.accept_chat([{"role": "user", "content": parts}], SamplingParams())
+        (request,) = intake.accept(
+            {"messages": [{"role": "user", "content": parts}]}, SamplingParams()
+        )
         return request
 
     return accept

@@ -87,7 +87,7 @@ def test_typed_placeholders_cve_2026_44222(real, picture):
         with pytest.raises(RequestError):
             intake.accept(text, SamplingParams())
         messages = [{"role": "user", "content": text}]
-        (request,) = intake.accept_chat(messages, SamplingParams())
+        (request,) = intake.accept({"messages": messages}, SamplingParams())
         assert request.media == ()
 
 
@@ -95,7 +95,7 @@ def test_typed_placeholders_are_replaced_in_linear_time_cve_2025_46560(real):
     messages = [{"role": "user", "content": PLACE * 5_000}]
     start = time.monotonic()
     with pytest.raises(RequestError):  # too long
-        real().accept_chat(messages, SamplingParams())
+        real().accept({"messages": messages}, SamplingParams())
     assert time.monotonic() - start < 20
 
 
@@ -274,7 +274,7 @@ def test_template_from_request_cve_2026_5760_pysec_2026_2013(real):
         "{{ messages|map(attribute='__class__')|list|first|attr('__mro__') }}",
     ):
         with pytest.raises(RequestError, match=r"SecurityError|UndefinedError|no tokens"):
-            real().accept_chat(messages, SamplingParams(), chat_template=attack)
+            real().accept({"messages": messages, "chat_template": attack}, SamplingParams())
 
 
 def test_path_traversal_cve_2026_7302(real, generate, tmp_path):

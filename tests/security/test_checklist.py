@@ -264,7 +264,7 @@ def test_06_identity_covers_content_shape_type_and_options(real, generate):
 def test_06_callers_cannot_name_the_key(real):
     part = {"type": "image_url", "image_url": {"url": "data:,x"}, "uuid": "chosen"}
     with pytest.raises(RequestError) as caught:
-        real().accept_chat([{"role": "user", "content": [part]}], SamplingParams())
+        real().accept({"messages": [{"role": "user", "content": [part]}]}, SamplingParams())
     assert "chosen" not in str(caught.value)
 
 
@@ -276,7 +276,9 @@ def test_07_placeholder_text_is_escaped_or_an_error(real, chat, picture):
         real().accept(f"look {PLACE}", SamplingParams())
     part = {"type": "image", "image": picture()}
     text = {"type": "text", "text": f"{PLACE} <|image@placeholder|> what is it?"}
-    (request,) = real().accept_chat([{"role": "user", "content": [text, part]}], SamplingParams())
+    (request,) = real().accept(
+        {"messages": [{"role": "user", "content": [text, part]}]}, SamplingParams()
+    )
     assert len(request.media) == 1
 
 
@@ -427,7 +429,7 @@ def test_11_templates_are_sandboxed_and_end(real):
     intake, messages = real(), [{"role": "user", "content": "hi"}]
     attack = "{{ cycler.__init__.__globals__.os.popen('id').read() }}"
     with pytest.raises(RequestError, match="SecurityError"):
-        intake.accept_chat(messages, SamplingParams(), chat_template=attack)
+        intake.accept({"messages": messages, "chat_template": attack}, SamplingParams())
     from mmdeploy_llm.intake import template
 
     assert template.RENDER_SECONDS == 30

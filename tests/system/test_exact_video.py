@@ -82,7 +82,7 @@ def test_pixels(video_reference, make_llm, found):
     """Patch rows equal those of transformers' image processor on the same frames, bit for bit."""
     llm, _ = make_llm(video_reference.folder)
     for case in found:
-        request, *_ = llm._intake.accept(as_prompt(*case), GREEDY)
+        request, *_ = llm._desk.intake.accept(as_prompt(*case), GREEDY)
         want = video_reference.inputs(*case)
         got = [span.item for span in request.media if span.item.kind == "video"]
         pixels = torch.cat([item.tensors["pixels"] for item in got])

@@ -221,7 +221,7 @@ def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
     monkeypatch.setattr(pool.subprocess, "Popen", watched)
     prompts = [video_prompt(files.video(8 + number, 10)) for number in range(6)]
     want = [tokens(output) for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
-    llm._intake.media._processed.clear()
+    llm._desk.intake.media._processed.clear()
     is_over = threading.Event()
 
     def kill():
@@ -242,7 +242,7 @@ def test_a_killed_decoder(llm, files, video_prompt, monkeypatch):
 
 
 def test_a_processor_that_raises(llm, image_prompt, make_picture, monkeypatch):
-    processor = llm._intake.media._processors["image"]
+    processor = llm._desk.intake.media._processors["image"]
     process = type(processor).process
 
     def faulty(self, item, options):
@@ -297,7 +297,7 @@ def test_a_processor_that_hangs(
     make_llm, tiny_folder, image_prompt, make_picture, monkeypatch, awake, method
 ):
     llm, _ = make_llm(tiny_folder(FAMILY), num_intake_threads=2, media_timeout=1)
-    processor = type(llm._intake.media._processors["image"])
+    processor = type(llm._desk.intake.media._processors["image"])
     call = getattr(processor, method)
 
     def hanging(self, item, *rest):
@@ -356,7 +356,7 @@ def test_closing_does_not_wait_for_a_plugin_that_hangs(
 
 def test_a_placeholder_feature_mismatch(llm, image_prompt, make_picture, monkeypatch):
     """A processor counts one token too many, so the encoder's output does not fit."""
-    processor = llm._intake.media._processors["image"]
+    processor = llm._desk.intake.media._processors["image"]
     process = type(processor).process
 
     def faulty(self, item, options):

@@ -3,6 +3,7 @@ sampling."""
 
 import copy
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -377,7 +378,10 @@ class TestFastDeployBugs:
     def test_a_refused_request_leaves_no_orphans(self, text_llm):
         with pytest.raises(PromptTooLongError):
             text_llm.generate(["a", "b", "fox " * 5000], GREEDY, on_error="raise", use_tqdm=False)
-        assert not text_llm._engine._requests
+        end = time.monotonic() + 10
+        while text_llm._desk.engine._requests and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not text_llm._desk.engine._requests
 
     def test_empty_text_is_a_result(self, vl_llm, tiny_folder):
         from transformers import AutoTokenizer
@@ -497,7 +501,7 @@ def test_reasoning_is_capped(vl_llm):
     params = SamplingParams(temperature=0, max_tokens=20, reasoning_max_tokens=4, ignore_eos=True)
     messages = [{"role": "user", "content": "fox"}]
     (output,) = vl_llm.chat(messages, params, use_tqdm=False)
-    end = vl_llm._intake._end_ids
+    end = vl_llm._desk.intake._end_ids
     assert tokens(output)[4 : 4 + len(end)] == list(end)
     assert output.outputs.text
 

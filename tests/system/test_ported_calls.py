@@ -9,9 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mmdeploy_llm import LLM, ConfigError, EngineConfig, SamplingParams, WorkerDiedError
-from mmdeploy_llm.desk.drive import JobOutput
-from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
+from mmdeploy_llm import LLM, ConfigError, EngineConfig, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 DRAWN = SamplingParams(temperature=1.0, top_p=1.0, seed=3, max_tokens=8, ignore_eos=True)
@@ -265,46 +263,6 @@ class TestIterators:
         params = DRAWN.model_copy(update={"n": 2})
         with pytest.raises(ValueError, match="too long"):
             llm.generate(["a", "fox " * 5000], params, use_tqdm=False, on_error="raise")
-
-
-class TestDeath:
-    """An engine that dies after one of the two completions of the first prompt."""
-
-    @pytest.fixture
-    def dying(self, llm, monkeypatch):
-        class Driver:
-            def check(self):
-                pass
-
-            def run(self, jobs):
-                jobs = list(jobs)
-                completion = CompletionOutput(index=1, text="done", finish_reason="stop")
-                output = RequestOutput(
-                    request_id="r",
-                    prompt=jobs[0].prompt,
-                    item=jobs[0].prompt,
-                    outputs=Completions([completion]),
-                    finished=True,
-                    metrics=RequestMetrics(arrival_time=1.0),
-                )
-                yield JobOutput(job=jobs[0], output=output)
-                raise WorkerDiedError("rank 1 died")
-
-        monkeypatch.setattr(llm, "_driver", Driver())
-        return llm
-
-    def test_what_had_finished_is_kept(self, dying):
-        params = DRAWN.model_copy(update={"n": 2})
-        first, second = dying.generate(["a", "b"], params, use_tqdm=False)
-        assert [completion.error_code for completion in first.outputs] == [500, 200]
-        assert first.outputs[1].text == "done"
-        assert first.error_msg.startswith("1 of 2 completions failed, first completion 0: rank 1")
-        assert [completion.error_code for completion in second.outputs] == [500, 500]
-        assert (first.item, second.item, second.prompt) == ("a", "b", "b")
-
-    def test_on_error_raise(self, dying):
-        with pytest.raises(WorkerDiedError):
-            dying.generate(["a", "b"], DRAWN, use_tqdm=False, on_error="raise")
 
 
 class TestMessages:

@@ -153,7 +153,7 @@ class TestStopSequences:
         )
         (output,) = results(llm, params, PROMPTS[:1])
         end = at + 2 if is_included else at
-        text = llm._intake._tokenizer.raw.decode(whole[:end], skip_special_tokens=True)
+        text = llm._desk.intake._tokenizer.raw.decode(whole[:end], skip_special_tokens=True)
         assert output.outputs.text == text
         assert list(output.outputs.token_ids) == whole[: at + 2]
         assert output.outputs.finish_reason == "stop"

@@ -111,7 +111,7 @@ def test_the_template_gets_the_tools_and_the_calls_come_back(open_llm):
     assert output.outputs.finish_reason == "stop"
     assert output.outputs.tool_calls == ()
     assert messages[1]["tool_calls"] == [call]
-    rendered = llm._intake._tokenizer.decode(output.prompt_token_ids)
+    rendered = llm._desk.intake._tokenizer.decode(output.prompt_token_ids)
     schema, question, *_ = rendered.splitlines()
     assert json.loads(schema) == TOOLS[0]
     assert question.startswith("user: Is it warm in Rome?")

@@ -1,4 +1,5 @@
-"""data_parallel_size=2 on the CPU: the results of one engine, from two."""
+"""data_parallel_size=2 on the CPU: the results of one engine, from two. Each is a local desk in a
+process of its own."""
 
 import os
 import random
@@ -9,6 +10,9 @@ import time
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.desk.remote import RemoteDesk
+from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, RequestError, WorkerDiedError
 from mmdeploy_llm.testing.tiny import write_tiny
 
@@ -29,7 +33,7 @@ IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_tiny("qwen2_5_vl", tmp_path_factory.mktemp("fleet"))
+    return write_tiny("qwen2_5_vl", tmp_path_factory.mktemp("desks"))
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +52,19 @@ def ids(outputs):
     return [completion.token_ids for output in outputs for completion in output.outputs]
 
 
-def engines(llm):
-    return llm._fleet._engines
+def desks(llm):
+    return llm._desk.desks
+
+
+def is_idle(llm):
+    return not any(desk._held for desk in (llm._desk, *desks(llm)))
+
+
+def wait_until_idle(llm):
+    deadline = time.monotonic() + 10
+    while not is_idle(llm) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert is_idle(llm)
 
 
 def test_results_are_those_of_one_engine_in_the_callers_order(one, two):
@@ -106,7 +121,7 @@ def test_both_engines_work(two):
     """More prompts than one engine takes: both have some while the run goes on."""
     outputs = two.generate_iter((f"prompt {n}" for n in range(40)), DRAWN)
     next(outputs)
-    assert all(engine.sent for engine in engines(two))
+    assert all(desk._held for desk in desks(two))
     assert len(list(outputs)) == 39
 
 
@@ -133,14 +148,12 @@ def test_one_wrong_prompt_is_its_own_error(two):
 
 
 def test_closing_an_iterator_aborts(two):
-    """As many prompts as the engines take: the next call waits until there is room again."""
+    """More prompts than the engines take."""
     outputs = two.stream([f"prompt {n}" for n in range(40)], LONG)
     next(outputs)
     outputs.close()
-    deadline = time.monotonic() + 10
-    while any(engine.sent for engine in engines(two)) and time.monotonic() < deadline:
-        two.generate("drain", SamplingParams(max_tokens=1), use_tqdm=False)
-    assert not any(engine.sent for engine in engines(two))
+    wait_until_idle(two)
+    assert two.stats().num_running == 0
 
 
 def test_two_threads_get_their_own(two):
@@ -165,7 +178,7 @@ def test_the_prompts_of_a_dead_engine_are_tried_again(folder, one):
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     expected = ids(one.generate(prompts, params, use_tqdm=False))
     with LLM(str(folder), data_parallel_size=2, **OPTIONS) as llm:
-        first, second = (engine.worker.pid for engine in engines(llm))
+        first, second = (desk.pid for desk in desks(llm))
         found = {}
         for number, output in enumerate(llm.generate_iter(iter(prompts), params)):
             if number == 0:
@@ -213,30 +226,58 @@ def test_ctrl_c_at_any_time(two, one):
             num_interrupted += 1
         assert ids(two.generate(["a", "b", "c"], GREEDY, use_tqdm=False)) == wanted
     assert num_interrupted > 9
-    assert not any(engine.death for engine in engines(two))
-    assert not two._fleet._answers
+    assert not any(desk.death for desk in desks(two))
+    wait_until_idle(two)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("where", ["send_message", "receive"])
-def test_two_interrupts_end_an_engine(folder, one, monkeypatch, where):
-    """A message that does not end keeps nobody; the other engine goes on."""
-    wanted = ids(one.generate(["a", "b", "c"], GREEDY, use_tqdm=False))
-    with LLM(str(folder), data_parallel_size=2, **OPTIONS) as llm:
-        first = engines(llm)[0]
-        with monkeypatch.context() as patch:
-            patch.setattr(first.worker, where, twice_interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                llm.generate([f"prompt {n}" for n in range(12)], LONG, use_tqdm=False)
-        assert "ended by two interrupts" in str(first.death)
-        assert not os.path.exists(f"/proc/{first.worker.pid}")
-        assert ids(llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)) == wanted
+def test_counters_are_sums(two):
+    before = two.stats()
+    outputs = two.stream([f"prompt {n}" for n in range(30)], LONG)
+    deadline = time.monotonic() + 10
+    while two.stats().num_running < 8 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    during = two.stats()
+    assert (during.num_running, during.num_waiting) == (8, 22 - 30 + two._desk.num_ahead)
+    outputs.close()
+    wait_until_idle(two)
+    after = two.stats()
+    assert (after.num_running, after.num_waiting) == (0, 0)
+    assert after.num_free_blocks == before.num_free_blocks == after.num_blocks == 128
+    assert after.num_generated_tokens > before.num_generated_tokens
 
 
-def twice_interrupted(*args):
-    for _ in range(2):
-        signal.raise_signal(signal.SIGINT)
-    raise AssertionError("the second one is raised here")
+def test_deadlines_and_priorities_reach_the_engines(two):
+    ask = Ask(prompt="late", params=LONG, timeout=0.05)
+    ticket = two._desk.submit(ask)
+    assert ticket.get(10).error_code == 408
+    assert two._desk.submit(Ask(prompt="a", params=GREEDY, priority=-1)).get(10).is_ok
+
+
+def test_one_desk_in_another_process(folder, one):
+    """Without others beside it: it begins what it has room for, and keeps the rest."""
+    desk = RemoteDesk(EngineConfig.from_options(str(folder), OPTIONS))
+    desk.open()
+    try:
+        prompts = [f"prompt {n}" for n in range(20)]
+        tickets = [desk.submit(Ask(prompt=prompt, params=GREEDY)) for prompt in prompts]
+        assert desk.stats().num_waiting > 20 - desk.num_ahead
+        assert ids(ticket.get(30) for ticket in tickets) == ids(
+            one.generate(prompts, GREEDY, use_tqdm=False)
+        )
+        stream = desk.submit(Ask(prompt="a", params=LONG, stream=True))
+        assert stream.get(10).outputs.token_ids
+        os.kill(desk.pid, signal.SIGKILL)
+        while not stream.is_over:
+            output = stream.get(10)
+        assert "died with signal SIGKILL" in output.error_msg
+        assert isinstance(stream.error, WorkerDiedError)
+        with pytest.raises(WorkerDiedError):
+            desk.submit(Ask(prompt="a", params=GREEDY))
+        with pytest.raises(WorkerDiedError):
+            desk.count_tokens("a")
+    finally:
+        desk.close()
 
 
 @pytest.mark.slow
@@ -244,7 +285,7 @@ def test_engines_may_have_ranks(folder, one):
     expected = ids(one.generate(["a", "b"], GREEDY, use_tqdm=False))
     with LLM(str(folder), data_parallel_size=2, tensor_parallel_size=2, **OPTIONS) as llm:
         assert ids(llm.generate(["a", "b"], GREEDY, use_tqdm=False)) == expected
-        pids = [engine.worker.pid for engine in engines(llm)]
+        pids = [desk.pid for desk in desks(llm)]
     with pytest.raises(EngineError, match="closed"):
         llm.generate("a", DRAWN, use_tqdm=False)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)

@@ -1,0 +1,71 @@
+"""Feed: takes prompts from an iterable as a desk has room for them, and yields their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from queue import SimpleQueue
+
+from mmdeploy_llm.errors import EngineError
+
+from .belonging import CLOSED_MEANWHILE
+from .desk import Desk
+from .outcome import Answer
+from .ticket import Ask, Ticket
+
+
+class Feed:
+    """One call of a caller, used by one thread. It holds at most num_ahead tickets of the desk, so
+    that memory does not depend on the number of prompts; tickets of a feed that is dropped are
+    aborted."""
+
+    def __init__(self, desk: Desk, asks: Iterable[Ask]) -> None:
+        """Raises EngineError when the desk is closed, and in a forked process."""
+        desk.check_open()
+        self._desk = desk
+        self._asks = iter(asks)
+        self._is_open = True
+        self._num_taken = 0
+        self._tickets: dict[int, tuple[int, Ticket]] = {}  # by number, with the index of the prompt
+        self._news: SimpleQueue[int] = SimpleQueue()  # numbers of tickets with something to read
+
+    def fill(self) -> None:
+        """Hands in prompts while there is room; none once the engine has died."""
+        put = self._news.put
+        while self._is_open and len(self._tickets) < self._desk.num_ahead:
+            ask = None if self._desk.death else next(self._asks, None)
+            if ask is None:
+                self._is_open = False
+                return
+            try:
+                ticket = self._desk.submit(ask, lambda ticket: put(ticket.number))
+            except EngineError:
+                self._desk.check_open(CLOSED_MEANWHILE)
+                self._is_open = False  # it has just died
+                return
+            self._tickets[ticket.number] = self._num_taken, ticket
+            self._num_taken += 1
+
+    def answers(self) -> Generator[Answer, None, None]:
+        """Yields answers as they come; closing it aborts what is left. When the engine dies, its
+        requests end as errors; after these answers the engine's error is raised. Raises EngineError
+        in a forked process, and when the desk is closed."""
+        try:
+            while True:
+                self._desk.check_open(CLOSED_MEANWHILE)
+                self.fill()
+                if not self._tickets:
+                    break
+                yield from self._read(self._news.get())
+            self._desk.check()
+        finally:
+            for _, ticket in self._tickets.values():
+                ticket.abort()
+
+    def _read(self, number: int) -> Generator[Answer, None, None]:
+        """Yields what is unread of a ticket."""
+        index, ticket = self._tickets.get(number, (0, None))
+        while ticket is not None and (output := ticket.get_nowait()) is not None:
+            self._desk.check_open(CLOSED_MEANWHILE)
+            if ticket.is_over:
+                del self._tickets[number]
+            yield Answer(index=index, output=output, error=ticket.error)

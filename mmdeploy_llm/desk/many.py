@@ -1,0 +1,185 @@
+"""ManyDesks: several desks of one model (data parallelism), each with an engine in its own process.
+
+    submit --> queue --> the desk with the most free capacity     (with its own ranks, if any)
+
+When a desk dies, its unfinished prompts are tried once more at another one. A prompt whose second
+desk dies, or that has produced output already, ends as an error; the other desks continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import EngineError, WorkerDiedError
+from mmdeploy_llm.hooks import PluginManager
+from mmdeploy_llm.intake.cache import CacheStats, add_stats
+from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.startup.machine import read_machine
+from mmdeploy_llm.startup.shares import engine_configs
+from mmdeploy_llm.startup.start import start
+
+from .belonging import CLOSED_MEANWHILE
+from .desk import Desk, DeskStats, Held
+from .local import LocalDesk
+from .remote import RemoteDesk
+from .ticket import Ticket
+
+MAX_TRIES = 2  # desks that may die while they work on one prompt
+Value = TypeVar("Value")
+
+
+def open_desk(config: EngineConfig) -> Desk:
+    """Returns the desk that the options describe. Raises ConfigError, ModelError and PluginError,
+    and WorkerDiedError when a process ends as it starts."""
+    if config.data_parallel_size == 1:
+        return LocalDesk(partial(start, config))
+    plugins = PluginManager.load(config.plugins, config.blocked_plugins)
+    machine = read_machine(config)  # compiles the kernels once, not in all engines at once
+    desks: list[RemoteDesk] = []
+    try:
+        for index, own in enumerate(engine_configs(config, machine)):
+            desks.append(RemoteDesk(own, f"engine {index}", is_quiet=index > 0))
+        for desk in desks:
+            desk.open()
+    except BaseException:
+        for desk in desks:
+            desk.kill()
+        raise
+    return ManyDesks(desks, plugins)
+
+
+class ManyDesks(Desk):
+    """Gives prompts to several desks. Each ticket is written in the thread of the desk that has its
+    prompt."""
+
+    def __init__(self, desks: list[RemoteDesk], plugins: PluginManager) -> None:
+        super().__init__()
+        self.desks = desks
+        self.plugins = plugins
+        self.runtime = desks[0].runtime
+        self.num_kv_blocks = min(desk.num_kv_blocks for desk in desks)
+        self.num_ahead = sum(desk.num_ahead for desk in desks)
+        self.num_seqs = sum(desk.num_seqs for desk in desks)
+
+    @property
+    def death(self) -> EngineError | None:
+        """Why no desk is left; None while one is."""
+        if self._living():
+            return None
+        return WorkerDiedError(f"no engine is left; the last one: {self.desks[-1].death}")
+
+    def count_tokens(self, prompt: Any) -> TokenCount:
+        """Counts prompt and media tokens; see Desk."""
+        return self._ask_one(lambda desk: desk.count_tokens(prompt))
+
+    def copy_tokenizer(self) -> Any:
+        """Returns a copy of the tokenizer; see Desk."""
+        return self._ask_one(lambda desk: desk.copy_tokenizer())
+
+    def cache_stats(self) -> Mapping[str, CacheStats]:
+        """Returns the sums of the statistics of all living desks; see Desk."""
+        self.check_open()
+        return add_stats(self._ask_all(lambda desk: desk.cache_stats()))
+
+    def stats(self) -> DeskStats:
+        """Returns the sums of the counters of all living desks, and of the prompts held back."""
+        self.check()
+        each = self._ask_all(lambda desk: desk.stats())
+        added = {name: sum(getattr(one, name) for one in each) for name in DeskStats.__slots__}
+        added["num_waiting"] += len(self._held) - self._num_begun
+        return DeskStats(**added)
+
+    def stop(self) -> None:
+        """Ends all processes; see Desk."""
+        self._is_closed = True
+        for desk in self.desks:
+            desk.stop()
+
+    def close(self) -> None:
+        """Ends all processes and waits for their ends; see Desk."""
+        self._home.check()
+        self.stop()
+        for desk in self.desks:
+            desk.close()
+        self._fail_all(EngineError(CLOSED_MEANWHILE))
+
+    def _living(self) -> list[RemoteDesk]:
+        return [desk for desk in self.desks if desk.death is None]
+
+    def _watch(self, held: Held) -> None:
+        """Does nothing: a prompt with a deadline is given to a desk at once, and watched there."""
+
+    def _can_begin(self, held: Held) -> bool:
+        """Holds a prompt back while all desks are full, so that the first to be free gets it."""
+        desks = self._living()
+        return held.deadline is not None or not desks or max(d.num_free for d in desks) > 0
+
+    def _begin(self, held: Held) -> None:
+        """Gives a prompt to the desk with the most free capacity."""
+        held.num_tries += 1
+        ask = replace(held.ask, request_id=held.request_id)
+        forward = partial(self._forward, held, held.num_tries)
+        while desks := self._living():
+            desk = max(desks, key=lambda desk: desk.num_free)
+            try:
+                held.inner = desk.submit(ask, forward, number=held.number, deadline=held.deadline)
+                break
+            except EngineError as error:
+                if desk.death is None:  # it is closed
+                    self._finish(held.number, error)
+                    return
+        else:
+            self._finish(held.number, self.death)
+        if held.inner is not None and held.number not in self._held:
+            held.inner.abort()
+
+    def _abort_begun(self, held: Held) -> bool:
+        if held.inner is None:
+            return False
+        held.inner.abort()
+        return True
+
+    def _post(self, task: Callable[[], object]) -> None:
+        for desk in self._living()[:1]:
+            desk._post(task)
+
+    def _forward(self, held: Held, num_tries: int, inner: Ticket) -> None:
+        """Puts the outputs of a desk's ticket into the caller's ticket, or tries another desk."""
+        ticket = held.ticket()
+        while held.num_tries == num_tries and (output := inner.get_nowait()) is not None:
+            is_lost = isinstance(inner.error, WorkerDiedError)
+            if is_lost and not held.has_output and held.num_tries < MAX_TRIES:
+                self._begin(held)
+                return
+            held.has_output = True
+            if ticket is not None:
+                ticket.error = inner.error
+                ticket.put(output)
+        if held.num_tries == num_tries and inner.is_over:
+            self._finish(held.number)
+
+    def _ask_one(self, call: Callable[[RemoteDesk], Value]) -> Value:
+        """Calls one desk; another one when it dies meanwhile."""
+        while True:
+            self.check()
+            desk = self._living()[0]
+            try:
+                return call(desk)
+            except EngineError:
+                if desk.death is None:
+                    raise
+
+    def _ask_all(self, call: Callable[[RemoteDesk], Value]) -> list[Value]:
+        """Calls all desks; leaves out those that die meanwhile."""
+        found = []
+        for desk in self._living():
+            try:
+                found.append(call(desk))
+            except EngineError:
+                if desk.death is None:
+                    raise
+        return found

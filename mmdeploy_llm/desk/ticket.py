@@ -1,0 +1,174 @@
+"""Ask and Ticket: what a caller hands in at a desk, and what it holds until the outputs are read.
+
+    caller -- Ask --> desk -- put --> Ticket -- get --> caller
+
+A ticket never makes the desk wait: outputs that are not read yet are joined to one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
+
+from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.params import SamplingParams
+
+from .merge import joined, merged
+from .outcome import refusal
+
+logger = logging.getLogger(__name__)
+
+Status = Literal["init", "context_finished", "generating", "finished", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One prompt and how to answer it.
+
+    prompt: in any form that the intake reads.
+    item: the caller's object, `output.item` of its outputs; None: the prompt.
+    where: names the prompt in messages of errors, such as "conversation 3, ".
+    stream: whether the ticket gets deltas; otherwise it gets one output at the end.
+    request_id: of the outputs; "": the ticket makes one.
+    priority: prompts of smaller numbers are served first, equal ones in the order of `submit`.
+    timeout: seconds from `submit` after which the prompt ends with error code 408.
+    """
+
+    prompt: Any
+    params: SamplingParams
+    item: Any = None
+    where: str = ""
+    stream: bool = False
+    request_id: str = ""
+    priority: int = 0
+    timeout: float | None = None
+
+    @property
+    def shown(self) -> Any:
+        """The object that the caller knows."""
+        return self.prompt if self.item is None else self.item
+
+
+class Ticket:
+    """The outputs of one Ask. The desk writes it, in one thread at a time; one reader reads it, in
+    any thread. A ticket that nobody holds any more is aborted.
+
+    number: unique in its desk.
+    request_id: of all outputs.
+    status: "init" until the first token, "context_finished" with it, "generating" after it, then
+        "finished" or, with an error or an abort, "interrupted".
+    generated_length: tokens in the outputs so far, of all completions. Without `ask.stream` tokens
+        are known at the end.
+    error: the exception with which the desk ended the prompt, None otherwise.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        number: int,
+        abort: Callable[[int], None],
+        on_news: Callable[[Ticket], object] | None = None,
+    ) -> None:
+        """on_news: called by the desk's thread when there is something to read again; must return
+        at once."""
+        self.ask = ask
+        self.number = number
+        self.request_id = ask.request_id or uuid.uuid4().hex
+        self.status: Status = "init"
+        self.generated_length = 0
+        self.error: Exception | None = None
+        self._abort = abort
+        self._on_news = on_news
+        self._lock = threading.Lock()
+        self._arrivals: SimpleQueue[None] = SimpleQueue()
+        self._unread: deque[RequestOutput] = deque()
+        self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the prompt has ended."""
+        return self.status in ("finished", "interrupted")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the prompt has ended and all its outputs are read."""
+        return self.is_done and not self._unread
+
+    def get(self, timeout: float | None = None) -> RequestOutput | None:
+        """Waits for news and returns it; None when all outputs are read. Raises TimeoutError after
+        `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (output := self.get_nowait()) is None and not self.is_over:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                self._arrivals.get(timeout=left)
+            except Empty:
+                raise TimeoutError(f"no output within {timeout:g} s") from None
+        return output
+
+    def get_nowait(self) -> RequestOutput | None:
+        """Returns what is unread, of one completion; None when nothing is."""
+        with self._lock:
+            return self._unread.popleft() if self._unread else None
+
+    def abort(self) -> None:
+        """Ends the prompt at the next step, with what it has generated. Any thread may call it."""
+        self._abort(self.number)
+
+    def put(self, output: RequestOutput) -> None:
+        """Adds an output: of one completion, or of all. Called by the desk."""
+        ask = self.ask
+        if output.finished:
+            for completion in output.outputs:
+                self._ended.setdefault(completion.index, output)
+        is_last = len(self._ended) == ask.params.n
+        if output.is_ok or not ask.stream:  # an error may repeat the tokens of earlier deltas
+            self.generated_length += sum(len(each.token_ids) for each in output.outputs)
+        if not is_last:
+            self.status = "generating" if self.generated_length > 1 else "context_finished"
+        if not ask.stream:
+            if not is_last:
+                return
+            if len(output.outputs) < ask.params.n:
+                output = merged([self._ended[index] for index in sorted(self._ended)])
+        if output.request_id != self.request_id:
+            output = replace(output, request_id=self.request_id)
+        with self._lock:
+            is_news = not self._unread
+            self._add(output)
+            if is_last:
+                is_fine = all(one.is_ok for one in self._ended.values())
+                self.status = "finished" if is_fine else "interrupted"
+        if is_news:
+            self._arrivals.put(None)
+            self._tell()
+
+    def end(self, error: Exception) -> None:
+        """Ends the completions that have not ended as errors. Called by the desk."""
+        self.error = error
+        for index in range(self.ask.params.n):
+            if index not in self._ended:
+                self.put(refusal(self.ask, self.request_id, index, error))
+
+    def _add(self, output: RequestOutput) -> None:
+        """Joins a delta to an unread one of its completion. An error stays alone: its text may be
+        all of the completion's text."""
+        for at, before in enumerate(self._unread):
+            if before.outputs.index == output.outputs.index and output.is_ok:
+                self._unread[at] = joined(before, output)
+                return
+        self._unread.append(output)
+
+    def _tell(self) -> None:
+        try:
+            if self._on_news is not None:
+                self._on_news(self)
+        except Exception:
+            logger.exception("a caller could not be told about news of request %s", self.request_id)
