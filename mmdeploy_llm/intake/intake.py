@@ -7,7 +7,6 @@ read the prompt > check kinds and counts > render > tokenize > match placeholder
 from __future__ import annotations
 
 import copy
-import itertools
 import time
 import uuid
 from collections import Counter
@@ -102,7 +101,6 @@ class Intake:
         self._end_marker = reasoning_end_marker
         self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
         self._new_request_id = new_request_id
-        self._numbers = itertools.count()
 
     def accept(
         self,
@@ -112,7 +110,7 @@ class Intake:
         item: Any = None,
         where: str = "",
         stream: bool = False,
-        number: int | None = None,
+        number: int = 0,
         request_id: str | None = None,
         priority: int = 0,
         deadline: Deadline | None = None,
@@ -121,25 +119,20 @@ class Intake:
 
         item: the caller's object; None: the prompt. where: names the prompt in messages of errors.
         number: index of the prompt in this engine, which with the engine's seed determines the seed
-            of params without one; None: counted here.
+            of params without one.
         request_id: of the first request; the others add their index to it. None: a new one.
         priority, deadline: of the call, as priority_of and deadline_of return them; a prompt dict
-            may have its own.
-
-        Raises RequestError and its subclasses.
+            may have its own. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
         parts = replace(read_prompt(prompt, self.media.kinds), where=where)
-        priority = priority_of(prompt, priority)
-        deadline = earlier(deadline, deadline_of(prompt))
+        priority, deadline = priority_of(prompt, priority), earlier(deadline, deadline_of(prompt))
         if deadline is not None:
             deadline.check("it waited to be prepared")
         self._params.check(params)
         rendered = self._render(parts)
-        number = next(self._numbers) if number is None else number
         self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
-        media = self.media.load(rendered.items, deadline)
-        expanded = self._expand(rendered, media)
+        expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
         request = Request(
             request_id=self._new_request_id() if request_id is None else request_id,
             prompt=rendered.text if rendered.pieces else None,

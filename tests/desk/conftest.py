@@ -90,7 +90,9 @@ class FakeIntake:
     def __init__(self):
         self.order = []
 
-    def accept(self, prompt, params, *, item, where, stream, number, request_id):
+    def accept(
+        self, prompt, params, *, item, where, stream, number, request_id, priority, deadline
+    ):
         self.order.append(number)
         if callable(prompt):
             prompt = prompt()
@@ -103,6 +105,8 @@ class FakeIntake:
                 params=params,
                 index=index,
                 stream=stream,
+                priority=priority,
+                deadline=deadline,
             )
             for index in range(params.n)
         )
