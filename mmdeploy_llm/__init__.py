@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         PluginLoadError,
         PromptTooLongError,
         RequestError,
+        RequestTimeoutError,
         UnsupportedMediaError,
         WorkerDiedError,
     )
@@ -70,6 +71,7 @@ __all__ = [
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
+    "RequestTimeoutError",
     "SamplingParams",
     "TokenCount",
     "TokenCounter",

@@ -41,7 +41,7 @@ from .outputs import RequestOutput
 from .parallel import finalize_here
 from .params import SamplingParams
 from .startup.media import open_media, open_reader
-from .startup.start import report_cache
+from .startup.start import report_load
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -88,7 +88,7 @@ class LLM(Belonging):
         self.model = self._desk.model
         self.runtime = self._desk.runtime
         self.num_kv_blocks = self._desk.num_kv_blocks
-        report_cache(self.num_kv_blocks, self.runtime.block_size, quiet=self._config.quiet)
+        report_load(self.runtime, self.num_kv_blocks, quiet=self._config.quiet)
 
     def generate(
         self,

@@ -11,7 +11,8 @@ program llama-batched-bench (see peers/README.md); a peer that is not given or d
 left out with a message.
 
 --level avx2 holds all engines to AVX2, as far as each can be: ours and llama.cpp by what was
-compiled, torch and OpenVINO by environment variables of oneDNN and ATen.
+compiled, torch and OpenVINO by environment variables of oneDNN and ATen. On a machine that has no
+more the variables are left out.
 
 Each engine loads a model once, in a process of its own, and warms up; then the engines take turns
 at each workload, `rounds` times. While one runs, the processes of the others are stopped, so that
@@ -36,7 +37,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sessions import LEVELS, PEERS, SESSIONS, UNITS, Level, Session
+from sessions import LEVELS, PEERS, SESSIONS, UNITS, Level, Session, level_here
 
 HERE = Path(__file__).parent
 MARK = "RESULT "
@@ -329,7 +330,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     pythons = {name: getattr(args, name) for name in PEERS if getattr(args, name)}
-    level = LEVELS[args.level]
+    level = level_here(args.level)
     pythons[OURS] = sys.executable
     rows: list[Row] = []
     for session in SESSIONS:

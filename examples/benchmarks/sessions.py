@@ -4,7 +4,8 @@ that all engines are held to."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 PEERS = ("openvino", "vllm", "dashinfer", "transformers", "llamacpp")
@@ -114,6 +115,19 @@ class Level:
     def target(self, session: Session, work: str, peer: str) -> float | None:
         """Returns the ratio that we want to reach, None without a target."""
         return self.targets.get((work, session.model, session.precision, peer))
+
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def level_here(name: str, cpu_info: Path = CPU_INFO) -> Level:
+    """Returns a level as it is run on this machine: engines are held to AVX2 only where there is
+    more, since some of their models do not run under a cap."""
+    level = LEVELS[name]
+    if level.variables and cpu_info.is_file() and "avx512f" not in cpu_info.read_text():
+        note = "\n\nThe machine has AVX2 and no AVX-512, so that no engine had to be held to it."
+        return replace(level, variables={}, note=note)
+    return level
 
 
 LEVELS: Mapping[str, Level] = MappingProxyType(

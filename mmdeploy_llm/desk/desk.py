@@ -15,15 +15,17 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from mmdeploy_llm.deadline import Deadline
-from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError
+from mmdeploy_llm.deadline import Deadline, earlier
+from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError, RequestError
 from mmdeploy_llm.hooks import Model, PluginManager
 from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.media import MediaLoader
+from mmdeploy_llm.intake.prompts import deadline_of, priority_of
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.parallel import Home
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -124,8 +126,12 @@ class Desk(ABC):
         number, deadline: given by another desk. Raises EngineError when nothing is computed any
         more."""
         self.check()
-        if deadline is None and ask.timeout is not None:
-            deadline = Deadline.after(ask.timeout)
+        priority = priority_of(None, ask.priority)
+        if deadline is None:
+            deadline = deadline_of(None, ask.timeout)
+        with suppress(RequestError):  # a prompt that is wrong learns it from the intake
+            priority = priority_of(ask.prompt, priority)
+            deadline = earlier(deadline, deadline_of(ask.prompt))
         number = next(self._numbers) if number is None else number
         ticket = Ticket(ask, number, self.abort, on_news)
         seen = weakref.ref(ticket, lambda _: self.abort(number))
@@ -135,7 +141,7 @@ class Desk(ABC):
                 self._wait_for_room(self.num_seqs + max_queued, waits)
             self.check()
             self._held[number] = held
-            heapq.heappush(self._queue, (ask.priority, number))
+            heapq.heappush(self._queue, (priority, number))
         if deadline is not None:
             self._watch(held)
         self._begin_some()

@@ -159,9 +159,9 @@ class LocalDesk(Desk):
                 stream=ask.stream,
                 number=held.number,
                 request_id=held.request_id,
+                priority=ask.priority,
+                deadline=held.deadline,
             )
-            for request in requests:
-                request.priority, request.deadline = ask.priority, held.deadline
             self._post(partial(self._admit, held, requests))
         except BaseException as error:  # of the prompt or of a plugin: the prompt's own fault
             reason = error if isinstance(error, Exception) else PluginError(error_text(error))

@@ -127,6 +127,16 @@ def test_engines_get_the_level_as_variables(compare, tmp_path):
     assert runner.name == "AVX2"
 
 
+@pytest.mark.parametrize(("flags", "is_held"), [("fma avx2", False), ("avx2 avx512f", True)])
+def test_engines_are_held_to_a_level_where_there_is_more(compare, tmp_path, flags, is_held):
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}")
+    level = compare.level_here("avx2", tmp_path / "cpuinfo")
+    assert bool(level.variables) == is_held
+    assert ("held to it" in level.note) != is_held
+    assert level.arguments == compare.LEVELS["avx2"].arguments
+    assert compare.level_here("best", tmp_path / "cpuinfo") == compare.LEVELS["best"]
+
+
 def test_a_target_belongs_to_a_level(compare):
     session = compare.SESSIONS[1]
     assert compare.LEVELS["avx2"].target(session, "text", "llamacpp") == 1.5
