@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .desk.counting import TokenCounter, count_tokens
     from .errors import (
+        AbortedError,
         CheckpointError,
         ConfigError,
         EngineError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         PluginError,
         PluginLoadError,
         PromptTooLongError,
+        QueueFullError,
         RequestError,
         RequestTimeoutError,
         UnsupportedMediaError,
@@ -47,6 +49,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AbortedError",
     "CheckpointError",
     "CompletionOutput",
     "Completions",
@@ -68,6 +71,7 @@ __all__ = [
     "PluginError",
     "PluginLoadError",
     "PromptTooLongError",
+    "QueueFullError",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",

@@ -76,8 +76,8 @@ class Ticket:
         abort: Callable[[int], None],
         on_news: Callable[[Ticket], object] | None = None,
     ) -> None:
-        """on_news: called by the desk's thread when there is something to read again; must return
-        at once."""
+        """on_news: called by the desk's thread when there is something to read again, and at the
+        end; must return at once."""
         self.ask = ask
         self.number = number
         self.request_id = ask.request_id or uuid.uuid4().hex
@@ -142,7 +142,7 @@ class Ticket:
             if is_last:
                 is_fine = all(one.is_ok for one in ended.values())
                 self.status = "finished" if is_fine else "interrupted"
-        if is_news and self._unread:
+        if self._unread and (is_news or is_last):
             self._arrivals.put(None)
             self._tell()
 
