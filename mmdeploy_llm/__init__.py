@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .desk.counting import TokenCounter, count_tokens
     from .errors import (
+        AbortedError,
         CheckpointError,
         ConfigError,
         EngineError,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         PromptTooLongError,
         QueueFullError,
         RequestError,
+        RequestTimeoutError,
         UnsupportedMediaError,
         WorkerDiedError,
     )
@@ -50,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AbortedError",
     "AsyncLLM",
     "CheckpointError",
     "CompletionOutput",
@@ -78,6 +81,7 @@ __all__ = [
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
+    "RequestTimeoutError",
     "SamplingParams",
     "TokenCount",
     "TokenCounter",

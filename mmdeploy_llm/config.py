@@ -36,7 +36,8 @@ class EngineConfig(FrozenParams):
     dtype: DType = Field(
         default="auto",
         description="dtype of weights and activations: bfloat16, float16 or float32; auto: as in "
-        "the checkpoint, with bfloat16 for a float16 checkpoint on a CPU",
+        "the checkpoint, with bfloat16 for a float16 checkpoint on a CPU; what it chose and what "
+        "computes it is said in one line at load",
     )
     device: str = Field(
         default="auto",
@@ -310,8 +311,8 @@ class EngineConfig(FrozenParams):
     )
     quiet: bool = Field(
         default=False,
-        description="whether to leave out the line on stderr with the number of KV cache blocks "
-        "(total_block_num) after loading",
+        description="whether to leave out the lines on stderr after loading: the dtype where it is "
+        "auto, and the number of KV cache blocks (total_block_num)",
     )
     trust_remote_code: bool = Field(
         default=False,

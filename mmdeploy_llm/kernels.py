@@ -152,6 +152,11 @@ class DrawKernels(Protocol):
         their indices [R, num]; which of equal ones is not specified. NaN counts as largest."""
         ...
 
+    def first_largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the lowest index of the largest value of each row of [R, V], [R] int64, and that
+        value, [R]. NaN counts as largest."""
+        ...
+
     def temper(self, logits: Tensor, temperature: Tensor) -> Tensor:
         """Returns (logits - largest of the row) / temperature, [R, V] -> [R, V] float32.
         temperature: [R] float32."""

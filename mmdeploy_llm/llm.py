@@ -21,7 +21,6 @@ from .desk.arguments import (
     as_prompt,
     as_prompts,
     asks_of,
-    asks_of_chats,
     chat_options,
     is_conversation,
     one_params,
@@ -31,9 +30,9 @@ from .desk.belonging import Belonging
 from .desk.desk import DeskStats
 from .desk.feed import Feed
 from .desk.many import open_desk
-from .desk.outcome import Answer
+from .desk.outcome import Answer, refused
 from .desk.progress import Progress
-from .desk.ticket import Ask, Ticket
+from .desk.ticket import Ask
 from .errors import EngineError
 from .intake.cache import CacheStats
 from .intake.rendered import TokenCount
@@ -42,7 +41,7 @@ from .outputs import RequestOutput
 from .parallel import finalize_here
 from .params import SamplingParams
 from .startup.media import open_media, open_reader
-from .startup.start import report_cache
+from .startup.start import report_load
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -89,7 +88,7 @@ class LLM(Belonging):
         self.model = self._desk.model
         self.runtime = self._desk.runtime
         self.num_kv_blocks = self._desk.num_kv_blocks
-        report_cache(self.num_kv_blocks, self.runtime.block_size, quiet=self._config.quiet)
+        report_load(self.runtime, self.num_kv_blocks, quiet=self._config.quiet)
 
     def generate(
         self,
@@ -148,7 +147,7 @@ class LLM(Belonging):
         )
         items = as_conversations(messages)
         params = params_for(sampling_params, len(items), "messages")
-        return self._collect(asks_of_chats(items, params, options), use_tqdm, on_error)
+        return self._collect(asks_of(items, params, options), use_tqdm, on_error)
 
     def generate_iter(
         self,
@@ -263,7 +262,7 @@ class LLM(Belonging):
         )
         if is_conversation(prompts):
             params = params_for(sampling_params, 1, "messages")
-            asks = asks_of_chats([prompts], params, options, stream=True)
+            asks = asks_of([prompts], params, options, stream=True)
         elif not options:
             items = as_prompts(prompts)
             asks = asks_of(items, params_for(sampling_params, len(items), "prompts"), stream=True)
@@ -345,18 +344,9 @@ class LLM(Belonging):
                     done[answer.index] = answer.output
                     progress.count(answer.output)
             except EngineError as death:
-                if on_error == "raise" or death is not self._desk.death:
+                if on_error == "raise" or self._desk.death is None:
                     raise
-                for index in range(len(asks)):
+                for index, ask in enumerate(asks):
                     if index not in done:
-                        done[index] = _lost(asks[index], death)
+                        done[index] = refused(ask, death)
         return [done[index] for index in range(len(asks))]
-
-
-def _lost(ask: Ask, death: EngineError) -> RequestOutput:
-    """Returns the output of a prompt that the engine did not live to take."""
-    ticket = Ticket(ask, 0, abort=lambda _: None)
-    ticket.end(death)
-    output = ticket.get_nowait()
-    assert output is not None, "it has ended"
-    return output

@@ -38,6 +38,8 @@ class MediaInput:
 
     kind: the kind of its processor.
     tensors: inputs of the model's `encode_media` (grid models: `pixels` [num_patches, patch_dim]).
+    embeds: [num_tokens, media_size] in the model's dtype, where the caller has computed what
+        `encode_media` would return, which is then not called. None for all others.
     grid_thw: patches in time, height and width before merging, for families with such a grid.
     num_tokens: embeddings that the encoder returns, equal to the number of placeholder tokens.
     key: identity of the content and of the options that shaped it.
@@ -52,6 +54,7 @@ class MediaInput:
     key: str
     grid_thw: tuple[int, int, int] | None = None
     prompt_text: str | None = None
+    embeds: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

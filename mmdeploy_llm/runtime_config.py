@@ -32,12 +32,16 @@ class HostFacts:
     num_cpus: CPUs that this process may use.
     num_threads: compute threads that suit them.
     cuda_problem: why CUDA cannot be used, for the error message where has_cuda is False.
+    cpu_level: instruction sets of the CPU kernels; None: plain torch computes.
+    has_bf16: whether torch has bfloat16 products on this CPU.
     """
 
     has_cuda: bool
     num_cpus: int
     num_threads: int
     cuda_problem: str = "torch finds no CUDA device; install a CUDA build of torch or use cpu"
+    cpu_level: str | None = None
+    has_bf16: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class RuntimeConfig:
 
     device: str
     dtype: str
+    dtype_choice: str | None  # says what dtype "auto" is and why; None when dtype was given
     kv_cache_dtype: str
     max_model_len: int
     block_size: int
@@ -103,8 +108,7 @@ def resolve(
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)
-    max_num_seqs = config.max_num_seqs or (256 if is_cuda else 32)
-    max_model_len = _max_model_len(config, model)
+    max_num_seqs, max_model_len = _max_num_seqs(config, is_cuda), _max_model_len(config, model)
     kv_cache_dtype = _kv_cache_dtype(config, dtype)
     attention = choose_attention(
         AttentionNeeds(
@@ -116,10 +120,11 @@ def resolve(
         )
     )
     encoder_bytes = config.encoder_cache_memory or (2**30 if is_cuda else 2**28)
-    embedding_bytes = model.hidden_size * (4 if dtype == "float32" else 2)
+    row_bytes = model.hidden_size * (4 if dtype == "float32" else 2)
     return RuntimeConfig(
         device=device,
         dtype=dtype,
+        dtype_choice=_dtype_choice(dtype, model, host, is_cuda) if config.dtype == "auto" else None,
         kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         block_size=attention.block_size,
@@ -135,7 +140,7 @@ def resolve(
             **dict.fromkeys(("image", "video"), MEDIA_LIMIT_DEFAULT),
             **(config.limit_mm_per_prompt or {}),
         },
-        encoder_cache_tokens=max(1, encoder_bytes // embedding_bytes),
+        encoder_cache_tokens=max(1, encoder_bytes // row_bytes),
         num_intake_threads=config.num_intake_threads or max(1, min(8, host.num_cpus)),
         num_threads=config.num_threads or host.num_threads,
         max_logprobs=config.max_logprobs if config.enable_logprob else 0,
@@ -148,10 +153,25 @@ def resolve(
 
 
 def _dtype(config: EngineConfig, model: ModelLimits, is_cuda: bool) -> str:
+    """Returns the dtype that computes fastest without giving other tokens than the checkpoint's. It
+    is the checkpoint's own: bfloat16 has led or equalled float32 at every level, with kernels and
+    without, in what was measured (examples/benchmarks/RESULTS.md). CPUs compute float16 slowly."""
     if config.dtype != "auto":
         return config.dtype
-    # CPUs compute float16 slowly.
     return "bfloat16" if model.dtype == "float16" and not is_cuda else model.dtype
+
+
+def _dtype_choice(dtype: str, model: ModelLimits, host: HostFacts, is_cuda: bool) -> str:
+    """Returns one line that says what "auto" chose."""
+    line = f"dtype 'auto' is {dtype}, as in the checkpoint"
+    if dtype != model.dtype:
+        line = f"dtype 'auto' is {dtype} for a checkpoint in {model.dtype}, which it rounds"
+    if is_cuda:
+        return line
+    if host.cpu_level is not None:
+        return f"{line}; computed by the kernels for {host.cpu_level}"
+    is_wide = dtype == "bfloat16" and not host.has_bf16
+    return f"{line}; computed by plain torch{', in float32 inside products' if is_wide else ''}"
 
 
 def _kv_cache_dtype(config: EngineConfig, dtype: str) -> str:
@@ -185,6 +205,10 @@ def _device(config: EngineConfig, host: HostFacts) -> str:
     if config.device != "cpu" and not host.has_cuda:
         raise ConfigError(f"device = {config.device!r}, but {host.cuda_problem}")
     return config.device
+
+
+def _max_num_seqs(config: EngineConfig, is_cuda: bool) -> int:
+    return config.max_num_seqs or (256 if is_cuda else 32)
 
 
 def _max_model_len(config: EngineConfig, model: ModelLimits) -> int:

@@ -80,6 +80,35 @@ def test_float16_checkpoints_run_in_bfloat16_on_cpu():
     assert run(CUDA, model=half).dtype == "float16"
 
 
+@pytest.mark.parametrize(
+    ("stored", "level", "has_bf16", "line"),
+    [
+        ("bfloat16", "avx2", False, "bfloat16, as in the checkpoint; computed by the kernels for"),
+        ("bfloat16", "portable", False, "kernels for portable"),
+        ("bfloat16", None, True, "as in the checkpoint; computed by plain torch"),
+        ("bfloat16", None, False, "computed by plain torch, in float32 inside products"),
+        ("float32", None, False, "float32, as in the checkpoint; computed by plain torch"),
+        ("float32", "avx512", True, "float32, as in the checkpoint; computed by the kernels for"),
+        ("float16", "avx2", False, "bfloat16 for a checkpoint in float16, which it rounds; "),
+    ],
+)
+def test_dtype_auto_says_what_it_chose(stored, level, has_bf16, line):
+    """It never computes a checkpoint in float32 or bfloat16 in another dtype."""
+    host = HostFacts(has_cuda=False, num_cpus=2, num_threads=2, cpu_level=level, has_bf16=has_bf16)
+    model = ModelLimits(dtype=stored, max_position_embeddings=64, hidden_size=8)
+    runtime = run(host, model)
+    assert runtime.dtype == ("bfloat16" if stored == "float16" else stored)
+    assert f"dtype 'auto' is {runtime.dtype}" in runtime.dtype_choice
+    assert line in runtime.dtype_choice
+    assert runtime.dtype_choice.endswith(("plain torch", "products", str(level)))
+    assert "\n" not in runtime.dtype_choice
+    assert run(host, model, dtype=runtime.dtype).dtype_choice is None
+
+
+def test_dtype_auto_on_cuda():
+    assert run(CUDA).dtype_choice == "dtype 'auto' is bfloat16, as in the checkpoint"
+
+
 def test_a_context_over_the_models_own():
     with pytest.raises(ConfigError, match="8192 is over the 4096 positions"):
         run(max_model_len=8192)

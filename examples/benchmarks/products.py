@@ -62,8 +62,12 @@ def plain(weight: Tensor) -> Product:
 
 def floating(kernels: CpuKernels, dtype: torch.dtype, weight: Tensor) -> Product:
     """Returns the kernels' product in float32 or bf16."""
-    packed, n = kernels.pack_float(weight.to(dtype, copy=True)), len(weight)
-    return lambda x: kernels.linear_float(x, packed, n, None)
+    if dtype is torch.float32:
+        packed, n = kernels.pack_float(weight.to(dtype, copy=True)), len(weight)
+        return lambda x: kernels.linear_float(x, packed, n, None)
+    whole = kernels.pack(weight.to(dtype), None)
+    assert whole is not None
+    return lambda x: whole.product(x, None)
 
 
 def int8(kernels: CpuKernels, weight: Tensor) -> Product:

@@ -3,7 +3,7 @@ its sampling parameters. A line looks like this:
 
 {"id": "a", "prompt" | "prompt_token_ids" | "messages": ..., "multimodal_data": {...},
  "sampling_params": {...}, "chat_template_kwargs": {...}, "mm_processor_kwargs": {...},
- "tools": [...]}
+ "tools": [...], "priority": 0, "timeout": 60}
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PROMPT_KEYS = (
     "chat_template_kwargs",
     "mm_processor_kwargs",
     "tools",
+    "priority",
+    "timeout",
 )
 KNOWN_KEYS = ("id", *PROMPT_KEYS, "sampling_params")
 MAX_QUESTION = 200  # characters of the question that a record repeats

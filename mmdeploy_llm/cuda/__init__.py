@@ -2,7 +2,7 @@
 
 triton is imported in this folder alone, and only when kernels are loaded; without it the plain
 torch paths compute the same. Triton 3.6 to 3.9: the CUDA builds of torch 2.11 to 2.13 bring 3.6
-or 3.7, and 3.9 comes with xgrammar.
+or 3.7.
 """
 
 from __future__ import annotations

@@ -89,29 +89,26 @@ def as_conversations(messages: Any) -> list[Any]:
 
 
 def asks_of(
-    items: Iterable[Any], params: Iterable[SamplingParams], stream: bool = False
-) -> list[Ask]:
-    """Returns what is asked at the desk for prompts with their parameters."""
-    pairs = zip(items, params, strict=True)
-    return [Ask(prompt=prompt, params=own, stream=stream) for prompt, own in pairs]
-
-
-def asks_of_chats(
     items: Iterable[Any],
     params: Iterable[SamplingParams],
-    options: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+    *,
     stream: bool = False,
 ) -> list[Ask]:
-    """Returns what is asked at the desk for conversations, whose options are the same."""
+    """Returns what is asked at the desk for prompts or, with the options of a chat, for
+    conversations."""
+    pairs = zip(items, params, strict=True)
+    if options is None:
+        return [Ask(prompt=item, params=own, stream=stream) for item, own in pairs]
     return [
         Ask(
-            prompt={"messages": messages, **options},
-            item=messages,
-            params=own,
+            prompt={"messages": item, **options},
+            item=item,
             where=f"conversation {index}, ",
+            params=own,
             stream=stream,
         )
-        for index, (messages, own) in enumerate(zip(items, params, strict=True))
+        for index, (item, own) in enumerate(pairs)
     ]
 
 

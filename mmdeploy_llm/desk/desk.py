@@ -15,15 +15,17 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from mmdeploy_llm.deadline import Deadline
-from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError
+from mmdeploy_llm.deadline import Deadline, earlier
+from mmdeploy_llm.errors import AbortedError, EngineError, QueueFullError, RequestError
 from mmdeploy_llm.hooks import Model, PluginManager
 from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.media import MediaLoader
+from mmdeploy_llm.intake.prompts import deadline_of, priority_of
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.parallel import Home
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -56,7 +58,7 @@ class DeskStats:
     num_blocks: int
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Held:
     """A prompt that has not ended. Written by its desk.
 
@@ -72,15 +74,20 @@ class Held:
     ticket: weakref.ref[Ticket]
     deadline: Deadline | None
     is_begun: bool = False
-    request_ids: set[str] | None = None
+    request_ids: set[str] = field(default_factory=set)
     inner: Ticket | None = None
     num_tries: int = 0
     has_output: bool = False
 
 
 class Desk(ABC):
-    """Takes prompts and returns tickets. `submit`, `abort` and `close` may be called from any
-    thread, and in a signal handler; after a fork they raise EngineError in the child.
+    """Takes prompts and returns tickets. Its methods may be called from any thread; in a forked
+    process they raise EngineError.
+
+    submit(ask, on_news=None, max_queued=None, waits=True): on_news is told about news of the
+        ticket, see Ticket. max_queued: prompts that may be here beyond the num_seqs that can be
+        computed at the same time; more of them wait in `submit` until there is room or, unless
+        `waits`, raise QueueFullError. None: no limit.
 
     runtime: every option with its final value. num_kv_blocks: blocks of the smallest KV cache.
     num_ahead: prompts that may be begun at the same time: the engine computes some of them while
@@ -98,8 +105,7 @@ class Desk(ABC):
 
     def __init__(self) -> None:
         self._home = Home()
-        self._lock = threading.Lock()  # guards the fields below
-        self._has_room = threading.Condition(self._lock)
+        self._has_room = threading.Condition()  # its lock guards the fields below
         self._held: dict[int, Held] = {}
         self._queue: list[tuple[int, int]] = []  # a heap of (priority, number)
         self._num_begun = 0
@@ -116,42 +122,34 @@ class Desk(ABC):
         number: int | None = None,
         deadline: Deadline | None = None,
     ) -> Ticket:
-        """Returns the ticket of a prompt, which is prepared and computed from now on.
-
-        on_news: see Ticket.
-        max_queued: prompts that may be here beyond the num_seqs that can be computed at the same
-            time. More of them wait here until there is room or, unless `waits`, raise
-            QueueFullError. None: no limit.
-        number, deadline: as given by another desk, in place of an own number and ask.timeout.
-
-        Raises EngineError when the desk is closed or its engine has died.
-        """
+        """Returns the ticket of a prompt, which is prepared and computed from now on; see Desk.
+        number, deadline: given by another desk. Raises EngineError when nothing is computed any
+        more."""
         self.check()
-        if deadline is None and ask.timeout is not None:
-            deadline = Deadline.after(ask.timeout)
+        priority = priority_of(None, ask.priority)
+        if deadline is None:
+            deadline = deadline_of(None, ask.timeout)
+        with suppress(RequestError):  # a prompt that is wrong learns it from the intake
+            priority = priority_of(ask.prompt, priority)
+            deadline = earlier(deadline, deadline_of(ask.prompt))
         number = next(self._numbers) if number is None else number
         ticket = Ticket(ask, number, self.abort, on_news)
-        held = Held(
-            ask=ask,
-            number=number,
-            request_id=ticket.request_id,
-            ticket=weakref.ref(ticket, lambda _: self.abort(number)),
-            deadline=deadline,
-        )
+        seen = weakref.ref(ticket, lambda _: self.abort(number))
+        held = Held(ask, number, ticket.request_id, seen, deadline)
         with self._has_room:
             if max_queued is not None:
                 self._wait_for_room(self.num_seqs + max_queued, waits)
             self.check()
             self._held[number] = held
-            heapq.heappush(self._queue, (ask.priority, number))
+            heapq.heappush(self._queue, (priority, number))
         if deadline is not None:
             self._watch(held)
         self._begin_some()
         return ticket
 
     def abort(self, number: int) -> None:
-        """Ends the prompt of the ticket with this number at the next step; does nothing when it has
-        ended, or in a forked process. Takes no lock: the collector of garbage calls it too."""
+        """Ends a prompt at the next step, by the number of its ticket; does nothing in a forked
+        process. Takes no lock: the collector of garbage calls it too."""
         if self._home.is_here:
             self._post(partial(self._abort, number))
 
@@ -230,20 +228,20 @@ class Desk(ABC):
             self._finish(number, AbortedError("aborted by the caller"))
 
     def _begin_some(self) -> None:
+        """Begins what can be begun of the queue."""
         while (held := self._next()) is not None:
             self._begin(held)
 
     def _next(self) -> Held | None:
-        """Takes the next prompt from the queue, if it can be begun."""
-        with self._lock:
+        with self._has_room:
             while self._queue:
-                held = self._held.get(self._queue[0][1])
+                held = self._held.get(self._queue[0][1])  # None: it was aborted
                 if held is not None and not self._can_begin(held):
                     return None
                 heapq.heappop(self._queue)
-                if held is not None:  # else it was aborted
-                    held.is_begun = True
+                if held is not None:
                     self._num_begun += 1
+                    held.is_begun = True
                     return held
         return None
 

@@ -36,6 +36,7 @@ from .desk import CLOSE_SECONDS, Desk, DeskStats, Held
 logger = logging.getLogger(__name__)
 
 Task = Callable[[], object]
+GIVE_WAY_SECONDS = 1e-6  # the system makes some 50 microseconds of it
 
 
 class LocalDesk(Desk):
@@ -136,7 +137,7 @@ class LocalDesk(Desk):
             self._post(partial(self._finish, held.number, EngineError(reason)))
 
     def _abort_begun(self, held: Held) -> bool:
-        self.engine.abort(held.request_ids or ())
+        self.engine.abort(held.request_ids)
         return bool(held.request_ids)
 
     def _post(self, task: Task) -> None:
@@ -151,12 +152,11 @@ class LocalDesk(Desk):
 
     def _prepare(self, held: Held) -> None:
         """Makes the requests of a prompt, unless it was aborted meanwhile."""
+        ask = held.ask
         if held.number not in self._held:
             return
-        ask = held.ask
-        found: tuple[Request, ...] | Exception
         try:
-            found = self.intake.accept(
+            requests = self.intake.accept(
                 ask.prompt,
                 ask.params,
                 item=ask.shown,
@@ -164,12 +164,13 @@ class LocalDesk(Desk):
                 stream=ask.stream,
                 number=held.number,
                 request_id=held.request_id,
+                priority=ask.priority,
+                deadline=held.deadline,
             )
-            for request in found:
-                request.priority, request.deadline = ask.priority, held.deadline
+            self._post(partial(self._admit, held, requests))
         except BaseException as error:  # of the prompt or of a plugin: the prompt's own fault
-            found = error if isinstance(error, Exception) else PluginError(error_text(error))
-        self._post(partial(self._admit, held, found))
+            reason = error if isinstance(error, Exception) else PluginError(error_text(error))
+            self._post(partial(self._finish, held.number, reason))
 
     # In the loop thread.
 
@@ -205,15 +206,11 @@ class LocalDesk(Desk):
 
     def _next_task(self) -> Task | None:
         """Returns what to do next: what others have posted, then a step. Waits for work."""
-        if not self._inbox.empty():
-            return self._inbox.get()
-        if not self._deadlines:
-            return self._step if self.engine.has_work else self._inbox.get()
-        left = self._deadlines[0][0] - time.monotonic()
-        if left <= 0:
-            return self._expire
-        if self.engine.has_work:
+        if self.engine.has_work and self._inbox.empty() and not self._deadlines:
             return self._step
+        left = max(0.0, self._deadlines[0][0] - time.monotonic()) if self._deadlines else None
+        if self.engine.has_work and self._inbox.empty():
+            return self._step if left else self._expire
         try:
             return self._inbox.get(timeout=left)
         except Empty:
@@ -221,6 +218,7 @@ class LocalDesk(Desk):
 
     def _step(self) -> None:
         """Runs one step and puts its outputs into their tickets."""
+        is_awaited = False
         with self._turns:
             outputs = self.engine.step()
         for output in outputs:
@@ -228,34 +226,32 @@ class LocalDesk(Desk):
             ticket = held.ticket()
             if ticket is not None:
                 ticket.put(output)
+                is_awaited = is_awaited or ticket.status == "context_finished"
             if output.finished:
                 del self._requests[output.request_id]
-                assert held.request_ids is not None, "it is in the engine"
-                held.request_ids = held.request_ids - {output.request_id}
+                held.request_ids.remove(output.request_id)
                 if not held.request_ids:
                     self._finish(held.number)
+        if is_awaited:  # by who waits for its first token and for the interpreter's lock
+            time.sleep(GIVE_WAY_SECONDS)
         if self.death is not None:
             for held in list(self._held.values()):
                 if not held.request_ids:
                     self._finish(held.number, self.death)
 
-    def _admit(self, held: Held, found: tuple[Request, ...] | Exception) -> None:
-        """Adds a prepared prompt to the engine, or ends it with the error of its intake."""
-        if held.number not in self._held:
-            return
-        if self.death is not None:
-            found = self.death
-        elif not isinstance(found, Exception) and found[0].request_id in self._requests:
-            found = RequestError(
-                f"request_id {held.request_id!r} is in use; choose ids that differ, or none"
-            )
-        if isinstance(found, Exception):
-            self._finish(held.number, found)
-            return
-        held.request_ids = {request.request_id for request in found}
-        for request in found:
-            self._requests[request.request_id] = held
-            self.engine.add(request)
+    def _admit(self, held: Held, requests: tuple[Request, ...]) -> None:
+        """Adds a prepared prompt to the engine."""
+        error: Exception | None = self.death
+        if any(request.request_id in self._requests for request in requests):
+            name = held.request_id
+            error = RequestError(f"request_id {name!r} is in use; choose ids that differ, or none")
+        if error is not None:
+            self._finish(held.number, error)
+        elif held.number in self._held:  # else it was aborted meanwhile
+            held.request_ids = {request.request_id for request in requests}
+            for request in requests:
+                self._requests[request.request_id] = held
+                self.engine.add(request)
 
     def _expire(self) -> None:
         """Ends a prompt whose deadline has passed before it reached the engine, which ends its own

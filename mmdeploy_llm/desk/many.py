@@ -85,12 +85,12 @@ class ManyDesks(Desk):
     def cache_stats(self) -> Mapping[str, CacheStats]:
         """Returns the sums of the statistics of all living desks; see Desk."""
         self.check_open()
-        return add_stats(self._ask_all(lambda desk: desk.cache_stats()))
+        return add_stats(desk.cache_stats() for desk in self._living())
 
     def stats(self) -> DeskStats:
         """Returns the sums of the counters of all living desks, and of the prompts held back."""
         self.check()
-        each = self._ask_all(lambda desk: desk.stats())
+        each = [desk.stats() for desk in self._living()]
         added = {name: sum(getattr(one, name) for one in each) for name in DeskStats.__slots__}
         added["num_waiting"] += len(self._held) - self._num_begun
         return DeskStats(**added)
@@ -174,14 +174,3 @@ class ManyDesks(Desk):
             except EngineError:
                 if desk.death is None:
                     raise
-
-    def _ask_all(self, call: Callable[[RemoteDesk], Value]) -> list[Value]:
-        """Calls all desks; leaves out those that die meanwhile."""
-        found = []
-        for desk in self._living():
-            try:
-                found.append(call(desk))
-            except EngineError:
-                if desk.death is None:
-                    raise
-        return found

@@ -12,6 +12,8 @@ from mmdeploy_llm.errors import ABORTED, EngineError, MMDeployLLMError, RequestE
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 
+from .merge import merged
+
 if TYPE_CHECKING:
     from .ticket import Ask
 
@@ -40,6 +42,11 @@ def text_of(prompt: Any) -> str | None:
     """Returns the text of a prompt that was not rendered; None for token ids and messages."""
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     return text if isinstance(text, str) else None
+
+
+def refused(ask: Ask, error: Exception) -> RequestOutput:
+    """Returns the output of a prompt that was never handed in."""
+    return merged([refusal(ask, "refused", index, error) for index in range(ask.params.n)])
 
 
 def refusal(ask: Ask, request_id: str, index: int, error: Exception) -> RequestOutput:

@@ -52,19 +52,11 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submit:
-    """A prompt, with the number of its ticket."""
+class Order:
+    """Tells the other process what to do: to call a method of its _Server."""
 
-    number: int
-    ask: Ask
-    deadline: Deadline | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abort:
-    """Tells the desk that nobody waits for a ticket any more."""
-
-    number: int
+    method: Callable[..., None]
+    args: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,20 +70,11 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A call of a method of the desk; an Answered of the same number replies to it."""
-
-    number: int
-    method: Callable[..., Any]
-    args: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The result of a Call. error: the exception that it raised, None otherwise."""
+    """The result of a call. error: the exception that it raised, None otherwise."""
 
     number: int
-    value: Any
+    value: Any = None
     error: MMDeployLLMError | None = None
 
 
@@ -164,7 +147,9 @@ class RemoteDesk(Desk):
             self._sender.join(2 * CLOSE_SECONDS)
 
     def _begin(self, held: Held) -> None:
-        self._post(partial(self._send, held))
+        ask = replace(held.ask, item=None, request_id=held.request_id, timeout=None)
+        refuse = partial(self._finish, held.number)
+        self._order(refuse, _Server.submit, held.number, ask, held.deadline)
 
     def _watch(self, held: Held) -> None:
         """Does nothing: a prompt with a deadline is sent at once, and watched there."""
@@ -173,7 +158,7 @@ class RemoteDesk(Desk):
         return held.deadline is not None or super()._can_begin(held)
 
     def _abort_begun(self, held: Held) -> bool:
-        self._send_message(Message(Abort(number=held.number)))
+        self._order(lambda _: None, _Server.abort, held.number)
         return True
 
     def _post(self, task: Callable[[], object]) -> None:
@@ -184,8 +169,14 @@ class RemoteDesk(Desk):
         number, future = next(self._numbers), Future[Value]()
         self._calls[number] = future
         self.check()  # after this, the end of the process ends the call
-        self._post(partial(self._send_call, Call(number=number, method=method, args=args)))
+        self._order(future.set_exception, _Server.answer, number, method, args)
         return future.result()
+
+    def _order(
+        self, refuse: Callable[[Exception], object], method: Callable[..., None], *args: Any
+    ) -> None:
+        """Has an order sent; calls `refuse` when it cannot be serialized."""
+        self._post(partial(self._send, refuse, Order(method=method, args=args)))
 
     # In the sender thread.
 
@@ -194,31 +185,16 @@ class RemoteDesk(Desk):
             task()
         self._worker.close()
 
-    def _send(self, held: Held) -> None:
-        ask = replace(held.ask, item=None, request_id=held.request_id, timeout=None)
-        message = self._serialized(Submit(number=held.number, ask=ask, deadline=held.deadline))
-        if isinstance(message, Message):
-            self._send_message(message)
-        else:
-            self._finish(held.number, message)
-
-    def _send_call(self, call: Call) -> None:
-        message = self._serialized(call)
-        if isinstance(message, Message):
-            self._send_message(message)
-        else:
-            self._calls.pop(call.number).set_exception(message)
-
-    def _serialized(self, value: Submit | Call) -> Message | RequestError:
+    def _send(self, refuse: Callable[[Exception], object], order: Order) -> None:
         try:
-            return Message(value)
+            message = Message(order)
         except Exception as error:  # pickle raises whatever the objects raise
-            return RequestError(
+            reason = (
                 "with data_parallel_size > 1 a prompt goes to another process, and this one cannot "
                 f"({error_text(error)}); give texts, paths, bytes, images or arrays"
             )
-
-    def _send_message(self, message: Message) -> None:
+            refuse(RequestError(reason))
+            return
         try:
             self._worker.send_message(message)
         except WorkerDiedError:
@@ -323,22 +299,15 @@ class _Server:
     def _read_all(self) -> None:
         while True:
             try:
-                message = self._channel.receive()
+                order = self._channel.receive()
             except (EOFError, OSError):
                 os._exit(0)  # the parent has ended, or has closed this desk
-            if isinstance(message, Submit):
-                self._submit(message)
-            elif isinstance(message, Abort):
-                self._desk.abort(message.number)
-            else:
-                threading.Thread(target=self._answer, args=(message,), daemon=True).start()
+            order.method(self, *order.args)
 
-    def _submit(self, message: Submit) -> None:
-        number, deadline = message.number, message.deadline
+    def submit(self, number: int, ask: Ask, deadline: Deadline | None) -> None:
+        """Hands a prompt in, with the number of the caller's ticket."""
         try:
-            ticket = self._desk.submit(
-                message.ask, self._news.put, number=number, deadline=deadline
-            )
+            ticket = self._desk.submit(ask, self._news.put, number=number, deadline=deadline)
         except EngineError as error:
             self._news.put(error)
             return
@@ -346,12 +315,19 @@ class _Server:
         if ticket.is_over:  # it was sent before it was noted here
             self._tickets.pop(number, None)
 
-    def _answer(self, call: Call) -> None:
+    def abort(self, number: int) -> None:
+        """Ends a prompt that nobody waits for any more."""
+        self._desk.abort(number)
+
+    def answer(self, number: int, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Calls a method of the desk, in a thread of its own, and sends the result."""
+        threading.Thread(target=self._answer, args=(number, method, args), daemon=True).start()
+
+    def _answer(self, number: int, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
         try:
-            answer = Answered(number=call.number, value=call.method(self._desk, *call.args))
+            answer = Answered(number=number, value=method(self._desk, *args))
         except MMDeployLLMError as error:
-            answer = Answered(number=call.number, value=None, error=error)
+            answer = Answered(number=number, error=error)
         except Exception as error:  # raised by a plugin
-            reported = EngineError(error_text(error))
-            answer = Answered(number=call.number, value=None, error=reported)
+            answer = Answered(number=number, error=EngineError(error_text(error)))
         self._news.put(answer)

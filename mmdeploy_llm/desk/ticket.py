@@ -124,29 +124,26 @@ class Ticket:
 
     def put(self, output: RequestOutput) -> None:
         """Adds an output: of one completion, or of all. Called by the desk."""
-        ask = self.ask
-        if output.finished:
-            for completion in output.outputs:
-                self._ended.setdefault(completion.index, output)
-        is_last = len(self._ended) == ask.params.n
+        ask, ended = self.ask, self._ended
+        for completion in output.outputs if output.finished else ():
+            ended.setdefault(completion.index, output)
+        is_last = len(ended) == ask.params.n
         if output.is_ok or not ask.stream:  # an error may repeat the tokens of earlier deltas
             self.generated_length += sum(len(each.token_ids) for each in output.outputs)
-        if not is_last:
-            self.status = "generating" if self.generated_length > 1 else "context_finished"
-        if not ask.stream:
-            if not is_last:
-                return
-            if len(output.outputs) < ask.params.n:
-                output = merged([self._ended[index] for index in sorted(self._ended)])
+        if not ask.stream and len(output.outputs) < ask.params.n:
+            output = merged([ended[index] for index in sorted(ended)])
         if output.request_id != self.request_id:
             output = replace(output, request_id=self.request_id)
         with self._lock:
             is_news = not self._unread
-            self._add(output)
+            if ask.stream or is_last:
+                self._add(output)
+            self.status = "generating" if self.generated_length > 1 else "context_finished"
             if is_last:
-                is_fine = all(one.is_ok for one in self._ended.values())
+                is_fine = all(one.is_ok for one in ended.values())
                 self.status = "finished" if is_fine else "interrupted"
-        if is_news or is_last:
+            is_told = is_last or (is_news and bool(self._unread))
+        if is_told:
             self._arrivals.put(None)
             self._tell()
 

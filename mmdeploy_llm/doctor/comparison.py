@@ -86,7 +86,7 @@ def _run(case: Case, model: Path, reference: Reference) -> Finding:
 def _generate(case: Case, model: Path, prompts: Sequence[list[int]]) -> list[list[int]]:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     options = {"dtype": case.dtype, "quantization": case.quantization, "max_num_batched_tokens": 64}
-    with LLM(str(model), device="cpu", **options) as llm:
+    with LLM(str(model), device="cpu", quiet=True, **options) as llm:
         outputs = llm.generate(list(prompts), params, use_tqdm=False, on_error="raise")
     return [list(output.outputs.token_ids) for output in outputs]
 

@@ -46,8 +46,8 @@ class Optional:
 
 OPTIONAL = (
     Optional(
-        module="xgrammar",
-        package="xgrammar",
+        module="llguidance",
+        package="llguidance",
         use="guided decoding (JSON schemas, regular expressions, choices)",
         install='pip install "mmdeploy-llm[guided]"',
     ),

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
 
-from mmdeploy_llm.errors import MediaLimitError
+from mmdeploy_llm.deadline import Deadline
+from mmdeploy_llm.errors import MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.outputs import ToolCall
 from mmdeploy_llm.request import MediaInput, MediaSpan
 
@@ -142,6 +143,7 @@ class MediaLimits:
     allow_private_addresses: hosts in allowed_domains may have addresses of private networks and of
         this machine.
     allowed_schemes: other schemes that may be opened, such as "s3".
+    deadline: of the request; the times above are shortened to it. None: it has none.
     isolation: whether a processor decodes in the threads of intake, or in processes that are killed
         after decode_timeout and use at most decode_memory bytes; "auto" leaves the choice to
         the processor.
@@ -160,6 +162,17 @@ class MediaLimits:
     isolation: Literal["auto", "thread", "process"] = "auto"
     decode_timeout: float = 60.0
     decode_memory: int = 4 * 2**30
+    deadline: Deadline | None = None
+
+    def until(self, deadline: Deadline) -> MediaLimits:
+        """Returns these limits with times that end at `deadline`, which has not passed."""
+        left = deadline.left
+        return replace(
+            self,
+            fetch_timeout=min(self.fetch_timeout, left),
+            decode_timeout=min(self.decode_timeout, left),
+            deadline=deadline,
+        )
 
     def check_bytes(self, num_bytes: int, name: str, *, is_all: bool = True) -> None:
         """Raises MediaLimitError for more than max_bytes. name: of the item, for the message.
@@ -304,6 +317,20 @@ class MediaProcessor(ABC):
         """Returns `process(item, options).prompt_text` without processing the item; None by
         default."""
         return None
+
+    def embedded(
+        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
+    ) -> MediaInput:
+        """Returns an item whose embeddings the caller has computed: what `process` would return,
+        without a key and without the tensors that only the encoder reads.
+
+        num_tokens: rows of the embeddings. grid: patches in (time, rows, columns), where the caller
+        gave one; the number of tokens of the result follows from it. options: what else the caller
+        gave with the item. Raises MediaError and its subclasses; by default all are refused.
+        """
+        raise UnsupportedMediaError(
+            f"the {self.kind}s of this model cannot be given as embeddings; give the {self.kind}s"
+        )
 
     def largest(self, max_tokens: int) -> MediaInput | None:
         """Returns the largest item of at most max_tokens that `process` could return, with any

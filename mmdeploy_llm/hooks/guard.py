@@ -6,7 +6,9 @@
          +-- timeout: the call is abandoned, its helper ends whenever the call does
 
 A thread cannot be killed. One that hangs keeps what it holds until it ends, so only a few calls of
-each plugin are abandoned; after that the plugin is not called until one of them ends.
+each plugin are abandoned; after that the plugin is not called until one of them ends. Calls that a
+request's deadline ends early are no fault of the plugin: as few of them are abandoned, but the next
+ones wait for their full time.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import MediaError, MediaTimeoutError
 
 Result = TypeVar("Result")
@@ -38,6 +41,7 @@ class CallGuard:
         self._lock = threading.Lock()
         self._idle: list[Inbox] = []  # one helper each
         self._hung: Counter[str] = Counter()
+        self._late: Counter[str] = Counter()  # abandoned at the deadline of their request
         self._closed = threading.Event()
         # Without `close`, too, no helper outlives the object, except those that hang.
         weakref.finalize(self, _end_all, self._idle)
@@ -47,16 +51,22 @@ class CallGuard:
     def num_hung(self) -> int:
         """Number of abandoned calls that have not ended yet."""
         with self._lock:
-            return self._hung.total()
+            return self._hung.total() + self._late.total()
 
     def run(
-        self, call: Callable[[], Result], *, seconds: float, owner: str, timeout_message: str
+        self,
+        call: Callable[[], Result],
+        *,
+        seconds: float,
+        owner: str,
+        timeout_message: str,
+        deadline: Deadline | None = None,
     ) -> Result:
         """Returns or raises what `call` does.
 
         owner: the plugin, for messages.
         timeout_message: message of the MediaTimeoutError that is raised after `seconds` and a short
-            grace period.
+            grace period, or at `deadline`.
 
         Raises MediaError without a call where too many calls of `owner` hang, and immediately when
         `close` is called or the program ends.
@@ -64,14 +74,21 @@ class CallGuard:
         inbox = self._take(owner)
         answer: _Answer[Result] = _Answer()
         inbox.put(lambda: answer.fill(call))
-        is_done = False
+        end = time.monotonic() + seconds + GRACE
+        is_done, abandoned = False, self._hung
         try:
-            is_done = self._wait(answer, seconds)
+            if deadline is None or end <= deadline.end:
+                is_done = self._wait(answer, end)
+            elif not (is_done := self._wait(answer, deadline.end)):
+                if self._can_be_late(owner):
+                    abandoned = self._late
+                else:
+                    is_done = self._wait(answer, end)
         finally:
             if is_done:
                 self._give_back(inbox)
             else:
-                self._abandon(inbox, owner)
+                self._abandon(inbox, owner, abandoned)
         if not is_done:
             raise MediaTimeoutError(timeout_message)
         return answer.result()
@@ -82,9 +99,12 @@ class CallGuard:
         with self._lock:
             _end_all(self._idle)
 
-    def _wait(self, answer: _Answer[Result], seconds: float) -> bool:
-        """Waits for the answer; returns False on timeout."""
-        end = time.monotonic() + seconds + GRACE
+    def _can_be_late(self, owner: str) -> bool:
+        with self._lock:
+            return self._late[owner] < self._max_hung
+
+    def _wait(self, answer: _Answer[Result], end: float) -> bool:
+        """Waits for the answer until `end`, of the monotonic clock; returns False on timeout."""
         while not answer.arrives(min(POLL_INTERVAL, max(0.0, end - time.monotonic()))):
             if self._closed.is_set():
                 raise MediaError("the engine was closed while this item was prepared")
@@ -115,15 +135,17 @@ class CallGuard:
             else:
                 self._idle.append(inbox)
 
-    def _abandon(self, inbox: Inbox, owner: str) -> None:
+    def _abandon(self, inbox: Inbox, owner: str, abandoned: Counter[str]) -> None:
+        """Counts the call in `abandoned` until it ends, as does its helper."""
         with self._lock:
-            self._hung[owner] += 1
-        inbox.put(lambda: self._has_ended(owner))  # the helper runs this once the call has ended
+            abandoned[owner] += 1
+        # The helper runs this once the call has ended.
+        inbox.put(lambda: self._has_ended(owner, abandoned))
         inbox.put(None)
 
-    def _has_ended(self, owner: str) -> None:
+    def _has_ended(self, owner: str, abandoned: Counter[str]) -> None:
         with self._lock:
-            self._hung[owner] -= 1
+            abandoned[owner] -= 1
 
 
 class _Answer(Generic[Result]):

@@ -229,6 +229,7 @@ class PluginManager:
                 owner=str(origin),
                 timeout_message=f"{origin} has not fetched {names.shown_uri(ref)} within "
                 f"{limits.fetch_timeout:g} s; raise media_fetch_timeout",
+                deadline=limits.deadline,
             )
         except RequestError:
             raise

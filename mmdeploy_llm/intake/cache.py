@@ -7,11 +7,18 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from mmdeploy_llm.deadline import Deadline
+from mmdeploy_llm.errors import RequestTimeoutError
+
 Item = TypeVar("Item")
+
+
+class _NotOurs(Exception):
+    """The request of another thread, which was making the item, ran out of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +86,23 @@ class ByteCache(Generic[Item]):
                 max_bytes=self._max_bytes,
             )
 
-    def get_or_make(self, key: str, make: Callable[[], Item]) -> Item:
+    def get_or_make(
+        self, key: str, make: Callable[[], Item], deadline: Deadline | None = None
+    ) -> Item:
         """Returns the item of `key`, calling `make` unless it is cached or another thread is making
         it.
 
-        Raises what `make` raises, in every thread that waits for it; the next call tries again.
+        Raises what `make` raises, in every thread that waits for it; the next call tries again, and
+        so does this one where the other's request ran out of time. Raises RequestTimeoutError when
+        `deadline` passes while another thread makes it.
         """
+        while True:
+            try:
+                return self._get_or_make(key, make, deadline)
+            except _NotOurs:
+                continue
+
+    def _get_or_make(self, key: str, make: Callable[[], Item], deadline: Deadline | None) -> Item:
         with self._lock:
             kept = self._fresh(key)
             if kept is not None:
@@ -97,7 +115,14 @@ class ByteCache(Generic[Item]):
                 future = self._pending[key] = Future()
             self._num_hits += not is_ours
             self._num_misses += is_ours
-        return self._make(key, future, make) if is_ours else future.result()
+        if is_ours:
+            return self._make(key, future, make)
+        if not wait([future], None if deadline is None else max(0.0, deadline.left)).done:
+            assert deadline is not None
+            raise deadline.error("another request was preparing the same item")
+        if isinstance(future.exception(), RequestTimeoutError):
+            raise _NotOurs
+        return future.result()
 
     def clear(self) -> None:
         """Removes all items; the counters of hits and misses stay."""

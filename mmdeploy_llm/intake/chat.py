@@ -14,7 +14,7 @@ from typing import Any
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
-from .media import normalised
+from .forms import normalised
 from .tools import template_calls
 
 MARKS = range(0xE000, 0xF900)  # private-use characters, without a meaning in any text

@@ -7,7 +7,6 @@ read the prompt > check kinds and counts > render > tokenize > match placeholder
 from __future__ import annotations
 
 import copy
-import itertools
 import time
 import uuid
 from collections import Counter
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import ConfigError, RequestError
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor
 from mmdeploy_llm.hooks.guard import CallGuard
@@ -25,9 +25,10 @@ from mmdeploy_llm.runtime_config import RuntimeConfig
 from .cache import CacheStats
 from .chat import read_messages, with_sources
 from .defaults import CheckProcessors, Grammars, ParamsResolver, sample_seed
+from .embeds import EmbedsReader
 from .media import CACHE_BYTES, Fetch, MediaLoader
 from .placeholders import Expanded, Placeholders
-from .prompts import PromptParts, read_prompt, with_options
+from .prompts import PromptParts, deadline_of, priority_of, read_prompt, with_options
 from .rendered import Rendered, TokenCount
 from .rendering import Renderer
 from .template import load_template, render, template_variables
@@ -46,6 +47,7 @@ class Intake:
     chat_template: the template that messages are rendered with.
     reasoning_start_marker, reasoning_end_marker: markers of the reasoning parser.
     grammars, check_processors: see ParamsResolver. guard: see MediaLoader.
+    media_size: width of the rows of the model's encoder; None: unknown.
     new_request_id: returns unique ids.
 
     Raises CheckpointError when tokenizer, processors and generation_config do not fit together.
@@ -70,6 +72,7 @@ class Intake:
         new_request_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         cache_bytes: int = CACHE_BYTES,
         guard: CallGuard | None = None,
+        media_size: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._placeholders = Placeholders(processors, tokenizer)
@@ -81,6 +84,7 @@ class Intake:
             max_items=config.limit_mm_per_prompt,
             cache_bytes=cache_bytes,
             guard=guard,
+            embeds=EmbedsReader(dtype=config.dtype, media_size=media_size),
         )
         self._params = ParamsResolver(
             config=config,
@@ -97,7 +101,6 @@ class Intake:
         self._end_marker = reasoning_end_marker
         self._end_ids = marker_ids(reasoning_end_marker, tokenizer)
         self._new_request_id = new_request_id
-        self._numbers = itertools.count()
 
     def accept(
         self,
@@ -107,25 +110,29 @@ class Intake:
         item: Any = None,
         where: str = "",
         stream: bool = False,
-        number: int | None = None,
+        number: int = 0,
         request_id: str | None = None,
+        priority: int = 0,
+        deadline: Deadline | None = None,
     ) -> tuple[Request, ...]:
         """Returns the n requests of a prompt, by index; they share its media.
 
         item: the caller's object; None: the prompt. where: names the prompt in messages of errors.
         number: index of the prompt in this engine, which with the engine's seed determines the seed
-            of params without one; None: counted here.
+            of params without one.
         request_id: of the first request; the others add their index to it. None: a new one.
-
-        Raises RequestError and its subclasses.
+        priority, deadline: of the call, as priority_of and deadline_of return them; a prompt dict
+            may have its own. Raises RequestError and its subclasses.
         """
         arrival_time = time.time()
+        parts = replace(read_prompt(prompt, self.media.kinds), where=where)
+        priority, deadline = priority_of(prompt, priority), earlier(deadline, deadline_of(prompt))
+        if deadline is not None:
+            deadline.check("it waited to be prepared")
         self._params.check(params)
-        rendered = self._render(replace(read_prompt(prompt, self.media.kinds), where=where))
-        number = next(self._numbers) if number is None else number
+        rendered = self._render(parts)
         self._params.resolve(params, len(rendered.ids), number)  # refuses one already too long
-        media = self.media.load(rendered.items)
-        expanded = self._expand(rendered, media)
+        expanded = self._expand(rendered, self.media.load(rendered.items, deadline))
         request = Request(
             request_id=self._new_request_id() if request_id is None else request_id,
             prompt=rendered.text if rendered.pieces else None,
@@ -138,6 +145,8 @@ class Intake:
             tools=rendered.tools,
             reasoning_end_ids=self._reasoning_end_ids(params, rendered.text),
             bad_words_token_ids=self._bad_words(params),
+            priority=priority,
+            deadline=deadline,
             stream=stream,
             arrival_time=arrival_time,
             preprocess_end_time=time.time(),

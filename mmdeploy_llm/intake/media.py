@@ -3,19 +3,18 @@ decoded, processed."""
 
 from __future__ import annotations
 
-import difflib
-import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from mmdeploy_llm import errors
-from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import (
-    ConfigError,
     MediaError,
     MediaLimitError,
+    MediaTimeoutError,
     RequestError,
     UnsupportedMediaError,
 )
@@ -26,6 +25,8 @@ from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
 from .cache import ByteCache, CacheStats
+from .embeds import EmbedsReader, Grid
+from .forms import Embeds, read_file
 
 CACHE_BYTES = 64 * 2**20
 FETCHED_BYTES = 64 * 2**20
@@ -82,6 +83,7 @@ class MediaLoader:
     fetch: returns the bytes of a MediaRef within `limits.fetch_timeout`.
     max_items: kind -> maximum number of items per prompt.
     guard: runs the processors' methods, each within `limits.decode_timeout`; None: a new one.
+    embeds: reads items given as embeddings; None: for a model of unknown size.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class MediaLoader:
         max_items: Mapping[str, int],
         cache_bytes: int = CACHE_BYTES,
         guard: CallGuard | None = None,
+        embeds: EmbedsReader | None = None,
     ) -> None:
+        self._embeds = embeds or EmbedsReader()
         self._guard = guard or CallGuard()
         self._processors = processors
         self._fetch = fetch
@@ -135,10 +139,12 @@ class MediaLoader:
                     f"raise it with limit_mm_per_prompt={{{kind!r}: {count}}}"
                 )
 
-    def load(self, items: Sequence[MediaItem]) -> list[MediaInput]:
-        """Returns the items' model inputs. Raises MediaError and its subclasses, naming the
-        item."""
-        return self._each(items, self._load)
+    def load(
+        self, items: Sequence[MediaItem], deadline: Deadline | None = None
+    ) -> list[MediaInput]:
+        """Returns the items' model inputs. Raises MediaError and its subclasses, naming the item,
+        and RequestTimeoutError at `deadline`."""
+        return self._each(items, lambda item: self._load(item, self._limits_until(deadline, item)))
 
     def count(self, items: Sequence[MediaItem]) -> list[MediaInput]:
         """Returns the items as `load` does, but unprocessed: `tensors` and `key` are empty."""
@@ -151,10 +157,11 @@ class MediaLoader:
         the same limits as by `load`. Raises MediaError and its subclasses.
         """
         chosen = maker or self._processors.get(item.kind)
-        if not isinstance(chosen, CanPreview):
+        if not isinstance(chosen, CanPreview) or isinstance(item.source, Embeds):
             return ()
-        decoded = self._decode(chosen, self._opened(item))
-        return self._call(chosen, lambda: chosen.previews(decoded, item.options))
+        limits = self._limits
+        decoded = self._decode(chosen, self._opened(item, limits), limits)
+        return self._call(chosen, lambda: chosen.previews(decoded, item.options), limits)
 
     def interrupt(self) -> None:
         """Ends all waiting for plugins; loads in progress end with a MediaError."""
@@ -182,59 +189,99 @@ class MediaLoader:
                 raise _own_class(error)(f"{item.kind} {number}: {error}") from error
         return done
 
-    def _load(self, item: MediaItem) -> MediaInput:
-        source, processor = self._opened(item), self._processors[item.kind]
+    def _limits_until(self, deadline: Deadline | None, item: MediaItem) -> MediaLimits:
+        """Returns the limits for an item. Raises RequestTimeoutError after `deadline`."""
+        if deadline is None:
+            return self._limits
+        deadline.check(_preparing(item.kind))
+        return self._limits.until(deadline)
+
+    def _described(self, item: MediaItem, given: Embeds, limits: MediaLimits) -> MediaInput:
+        """Returns the item of these embeddings, without them."""
+        processor = self._processors[item.kind]
+
+        def embedded(num_tokens: int, grid: Grid | None) -> MediaInput:
+            call = lambda: processor.embedded(num_tokens, grid, item.options)  # noqa: E731
+            return self._checked(processor, item, self._call(processor, call, limits))
+
+        return self._embeds.describe(item.kind, given, limits, embedded)
+
+    def _load(self, item: MediaItem, limits: MediaLimits) -> MediaInput:
+        if isinstance(item.source, Embeds):
+            described = self._described(item, item.source, limits)
+            return self._embeds.read(item.source, described)
+        source, processor = self._opened(item, limits), self._processors[item.kind]
         if isinstance(source, bytes):
             key = _key(item, "encoded", source)
-            return self._processed.get_or_make(
-                key, lambda: self._process(processor, item, self._decode(processor, source))
+            make = lambda: self._process(  # noqa: E731 - for both calls
+                processor, item, self._decode(processor, source, limits), limits
             )
-        decoded = self._decode(processor, source)
+            return self._processed.get_or_make(key, make, limits.deadline)
+        decoded = self._decode(processor, source, limits)
         if not isinstance(decoded, HasDigest):
-            return self._process(processor, item, decoded)
+            return self._process(processor, item, decoded, limits)
         key = _key(item, "decoded", decoded.digest.encode())
-        return self._processed.get_or_make(key, lambda: self._process(processor, item, decoded))
+        make = lambda: self._process(processor, item, decoded, limits)  # noqa: E731
+        return self._processed.get_or_make(key, make, limits.deadline)
 
     def _count(self, item: MediaItem) -> MediaInput:
-        source, processor = self._opened(item), self._processors[item.kind]
+        limits = self._limits
+        if isinstance(item.source, Embeds):
+            return self._described(item, item.source, limits)
+        source, processor = self._opened(item, limits), self._processors[item.kind]
         find = processor.peek if isinstance(processor, CanPeek) else processor.decode
-        known = self._call(processor, lambda: find(source, self._limits))
-        count = self._call(processor, lambda: processor.count_tokens(known, item.options))
-        text = self._call(processor, lambda: processor.prompt_text(known, item.options))
+        known = self._call(processor, lambda: find(source, limits), limits)
+        count = self._call(processor, lambda: processor.count_tokens(known, item.options), limits)
+        text = self._call(processor, lambda: processor.prompt_text(known, item.options), limits)
         return MediaInput(kind=item.kind, tensors={}, num_tokens=count, key="", prompt_text=text)
 
-    def _decode(self, processor: MediaProcessor | CanPreview, source: Any) -> Any:
-        return self._call(processor, lambda: processor.decode(source, self._limits))
+    def _decode(
+        self, processor: MediaProcessor | CanPreview, source: Any, limits: MediaLimits
+    ) -> Any:
+        return self._call(processor, lambda: processor.decode(source, limits), limits)
 
-    def _process(self, processor: MediaProcessor, item: MediaItem, decoded: Any) -> MediaInput:
-        made = self._call(processor, lambda: processor.process(decoded, item.options))
+    def _process(
+        self, processor: MediaProcessor, item: MediaItem, decoded: Any, limits: MediaLimits
+    ) -> MediaInput:
+        made = self._call(processor, lambda: processor.process(decoded, item.options), limits)
+        return self._checked(processor, item, made)
+
+    def _checked(self, processor: MediaProcessor, item: MediaItem, made: Any) -> MediaInput:
         if not _is_usable(made):
             raise MediaError(
                 f"{_owner(processor)} returned no usable MediaInput for the {item.kind}"
             )
-        return made
+        usable: MediaInput = made
+        return usable
 
-    def _opened(self, item: MediaItem) -> Any:
+    def _opened(self, item: MediaItem, limits: MediaLimits) -> Any:
         """Returns bytes when the item is encoded or given by name, else the loaded object."""
         if isinstance(item.source, MediaRef):
-            return self._named(item.source)
+            return self._named(item.source, limits)
         if callable(getattr(item.source, "read", None)):
             with self._file_lock:  # several prompts may share a file object
-                return self._read(item)
+                return self._read(item, limits)
         return item.source
 
-    def _read(self, item: MediaItem) -> bytes:
+    def _read(self, item: MediaItem, limits: MediaLimits) -> bytes:
         """Reads the item's file object, which may be a pipe or a socket, and hang."""
         seconds = self._limits.fetch_timeout
-        return self._guard.run(
-            lambda: _read(item.source, item.kind, self._limits),
-            seconds=seconds,
-            owner="the file objects' read method",
-            timeout_message=f"the {item.kind}'s file object was not read within {seconds:g} s; "
-            "raise media_fetch_timeout",
-        )
+        with _until(limits, item.kind):
+            return self._guard.run(
+                lambda: read_file(item.source, item.kind, limits),
+                seconds=seconds,
+                owner="the file objects' read method",
+                timeout_message=f"the {item.kind}'s file object was not read within {seconds:g} s; "
+                "raise media_fetch_timeout",
+                deadline=limits.deadline,
+            )
 
-    def _call(self, processor: MediaProcessor | CanPreview, call: Callable[[], Result]) -> Result:
+    def _call(
+        self,
+        processor: MediaProcessor | CanPreview,
+        call: Callable[[], Result],
+        limits: MediaLimits,
+    ) -> Result:
         """Calls a processor's method within its time. Any exception but RequestError becomes a
         MediaError that names the processor."""
         seconds = self._limits.decode_timeout
@@ -246,9 +293,14 @@ class MediaLoader:
             "media_timeout or give something simpler"
         )
         try:
-            return self._guard.run(
-                call, seconds=seconds, owner=owner, timeout_message=timeout_message
-            )
+            with _until(limits, processor.kind):
+                return self._guard.run(
+                    call,
+                    seconds=seconds,
+                    owner=owner,
+                    timeout_message=timeout_message,
+                    deadline=limits.deadline,
+                )
         except RequestError:
             raise
         except FAULTS as error:  # the plugin boundary
@@ -256,12 +308,19 @@ class MediaLoader:
                 f"{owner} failed on the {processor.kind}: {error_text(error)}"
             ) from error
 
-    def _named(self, ref: MediaRef) -> bytes:
+    def _named(self, ref: MediaRef, limits: MediaLimits) -> bytes:
         """Returns the bytes of a path or URL. A path is read each time: fast and never stale."""
+
+        is_cut = limits.fetch_timeout < self._limits.fetch_timeout
+
+        def fetch() -> bytes:
+            with _until(limits, ref.kind, is_cut=is_cut):
+                return self._fetch(ref, limits)
+
         if ref.scheme in ("", "data", "file"):
-            return self._fetch(ref, self._limits)
+            return fetch()
         key = f"{ref.kind}\0{ref.caller}\0{ref.uri}"
-        return self._fetched.get_or_make(key, lambda: self._fetch(ref, self._limits))
+        return self._fetched.get_or_make(key, fetch, limits.deadline)
 
     def _no_processor(self, kind: str) -> str:
         if not self._processors:
@@ -275,76 +334,25 @@ class MediaLoader:
         )
 
 
+@contextmanager
+def _until(limits: MediaLimits, kind: str, *, is_cut: bool = False) -> Iterator[None]:
+    """Replaces a timeout of the block by the error of the request, where its deadline is the cause:
+    it has passed, or has cut the time that the block had, which may give up early then."""
+    try:
+        yield
+    except MediaTimeoutError as error:
+        if limits.deadline is None or (limits.deadline.left > 0 and not is_cut):
+            raise
+        raise limits.deadline.error(_preparing(kind)) from error
+
+
+def _preparing(kind: str) -> str:
+    return f"its {kind} was being prepared"
+
+
 def num_bytes(item: MediaInput) -> int:
     """Returns the bytes of an item's tensors."""
     return sum(tensor.nbytes for tensor in item.tensors.values())
-
-
-def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem]:
-    """Returns the items of a prompt's `multimodal_data`, kind by kind, unopened.
-
-    data: {"image": one item or a list, "video": ...} or None. Raises RequestError for another shape
-        and for a kind that is not in `kinds`.
-    """
-    if data is None:
-        return []
-    if not isinstance(data, Mapping):
-        raise RequestError(
-            "multimodal_data must be a dict such as {'image': [...]}, got " + type(data).__name__
-        )
-    items = []
-    for kind, values in data.items():
-        if kind not in kinds:
-            near = difflib.get_close_matches(str(kind), kinds, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(kinds)}"
-            raise RequestError(f"multimodal_data has an unknown kind {kind!r}; {hint}")
-        single = not isinstance(values, (list, tuple))
-        values = ([] if values is None else [values]) if single else values
-        items += [
-            normalised(MediaItem(kind=kind, source=value, options={}), "generate")
-            for value in values
-        ]
-    return items
-
-
-def normalised(item: MediaItem, caller: str) -> MediaItem:
-    """Returns the item with names as MediaRef, bytes-like objects as bytes. Raises RequestError."""
-    source, options = item.source, item.options
-    if item.kind == "video" and isinstance(source, Mapping) and "video" in source:
-        options = {**options, **{key: source[key] for key in source if key != "video"}}
-        source = source["video"]
-    if source is None:
-        raise MediaError(f"the {item.kind} is None; give a path, bytes or a loaded object")
-    if isinstance(source, os.PathLike):
-        source = os.fsdecode(source)
-    if isinstance(source, str):
-        source = MediaRef(kind=item.kind, uri=source, caller=caller)
-    if isinstance(source, (bytearray, memoryview)):
-        source = bytes(source)
-    return MediaItem(kind=item.kind, source=source, options=options)
-
-
-def _read(file: Any, kind: str, limits: MediaLimits) -> bytes:
-    """Reads a file object, from its start if it can seek; its position is restored."""
-    try:
-        can_seek = callable(getattr(file, "seekable", None)) and file.seekable()
-        position = file.tell() if can_seek else None
-        if can_seek:
-            file.seek(0)
-        blob = file.read(limits.max_bytes + 1)
-        if can_seek:
-            file.seek(position)
-    except (OSError, ValueError) as error:
-        raise MediaError(
-            f"the {kind}'s file object cannot be read: {type(error).__name__}"
-        ) from error
-    if not isinstance(blob, bytes):
-        raise UnsupportedMediaError(
-            f"the {kind}'s file object returns {type(blob).__name__}, not bytes; open it in mode "
-            "'rb'"
-        )
-    limits.check_bytes(len(blob), f"the {kind}'s file object", is_all=False)
-    return blob
 
 
 def _key(item: MediaItem, form: str, content: bytes) -> str:
@@ -370,27 +378,3 @@ def _own_class(error: RequestError) -> type[RequestError]:
     """Returns the nearest class of errors.py: a plugin's subclass may not accept a message
     alone."""
     return next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-
-
-def media_limits(config: EngineConfig) -> MediaLimits:
-    """Returns the limits on one item that the options set."""
-    root = config.allowed_media_root
-    try:
-        root = root.resolve() if root is not None else None
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a lone surrogate
-        raise ConfigError(f"allowed_media_root {str(root)!r} is not a usable path") from error
-    return MediaLimits(
-        max_bytes=config.max_media_bytes,
-        max_pixels=config.max_image_pixels,
-        fetch_timeout=config.media_fetch_timeout,
-        allowed_root=root,
-        allow_urls=config.allow_media_urls or bool(config.allowed_media_domains),
-        allowed_domains=config.allowed_media_domains,
-        allow_private_addresses=config.allow_private_media_addresses,
-        allowed_schemes=config.allowed_media_schemes,
-        max_duration=config.max_video_seconds,
-        max_frames=config.max_video_frames,
-        isolation=config.media_isolation,
-        decode_timeout=config.media_timeout,
-        decode_memory=config.media_process_memory,
-    )

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mmdeploy_llm.deadline import Deadline, earlier
 from mmdeploy_llm.errors import RequestError
 from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem
 
 from .encodings import as_prompt, is_encoding
-from .media import media_items
+from .forms import media_items
 
 CONTENT_KEYS = ("prompt", "prompt_token_ids", "messages")
 MEDIA_KEYS = ("multimodal_data", "multi_modal_data")
@@ -23,6 +24,8 @@ KNOWN_KEYS = (
     "chat_template_kwargs",
     "mm_processor_kwargs",
     "tools",
+    "priority",
+    "timeout",
 )
 
 
@@ -84,6 +87,27 @@ def _read_dict(prompt: Mapping[str, Any], kinds: Sequence[str]) -> PromptParts:
         processor_kwargs=prompt.get("mm_processor_kwargs"),
         tools=prompt.get("tools"),
     )
+
+
+def priority_of(prompt: Any, default: int = 0) -> int:
+    """Returns the prompt's own "priority", else the default. Raises RequestError unless it is a
+    whole number."""
+    own = prompt.get("priority") if isinstance(prompt, Mapping) else None
+    priority = default if own is None else own
+    if not _is_integer(priority):
+        raise RequestError(
+            f"priority must be a whole number, got {priority!r}; a smaller one is served first, "
+            "0 is the default"
+        )
+    return operator.index(priority)
+
+
+def deadline_of(prompt: Any, timeout: Any = None) -> Deadline | None:
+    """Returns the earlier deadline of `timeout` and of the prompt's own "timeout", from now on;
+    None when there is none. Raises RequestError for a wrong one."""
+    own = prompt.get("timeout") if isinstance(prompt, Mapping) else None
+    one, other = (None if each is None else Deadline.after(each) for each in (timeout, own))
+    return earlier(one, other)
 
 
 def with_options(

@@ -25,25 +25,29 @@ def emptied(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.new_empty(*outer, 0, k), requires_grad=False)
 
 
-MAX_WIDE_ROWS = 8192  # of a weight that is widened at once
+# A weight is widened in parts of this many values, which stay in the cache and in freed memory that
+# is used again, or of this many rows, fewer of which make slow products.
+WIDE_VALUES = 2**20
+MIN_WIDE_ROWS = 512
 
 
 def plain_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiplies x [..., k] by `weight` [n, k] in plain torch. On a CPU where torch has no bf16
-    product it multiplies in float32, which has the same result up to rounding and is up to hundreds
-    of times faster for more than one row."""
-    is_slow = x.dtype is torch.bfloat16 and x.is_cpu and not _multiplies_bf16()
-    if not is_slow or x.numel() == x.shape[-1]:
+    """Multiplies x [..., k] by `weight` [n, k] in plain torch. On a CPU where torch has no product
+    in the dtype it multiplies in float32, which has the same result up to rounding and is up to
+    hundreds of times faster for more than one row."""
+    if x.numel() == x.shape[-1] or not x.is_cpu or has_product(x.dtype):
         return F.linear(x, weight, bias)
-    wide = x.float()
-    parts = [F.linear(wide, part.float()) for part in torch.split(weight, MAX_WIDE_ROWS)]
+    wide, num_rows = x.float(), max(MIN_WIDE_ROWS, WIDE_VALUES // weight.shape[1])
+    parts = [F.linear(wide, part.float()) for part in torch.split(weight, num_rows)]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
     return (out if bias is None else out.add_(bias)).to(x.dtype)
 
 
-def _multiplies_bf16() -> bool:
-    """Whether torch's products in bf16 use instructions for it."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def has_product(dtype: torch.dtype) -> bool:
+    """Whether torch's products on this CPU use instructions for `dtype`."""
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is not torch.float16 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 class Matrix(nn.Module):

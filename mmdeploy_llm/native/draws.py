@@ -28,6 +28,22 @@ class Draws(Library):
         )
         return values, ids
 
+    def first_largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the lowest index of the largest value of each row of [R, V], [R] int64, and that
+        value, [R]; see kernels.DrawKernels."""
+        ids = torch.empty(logits.shape[0], dtype=torch.int64)
+        peaks = torch.empty(logits.shape[0], dtype=logits.dtype)
+        self._library.mm_first_largest(
+            DTYPES[logits.dtype],
+            logits.data_ptr(),
+            logits.stride(0),
+            *logits.shape,
+            ids.data_ptr(),
+            peaks.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return ids, peaks
+
     def temper(self, logits: Tensor, temperature: Tensor) -> Tensor:
         """Returns (logits - largest of the row) / temperature, [R, V] -> [R, V] float32.
         temperature: [R] float32."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class Library:
 
     memory: allocates the weights.
     has_wide_registers: whether the level has registers of 32 bytes or more.
+    leaves_many_rows_to_torch: whether torch's float32 products are faster for many rows. They use
+        AVX, for which the kernels have no level.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,6 +45,8 @@ class Library:
         self._empty: Callable[..., Tensor] = torch.empty
         self.memory = LargePages()
         self.has_wide_registers = library.mm_vector_bytes() > 16
+        is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        self.leaves_many_rows_to_torch = is_x86 and not self.has_wide_registers
         self._recorded_memory = Memory()
 
     def record(

@@ -12,6 +12,8 @@ from mmdeploy_llm.kernels import PackedWeight, Quantization
 from .library import DTYPES, Library
 
 PANEL = 64  # rows of a panel, as in gemm.h
+MANY_ROWS = 16  # that the portable level leaves to torch
+WIDE_VALUES, MIN_WIDE_PANELS = 2**20, 8  # of a wide copy, which should stay in the cache
 
 
 class Products(Library):
@@ -65,6 +67,22 @@ class Products(Library):
             0,
         )
         return out
+
+    def linear_wide(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
+        """Multiplies as `linear_float` does in bf16, by torch's float32 product and a wide copy of
+        some panels at a time. Rounds as that does, but adds in another order."""
+        (num_rows, k), wide = x.shape, x.float()
+        out = torch.empty(num_rows, n)
+        step = max(MIN_WIDE_PANELS, WIDE_VALUES // (PANEL * k))
+        for first in range(0, len(packed), step):
+            panels = packed[first : first + step]
+            weight = torch.empty(k, len(panels) * PANEL)
+            self._library.mm_widen_panels(
+                panels.data_ptr(), len(panels), k // 2, weight.data_ptr(), torch.get_num_threads()
+            )
+            columns = out[:, first * PANEL : first * PANEL + weight.shape[1]]
+            torch.mm(wide, weight[:, : columns.shape[1]], out=columns)
+        return (out if bias is None else out.add_(bias)).to(x.dtype)
 
     def pack_s8(self, weight: Tensor) -> Tensor:
         """Lays out int8 `weight` [n, k], contiguous, for `linear_s8`."""
@@ -131,6 +149,9 @@ class FloatWeight:
         """Multiplies x [T, k] of the weight's dtype -> [T, n]."""
         if self._padding:
             x = F.pad(x, (0, self._padding))
+        is_bf16 = x.dtype is torch.bfloat16
+        if is_bf16 and x.shape[0] >= MANY_ROWS and self._kernels.leaves_many_rows_to_torch:
+            return self._kernels.linear_wide(x, self._panels, self._num_rows, bias)
         return self._kernels.linear_float(x, self._panels, self._num_rows, bias)
 
     def rows(self, indices: Tensor) -> Tensor:

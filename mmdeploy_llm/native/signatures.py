@@ -63,6 +63,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
         c_void_p, c_int64,
     ),
+    "mm_widen_panels": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
     "mm_pack_s8": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
     "mm_quantize_rows": (c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
     "mm_linear_s8": (
@@ -72,6 +73,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mm_run": (c_void_p, c_int64),
     "mm_largest": (
         c_int32, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
+    ),
+    "mm_first_largest": (
+        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
     ),
     "mm_temper": (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),
     "mm_cut": (

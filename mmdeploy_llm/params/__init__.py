@@ -217,12 +217,12 @@ class SamplingParams(FrozenParams):
         ge=0,
         le=MAX_SEED,
         description="the same seed gives the same text whatever else runs in the batch, with the "
-        "C++ kernels in bfloat16 or int8; elsewhere (float32, native_kernels=False, CUDA) the last "
-        "bits of the logits depend on the batch, so that of two tokens of nearly equal probability "
-        "now one and now the other is chosen; sample i of n uses seed + i; None: derived from the "
-        "engine's `seed` and the number of prompts that the LLM was given before: a program draws "
-        "the same texts when it is run again, and a prompt that is given twice in one run draws "
-        "two different ones",
+        "C++ kernels in bfloat16 or int8; elsewhere (float32, native_kernels=False, CPUs without "
+        "AVX2, CUDA) the last bits of the logits depend on the batch, so that of two tokens of "
+        "nearly equal probability now one and now the other is chosen; sample i of n uses seed + "
+        "i; None: derived from the engine's `seed` and the number of prompts that the LLM was "
+        "given before: a program draws the same texts when it is run again, and a prompt that is "
+        "given twice in one run draws two different ones",
     )
     stop: Words = Field(
         default=(),

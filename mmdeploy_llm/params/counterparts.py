@@ -33,7 +33,7 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "enable_chunked_mm_input": _ONE_STEP_CHUNKS,
         "enable_expert_parallel": "experts are sharded with tensor_parallel_size",
         "enable_lora": _NO_LORA,
-        "enable_mm_embeds": "embeddings are not accepted as media; give the images or videos",
+        "enable_mm_embeds": "leave it out: multimodal_data takes embeddings of images and videos",
         "enable_prompt_embeds": "embeddings are not accepted as prompts; give text or token ids",
         "enable_sleep_mode": "use llm.close() and make a new LLM to give the memory back",
         "generation_config": "values of generation_config.json are the defaults of SamplingParams",

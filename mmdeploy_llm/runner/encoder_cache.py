@@ -110,6 +110,11 @@ class EncoderCache:
                 logger.warning("a media item could not be encoded: %s", error_text(found))
 
     def _encode(self, items: Sequence[MediaInput]) -> None:
+        given = [item.embeds for item in items if item.embeds is not None]
+        if given:  # of all items of the batch
+            for item, rows in zip(items, given, strict=True):
+                self._embeds[item.key] = to_device(rows, self._device)
+            return
         embeds = self._model.encode_media(items)
         if len(embeds) != len(items):
             raise PluginContractError(
@@ -167,16 +172,19 @@ class MediaCopies:
 
 def _batches(items: Sequence[MediaInput], max_values: int) -> Iterator[list[MediaInput]]:
     """Yields the items in order, in groups of one kind with at most `max_values` tensor values (or
-    one item)."""
+    one item). Items with embeddings are in groups of their own."""
     batch: list[MediaInput] = []
     num_values = 0
     for item in items:
         size = sum(tensor.numel() for tensor in item.tensors.values())
-        is_full = num_values + size > max_values or (batch and batch[0].kind != item.kind)
-        if batch and is_full:
+        if batch and (num_values + size > max_values or _group(batch[0]) != _group(item)):
             yield batch
             batch, num_values = [], 0
         batch.append(item)
         num_values += size
     if batch:
         yield batch
+
+
+def _group(item: MediaInput) -> tuple[str, bool]:
+    return item.kind, item.embeds is not None

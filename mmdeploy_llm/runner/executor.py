@@ -62,8 +62,10 @@ class Facts:
     runtime: the options as they were resolved in the process that computes.
     shape: one block of the KV cache; under tensor parallelism, of one rank's.
     num_blocks: blocks in the KV cache.
+    media_size: see hooks.contracts.media_size.
     """
 
     runtime: RuntimeConfig
     shape: KVCacheShape
     num_blocks: int
+    media_size: int

@@ -56,7 +56,7 @@ class Sampler:
         processors: LogitsProcessors | None = None,
         kernels: DrawKernels | None = None,
     ) -> None:
-        """kernels: CPU kernels for random draws; without them the same tokens take longer."""
+        """kernels: CPU kernels; without them the same tokens take longer."""
         self._kernels = kernels
         self._vocab_size = vocab_size
         self._work = torch.empty(0, vocab_size, device=device)
@@ -146,7 +146,7 @@ class Sampler:
         largest: tuple[Tensor, Tensor] | None,
     ) -> Choice:
         """Chooses a token for each row. forced: rows whose token is known."""
-        token_ids, peaks = first_argmax(logits) if largest is None else largest
+        token_ids, peaks = largest or first_argmax(logits, self._kernels)
         is_finite = peaks.isfinite()
         is_allowed = torch.ones_like(is_finite)
         failures: dict[int, str] = {}
@@ -173,7 +173,7 @@ class Sampler:
         work = self._work_rows(len(rows))
         work.copy_(take_rows(logits, rows))
         failures = self._adjust(work, index)
-        token_ids, peaks = first_argmax(work)
+        token_ids, peaks = first_argmax(work, self._kernels)
         random = np.flatnonzero(self._state.is_random[index])
         if len(random):
             params = self._state.draw_params(index[random])

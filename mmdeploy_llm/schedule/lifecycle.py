@@ -32,6 +32,7 @@ class Lifecycle:
 
     states: request id -> state.
     running: sorted by `RequestState.order`, so the last is the newest.
+    next_end: no deadline of a request passes before, in seconds of time.monotonic.
     num_generated_tokens: of all requests, counted by the scheduler.
     """
 
@@ -57,7 +58,7 @@ class Lifecycle:
         self.num_preemptions = self.num_generated_tokens = 0
         self._num_queried_tokens = self._num_cached_tokens = 0
         self._num_added = 0
-        self._next_end = math.inf  # no later than the first deadline of all requests
+        self.next_end = math.inf
         self._drop: dict[str, None] = {}
 
     def add(self, request: Request) -> RequestState:
@@ -74,19 +75,17 @@ class Lifecycle:
         self.states[request.request_id] = state
         self.waiting.push(state)
         if request.deadline is not None:
-            self._next_end = min(self._next_end, request.deadline.end)
+            self.next_end = min(self.next_end, request.deadline.end)
         return state
 
     def take_expired(self, now: float) -> list[RequestState]:
         """Returns the requests whose deadline has passed. The caller finishes them."""
-        if now < self._next_end:
-            return []
         ends = [
             (state.request.deadline.end, state)
             for state in self.states.values()
             if state.request.deadline is not None
         ]
-        self._next_end = min((end for end, _ in ends if end > now), default=math.inf)
+        self.next_end = min((end for end, _ in ends if end > now), default=math.inf)
         return [state for end, state in ends if end <= now]
 
     def start(self, state: RequestState, matched: Sequence[int], num_new: int, now: float) -> None:

@@ -11,6 +11,7 @@ from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepRes
 from mmdeploy_llm.request import Request
 
 from .chunks import Chunk, next_chunk, split_spans, whole_spans_end
+from .following import following
 from .lifecycle import Lifecycle
 from .limits import SchedulerConfig, lateness, overgrowth, refusal
 from .state import RequestState
@@ -85,6 +86,8 @@ class Scheduler:
 
     def expire(self, now: float) -> tuple[TokenUpdate, ...]:
         """Ends the requests whose deadline has passed, between two steps. now: time.monotonic."""
+        if now < self._requests.next_end:
+            return ()
         expired = self._requests.take_expired(now)
         return tuple(self._end(state, "error", lateness(state.request)) for state in expired)
 
@@ -120,32 +123,13 @@ class Scheduler:
         to continue, a request at its last token or already finished, a block that only preemption
         frees. The commit of this step skips requests that `plan` turns out to end.
         """
-        states = [self._requests.states.get(item.request_id) for item in plan.scheduled]
-        running = [state for state in states if state is not None and state.can_go_on(1)]
-        is_whole = all(item.samples for item in plan.scheduled)
-        num_running = len(self._requests.running)
-        if not is_whole or not running or len(running) < max(len(states), num_running):
-            return None
         if self._failed or self._requests.has_drop or self._may_admit():
             return None
-        starts = [item.start + item.num_tokens for item in plan.scheduled]
-        block_size = self._config.block_size
-        full = [len(state.request.block_ids) * block_size for state in running]
-        is_full = [start == end for start, end in zip(starts, full, strict=True)]
-        if not self._pool.can_allocate(sum(is_full)):
+        scheduled = following(plan, self._requests, self._config.block_size)
+        if scheduled is None:
             return None
-        scheduled = []
-        for state, start, needs_block in zip(running, starts, is_full, strict=True):
-            new_block_ids = tuple(self._pool.allocate(1)) if needs_block else ()
-            state.request.block_ids.extend(new_block_ids)
-            name = state.request.request_id
-            scheduled.append(
-                ScheduledTokens(
-                    request_id=name, start=start, num_tokens=1, new_block_ids=new_block_ids
-                )
-            )
         self._num_steps += 1
-        return StepPlan(step_id=self._num_steps, scheduled=tuple(scheduled))
+        return StepPlan(step_id=self._num_steps, scheduled=scheduled)
 
     def _may_admit(self) -> bool:
         """Whether a waiting request could start in the next step, or another one yield to it."""
@@ -205,8 +189,7 @@ class Scheduler:
     # Planning.
 
     def _yield_to_urgent(self) -> None:
-        """Preempts the last running request, where the next waiting one has a smaller priority and
-        no seat or blocks."""
+        """Preempts a running request for a more urgent one without a seat or blocks."""
         state = self._requests.waiting.peek()
         if state is not None and self._is_stuck(state) and self._is_urgent(state):
             self._requests.preempt(self._requests.running[-1])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.hooks.contracts import media_size
 from mmdeploy_llm.parallel import Ranks
 from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.runner.executor import Executor, Facts
@@ -45,7 +46,12 @@ def build_computer(
         loaded = load_model(blueprint, files, machine, host.threads, group or RankGroup())
         cache = plan_cache(loaded)
         runtime = replace(loaded.runtime, max_model_len=cache.max_model_len)
-        facts = Facts(runtime=runtime, shape=cache.shape, num_blocks=cache.num_blocks)
+        facts = Facts(
+            runtime=runtime,
+            shape=cache.shape,
+            num_blocks=cache.num_blocks,
+            media_size=media_size(loaded.model),
+        )
         runner = ready_runner(loaded, cache)
     return Computer(runner=runner, facts=facts, model=loaded.model, host=host)
 

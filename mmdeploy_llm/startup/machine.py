@@ -12,6 +12,7 @@ from mmdeploy_llm import cuda, native
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.layers.linear import has_product
 from mmdeploy_llm.native import Placement
 from mmdeploy_llm.runtime_config import HostFacts
 
@@ -28,6 +29,7 @@ class Machine:
     placement: CPUs chosen by cpu_affinity and numa_node, None when neither is given.
     cuda: what torch finds; without cards when device is "cpu".
     kernels: the compiled kernels for the engine's device, None without them.
+    cpu_level: instruction sets of the kernels for the CPU, None without them.
     host_threads: the number of threads that the program has set for torch or OpenMP; None where it
         left that to torch.
     """
@@ -36,6 +38,7 @@ class Machine:
     placement: Placement | None
     cuda: CudaFacts
     kernels: Kernels | None
+    cpu_level: str | None = None
     host_threads: int | None = None
 
     @property
@@ -57,6 +60,8 @@ class Machine:
             cuda_problem=problem or "",
             num_cpus=len(self.cpus),
             num_threads=self.num_threads,
+            cpu_level=self.cpu_level,
+            has_bf16=has_product(torch.bfloat16),
         )
 
 
@@ -70,6 +75,7 @@ def read_machine(config: EngineConfig) -> Machine:
         logger.warning("device = 'auto' is the CPU: %s", problem)
     is_cpu = config.device == "cpu" or (config.device == "auto" and problem is not None)
     kernels = load_kernels(config, is_cpu=is_cpu)
+    cpu_level = None if kernels is None else config.cpu_level or native.cpu_levels()[0].value
     if not is_cpu and problem is None and config.native_kernels is not False:
         kernels = cuda.load(torch.device("cuda"))
     cpus = native.usable_cpus()
@@ -81,6 +87,7 @@ def read_machine(config: EngineConfig) -> Machine:
         placement=native.choose_placement(config.cpu_affinity, config.numa_node),
         cuda=facts,
         kernels=kernels,
+        cpu_level=cpu_level,
     )
 
 

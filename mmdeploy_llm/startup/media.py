@@ -6,10 +6,10 @@ import logging
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
-from mmdeploy_llm.errors import UnsupportedMediaError
-from mmdeploy_llm.hooks import MediaProcessor, PluginManager
+from mmdeploy_llm.errors import ConfigError, UnsupportedMediaError
+from mmdeploy_llm.hooks import MediaLimits, MediaProcessor, PluginManager
 from mmdeploy_llm.intake.checkpoint import PROMPT_FILES
-from mmdeploy_llm.intake.media import MediaLoader, media_limits
+from mmdeploy_llm.intake.media import MediaLoader
 from mmdeploy_llm.messages import MEDIA_KINDS
 
 from .model_files import ModelFiles, naming, read_model_files
@@ -63,6 +63,30 @@ def build_processors(files: ModelFiles, config: EngineConfig) -> dict[str, Media
         except UnsupportedMediaError as reason:
             logger.info("the model takes no %s: %s", kind, reason)
     return found
+
+
+def media_limits(config: EngineConfig) -> MediaLimits:
+    """Returns the limits on one item that the options set."""
+    root = config.allowed_media_root
+    try:
+        root = root.resolve() if root is not None else None
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a lone surrogate
+        raise ConfigError(f"allowed_media_root {str(root)!r} is not a usable path") from error
+    return MediaLimits(
+        max_bytes=config.max_media_bytes,
+        max_pixels=config.max_image_pixels,
+        fetch_timeout=config.media_fetch_timeout,
+        allowed_root=root,
+        allow_urls=config.allow_media_urls or bool(config.allowed_media_domains),
+        allowed_domains=config.allowed_media_domains,
+        allow_private_addresses=config.allow_private_media_addresses,
+        allowed_schemes=config.allowed_media_schemes,
+        max_duration=config.max_video_seconds,
+        max_frames=config.max_video_frames,
+        isolation=config.media_isolation,
+        decode_timeout=config.media_timeout,
+        decode_memory=config.media_process_memory,
+    )
 
 
 def _own_options(options: Any, others: list[str]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from mmdeploy_llm.hooks import (
     ToolParserSpec,
 )
 from mmdeploy_llm.intake.intake import Intake
-from mmdeploy_llm.intake.media import media_limits
 from mmdeploy_llm.runner.executor import Facts
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
@@ -27,7 +26,7 @@ from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from .blueprint import Blueprint
 from .computer import Computer
 from .machine import Machine
-from .media import build_processors
+from .media import build_processors, media_limits
 from .model_files import ModelFiles
 
 CPU_IDLE_SHARE = 8  # at most 1/8 of the blocks keep content that no running request uses
@@ -56,7 +55,7 @@ def build_rooms(
         for processor in processors.values():
             processor.use_kernels(machine.kernels.pixels)
     delivery = _delivery(files)
-    intake = build_intake(config, files, facts.runtime, processors)
+    intake = build_intake(config, files, facts.runtime, processors, facts.media_size)
     engine = Engine(
         scheduler=Scheduler(scheduling),
         runner=computer.runner,
@@ -127,8 +126,9 @@ def build_intake(
     files: ModelFiles,
     runtime: RuntimeConfig,
     processors: Mapping[str, MediaProcessor],
+    media_size: int | None = None,
 ) -> Intake:
-    """Builds the intake, which needs no runner."""
+    """Builds the intake, which needs no runner. media_size: see Facts; None without a model."""
     return Intake(
         tokenizer=files.tokenizer,
         processors=processors,
@@ -144,6 +144,7 @@ def build_intake(
         check_processors=files.logits_processors.check,
         grammars=files.grammars,
         guard=files.plugins.guard,
+        media_size=media_size,
     )
 
 

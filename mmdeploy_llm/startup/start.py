@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.runtime_config import RuntimeConfig
 
 from .blueprint import draw_blueprint
 from .computer import build_computer, build_ranks
@@ -46,6 +47,8 @@ def _start(config: EngineConfig) -> Assembly:
             host.close()
             raise
     facts = computer.facts
+    if facts.runtime.dtype_choice is not None:
+        logger.info(facts.runtime.dtype_choice)
     logger.info(
         "%s, %.1f MiB",
         cache_line(facts.num_blocks, facts.runtime.block_size),
@@ -54,8 +57,11 @@ def _start(config: EngineConfig) -> Assembly:
     return build_rooms(blueprint, files, machine, computer)
 
 
-def report_cache(num_blocks: int, block_size: int, *, quiet: bool) -> None:
-    """Writes the size of the KV cache on stderr, unless it is unwanted or logged there."""
+def report_load(runtime: RuntimeConfig, num_blocks: int, *, quiet: bool) -> None:
+    """Writes the dtype that was chosen and the size of the KV cache on stderr, a line each, unless
+    they are unwanted or logged there."""
     if sys.stderr is not None and not quiet and not logger.isEnabledFor(logging.INFO):
         with suppress(OSError, ValueError):  # a closed stderr
-            print(cache_line(num_blocks, block_size), file=sys.stderr)
+            if runtime.dtype_choice is not None:
+                print(runtime.dtype_choice, file=sys.stderr)
+            print(cache_line(num_blocks, runtime.block_size), file=sys.stderr)

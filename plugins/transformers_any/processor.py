@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import queue
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from mmdeploy_llm_processors.image.decode import DecodedImage, ImageDecoder, ImageHeader
+from mmdeploy_llm_processors.image.embedded import check_names
 
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
@@ -26,6 +28,14 @@ OF_TEXT = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
     | {"text_replacement_offsets"}
 )
+GRID = "image_grid_thw"
+NEEDS_GRID = (
+    "image_embeds of this model need a 'grid': patches in (time, rows, columns) before they are "
+    f"merged, as in transformers' {GRID}"
+)
+PATCH_SIZE = 14  # pixels, of models that do not say
+SQUARE = 24  # patches of a side
+MAX_SIDE = 2**16  # pixels
 MAX_SIZES = 4096  # image sizes whose prompt text is cached
 
 
@@ -53,6 +63,10 @@ class AnyImageProcessor(MediaProcessor):
         self.token = placeholder_token(checkpoint.config, self._processor)
         self._marker: str = self._processor.image_token
         self.markers = (self._marker,)
+        patch = getattr(getattr(checkpoint.config, "vision_config", None), "patch_size", None)
+        patch = patch[0] if isinstance(patch, (list, tuple)) else patch
+        self._patch_size = patch if isinstance(patch, int) else PATCH_SIZE
+        self._has_grid = GRID in self._processor.image_processor.model_input_names
         self._decoder = ImageDecoder()
         self._texts: dict[tuple[int, int], str] = {}  # size -> prompt text of such an image
         settings = json.dumps(
@@ -83,7 +97,7 @@ class AnyImageProcessor(MediaProcessor):
         """Returns the arguments of get_image_features, by name, and the image's prompt text."""
         _refuse(options)
         made = self._make(item.image)
-        grid = made.tensors.get("image_grid_thw")
+        grid = made.tensors.get(GRID)
         return MediaInput(
             kind=self.kind,
             tensors=made.tensors,
@@ -102,6 +116,36 @@ class AnyImageProcessor(MediaProcessor):
         """Returns `process(item, options).prompt_text`, from the size alone."""
         _refuse(options)
         return self._text_of(item)
+
+    def embedded(
+        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
+    ) -> MediaInput:
+        """See MediaProcessor. The prompt text is that of an image of the same size: `size` of the
+        options, (width, height) in pixels, else that of the grid, else a square one, since most
+        such models write every image alike.
+
+        Raises MediaError when that text has not num_tokens placeholders.
+        """
+        check_names(self.kind, options, "size")
+        if grid is None and self._has_grid:
+            raise MediaError(NEEDS_GRID)
+        _, rows, columns = grid or (1, SQUARE, SQUARE)
+        size = _size(options.get("size", (columns * self._patch_size, rows * self._patch_size)))
+        text = self._text_of(ImageHeader(size=size))
+        if text.count(self.token) != num_tokens:
+            raise MediaError(
+                f"image_embeds has {num_tokens} rows, but an image of {size[0]} x {size[1]} pixels "
+                f"has {text.count(self.token)} tokens in this model; give the image's own 'size', "
+                "(width, height)"
+            )
+        return MediaInput(
+            kind=self.kind,
+            tensors={},
+            num_tokens=num_tokens,
+            key="",
+            grid_thw=grid,
+            prompt_text=text,
+        )
 
     def _text_of(self, item: DecodedImage | ImageHeader) -> str:
         """Returns the prompt text of an image of this size: that of a black one, cached by size."""
@@ -143,6 +187,20 @@ class AnyImageProcessor(MediaProcessor):
             if name not in OF_TEXT and isinstance(value, torch.Tensor)
         }
         return _Made(tensors=tensors, text=replaced["replacement"])
+
+
+def _size(given: Any) -> tuple[int, int]:
+    """Returns (width, height). Raises MediaError for anything but two bounded whole numbers."""
+    try:
+        width, height = map(operator.index, given)
+    except (TypeError, ValueError):
+        width = height = 0
+    if not 0 < min(width, height) <= max(width, height) <= MAX_SIDE:
+        raise MediaError(
+            f"'size' of image_embeds must be (width, height) in pixels, at most {MAX_SIDE}, got "
+            f"{given!r:.80}"
+        )
+    return width, height
 
 
 def _refuse(options: Mapping[str, Any]) -> None:

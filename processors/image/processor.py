@@ -15,6 +15,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcess
 
 from .decode import DecodedImage, ImageDecoder, ImageHeader
 from .draft import resize_draft
+from .embedded import check_names, embedded_grid
 from .largest import blank
 from .options import ImageOptions, item_options, resolve_options
 from .patches import Patchifier, clamp_aspect, fit_size, grow_sides, resize
@@ -92,6 +93,13 @@ class ImageProcessor(MediaProcessor):
         """Returns the number of placeholder tokens of an image of this size."""
         own = item_options(self.options, options)
         return self._num_tokens(*self._target(item, own))
+
+    def embedded(
+        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
+    ) -> MediaInput:
+        """See MediaProcessor. The grid is needed."""
+        check_names(self.kind, options)
+        return embedded_grid(self.kind, grid, self.options)
 
     def largest(self, max_tokens: int) -> MediaInput:
         """Builds a square of the largest area, reduced to max_tokens."""

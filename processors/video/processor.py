@@ -8,6 +8,7 @@ Only the chosen frames are decoded, and only one group of them is held in memory
 from __future__ import annotations
 
 import math
+import numbers
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.largest import blank
 from mmdeploy_llm_processors.image.options import ImageOptions, normalisation
 from mmdeploy_llm_processors.image.patches import Patchifier, clamp_aspect, fit_size, resize
@@ -25,7 +27,7 @@ from mmdeploy_llm_processors.image.thumbnail import small_jpeg
 from mmdeploy_llm_processors.isolation import Workers
 from PIL import Image
 
-from mmdeploy_llm.errors import MediaLimitError
+from mmdeploy_llm.errors import MediaError, MediaLimitError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor, PixelKernels
 
 from .opening import open_video
@@ -35,6 +37,7 @@ from .stamp import Stamp
 from .timeline import OpenVideo, Timeline, constant_timeline
 
 GROUP = 2  # frames that are merged into one token
+SECONDS = "second_per_grid"
 MAX_PREVIEWS = 8
 PREVIEW_SIZE = 200  # pixels of the longer side
 
@@ -151,6 +154,14 @@ class VideoProcessor(MediaProcessor):
     def prompt_text(self, item: VideoItem, options: Mapping[str, Any]) -> str | None:
         """Returns the video's text in the prompt, without decoding a frame."""
         return self.written(self._plan(item, options))
+
+    def embedded(
+        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
+    ) -> MediaInput:
+        """See MediaProcessor. The grid is needed."""
+        check_names(self.kind, options)
+        steps = GROUP // self.frames_per_patch
+        return embedded_grid(self.kind, grid, self._image_options, steps)
 
     def largest(self, max_tokens: int) -> MediaInput:
         """Builds square frames of the largest area, reduced to max_tokens, with the number of
@@ -297,7 +308,26 @@ class QwenVideoProcessor(VideoProcessor):
         """See select.qwen_frames."""
         return qwen_frames(timeline, options, GROUP)
 
+    def embedded(
+        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
+    ) -> MediaInput:
+        """See MediaProcessor. options: `second_per_grid`, the seconds between two grid steps."""
+        check_names(self.kind, options, SECONDS)
+        made = super().embedded(num_tokens, grid, {})
+        if SECONDS not in options:
+            return made
+        seconds = positive_seconds(SECONDS, options[SECONDS])
+        return replace(made, tensors={SECONDS: torch.tensor(seconds)})
+
     def extras(self, plan: VideoPlan) -> dict[str, torch.Tensor]:
         """Returns `second_per_grid`, transformers' second_per_grid_ts."""
         rate = len(plan.indices) / plan.timeline.num_frames * plan.timeline.fps
-        return {"second_per_grid": torch.tensor(GROUP / rate)}
+        return {SECONDS: torch.tensor(GROUP / rate)}
+
+
+def positive_seconds(name: str, value: Any) -> float:
+    """Returns the seconds. Raises MediaError unless they are a finite number, not below 0."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
+        raise MediaError(f"{name} must be seconds, numbers of 0 or more, got {value!r:.80}")
+    return float(value)

@@ -4,18 +4,20 @@ frames as text between them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.patches import check_aspect
 
-from mmdeploy_llm.hooks import Checkpoint
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import Checkpoint, MediaInput
 
 from .options import VideoOptions
-from .processor import GROUP, QwenVideoProcessor, VideoPlan
+from .processor import GROUP, QwenVideoProcessor, VideoPlan, positive_seconds
 from .select import qwen3_frames
 from .timeline import Timeline
 
@@ -51,6 +53,23 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
         """Returns nothing: the times are in the prompt."""
         return {}
 
+    def embedded(
+        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
+    ) -> MediaInput:
+        """See MediaProcessor. options: `timestamps`, the seconds of each grid step, which the
+        prompt shows to the model."""
+        check_names(self.kind, options, "timestamps")
+        made = embedded_grid(self.kind, grid, self._image_options)
+        given = options.get("timestamps")
+        steps = made.grid_thw[0] if made.grid_thw is not None else 0
+        if not isinstance(given, (list, tuple)) or len(given) != steps:
+            raise MediaError(
+                f"video_embeds of this model need 'timestamps', a list with the seconds of each of "
+                f"the {steps} grid steps, got {given!r:.80}"
+            )
+        times = [positive_seconds("timestamps", value) for value in given]
+        return replace(made, prompt_text=self._stamped(times, made.num_tokens // steps))
+
     def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         """See fit_video."""
         return fit_video(height, width, num_frames, self._image_options, self._frame_tokens)
@@ -61,10 +80,16 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
         times = [index / plan.timeline.fps for index in plan.indices]
         times += times[-1:] * (plan.num_frames - len(times))
         factor = self._image_options.factor
-        tokens = self.token * ((plan.height // factor) * (plan.width // factor))
+        means = [
+            (first + last) / 2 for first, last in zip(times[::GROUP], times[1::GROUP], strict=True)
+        ]
+        return self._stamped(means, (plan.height // factor) * (plan.width // factor))
+
+    def _stamped(self, times: Sequence[float], num_tokens: int) -> str:
+        """Returns the text of a video, with num_tokens placeholders after each time."""
+        tokens = self.token * num_tokens
         return "".join(
-            f"<{(first + last) / 2:.1f} seconds><|vision_start|>{tokens}<|vision_end|>"
-            for first, last in zip(times[::GROUP], times[1::GROUP], strict=True)
+            f"<{time:.1f} seconds><|vision_start|>{tokens}<|vision_end|>" for time in times
         )
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mmdeploy_llm.batch.items import BadItem, Item, ItemReader, Media
-from mmdeploy_llm.intake.media import media_items
+from mmdeploy_llm.intake.forms import media_items
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.params import SamplingParams
 

@@ -90,10 +90,14 @@ class FakeIntake:
     def __init__(self):
         self.order = []
 
-    def accept(self, prompt, params, *, item, where, stream, number, request_id):
+    def accept(
+        self, prompt, params, *, item, where, stream, number, request_id, priority, deadline
+    ):
         self.order.append(number)
         if callable(prompt):
             prompt = prompt()
+        elif isinstance(prompt, dict):
+            prompt = prompt["prompt"]
         return tuple(
             Request(
                 request_id=f"{request_id}-{index}" if index else request_id,
@@ -103,6 +107,8 @@ class FakeIntake:
                 params=params,
                 index=index,
                 stream=stream,
+                priority=priority,
+                deadline=deadline,
             )
             for index in range(params.n)
         )

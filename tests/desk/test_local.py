@@ -11,6 +11,7 @@ from mmdeploy_llm.errors import (
     EngineError,
     MediaError,
     QueueFullError,
+    RequestError,
     RequestTimeoutError,
     WorkerDiedError,
 )
@@ -155,6 +156,20 @@ def test_deadlines_pass_in_the_queue_and_in_intake(desk, engine, ask):
     assert all(isinstance(ticket.error, RequestTimeoutError) for ticket in blocked)
     gate.set()
     assert desk.submit(ask("a", timeout=10)).get(10).is_ok
+
+
+def test_a_prompts_own_urgency(desk, engine, ask):
+    gate = threading.Event()
+    first = [desk.submit(ask(lambda: gate.wait(10))) for _ in range(desk.num_ahead)]
+    late = desk.submit(ask({"prompt": "a", "timeout": 0.05}))
+    assert late.get(10).error_code == 408
+    urgent = [desk.submit(ask({"prompt": "a", "priority": number})) for number in (2, 1)]
+    gate.set()
+    assert all(ticket.get(10).is_ok for ticket in first + urgent)
+    with pytest.raises(RequestError, match="timeout must be"):
+        desk.submit(ask("a", timeout=-1))
+    with pytest.raises(RequestError, match="priority must be"):
+        desk.submit(ask("a", priority="high"))
 
 
 def test_priority_and_deadline_reach_the_engine(desk, engine, ask):

@@ -137,6 +137,20 @@ def test_prefix_cache(one, two, with_image):
     assert ids(again) == expected
 
 
+def test_embeddings_reach_every_rank(one, two, with_image):
+    """As images and among them; a wrong width is refused before any rank sees it."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(6, one.model.hidden_size, generator=generator)
+    given = {"image_embeds": rows, "grid": (1, 4, 6)}
+    prompts = [with_image("what is it?", given), with_image("both", picture(1), given)]
+    expected = ids(answers(one, prompts, GREEDY))
+    assert ids(answers(two, prompts, GREEDY)) == expected
+    wrong = with_image("what?", {**given, "image_embeds": rows[:, 1:]})
+    (output,) = two.generate(wrong, GREEDY, use_tqdm=False)
+    assert output.error_code == 400
+    assert "the encoder of this model returns rows of" in output.error_msg
+
+
 def test_guided_decoding(one, two):
     pytest.importorskip("llguidance", reason="needs llguidance: the extra 'guided'")
     guided = GuidedDecodingParams(json=SCHEMA)

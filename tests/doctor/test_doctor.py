@@ -1,6 +1,10 @@
 """The examination finds what is missing or wrong, and says what to do."""
 
+import importlib.util
 import json
+import re
+import tomllib
+from pathlib import Path
 
 from typer.testing import CliRunner
 
@@ -9,6 +13,7 @@ from mmdeploy_llm.cli import app
 from mmdeploy_llm.doctor import State, examine, self_test
 from mmdeploy_llm.doctor.comparison import CASES
 from mmdeploy_llm.doctor.examination import (
+    OPTIONAL,
     attention,
     cards,
     cpu_kernels,
@@ -20,6 +25,7 @@ from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.startup.cards import CardFacts, CudaFacts
 from mmdeploy_llm.testing.reference import Reference
 
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 CARD = CardFacts(name="A Card", capability=(9, 0), total_bytes=80 * 2**30)
 WITH_CARD = CudaFacts(torch="2", cuda=(13, 0), driver=(13, 0), cards=(CARD,))
 
@@ -59,6 +65,15 @@ def test_a_missing_library_comes_with_the_line_that_installs_it(monkeypatch):
     found = list(libraries())
     assert {finding.state for finding in found} == {State.ABSENT}
     assert all(finding.advice.startswith("pip install ") for finding in found)
+
+
+def test_the_libraries_are_those_of_the_extras():
+    """The package of each library is in the extra that its line installs."""
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    for library in OPTIONAL:
+        (extra,) = re.findall(r"mmdeploy-llm\[(\w+)\]", library.install)
+        assert [re.split(r"\W", wanted)[0] for wanted in extras[extra]] == [library.package]
+        assert importlib.util.find_spec(library.module)
 
 
 def test_gpus():

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import MediaError, MediaTimeoutError
 from mmdeploy_llm.hooks import guard
 from mmdeploy_llm.hooks.guard import CallGuard
@@ -26,8 +27,14 @@ def awake():
     event.set()
 
 
-def run(calls, call, seconds=5.0, owner="plugin 'x'"):
-    return calls.run(call, seconds=seconds, owner=owner, timeout_message=f"{owner} is late")
+def run(calls, call, seconds=5.0, owner="plugin 'x'", deadline=None):
+    return calls.run(
+        call,
+        seconds=seconds,
+        owner=owner,
+        timeout_message=f"{owner} is late",
+        deadline=deadline,
+    )
 
 
 def hang(calls, awake, count=1):
@@ -93,6 +100,30 @@ def test_plugins_that_keep_hanging_are_not_called_until_a_call_ends(awake):
     awake.set()
     wait_until(lambda: calls.num_hung == 0)
     assert run(calls, lambda: 9) == 9
+
+
+def test_a_deadline_ends_the_wait_and_is_no_fault_of_the_plugin(awake):
+    """Beyond `max_hung` such calls the next one waits for its full time."""
+    calls = CallGuard(max_hung=2)
+    for num_late in (1, 2):
+        with pytest.raises(MediaTimeoutError):
+            run(calls, lambda: awake.wait(20), deadline=Deadline.after(0.05))
+        assert calls.num_hung == num_late
+    assert run(calls, lambda: 7) == 7, "it is still called"
+    start = time.monotonic()
+    with pytest.raises(MediaTimeoutError):
+        run(calls, lambda: awake.wait(20), seconds=0.4, deadline=Deadline.after(0.05))
+    assert time.monotonic() - start >= 0.4
+    awake.set()
+    wait_until(lambda: calls.num_hung == 0)
+
+
+def test_a_deadline_after_the_time_limit_changes_nothing(awake):
+    calls = CallGuard(max_hung=1)
+    with pytest.raises(MediaTimeoutError, match="is late"):
+        run(calls, lambda: awake.wait(20), seconds=0.05, deadline=Deadline.after(9))
+    with pytest.raises(MediaError, match="is not called"):
+        run(calls, lambda: 1, deadline=Deadline.after(9))
 
 
 def test_helpers_of_abandoned_calls_end_with_their_call(awake):

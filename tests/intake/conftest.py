@@ -123,6 +123,7 @@ def config():
     return RuntimeConfig(
         device="cpu",
         dtype="float32",
+        dtype_choice=None,
         kv_cache_dtype="float32",
         max_model_len=256,
         block_size=16,

@@ -344,9 +344,6 @@ def test_seeds_come_from_the_engines_seed_and_the_number(make_intake):
 
     assert seed(1) == seed(1)
     assert len({seed(0), seed(1), seed(2), seed(1, engine_seed=5)}) == 4
-    intake = make_intake()
-    counted = [only(intake.accept("hello", PARAMS)).params.seed for _ in range(3)]
-    assert counted == [seed(0), seed(1), seed(2)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from mmdeploy_llm.errors import (
 )
 from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, MediaRef
 from mmdeploy_llm.intake.cache import ByteCache
-from mmdeploy_llm.intake.media import MediaLoader, media_items, num_bytes
+from mmdeploy_llm.intake.forms import media_items
+from mmdeploy_llm.intake.media import MediaLoader, num_bytes
 from mmdeploy_llm.messages import MediaItem
 
 

@@ -250,13 +250,16 @@ class TestMoE:
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", [(1, 24), (7, 24), (3, 2, 24)])
-def test_bf16_on_a_cpu_without_it(monkeypatch, has_bias, shape):
-    """Torch multiplies in float32, some rows of the weight at once; never in its slow bf16."""
-    x, weight = torch.randn(shape).bfloat16(), torch.randn(20, 24).bfloat16()
-    bias = torch.randn(20).bfloat16() if has_bias else None
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_dtype_on_a_cpu_without_it(monkeypatch, has_bias, shape, dtype):
+    """Torch multiplies in float32, some rows of the weight at once; with one row alone its own
+    product is as fast."""
+    x, weight = torch.randn(shape).to(dtype), torch.randn(20, 24).to(dtype)
+    bias = torch.randn(20).to(dtype) if has_bias else None
     expected = F.linear(x, weight, bias)
-    monkeypatch.setattr(linear, "_multiplies_bf16", lambda: False)
-    monkeypatch.setattr(linear, "MAX_WIDE_ROWS", 8)
+    monkeypatch.setattr(linear, "has_product", lambda _: False)
+    monkeypatch.setattr(linear, "WIDE_VALUES", 8 * 24)
+    monkeypatch.setattr(linear, "MIN_WIDE_ROWS", 1)
     dtypes, multiply = [], F.linear
 
     def watched(x, *args):
@@ -266,4 +269,4 @@ def test_bf16_on_a_cpu_without_it(monkeypatch, has_bias, shape):
     monkeypatch.setattr(F, "linear", watched)
     found = linear.plain_linear(x, weight, bias)
     torch.testing.assert_close(found, expected, atol=0.05, rtol=2**-7)
-    assert dtypes == ([torch.bfloat16] if len(x) == 1 else [torch.float32] * 3)
+    assert dtypes == ([dtype] if len(x) == 1 else [torch.float32] * 3)

@@ -167,6 +167,8 @@ void run_linear_bf16(int32_t threads) {
     compare("bf16", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1.0 / 256);
     mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads, nullptr,
                    0);
+    std::vector<float> wide(packed.size());
+    mm_widen_panels(packed.data(), (n + 63) / 64, k / 2, wide.data(), threads);
 }
 
 void run_pixels() {
@@ -189,6 +191,9 @@ void run_sampling(int32_t dtype, int32_t threads) {
     std::vector<double> uniforms(rows, 0.9);
     std::vector<int64_t> ids(rows * num), tokens(rows);
     mm_largest(dtype, logits.data(), size, rows, size, num, values.data(), ids.data(), threads);
+    std::vector<T> peaks(rows);
+    std::vector<int64_t> firsts(rows);
+    mm_first_largest(dtype, logits.data(), size, rows, size, firsts.data(), peaks.data(), threads);
     mm_temper(dtype, logits.data(), size, rows, size, temperatures.data(), z.data(), threads);
     std::vector<float> least(rows, -between(0, 3)), cuts(rows);
     std::vector<int64_t> top_k(rows, between(0, size));

@@ -308,6 +308,23 @@ def test_linear_float(kernels, dtype, rows, n, k, has_bias):
     torch.testing.assert_close(found.double(), expected, atol=atol * k**0.5, rtol=rtol)
 
 
+@pytest.mark.parametrize("rows", [16, 40])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(63, 50), (1100, 36), (640, 2500)])
+def test_linear_wide(kernels, rows, has_bias, n, k):
+    """Many rows at the portable level of x86; wide copies of one and of several parts."""
+    x, weight = values(rows, k, dtype=torch.bfloat16), values(n, k, dtype=torch.bfloat16)
+    bias = values(n, dtype=torch.bfloat16) if has_bias else None
+    expected = x.double() @ weight.double().T
+    if bias is not None:
+        expected += bias.double()
+    found = kernels.linear_wide(x, kernels.pack_float(weight.clone()), n, bias)
+    torch.testing.assert_close(found.double(), expected, atol=1e-3 * k**0.5, rtol=2**-8)
+    packed = kernels.pack(weight.clone(), None)
+    is_wide = torch.equal(packed.product(x, bias), found)
+    assert is_wide or not kernels.leaves_many_rows_to_torch
+
+
 def a_product(kernels, kind, n, k):
     """Returns a function of x [T, k] that multiplies by a weight [n, k]."""
     if kind == "int8":
@@ -411,5 +428,6 @@ def test_every_level(kernels_of_level):
         test_long_contexts_are_split(kernels_of_level, dtype, 7, 1)
     for kind in ("float32", "bfloat16", "int8"):
         test_a_row_has_the_same_bits_in_every_batch(kernels_of_level, kind, 64)
+    test_linear_wide(kernels_of_level, 16, True, 1100, 36)
     test_integers_of_int8_are_exact(kernels_of_level, 6)
     test_silu_of_the_largest_values(kernels_of_level)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from mmdeploy_llm.sampling.draw import DrawParams, draw
+from mmdeploy_llm.sampling.largest import first_argmax
 
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = (65, 127, 1000, 1024, 33_000, 151_936)
@@ -39,6 +40,26 @@ def test_the_same_tokens_with_and_without_kernels(kernels, dtype, vocab_size):
     for seed in range(6):
         logits, params = logits_of(13, vocab_size, dtype, seed), params_of(13, seed)
         assert torch.equal(draw(logits, params, kernels), draw(logits, params))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", [1, *SIZES])
+def test_first_argmax(kernels, dtype, vocab_size):
+    """Ties, both zeros, infinities and NaN of both signs, at both edges of a row."""
+    logits = torch.randn(9, vocab_size).round().to(dtype)
+    logits[1] = -torch.inf
+    logits[2] = torch.tensor([-0.0, 0.0]).repeat(vocab_size)[:vocab_size]
+    for row, index, value in ((3, 0, torch.inf), (4, -1, torch.inf), (5, -1, torch.nan)):
+        logits[row, index] = value
+    logits[6, vocab_size // 2 :] = -torch.tensor(torch.nan)
+    logits[7, 0] = logits[7, vocab_size // 3] = torch.nan
+    ids, peaks = first_argmax(logits, kernels)
+    assert torch.equal(ids, logits.argmax(dim=1))
+    expected = logits.gather(1, ids[:, None])[:, 0]
+    assert torch.equal(peaks.nan_to_num(7), expected.nan_to_num(7))
+    assert peaks.isnan().tolist() == [row in (5, 6, 7) for row in range(9)]
+    wide = torch.randn(3, vocab_size + 40).to(dtype)[:, 9 : vocab_size + 9]
+    assert torch.equal(first_argmax(wide, kernels)[0], wide.argmax(dim=1))
 
 
 def test_logits_that_the_kernels_do_not_take(kernels):

@@ -108,3 +108,18 @@ def test_items_that_do_not_fit_on_the_card_are_passed_from_the_host(monkeypatch)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     given = [item("a"), item("b")]
     assert copies.start(given) == given
+
+
+def test_embeddings_that_are_given_are_not_computed():
+    """They share a step with items that are encoded, one of which fails."""
+    model = FakeModel(bad={"b"})
+    cache = EncoderCache(model)
+    rows = torch.rand(2, 3)
+    given = MediaInput(kind="image", tensors={}, num_tokens=2, key="given", embeds=rows)
+    cache.encode([item("a"), given, item("b")])
+    assert cache.get("given").equal(rows)
+    assert model.calls == [["a"], ["b"], ["b"]]
+    assert cache.get("a") is not None
+    assert "could not be encoded" in cache.failure("b")
+    cache.forget(["given"])
+    assert cache.get("given") is None

@@ -91,15 +91,21 @@ class TestTokenizer:
 
 
 class TestCacheLine:
-    def test_one_line_unless_quiet(self, folder, capfd):
+    @pytest.mark.parametrize("dtype", ["auto", "float32"])
+    def test_lines_unless_quiet(self, folder, capfd, dtype):
         for quiet in (False, True):
             with LLM(
-                model=str(folder), num_gpu_blocks_override=12, block_size=8, quiet=quiet
+                model=str(folder),
+                num_gpu_blocks_override=12,
+                block_size=8,
+                quiet=quiet,
+                dtype=dtype,
             ) as llm:
                 assert llm.num_kv_blocks == 12
             found = capfd.readouterr()
             line = "total_block_num:12, block size 8, 96 cacheable tokens\n"
-            assert found.err == ("" if quiet else line)
+            choice = "" if dtype != "auto" else f"{llm.runtime.dtype_choice}\n"
+            assert found.err == ("" if quiet else choice + line)
             assert found.out == ""
 
     def test_a_log_has_it_instead(self, folder, capfd, caplog):

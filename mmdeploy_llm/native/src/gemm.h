@@ -187,6 +187,23 @@ inline void pack_units(const uint32_t* w, int64_t n, int64_t units, uint32_t fli
     });
 }
 
+// Widens packed bf16 weights to the rows of k of a float matrix, [2 units][panels * 64].
+inline void widen_panels(const uint32_t* packed, int64_t panels, int64_t units, float* out,
+                         int num_threads) {
+    parallel_for(panels, num_threads, [&](int64_t panel) {
+        for (int64_t unit = 0; unit < units; ++unit) {
+            const uint32_t* pairs = packed + (panel * units + unit) * PANEL;
+            float* first = out + (unit * 2 * panels + panel) * PANEL;
+            float* second = first + panels * PANEL;
+#pragma omp simd
+            for (int64_t i = 0; i < PANEL; ++i) {
+                first[i] = bits_to_float(pairs[i] << 16);
+                second[i] = bits_to_float(pairs[i] & 0xffff0000u);
+            }
+        }
+    });
+}
+
 // Packs w [n][k], k a multiple of 4. Flipping the highest bit adds 128.
 inline void pack_s8(const int8_t* w, int64_t n, int64_t k, uint8_t* packed, int num_threads) {
     pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 4, 0x80808080u,

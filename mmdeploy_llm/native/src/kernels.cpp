@@ -181,6 +181,12 @@ void mm_linear_f32(const void* x, int64_t x_stride, const void* packed, const vo
                                 k, num_threads, next_of(next_packed, next_row_bytes));
 }
 
+// packed: bf16 weights in panels, out: [2 units][panels * 64].
+void mm_widen_panels(const void* packed, int64_t panels, int64_t units, float* out,
+                     int32_t num_threads) {
+    mm::widen_panels(static_cast<const uint32_t*>(packed), panels, units, out, num_threads);
+}
+
 void mm_pack_s8(const int8_t* weights, int64_t n, int64_t k, uint8_t* packed,
                 int32_t num_threads) {
     mm::pack_s8(weights, n, k, packed, num_threads);
@@ -219,6 +225,17 @@ void mm_largest(int32_t dtype, const void* logits, int64_t stride, int64_t rows,
     } else {
         mm::largest(static_cast<const bf16*>(logits), stride, rows, size, num, values, ids,
                     num_threads);
+    }
+}
+
+void mm_first_largest(int32_t dtype, const void* logits, int64_t stride, int64_t rows,
+                      int64_t size, int64_t* ids, void* peaks, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::first_largest(static_cast<const float*>(logits), stride, rows, size, ids,
+                          static_cast<float*>(peaks), num_threads);
+    } else {
+        mm::first_largest(static_cast<const bf16*>(logits), stride, rows, size, ids,
+                          static_cast<bf16*>(peaks), num_threads);
     }
 }
 

@@ -6,7 +6,7 @@
 #ifdef __GLIBCXX__
 namespace std {
 // The std::vector of GCC 11 and newer calls this function, which older runtimes lack.
-[[noreturn]] void __throw_bad_array_new_length();
+void __throw_bad_array_new_length() __attribute__((__noreturn__));
 inline void __throw_bad_array_new_length() { throw bad_array_new_length(); }
 }  // namespace std
 #endif

@@ -14,7 +14,7 @@ from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.hooks.model_folder import check_folder, library_error, read_object, validated
 
-from .checkpoint_schema import (
+from .schema import (
     ChatTemplateFile,
     GenerationFile,
     ProcessorFile,
@@ -41,7 +41,7 @@ COMPONENTS = ("image_processor", "video_processor")  # in processor_config.json
 
 def bundled_models() -> dict[str, Path]:
     """Returns name -> folder of the models that are part of this package."""
-    root = Path(__file__).parents[1] / "bundled"
+    root = Path(__file__).parents[2] / "bundled"
     folders = root.iterdir() if root.is_dir() else ()
     return {path.name: path for path in sorted(folders) if (path / "config.json").is_file()}
 

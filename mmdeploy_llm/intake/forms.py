@@ -1,0 +1,98 @@
+"""The forms in which a caller gives media, brought to one: kind, source and options."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmdeploy_llm.errors import MediaError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.hooks import MediaLimits
+from mmdeploy_llm.messages import MEDIA_KINDS, MediaItem, MediaRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embeds:
+    """Embeddings of one media item, unchecked. grid: None where none was given."""
+
+    values: Any
+    grid: Any = None
+
+
+def media_items(data: Any, kinds: Sequence[str] = MEDIA_KINDS) -> list[MediaItem]:
+    """Returns the items of a prompt's `multimodal_data`, kind by kind, unopened.
+
+    data: {"image": one item or a list, "video": ...} or None; or the embeddings of one item,
+        {"image_embeds": ..., "grid": ...}. Raises RequestError for another shape and for a kind
+        that is not in `kinds`.
+    """
+    if data is None:
+        return []
+    if not isinstance(data, Mapping):
+        raise RequestError(
+            "multimodal_data must be a dict such as {'image': [...]}, got " + type(data).__name__
+        )
+    embedded = next((kind for kind in kinds if f"{kind}_embeds" in data), None)
+    if embedded is not None:
+        data = {embedded: data}
+    items = []
+    for kind, values in data.items():
+        if kind not in kinds:
+            near = difflib.get_close_matches(str(kind), kinds, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(kinds)}"
+            raise RequestError(f"multimodal_data has an unknown kind {kind!r}; {hint}")
+        single = not isinstance(values, (list, tuple))
+        values = ([] if values is None else [values]) if single else values
+        items += [
+            normalised(MediaItem(kind=kind, source=value, options={}), "generate")
+            for value in values
+        ]
+    return items
+
+
+def normalised(item: MediaItem, caller: str) -> MediaItem:
+    """Returns the item with names as MediaRef, bytes-like objects as bytes, a dict with embeddings
+    as Embeds. Raises RequestError."""
+    source, options, embeds = item.source, item.options, f"{item.kind}_embeds"
+    if isinstance(source, Mapping) and embeds in source:
+        others = {key: source[key] for key in source if key not in (embeds, "grid")}
+        given = Embeds(values=source[embeds], grid=source.get("grid"))
+        return MediaItem(kind=item.kind, source=given, options={**options, **others})
+    if item.kind == "video" and isinstance(source, Mapping) and "video" in source:
+        options = {**options, **{key: source[key] for key in source if key != "video"}}
+        source = source["video"]
+    if source is None:
+        raise MediaError(f"the {item.kind} is None; give a path, bytes or a loaded object")
+    if isinstance(source, os.PathLike):
+        source = os.fsdecode(source)
+    if isinstance(source, str):
+        source = MediaRef(kind=item.kind, uri=source, caller=caller)
+    if isinstance(source, (bytearray, memoryview)):
+        source = bytes(source)
+    return MediaItem(kind=item.kind, source=source, options=options)
+
+
+def read_file(file: Any, kind: str, limits: MediaLimits) -> bytes:
+    """Reads a file object, from its start if it can seek; its position is restored. Raises
+    MediaError."""
+    try:
+        can_seek = callable(getattr(file, "seekable", None)) and file.seekable()
+        position = file.tell() if can_seek else None
+        if can_seek:
+            file.seek(0)
+        blob = file.read(limits.max_bytes + 1)
+        if can_seek:
+            file.seek(position)
+    except (OSError, ValueError) as error:
+        raise MediaError(
+            f"the {kind}'s file object cannot be read: {type(error).__name__}"
+        ) from error
+    if not isinstance(blob, bytes):
+        raise UnsupportedMediaError(
+            f"the {kind}'s file object returns {type(blob).__name__}, not bytes; open it in mode "
+            "'rb'"
+        )
+    limits.check_bytes(len(blob), f"the {kind}'s file object", is_all=False)
+    return blob

@@ -1,0 +1,115 @@
+"""Priority and timeout of prompts, from `generate` to the engine."""
+
+import threading
+import time
+
+import pytest
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.hooks import hookimpl
+from mmdeploy_llm.testing.tiny import write_tiny
+
+OPTIONS = {"dtype": "float32", "use_warmup": False, "block_size": 16, "num_threads": 1}
+
+
+class Slow:
+    """Waits in every step, and records the order in which requests end."""
+
+    def __init__(self):
+        self.ended, self.seconds = [], 0.0
+
+    @hookimpl
+    def on_step(self, stats):
+        time.sleep(self.seconds)
+
+    @hookimpl
+    def on_request_finished(self, record):
+        self.ended.append(record.num_prompt_tokens)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    folder = write_tiny("qwen2_5_vl", tmp_path_factory.mktemp("model"))
+    with LLM(str(folder), max_num_seqs=1, **OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def observer(llm):
+    observer = Slow()
+    llm.plugins.register(observer, name="slow")
+    return observer
+
+
+@pytest.fixture
+def slow(observer):
+    observer.ended.clear()
+    yield observer
+    observer.seconds = 0.0
+
+
+def test_smaller_priorities_are_served_first(llm, slow):
+    """One request runs at a time; the lengths of the prompts tell them apart."""
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    priorities = {5: 0, 6: 2, 7: -1, 8: 0, 9: -1}
+    prompts = [
+        {"prompt_token_ids": [20] * length, "priority": priority}
+        for length, priority in priorities.items()
+    ]
+    slow.seconds = 0.02  # all prompts are there before the first one ends
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert slow.ended == [7, 9, 5, 8, 6]
+    alone = [llm.generate(prompt, params, use_tqdm=False)[0] for prompt in prompts]
+    assert [own.outputs.token_ids for own in outputs] == [own.outputs.token_ids for own in alone]
+
+
+def test_a_request_ends_while_it_generates_and_while_it_waits(llm, slow):
+    params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
+    slow.seconds = 0.05
+    prompts = [{"prompt": "hello", "timeout": 1}, {"prompt": "hello", "timeout": 1}, "hello"]
+    short = SamplingParams(max_tokens=3, temperature=0)
+    first, second, third = llm.generate(prompts, [params, params, short], use_tqdm=False)
+    assert (first.error_code, first.outputs.finish_reason) == (408, "error")
+    num_tokens = len(first.outputs.token_ids)
+    assert 0 < num_tokens < 60
+    assert first.outputs.text
+    assert first.error_msg == (
+        f"the request was not finished within its timeout of 1 s: it had generated {num_tokens} "
+        "tokens; raise timeout or leave it out"
+    )
+    assert second.error_code == 408
+    assert "it waited to start" in second.error_msg
+    assert third.is_ok
+    slow.seconds = 0.0
+    (whole,) = llm.generate("hello", params, use_tqdm=False)
+    assert whole.outputs.token_ids[:num_tokens] == first.outputs.token_ids
+
+
+def test_a_request_ends_while_its_media_are_read(llm):
+    awake = threading.Event()
+
+    class Pipe:
+        def read(self, count):
+            awake.wait(20)
+            return b""
+
+    prompt = {
+        "prompt": "<|vision_start|><|image_pad|><|vision_end|>what?",
+        "multimodal_data": {"image": Pipe()},
+        "timeout": 0.3,
+    }
+    begin = time.monotonic()
+    late, other = llm.generate([prompt, "hello"], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert time.monotonic() - begin < 10
+    awake.set()
+    assert late.error_code == 408
+    assert "its image was being prepared" in late.error_msg
+    assert other.is_ok
+
+
+def test_wrong_values_are_the_errors_of_their_prompts(llm):
+    wrong = [{"prompt": "hello", "timeout": 0}, {"prompt": "hello", "priority": "high"}]
+    outputs = llm.generate([*wrong, "hello"], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert [output.error_code for output in outputs] == [400, 400, 200]
+    assert "timeout must be a number of seconds above 0, got 0" in outputs[0].error_msg
+    assert "priority must be a whole number, got 'high'" in outputs[1].error_msg

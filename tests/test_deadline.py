@@ -1,0 +1,42 @@
+"""Deadline: what it accepts, what is left, how it travels."""
+
+import math
+import pickle
+import time
+
+import pytest
+
+from mmdeploy_llm.deadline import Deadline, earlier
+from mmdeploy_llm.errors import RequestError, RequestTimeoutError
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, True, "5", None, [1]])
+def test_wrong_timeouts_are_the_requests_error(timeout):
+    with pytest.raises(RequestError, match="timeout must be a number of seconds above 0, got"):
+        Deadline.after(timeout)
+
+
+def test_it_ends_after_its_seconds():
+    deadline = Deadline.after(0.02)
+    deadline.check("it waited")
+    assert 0 < deadline.left <= 0.02
+    time.sleep(0.03)
+    message = "not finished within its timeout of 0.02 s: it waited; raise timeout or leave it out"
+    with pytest.raises(RequestTimeoutError, match=message) as caught:
+        deadline.check("it waited")
+    assert caught.value.code == 408
+
+
+def test_another_process_gets_what_is_left():
+    """Its clock may have another zero."""
+    deadline = Deadline(seconds=9.0, end=time.monotonic() + 5.0)
+    copy = pickle.loads(pickle.dumps(deadline))
+    assert copy.seconds == 9.0
+    assert copy.end == pytest.approx(deadline.end, abs=0.1)
+
+
+def test_the_earlier_of_two_counts():
+    soon, late = Deadline.after(1), Deadline.after(9)
+    assert earlier(soon, late) is earlier(late, soon) is soon
+    assert earlier(None, late) is earlier(late, None) is late
+    assert earlier(None, None) is None
