@@ -23,7 +23,7 @@ from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
 from mmdeploy_llm.parallel import finalize_here
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.startup.start import report_cache
+from mmdeploy_llm.startup.start import report_load
 
 from .handle import Handle, News, by_completion, whole_of
 
@@ -68,7 +68,7 @@ class AsyncLLM(Belonging):
         finalize_here(self, self._desk.stop, at_exit=False)
         self.plugins, self.model = self._desk.plugins, self._desk.model
         self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
-        report_cache(self.num_kv_blocks, self.runtime.block_size, quiet=config.quiet)
+        report_load(self.runtime, self.num_kv_blocks, quiet=config.quiet)
 
     def submit(
         self,
