@@ -55,14 +55,21 @@ def run(code, folder, options=None):
     return end - float(done.stdout.split()[-1])
 
 
+def in_time(code, *where):
+    """Whether the program ends within 2 seconds, besides what the interpreter takes by itself on a
+    busy machine."""
+    own = run("llm.close()\nprint(time.time(), flush=True)\n", *where)
+    return any(run(code, *where) < 2 + own for _ in range(2))
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_a_program_ends_with_requests_in_flight(tiny_folder, end):
-    assert any(run(ENDS[end], tiny_folder("mistral")) < 2 for _ in range(3))  # the machine is busy
+    assert in_time(ENDS[end], tiny_folder("mistral"))
 
 
 @pytest.mark.parametrize("option", ["tensor_parallel_size", "data_parallel_size"])
 def test_a_program_of_several_processes_ends(tiny_folder, option):
-    assert any(run("", tiny_folder("mistral"), {option: 2}) < 2 for _ in range(3))
+    assert in_time("", tiny_folder("mistral"), {option: 2})
 
 
 def test_ranks_compute_for_handles(tiny_folder, reference_of):
