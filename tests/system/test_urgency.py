@@ -9,7 +9,13 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.hooks import hookimpl
 from mmdeploy_llm.testing.tiny import write_tiny
 
-OPTIONS = {"dtype": "float32", "use_warmup": False, "block_size": 16, "num_threads": 1}
+OPTIONS = {
+    "dtype": "float32",
+    "use_warmup": False,
+    "block_size": 16,
+    "num_threads": 1,
+    "num_intake_threads": 8,  # all prompts of a call are prepared at once
+}
 
 
 class Slow:
