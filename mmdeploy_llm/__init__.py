@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .aio.async_llm import AsyncLLM
+    from .aio.handle import Handle
+    from .aio.pool import ModelPool
     from .config import EngineConfig
     from .desk.counting import TokenCounter, count_tokens
     from .errors import (
@@ -50,6 +53,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AbortedError",
+    "AsyncLLM",
     "CheckpointError",
     "CompletionOutput",
     "Completions",
@@ -58,6 +62,7 @@ __all__ = [
     "EngineConfig",
     "EngineError",
     "GuidedDecodingParams",
+    "Handle",
     "Logprob",
     "MMDeployLLMError",
     "MediaError",
@@ -65,6 +70,7 @@ __all__ = [
     "MediaTimeoutError",
     "ModelError",
     "ModelNotSupportedError",
+    "ModelPool",
     "OutOfBlocksError",
     "PluginConflictError",
     "PluginContractError",
@@ -87,6 +93,9 @@ __all__ = [
 
 _HOMES = {
     "LLM": "llm",
+    "AsyncLLM": "aio.async_llm",
+    "Handle": "aio.handle",
+    "ModelPool": "aio.pool",
     "EngineConfig": "config",
     "EarlyStopParams": "params",
     "GuidedDecodingParams": "params",

@@ -40,7 +40,7 @@ LAYERS = (
     ("startup",),
     ("desk",),
     ("batch",),
-    ("llm",),
+    ("llm", "aio"),
     ("scaffold", "bench", "doctor"),
     ("cli",),
 )

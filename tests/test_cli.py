@@ -43,6 +43,7 @@ class FakeLLM:
         EngineConfig.from_options(model, options)  # unknown options raise, as in LLM
         self.options = options
         self.prompts = []
+        self.handles = []
         self.params = None
         self.is_closed = False
         made.append(self)
@@ -63,12 +64,18 @@ class FakeLLM:
             answer = output(prompt, said.rpartition("/")[2], is_ok="bad" not in said)
             yield Answer(index=index, output=answer, error=None)
 
+    def submit(self, prompt, sampling_params):
+        self.handles.append(FakeHandle(self.stream(prompt, sampling_params)))
+        return self.handles[-1]
+
     def stream(self, prompt, sampling_params=None):
         self.prompts.append(prompt)
         self.params = sampling_params
         said = prompt.get("prompt") or prompt["messages"][-1]["content"][-1]["text"]
         if said == "raise":
             raise MediaError("that image cannot be read")
+        if said == "interrupt":
+            raise KeyboardInterrupt
         if said == "fail":
             yield output(prompt, "", is_ok=False)
             return
@@ -79,6 +86,19 @@ class FakeLLM:
             [("I th", ""), ("ink.", "\n"), ("", "you said: "), ("", said)]
         ):
             yield output(prompt, text, thought=thought, index=index)
+
+
+class FakeHandle:
+    """Iterates outputs; `abort` stops them."""
+
+    def __init__(self, outputs):
+        self.outputs, self.is_aborted = outputs, False
+
+    def __iter__(self):
+        return self.outputs
+
+    def abort(self):
+        self.is_aborted = True
 
 
 def output(prompt, text, *, is_ok=True, thought=None, index=0, calls=None):
@@ -107,8 +127,9 @@ def made(monkeypatch):
     """The list of fake LLMs that the program has opened."""
     llms = []
     module = types.ModuleType("mmdeploy_llm.llm")
-    module.LLM = lambda model, **options: FakeLLM(llms, model, **options)
-    monkeypatch.setitem(sys.modules, "mmdeploy_llm.llm", module)
+    module.LLM = module.AsyncLLM = lambda model, **options: FakeLLM(llms, model, **options)
+    for name in ("llm", "aio.async_llm"):
+        monkeypatch.setitem(sys.modules, f"mmdeploy_llm.{name}", module)
     return llms
 
 
@@ -468,6 +489,14 @@ class TestChat:
         assert result.exit_code == 1
         assert f"error: {message}" in result.stderr
         assert "you said: still here?" in result.stdout
+        assert len(made[0].prompts[-1]["messages"]) == 3
+
+    def test_ctrl_c_ends_the_answer_and_not_the_session(self, run, made):
+        result = run("chat", input="hello\ninterrupt\nstill here?\n")
+        assert result.exit_code == 0, result.output
+        assert "stopped" in result.stderr
+        assert "you said: still here?" in result.stdout
+        assert [handle.is_aborted for handle in made[0].handles] == [False, True, False]
         assert len(made[0].prompts[-1]["messages"]) == 3
 
 

@@ -15,6 +15,7 @@ from mmdeploy_llm.errors import ConfigError
 from .interrupts import INTERRUPTED as INTERRUPTED
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.aio.async_llm import AsyncLLM
     from mmdeploy_llm.batch.output import Mode
     from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
@@ -185,6 +186,13 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
 
     with LLM(model=model, **{"quiet": True, **options}) as llm:
         yield llm
+
+
+def open_async_llm(model: str, options: Mapping[str, Any]) -> AsyncLLM:
+    """Opens the model for single requests."""
+    from mmdeploy_llm.aio.async_llm import AsyncLLM
+
+    return AsyncLLM(model, **{"quiet": True, **options})
 
 
 def open_media(model: str, options: Mapping[str, Any]) -> MediaLoader:

@@ -24,6 +24,7 @@ from .options import (
     ToolParser,
     Tools,
     engine_options,
+    open_async_llm,
     open_llm,
     print_error,
     read_tools,
@@ -118,11 +119,11 @@ def chat(
         limit_mm_per_prompt=MANY_MEDIA,
     )
     params = sampling_params(max_tokens=max_tokens, temperature=temperature)
-    out, aside = make_console(), make_console(is_stderr=True)
     more = {"chat_template_kwargs": template_kwargs(thinking)}
     if tools is not None:
         more["tools"] = read_tools(tools)
-    with open_llm(model, options) as llm:
+    with open_async_llm(model, options) as llm:
+        out, aside = make_console(), make_console(is_stderr=True)
         session = ChatSession(llm, params, out=out, aside=aside, system=system, more=more)
         for path in image or []:
             session.add_image(path)

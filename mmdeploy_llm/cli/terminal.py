@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +22,7 @@ from mmdeploy_llm.outputs import RequestOutput, ToolCall
 from mmdeploy_llm.params import SamplingParams
 
 if TYPE_CHECKING:
+    from mmdeploy_llm.aio.handle import Handle
     from mmdeploy_llm.batch.job import BatchSummary
 
 WIDTH_WITHOUT_TERMINAL = 100
@@ -40,13 +41,11 @@ class Answer:
     error: str | None = None
 
 
-class Streamer(Protocol):
-    """The method of LLM that an answer needs."""
+class Submitter(Protocol):
+    """The method of AsyncLLM that a chat needs."""
 
-    def stream(
-        self, prompts: Any, sampling_params: SamplingParams | None = None
-    ) -> Iterator[RequestOutput]:
-        """Yields deltas of the answers, see LLM.stream."""
+    def submit(self, prompt: Any, sampling_params: SamplingParams) -> Handle:
+        """Starts a request, see AsyncLLM.submit."""
 
 
 def make_console(*, is_stderr: bool = False) -> Console:
@@ -155,7 +154,7 @@ class ChatSession:
 
     def __init__(
         self,
-        llm: Streamer,
+        llm: Submitter,
         params: SamplingParams,
         *,
         out: Console,
@@ -195,10 +194,13 @@ class ChatSession:
         """
         messages = [*self._messages, user_message(text, self._images)]
         prompt: Prompt = {"messages": messages, **self._more}
+        handle = None
         try:
-            outputs = self._llm.stream(prompt, self._params)
-            answer = print_answer(outputs, self._out, self._aside)
+            handle = self._llm.submit(prompt, self._params)
+            answer = print_answer(handle, self._out, self._aside)
         except KeyboardInterrupt:
+            if handle is not None:
+                handle.abort()
             self._note("\nstopped")
             return
         except MMDeployLLMError as problem:

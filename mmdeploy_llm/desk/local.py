@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -48,9 +49,13 @@ class LocalDesk(Desk):
     intake: Intake
     _pool: ThreadPoolExecutor
 
-    def __init__(self, start: Callable[[], Assembly]) -> None:
-        """start: builds the engine, in the loop thread. Raises what it raises; Ctrl-C ends it."""
+    def __init__(
+        self, start: Callable[[], Assembly], turns: AbstractContextManager[None] | None = None
+    ) -> None:
+        """start: builds the engine, in the loop thread. Raises what it raises; Ctrl-C ends it.
+        turns: entered for each step, where engines share the cores."""
         super().__init__()
+        self._turns = nullcontext() if turns is None else turns
         self._inbox: SimpleQueue[Task | None] = SimpleQueue()  # None: end
         self._requests: dict[str, Held] = {}  # in the engine, by request id
         self._deadlines: list[tuple[float, int]] = []  # a heap of (end, number)
@@ -214,7 +219,9 @@ class LocalDesk(Desk):
     def _step(self) -> None:
         """Runs one step and puts its outputs into their tickets."""
         is_awaited = False
-        for output in self.engine.step():
+        with self._turns:
+            outputs = self.engine.step()
+        for output in outputs:
             held = self._requests[output.request_id]
             ticket = held.ticket()
             if ticket is not None:

@@ -9,6 +9,7 @@ desk dies, or that has produced output already, ends as an error; the other desk
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -32,11 +33,12 @@ MAX_TRIES = 2  # desks that may die while they work on one prompt
 Value = TypeVar("Value")
 
 
-def open_desk(config: EngineConfig) -> Desk:
-    """Returns the desk that the options describe. Raises ConfigError, ModelError and PluginError,
-    and WorkerDiedError when a process ends as it starts."""
+def open_desk(config: EngineConfig, turns: AbstractContextManager[None] | None = None) -> Desk:
+    """Returns the desk that the options describe. turns: see LocalDesk; of no effect on engines in
+    other processes. Raises ConfigError, ModelError and PluginError, and WorkerDiedError when a
+    process ends as it starts."""
     if config.data_parallel_size == 1:
-        return LocalDesk(partial(start, config))
+        return LocalDesk(partial(start, config), turns)
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
     machine = read_machine(config)  # compiles the kernels once, not in all engines at once
     desks: list[RemoteDesk] = []

@@ -143,7 +143,8 @@ class Ticket:
             if is_last:
                 is_fine = all(one.is_ok for one in ended.values())
                 self.status = "finished" if is_fine else "interrupted"
-        if self._unread and (is_news or is_last):
+            is_told = is_last or (is_news and bool(self._unread))
+        if is_told:
             self._arrivals.put(None)
             self._tell()
         return is_news and ask.stream

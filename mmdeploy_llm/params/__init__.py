@@ -4,7 +4,7 @@ they are constructed."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -326,6 +326,11 @@ class SamplingParams(FrozenParams):
     skip_special_tokens: bool = Field(
         default=True,
         description="whether special tokens, such as the end of sequence, are left out of the text",
+    )
+    output_kind: Literal["cumulative", "delta", "final_only"] = Field(
+        default="cumulative",
+        description="outputs that AsyncLLM.generate yields: all text so far, only what is new, or "
+        "one at the end; other calls say by their name what they return",
     )
 
     @field_validator("logits_processors_args")

@@ -107,7 +107,6 @@ OF_A_REQUEST: Mapping[str, str] = MappingProxyType(
         "mm_info": 'give the media with the prompt: {"prompt": ..., "multimodal_data": {...}}',
         "num_beams": _NO_BEAMS,
         "num_return_sequences": "use n",
-        "output_kind": "use llm.stream() for deltas and llm.generate() for whole results",
         "spaces_between_special_tokens": "leave it out: the tokenizer decides",
         "structured_outputs": "use guided_decoding=GuidedDecodingParams(...)",
         "suppress_repetition_in_generation": "use presence_penalty or frequency_penalty, which "

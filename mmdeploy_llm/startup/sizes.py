@@ -25,7 +25,12 @@ def available_memory(device: torch.device, utilization: float) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - (1 - utilization) * total))
-    return min(CPU_MAX_BYTES, int(CPU_SHARE_OF_FREE_RAM * _free_ram()))
+    return cpu_cache_memory(free_ram())
+
+
+def cpu_cache_memory(free: int) -> int:
+    """Returns the share of the free RAM that the KV cache takes on a CPU."""
+    return min(CPU_MAX_BYTES, int(CPU_SHARE_OF_FREE_RAM * max(0, free)))
 
 
 def count_blocks(shape: KVCacheShape, memory: int, max_blocks: int) -> int:
@@ -82,7 +87,7 @@ def kv_cache_shape(model: Any, runtime: RuntimeConfig) -> KVCacheShape:
     )
 
 
-def _free_ram() -> int:
+def free_ram() -> int:
     """Returns MemAvailable where the system reports it (Linux), else half of the physical RAM."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:

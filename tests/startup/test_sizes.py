@@ -24,12 +24,12 @@ def test_too_little_memory_raises_with_the_numbers():
 
 
 def test_cpu_memory_is_a_bounded_share(monkeypatch):
-    monkeypatch.setattr(sizes, "_free_ram", lambda: 10**9)
+    monkeypatch.setattr(sizes, "free_ram", lambda: 10**9)
     share = sizes.CPU_SHARE_OF_FREE_RAM
     assert sizes.available_memory(torch.device("cpu"), 0.9) == int(share * 10**9)
-    monkeypatch.setattr(sizes, "_free_ram", lambda: 10**15)
+    monkeypatch.setattr(sizes, "free_ram", lambda: 10**15)
     assert sizes.available_memory(torch.device("cpu"), 0.9) == sizes.CPU_MAX_BYTES
 
 
 def test_free_ram_is_plausible():
-    assert 10**8 < sizes._free_ram() < 10**14
+    assert 10**8 < sizes.free_ram() < 10**14

@@ -3,9 +3,8 @@
 FastDeploy: each `example_*` is the body of a code block of section 1, with the import, the model's
 name and the media changed (URLs are off by default); the tests after them go through the lists of
 section 2. DashInfer: the request of its snippet, every field of its generation config that has a
-counterpart, and what it reads from the queue. Not here: its engine in the background (handles,
-queues, states, stop and release of one request), which this package does not have yet, and its
-conversion of checkpoints, which is not needed.
+counterpart, and its engine in the background: install, start, handles and queues, states, sync,
+stop and release. Not here: its conversion of checkpoints, which is not needed.
 
 The examples allow thousands of tokens, so that models with random weights are made to end early."""
 
@@ -13,13 +12,15 @@ import base64
 import io
 import json
 import re
+import runpy
 import types
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm import LLM, ModelPool, SamplingParams
 from mmdeploy_llm.testing.tiny import VOCAB_SIZE, write_tiny
 
 VL_MODEL = "shapes-vl"
@@ -386,3 +387,89 @@ class TestDashInfer:
             generated_ids += elements.outputs.token_ids
         assert generated_ids == whole.outputs.token_ids
         assert elements.finished
+
+
+class TestDashInferEngine:
+    """Its engine is ModelPool; a request's handle and queue are one Handle."""
+
+    NAME = "my_model"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def engine(cls, text_model):
+        with ModelPool() as engine:
+            engine.install(cls.NAME, text_model, max_num_seqs=8, max_model_len=256, quiet=True)
+            engine.start(cls.NAME)
+            yield engine
+
+    def test_the_snippet(self, engine):
+        handle = engine[self.NAME].submit("who are you?", FEW)
+        whole = handle.result()  # sync_request
+        generated_ids = []
+        generated_ids += handle.get().outputs.token_ids
+        assert generated_ids == whole.outputs.token_ids
+        handle.release()
+
+    def test_the_loop_over_get_and_generate_status(self, engine):
+        whole = engine[self.NAME].submit("who are you?", FEW).result()
+        handle = engine[self.NAME].submit("who are you?", FEW)
+        generated_ids = []
+        while handle.status in ("init", "context_finished", "generating"):
+            elements = handle.get()
+            if elements is not None:
+                generated_ids += elements.outputs.token_ids
+        assert handle.status == "finished"
+        assert generated_ids == whole.outputs.token_ids
+        assert handle.generated_length == len(generated_ids)
+
+    def test_several_requests_each_with_its_queue(self, engine):
+        texts = ["who are you?", "a", "hello world"]
+        handles = [engine[self.NAME].submit(text, FEW) for text in texts]
+        each = [[ids for delta in handle for ids in delta.outputs.token_ids] for handle in handles]
+        assert each == [list(handle.result().outputs.token_ids) for handle in handles]
+
+    def test_request_stat_info(self, engine):
+        handle = engine[self.NAME].submit("who are you?", FEW)
+        output = handle.result()
+        names = "arrival_time first_token_time last_token_time finished_time time_to_first_token"
+        names += " time_in_queue context_tps"
+        assert all(getattr(handle.stats, name) >= 0 for name in names.split())
+        assert handle.stats.context_token_length == len(output.prompt_token_ids)
+        assert handle.stats.generated_token_length == len(output.outputs.token_ids)
+        assert handle.stats.context_cached_length == output.num_cached_tokens
+
+    def test_stop_request(self, engine):
+        handle = engine[self.NAME].submit("a", SamplingParams(max_tokens=200, ignore_eos=True))
+        first = handle.get()
+        handle.abort()
+        assert handle.wait(20)
+        assert handle.status == "interrupted"
+        rest = handle.get_nowait()
+        ids = first.outputs.token_ids + (rest.outputs.token_ids if rest else [])
+        assert ids == handle.result().outputs.token_ids
+
+    def test_states_of_a_model(self, text_model):
+        engine = ModelPool()
+        engine.install(self.NAME, text_model, max_model_len=256, quiet=True)
+        found = [engine.status()[0].state]
+        for step in (engine.start, engine.stop):
+            step(self.NAME)
+            found.append(engine.status()[0].state)
+        assert found == ["installed", "running", "stopped"]
+        engine.release(self.NAME)
+        assert engine.status() == ()
+        engine.close()
+
+
+@pytest.mark.parametrize("name", ["async_engine", "two_models"])
+def test_the_programs_run(name, capsys):
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    runpy.run_path(str(path), run_name="__main__")
+    printed = capsys.readouterr().out
+    if name == "async_engine":
+        assert "From left to right: a small yellow diamond, a large cyan circle" in printed
+        assert "(finished, " in printed
+        assert "stopped after" in printed
+    else:
+        assert printed.count("The judge sees") == 5
+        assert "captioner: running, at most" in printed

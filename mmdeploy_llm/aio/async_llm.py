@@ -1,0 +1,226 @@
+"""AsyncLLM: submits requests to an engine that runs on its own, from any thread or event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import weakref
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.desk.arguments import as_prompt, as_prompts, one_params
+from mmdeploy_llm.desk.belonging import Belonging
+from mmdeploy_llm.desk.desk import DeskStats
+from mmdeploy_llm.desk.many import open_desk
+from mmdeploy_llm.desk.ticket import Ask
+from mmdeploy_llm.errors import EngineError, QueueFullError, RequestError
+from mmdeploy_llm.intake.cache import CacheStats
+from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.messages import Conversation, Prompt
+from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.parallel import finalize_here
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.startup.start import report_load
+
+from .handle import Handle, News, by_completion, whole_of
+
+
+class AsyncLLM(Belonging):
+    """A loaded model that answers requests whether anybody waits for them or not.
+
+        async with AsyncLLM("shapes-vl", max_num_seqs=16) as llm:
+            handle = llm.submit(prompt, SamplingParams(temperature=0))
+            async for delta in handle: ...
+
+    model, options: as for LLM, whose errors it raises.
+    max_queued: requests that may be here beyond the `max_num_seqs` that are computed at the same
+        time; None: no bound.
+    turns: entered for each step, where models share the cores.
+
+    Its methods may be called from any thread and any event loop. An error of one request is in its
+    output. When the engine dies, the requests it has end as errors, and later calls raise
+    WorkerDiedError. Use it in a `with` or `async with` block, or call `close`.
+
+    plugins, model, runtime, num_kv_blocks: as of LLM.
+    """
+
+    def __init__(
+        self,
+        model: str | EngineConfig,
+        *,
+        max_queued: int | None = None,
+        turns: AbstractContextManager[None] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        config = model
+        if not isinstance(config, EngineConfig):
+            config = EngineConfig.from_options(config, options)
+        self._max_queued = max_queued
+        self._handles: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
+        self._is_finishing = False
+        self._tokenizer: Any = None
+        self._desk = open_desk(config, turns)
+        # The desk ends with this object; with the program it ends by itself.
+        finalize_here(self, self._desk.stop, at_exit=False)
+        self.plugins, self.model = self._desk.plugins, self._desk.model
+        self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
+        report_load(self.runtime, self.num_kv_blocks, quiet=config.quiet)
+
+    def submit(
+        self,
+        prompt: Prompt | Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        wait: bool = True,
+    ) -> Handle:
+        """Starts a request and returns its handle, without waiting for any of it.
+
+        prompt: one prompt as for LLM.generate, or one conversation; {"messages": ..., "tools": ...,
+        "chat_template_kwargs": ...} for a conversation with options.
+        request_id: for `abort`, unique among unfinished requests; None: one is made.
+        priority: smaller is computed first; equal ones in the order in which they were submitted.
+        timeout: seconds, after which the request ends with error_code 408 wherever it is.
+        wait: where `max_queued` requests wait already, whether this call waits until there is room
+        or raises QueueFullError. In a task use `generate`, which does not hold up the event loop
+        meanwhile.
+        """
+        ask = self._ask(prompt, sampling_params, request_id, priority, timeout)
+        return self._start(ask, waits=wait)
+
+    async def generate(
+        self,
+        prompt: Prompt | Conversation,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yields the outputs of one request, by its params' `output_kind`: all so far, what is new,
+        or one at the end. The other arguments are as for `submit`. Closing the generator, or
+        cancelling its task, aborts the request."""
+        ask = self._ask(prompt, sampling_params, request_id, priority, timeout)
+        try:
+            handle = self._start(ask, waits=False)
+        except QueueFullError:
+            handle = await asyncio.to_thread(self._start, ask, waits=True)
+        kind = ask.params.output_kind
+        try:
+            if kind == "final_only":
+                yield await handle
+                return
+            read: list[RequestOutput] = []
+            async for delta in handle:
+                if kind == "cumulative":
+                    read = by_completion([*read, delta])
+                yield delta if kind == "delta" else whole_of(read, ask.params.n)
+        finally:
+            handle.release()
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends one or several requests at the next step; unknown ones are ignored."""
+        self._home.check()
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            handle = self._handles.get(name)
+            if handle is not None:
+                handle.abort()
+
+    def stats(self) -> DeskStats:
+        """Returns the engine's counters, see DeskStats; of several engines their sums."""
+        self._home.check()
+        return self._desk.stats()
+
+    def cache_stats(self) -> Mapping[str, CacheStats]:
+        """Returns hits, misses and bytes of the media caches, as LLM.cache_stats."""
+        self._home.check()
+        return self._desk.cache_stats()
+
+    def get_tokenizer(self) -> Any:
+        """Returns transformers' tokenizer of the model, the same object in every call."""
+        self._home.check()
+        if self._tokenizer is None:
+            self._tokenizer = self._desk.copy_tokenizer()
+        return self._tokenizer
+
+    def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
+        """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
+        cannot be prepared."""
+        self._home.check()
+        return self._desk.count_tokens(as_prompt(prompt))
+
+    def finish(self, *, abort: bool = False) -> None:
+        """Refuses new requests, and returns when those it has have ended. abort: ends them at the
+        next step."""
+        self._home.check()
+        self._is_finishing = True
+        while left := [each for each in list(self._handles.values()) if not each.is_finished]:
+            for handle in left:
+                if abort:
+                    handle.abort()
+                handle.wait()
+
+    def close(self) -> None:
+        """Ends the requests that run, stops the engine and frees the model. May be called twice,
+        and from any thread."""
+        self._home.check()
+        self._desk.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._home.is_here:
+            await asyncio.to_thread(self.close)
+
+    def _ask(
+        self,
+        prompt: Any,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        timeout: float | None,
+    ) -> Ask:
+        """Checks the arguments of a request. Raises TypeError, ValueError and EngineError."""
+        self._home.check()
+        self._desk.check()
+        found = as_prompt(prompt)
+        if len(as_prompts(found)) != 1:
+            raise ValueError("submit takes one prompt; call it for each of several")
+        return Ask(
+            prompt=found,
+            item=prompt,
+            params=one_params(params),
+            stream=True,
+            request_id=request_id or uuid.uuid4().hex,
+            priority=priority,
+            timeout=timeout,
+        )
+
+    def _start(self, ask: Ask, *, waits: bool) -> Handle:
+        self._check_not_finishing()
+        known = self._handles.get(ask.request_id)
+        if known is not None and not known.is_finished:
+            raise RequestError(
+                f"request_id {ask.request_id!r} is in use; wait for that request, or take another"
+            )
+        news = News()
+        ticket = self._desk.submit(ask, news, max_queued=self._max_queued, waits=waits)
+        handle = self._handles[ask.request_id] = Handle(ticket, news, self)
+        self._check_not_finishing()  # `finish` may not have seen it; it is aborted then
+        return handle
+
+    def _check_not_finishing(self) -> None:
+        if self._is_finishing:
+            raise EngineError("this model is being stopped and takes no more requests")

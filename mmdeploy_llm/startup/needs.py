@@ -1,0 +1,63 @@
+"""Counts the memory that a model will take before its weights are read. Sizes are in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.weights.bounds import bounded_building
+
+from .blueprint import draw_blueprint
+from .machine import read_machine
+from .model_files import naming, read_model_files
+from .sizes import count_blocks, cpu_cache_memory, kv_cache_shape, weight_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeeds:
+    """The memory of a model, of all its engines together.
+
+    device: where it is taken. num_threads: compute threads of an engine.
+    """
+
+    device: str
+    num_threads: int
+    weights: int
+    kv_cache: int
+
+    @property
+    def total(self) -> int:
+        """Weights and KV cache."""
+        return self.weights + self.kv_cache
+
+
+def count_needs(config: EngineConfig, free: int) -> MemoryNeeds:
+    """Reads the model folder, but no weights, and returns what an engine with these options takes.
+    A KV cache whose size the options leave open gets its usual share of what the weights leave of
+    `free`. Raises ConfigError, ModelError, PluginError."""
+    with naming(config.model):
+        files = read_model_files(config)
+        runtime = draw_blueprint(config, files, read_machine(config)).runtime
+        with torch.device("meta"), bounded_building():
+            model: Any = files.plugins.build(files.spec, files.checkpoint.config)
+    count = config.data_parallel_size
+    is_module = isinstance(model, nn.Module)
+    weights = weight_bytes(model, getattr(torch, runtime.dtype)) if is_module else 0
+    shape = kv_cache_shape(model, runtime)
+    num_blocks = runtime.num_blocks_override
+    if num_blocks is None:
+        memory = runtime.kv_cache_memory_bytes
+        if memory is None:
+            memory = cpu_cache_memory(free - count * weights) // count
+        longest = -(-runtime.max_model_len // runtime.block_size)
+        num_blocks = count_blocks(shape, memory, runtime.max_num_seqs * longest)
+    return MemoryNeeds(
+        device=runtime.device,
+        num_threads=runtime.num_threads,
+        weights=count * weights,
+        kv_cache=count * num_blocks * shape.bytes_per_block,
+    )
