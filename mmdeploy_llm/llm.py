@@ -21,6 +21,7 @@ from .desk.arguments import (
     as_prompt,
     as_prompts,
     asks_of,
+    asks_of_chats,
     chat_options,
     is_conversation,
     one_params,
@@ -147,7 +148,7 @@ class LLM(Belonging):
         )
         items = as_conversations(messages)
         params = params_for(sampling_params, len(items), "messages")
-        return self._collect(asks_of(items, params, options), use_tqdm, on_error)
+        return self._collect(asks_of_chats(items, params, options), use_tqdm, on_error)
 
     def generate_iter(
         self,
@@ -262,7 +263,7 @@ class LLM(Belonging):
         )
         if is_conversation(prompts):
             params = params_for(sampling_params, 1, "messages")
-            asks = asks_of([prompts], params, options, stream=True)
+            asks = asks_of_chats([prompts], params, options, stream=True)
         elif not options:
             items = as_prompts(prompts)
             asks = asks_of(items, params_for(sampling_params, len(items), "prompts"), stream=True)

@@ -15,7 +15,8 @@ from mmdeploy_llm.testing.tiny import write_tiny
 ROOT = Path(__file__).parent.parent
 MAP = ROOT / "mmdeploy_llm/README.md"
 OURS = [ROOT / "mmdeploy_llm", ROOT / "plugins", ROOT / "processors"]
-MAX_LINES = 3000
+MAX_LINES = 3000  # of the files that are read in order
+MAX_RUN_LINES = 3200  # of the functions that one request runs, in all threads
 OPTIONS = {
     "attention_backend": "reference",
     "native_kernels": False,
@@ -70,7 +71,7 @@ def reading_order():
 
 def test_what_one_request_runs_is_short(run_lines):
     num_lines = {path.name: lines_of_functions(path, run_lines[path]) for path in run_lines}
-    assert sum(num_lines.values()) <= MAX_LINES, num_lines
+    assert sum(num_lines.values()) <= MAX_RUN_LINES, num_lines
 
 
 def test_the_reading_order_is_short_and_is_what_runs(run_lines):

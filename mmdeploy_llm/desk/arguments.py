@@ -88,18 +88,16 @@ def as_conversations(messages: Any) -> list[Any]:
     return items
 
 
-def asks_of(
-    items: Iterable[Any],
-    params: Iterable[SamplingParams],
-    options: Mapping[str, Any] | None = None,
-    *,
-    stream: bool = False,
-) -> list[Ask]:
-    """Returns what is asked at the desk for prompts or, with the options of a chat, for
-    conversations."""
+def asks_of(items: Any, params: Sequence[SamplingParams], stream: bool = False) -> list[Ask]:
+    """Returns what is asked at the desk for prompts with their parameters."""
     pairs = zip(items, params, strict=True)
-    if options is None:
-        return [Ask(prompt=item, params=own, stream=stream) for item, own in pairs]
+    return [Ask(prompt=item, params=own, stream=stream) for item, own in pairs]
+
+
+def asks_of_chats(
+    items: Any, params: Sequence[SamplingParams], options: Mapping[str, Any], stream: bool = False
+) -> list[Ask]:
+    """Returns what is asked at the desk for conversations with their parameters and options."""
     return [
         Ask(
             prompt={"messages": item, **options},
@@ -108,7 +106,7 @@ def asks_of(
             params=own,
             stream=stream,
         )
-        for index, (item, own) in enumerate(pairs)
+        for index, (item, own) in enumerate(zip(items, params, strict=True))
     ]
 
 

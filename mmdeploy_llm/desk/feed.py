@@ -46,16 +46,14 @@ class Feed:
             self._num_taken += 1
 
     def answers(self) -> Generator[Answer, None, None]:
-        """Yields answers as they come; closing it aborts what is left. When the engine dies, its
-        requests end as errors; after these answers the engine's error is raised. Raises EngineError
-        in a forked process, and when the desk is closed."""
+        """Yields answers as they come; closing it aborts what is left. After those of an engine
+        that has died, its error is raised; EngineError when the desk is closed or forked."""
         try:
-            while True:
+            while self._is_open or self._tickets:
                 self._desk.check_open(CLOSED_MEANWHILE)
                 self.fill()
-                if not self._tickets:
-                    break
-                yield from self._read(self._news.get())
+                if self._tickets:
+                    yield from self._read(self._news.get())
             self._desk.check()
         finally:
             for _, ticket in self._tickets.values():

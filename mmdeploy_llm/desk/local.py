@@ -225,14 +225,13 @@ class LocalDesk(Desk):
             held = self._requests[output.request_id]
             ticket = held.ticket()
             if ticket is not None:
-                ticket.put(output)
-                is_awaited = is_awaited or ticket.status == "context_finished"
+                is_awaited |= ticket.put(output)
             if output.finished:
                 del self._requests[output.request_id]
                 held.request_ids.remove(output.request_id)
                 if not held.request_ids:
                     self._finish(held.number)
-        if is_awaited:  # by who waits for its first token and for the interpreter's lock
+        if is_awaited:  # its reader runs now, and not in the way of the next step's threads
             time.sleep(GIVE_WAY_SECONDS)
         if self.death is not None:
             for held in list(self._held.values()):

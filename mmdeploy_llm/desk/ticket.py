@@ -122,8 +122,9 @@ class Ticket:
         """Ends the prompt at the next step, with what it has generated. Any thread may call it."""
         self._abort(self.number)
 
-    def put(self, output: RequestOutput) -> None:
-        """Adds an output: of one completion, or of all. Called by the desk."""
+    def put(self, output: RequestOutput) -> bool:
+        """Adds an output: of one completion, or of all; returns whether the reader of a stream had
+        read everything before. Called by the desk."""
         ask, ended = self.ask, self._ended
         for completion in output.outputs if output.finished else ():
             ended.setdefault(completion.index, output)
@@ -146,6 +147,7 @@ class Ticket:
         if is_told:
             self._arrivals.put(None)
             self._tell()
+        return is_news and ask.stream
 
     def end(self, error: Exception) -> None:
         """Ends the completions that have not ended as errors. Called by the desk."""

@@ -39,6 +39,14 @@ def test_processor_options_go_with_the_prompt():
     assert item.prompt["mm_processor_kwargs"] == {"max_pixels": 9000}
 
 
+def test_priority_and_timeout_go_with_the_prompt():
+    assert read({"prompt": "hi", "priority": -1, "timeout": 5}).prompt == {
+        "prompt": "hi",
+        "priority": -1,
+        "timeout": 5,
+    }
+
+
 def test_media_paths_are_relative_to_the_folder():
     data = {"image": ["a.jpg", "/b.jpg", "https://x.org/c.jpg", "data:image/png;base64,AA"]}
     values = {"prompt": "hi", "multimodal_data": data}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,6 +118,9 @@ def test_objects_of_a_python_program_are_compared_as_far_as_they_can_be():
     for other in (array + 1, array.reshape(3, 2), array.astype(np.int16), bytes(6), array[:0]):
         assert digest_of(other) != same
     assert digest_of(b"a") != digest_of("a") != digest_of(Path("b"))
+    embeds = [{"image_embeds": torch.zeros(4, 8), "grid": (1, 4, 4)} for _ in range(2)]
+    assert digest_of(embeds[0]) == digest_of(embeds[1])
+    assert digest_of(embeds[0]) != digest_of({**embeds[0], "image_embeds": torch.zeros(5, 8)})
     assert digest_of([["a"], "b"]) != digest_of([["a", "b"]])
     assert digest_of(1) != digest_of("1") != digest_of(True)
     assert digest_of(object()) == digest_of(object())

@@ -63,7 +63,8 @@ def _feed_object(hasher: _Hasher, value: Any) -> None:
     try:
         view = memoryview(value)
     except (TypeError, ValueError, BufferError):
-        size = [str(getattr(value, name, None)) for name in ("size", "shape", "mode", "dtype")]
+        found = [getattr(value, name, None) for name in ("size", "shape", "mode", "dtype")]
+        size = [str(fact) for fact in found if not callable(fact)]  # a tensor's size is a method
         name = getattr(value, "filename", None)
         state = file_state(name) if isinstance(name, str) and name else None
         _feed(hasher, (type(value).__name__, size, state))
