@@ -32,6 +32,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from mmdeploy_llm.desk.local import LocalDesk
+
 DEVICE = torch.device("cuda", 0)
 CUDA, META = 1, 14  # torch's ids of device types
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -421,6 +423,14 @@ def emulated(monkeypatch, order, **options):
     """Yields the Card that replaces CUDA. At the end all copies have arrived; see Card.faults."""
     card = Card(order, **options)
     card.install(monkeypatch)
+    run = LocalDesk._run
+
+    def run_with_card(*args):
+        """Runs an engine's thread: torch keeps its modes for each thread."""
+        with Calls(), card:
+            run(*args)
+
+    monkeypatch.setattr(LocalDesk, "_run", run_with_card)
     with device_guard(), Calls():
         with card:
             yield card

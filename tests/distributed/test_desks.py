@@ -126,7 +126,7 @@ def test_both_engines_work(two):
 
 
 def test_streams_come_in_pieces(two):
-    pieces = list(two.stream("tell me", SamplingParams(temperature=0, max_tokens=6)))
+    pieces = list(two.stream("tell me", SamplingParams(temperature=0, max_tokens=60)))
     assert len(pieces) > 2
     assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 

@@ -1,5 +1,6 @@
 """What travels between processes, and processes that end in every way."""
 
+import gc
 import io
 import os
 import signal
@@ -146,6 +147,7 @@ def test_workers(capfd):
 def test_workers_that_hang_are_closed_at_the_same_time(monkeypatch):
     """And nothing of them is left: no process, no open file, no thread."""
     monkeypatch.setattr(process, "CLOSE_SECONDS", 1.0)
+    gc.collect()  # earlier tests may have left files to it
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     workers = [Worker(f"hanging {n}", own(hang)) for n in range(3)]
     pids = [worker.receive() for worker in workers]

@@ -260,7 +260,7 @@ def test_under_load_models_start_and_stop(pool, tiny_folder, cases, seconds):
         each.join(90)
         assert not each.is_alive()
     assert wrong == []
-    assert num_done[0] > 3 * seconds
+    assert num_done[0] > seconds
     for name in FAMILIES:
         pool.stop(name)
     gc.collect()
