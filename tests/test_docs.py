@@ -60,10 +60,12 @@ def test_the_speed_table_of_avx2_is_that_of_the_results(hooks):
     ratios = ratios_of(hooks, " avx2")
     for start, table, work, model, kind in (
         ("32 texts.*bf16", 1, "text", "qwen05", "bf16"),
-        ("one text", 1, "alone", "qwen05", "bf16"),
+        ("one text.*bf16", 1, "alone", "qwen05", "bf16"),
+        ("one text.*8 bits", 0, "alone", "qwen05", "int8"),
         ("first token", 0, "first", "qwen05", "bf16"),
         ("32 texts.*8 bits", 0, "text", "qwen05", "int8"),
-        ("16 images", 1, "vl", "qwen25vl", "bf16"),
+        ("16 images.*bf16", 1, "vl", "qwen25vl", "bf16"),
+        ("16 images.*8 bits", 0, "vl", "qwen25vl", "int8"),
     ):
         peers = ("OpenVINO", "llama.cpp")
         expected = [ratios.get((work, model, kind, peer), "") for peer in peers]
