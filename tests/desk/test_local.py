@@ -219,7 +219,7 @@ def test_who_is_told_may_raise(desk, ask, caplog):
 
 
 def test_a_dead_engine(desk, engine, ask):
-    """What it holds ends with the reason, also what it never got; later prompts are refused."""
+    """Its prompts end with the reason, queued ones too, and later prompts are refused."""
     engine.stuck.add("stuck")
     tickets = [desk.submit(ask("stuck", n=n)) for n in (1, 2, 1, 1, 1, 1)]
     until(lambda: len(engine.requests) > 4)

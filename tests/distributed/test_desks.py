@@ -255,7 +255,7 @@ def test_deadlines_and_priorities_reach_the_engines(two):
 
 
 def test_one_desk_in_another_process(folder, one):
-    """Without others beside it: it begins what it has room for, and keeps the rest."""
+    """A remote desk works alone too: it begins what it has room for, and keeps the rest."""
     desk = RemoteDesk(EngineConfig.from_options(str(folder), OPTIONS))
     desk.open()
     try:

@@ -138,7 +138,7 @@ def test_prefix_cache(one, two, with_image):
 
 
 def test_embeddings_reach_every_rank(one, two, with_image):
-    """As images and among them; a wrong width is refused before any rank sees it."""
+    """Ranks take embeddings among images; a wrong width is refused before any rank sees it."""
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(6, one.model.hidden_size, generator=generator)
     given = {"image_embeds": rows, "grid": (1, 4, 6)}

@@ -1,4 +1,4 @@
-"""What LLM promises holds through both doors, LLM and AsyncLLM: exact tokens, the order of results,
+"""The promises of LLM hold for LLM and AsyncLLM alike: exact tokens, the order of results,
 errors of one prompt alone, seeds, stop texts, n completions, media, chat, counts."""
 
 import asyncio
