@@ -18,7 +18,6 @@ from .config import EngineConfig
 from .desk.arguments import (
     Pairs,
     as_conversations,
-    as_prompt,
     as_prompts,
     asks_of,
     asks_of_chats,
@@ -27,28 +26,22 @@ from .desk.arguments import (
     one_params,
     params_for,
 )
-from .desk.belonging import Belonging
-from .desk.desk import DeskStats
 from .desk.feed import Feed
-from .desk.many import open_desk
+from .desk.loaded import LoadedModel
 from .desk.outcome import Answer, refused
 from .desk.progress import Progress
 from .desk.ticket import Ask
 from .errors import EngineError
-from .intake.cache import CacheStats
-from .intake.rendered import TokenCount
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
-from .parallel import finalize_here
 from .params import SamplingParams
 from .startup.media import open_media, open_reader
-from .startup.start import report_load
 
 OnError = Literal["return", "raise"]
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(Belonging):
+class LLM(LoadedModel):
     """A loaded model that answers prompts.
 
     model: a local folder, a hub id, or the name of a bundled model. Options are the fields of
@@ -79,17 +72,8 @@ class LLM(Belonging):
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        super().__init__()
         self._config = EngineConfig.from_options(model, options)
-        self._desk = open_desk(self._config)
-        # The desk ends with this object; with the program it ends by itself.
-        finalize_here(self, self._desk.stop, at_exit=False)
-        self._tokenizer: Any = None
-        self.plugins = self._desk.plugins
-        self.model = self._desk.model
-        self.runtime = self._desk.runtime
-        self.num_kv_blocks = self._desk.num_kv_blocks
-        report_load(self.runtime, self.num_kv_blocks, quiet=self._config.quiet)
+        super().__init__(self._config)
 
     def generate(
         self,
@@ -276,38 +260,6 @@ class LLM(Belonging):
         feed = Feed(self._desk, asks)
         feed.fill()
         return self._outputs(self._answers(feed))
-
-    def get_tokenizer(self) -> Any:
-        """Returns transformers' tokenizer of the model, the same object in every call. It is a
-        copy: settings of it, such as padding, have no effect on prompts given as text."""
-        if self._tokenizer is None:
-            self._tokenizer = self._desk.copy_tokenizer()
-        return self._tokenizer
-
-    def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
-        """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
-        cannot be prepared."""
-        return self._desk.count_tokens(as_prompt(prompt))
-
-    def cache_stats(self) -> Mapping[str, CacheStats]:
-        """Returns hits, misses and bytes of the media caches, summed over all engines: "processed"
-        items, and items "fetched" by URL."""
-        self._home.check()
-        return self._desk.cache_stats()
-
-    def stats(self) -> DeskStats:
-        """Returns the counters of this moment: running, waiting, tokens per second, hits of the
-        prefix cache, free blocks. Of several engines, their sums."""
-        self._home.check()
-        return self._desk.stats()
-
-    def close(self) -> None:
-        """Stops the engine and its threads and frees the model. The object cannot be used again.
-
-        May be called twice, and from any thread: calls that run in others end with EngineError
-        after the step that is being computed.
-        """
-        self._desk.close()
 
     def _answers(self, feed: Feed) -> Generator[Answer, None, None]:
         """Yields the answers of a feed; holds this object, whose engine would end with it."""

@@ -5,30 +5,24 @@ from __future__ import annotations
 import asyncio
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.arguments import as_prompt, as_prompts, one_params
-from mmdeploy_llm.desk.belonging import Belonging
-from mmdeploy_llm.desk.desk import DeskStats
-from mmdeploy_llm.desk.many import open_desk
+from mmdeploy_llm.desk.loaded import LoadedModel
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, QueueFullError, RequestError
-from mmdeploy_llm.intake.cache import CacheStats
-from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.outputs import RequestOutput
-from mmdeploy_llm.parallel import finalize_here
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.startup.start import report_load
 
 from .handle import Handle, News, by_completion, whole_of
 
 
-class AsyncLLM(Belonging):
+class AsyncLLM(LoadedModel):
     """A loaded model that answers requests whether anybody waits for them or not.
 
         async with AsyncLLM("shapes-vl", max_num_seqs=16) as llm:
@@ -55,20 +49,13 @@ class AsyncLLM(Belonging):
         turns: AbstractContextManager[None] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
         config = model
         if not isinstance(config, EngineConfig):
             config = EngineConfig.from_options(config, options)
+        super().__init__(config, turns)
         self._max_queued = max_queued
         self._handles: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
         self._is_finishing = False
-        self._tokenizer: Any = None
-        self._desk = open_desk(config, turns)
-        # The desk ends with this object; with the program it ends by itself.
-        finalize_here(self, self._desk.stop, at_exit=False)
-        self.plugins, self.model = self._desk.plugins, self._desk.model
-        self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
-        report_load(self.runtime, self.num_kv_blocks, quiet=config.quiet)
 
     def submit(
         self,
@@ -132,29 +119,6 @@ class AsyncLLM(Belonging):
             if handle is not None:
                 handle.abort()
 
-    def stats(self) -> DeskStats:
-        """Returns the engine's counters, see DeskStats; of several engines their sums."""
-        self._home.check()
-        return self._desk.stats()
-
-    def cache_stats(self) -> Mapping[str, CacheStats]:
-        """Returns hits, misses and bytes of the media caches, as LLM.cache_stats."""
-        self._home.check()
-        return self._desk.cache_stats()
-
-    def get_tokenizer(self) -> Any:
-        """Returns transformers' tokenizer of the model, the same object in every call."""
-        self._home.check()
-        if self._tokenizer is None:
-            self._tokenizer = self._desk.copy_tokenizer()
-        return self._tokenizer
-
-    def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
-        """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
-        cannot be prepared."""
-        self._home.check()
-        return self._desk.count_tokens(as_prompt(prompt))
-
     def finish(self, *, abort: bool = False) -> None:
         """Refuses new requests, and returns when those it has have ended. abort: ends them at the
         next step."""
@@ -165,12 +129,6 @@ class AsyncLLM(Belonging):
                 if abort:
                     handle.abort()
                 handle.wait()
-
-    def close(self) -> None:
-        """Ends the requests that run, stops the engine and frees the model. May be called twice,
-        and from any thread."""
-        self._home.check()
-        self._desk.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,0 +1,70 @@
+"""LoadedModel: a model at a desk, with the calls that LLM and AsyncLLM have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.intake.cache import CacheStats
+from mmdeploy_llm.intake.rendered import TokenCount
+from mmdeploy_llm.messages import Conversation, Prompt
+from mmdeploy_llm.parallel import finalize_here
+from mmdeploy_llm.startup.start import report_load
+
+from .arguments import as_prompt
+from .belonging import Belonging
+from .desk import DeskStats
+from .many import open_desk
+
+
+class LoadedModel(Belonging):
+    """Base of LLM and AsyncLLM, which document plugins, model, runtime and num_kv_blocks."""
+
+    def __init__(
+        self, config: EngineConfig, turns: AbstractContextManager[None] | None = None
+    ) -> None:
+        """turns: entered for each step, where models share the cores."""
+        super().__init__()
+        self._desk = open_desk(config, turns)
+        # The desk ends with this object; with the program it ends by itself.
+        finalize_here(self, self._desk.stop, at_exit=False)
+        self._tokenizer: Any = None
+        self.plugins, self.model = self._desk.plugins, self._desk.model
+        self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
+        report_load(self.runtime, self.num_kv_blocks, quiet=config.quiet)
+
+    def get_tokenizer(self) -> Any:
+        """Returns transformers' tokenizer of the model, the same object in every call. It is a
+        copy: settings of it, such as padding, have no effect on prompts given as text."""
+        self._home.check()
+        if self._tokenizer is None:
+            self._tokenizer = self._desk.copy_tokenizer()
+        return self._tokenizer
+
+    def count_tokens(self, prompt: Prompt | Conversation) -> TokenCount:
+        """Counts prompt and media tokens without generating. Raises RequestError for a prompt that
+        cannot be prepared."""
+        self._home.check()
+        return self._desk.count_tokens(as_prompt(prompt))
+
+    def cache_stats(self) -> Mapping[str, CacheStats]:
+        """Returns hits, misses and bytes of the media caches, summed over all engines: "processed"
+        items, and items "fetched" by URL."""
+        self._home.check()
+        return self._desk.cache_stats()
+
+    def stats(self) -> DeskStats:
+        """Returns the counters of this moment: running, waiting, tokens per second, hits of the
+        prefix cache, free blocks. Of several engines, their sums."""
+        self._home.check()
+        return self._desk.stats()
+
+    def close(self) -> None:
+        """Stops the engine and its threads and frees the model. The object cannot be used again.
+
+        May be called twice, and from any thread: calls that run in others end with EngineError, and
+        requests that run as errors, after the step that is being computed.
+        """
+        self._desk.close()
