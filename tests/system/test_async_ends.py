@@ -102,6 +102,7 @@ print(time.time())
 
 INTERRUPTED = """
 try:
+    print("interrupt me", flush=True)
     handles[39].result()
 except KeyboardInterrupt:
     assert not handles[39].is_finished  # the wait was interrupted, not the request
@@ -120,7 +121,8 @@ def test_ctrl_c_reaches_the_caller_only(tiny_folder):
         text=True,
         start_new_session=True,
     )
-    child.stdout.readline()
+    while child.stdout.readline() not in ("interrupt me\n", ""):
+        pass
     os.killpg(child.pid, signal.SIGINT)
     _, stderr = child.communicate(timeout=60)
     assert (child.returncode, stderr) == (5, "")
