@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from mmdeploy_llm.outputs import RequestOutput
@@ -86,8 +84,7 @@ class Ticket:
         self.error: Exception | None = None
         self._abort = abort
         self._on_news = on_news
-        self._lock = threading.Lock()
-        self._arrivals: SimpleQueue[None] = SimpleQueue()
+        self._changed = threading.Condition(threading.Lock())
         self._unread: deque[RequestOutput] = deque()
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
 
@@ -104,18 +101,14 @@ class Ticket:
     def get(self, timeout: float | None = None) -> RequestOutput | None:
         """Waits for news and returns it; None when all outputs are read. Raises TimeoutError after
         `timeout` seconds."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while (output := self.get_nowait()) is None and not self.is_over:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                self._arrivals.get(timeout=left)
-            except Empty:
-                raise TimeoutError(f"no output within {timeout:g} s") from None
-        return output
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._unread or self.is_done, timeout):
+                raise TimeoutError(f"no output within {timeout:g} s")
+        return self.get_nowait()
 
     def get_nowait(self) -> RequestOutput | None:
         """Returns what is unread, of one completion; None when nothing is."""
-        with self._lock:
+        with self._changed:
             return self._unread.popleft() if self._unread else None
 
     def abort(self) -> None:
@@ -135,7 +128,7 @@ class Ticket:
             output = merged([ended[index] for index in sorted(ended)])
         if output.request_id != self.request_id:
             output = replace(output, request_id=self.request_id)
-        with self._lock:
+        with self._changed:
             is_news = not self._unread
             if ask.stream or is_last:
                 self._add(output)
@@ -144,8 +137,8 @@ class Ticket:
                 is_fine = all(one.is_ok for one in ended.values())
                 self.status = "finished" if is_fine else "interrupted"
             is_told = is_last or (is_news and bool(self._unread))
+            self._changed.notify_all()
         if is_told:
-            self._arrivals.put(None)
             self._tell()
         return is_news and ask.stream
 
