@@ -110,7 +110,8 @@ def test_a_request_ends_while_its_media_are_read(llm):
     assert time.monotonic() - begin < 10
     awake.set()
     assert late.error_code == 408
-    assert "its image was being prepared" in late.error_msg
+    # The reader of the image and the engine's thread both watch the time; either may say it.
+    assert "was being prepared" in late.error_msg
     assert other.is_ok
 
 
