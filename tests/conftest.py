@@ -68,6 +68,7 @@ QUICK = {
     "system/test_interrupts.py": r"\[batch\]",
     "system/test_pool.py": "!minute",
     "system/test_processes.py": r"\[one\]|order0|threads\[variables0",
+    "system/test_soak.py": "short",
     "system/test_sampling_options.py": "!any_value|whatever_else|sampling1",
     "test_counting.py": "!forked",
     "system/test_shapes_vl.py": "reduced_evaluation",
@@ -102,6 +103,12 @@ def pytest_addoption(parser):
         "--known-skips-only",
         action="store_true",
         help="fail when a test is skipped for a reason that tests/conftest.py does not list",
+    )
+    parser.addoption(
+        "--soak-seconds",
+        type=float,
+        default=600,
+        help="how long the test of a long mixed stream of requests runs",
     )
 
 
