@@ -80,6 +80,9 @@ QUICK = {
 # Files whose tests run or compile Triton kernels without the fixture `triton_device`.
 TRITON_FILES = ("cuda/test_compiles.py",)
 
+# Runs first: it takes minutes, in which other processes run the rest.
+LONGEST = TESTS / "system" / "test_soak.py"
+
 # Why a test may be skipped in CI: what the machine, not the installation, decides.
 KNOWN_SKIPS = re.compile(
     "needs a CUDA device|no CUDA device|needs Chromium or Chrome|root reads everything"
@@ -119,6 +122,7 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path != LONGEST)
     for item in items:
         if not item.path.is_relative_to(TESTS):
             continue
