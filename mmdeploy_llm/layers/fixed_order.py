@@ -12,8 +12,9 @@ from .mlp import MLP, Activation
 from .moe import Experts
 from .vision import VisionAttention
 
-# torch's modules without a sum over a row, and containers.
-HARMLESS = (nn.Identity, nn.Dropout, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Embedding)
+# torch's modules that compute each row alone, and containers.
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+HARMLESS = (*CONTAINERS, nn.Identity, nn.Dropout, nn.Embedding, nn.LayerNorm, nn.ReLU)
 TORCHS_OWN = "torch.nn."
 
 
