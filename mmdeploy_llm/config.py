@@ -294,6 +294,14 @@ class EngineConfig(FrozenParams):
         "this processor executes. A lower level shows how fast another processor would be; torch's "
         "own operations keep theirs",
     )
+    deterministic: bool = Field(
+        default=False,
+        description="whether to promise that the tokens and log-probabilities of a prompt with a "
+        "seed are the same bits whatever is computed with it: alone or in any batch, whole or in "
+        "chunks, with prefix hits, after a preemption, with any number of threads and engines. "
+        "Needs a CPU, the C++ kernels, bfloat16 or float32 (quantization='int8' too) and a model "
+        "family that promises it; all else is refused",
+    )
     use_warmup: bool = Field(
         default=True,
         description="whether to compute one small step at start, so that the first request is not "

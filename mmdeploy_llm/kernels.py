@@ -12,6 +12,7 @@ None on the other:
     pixels         x           patch rows of images and videos
     threads        x           places compute threads on cores
     experts              x     routing and mixture of experts in few launches
+    activations    x           functions of single values
 
 Shapes: T tokens, H query heads, K key/value heads, D head size, B sequences, N blocks, P tokens in
 a block, E experts, k experts of a token.
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .hooks import PixelKernels
 
 Quantization = Literal["int8"]
+ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu"]  # transformers' names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,14 @@ class ExpertKernels(Protocol):
         ...
 
 
+class ActivationKernels(Protocol):
+    """Computes activations, each value by the same code wherever it lies in the tensor."""
+
+    def activate(self, x: Tensor, name: ActivationName) -> Tensor:
+        """Returns x [T, size], contiguous, with each value replaced by its activation."""
+        ...
+
+
 class DrawKernels(Protocol):
     """The parts of a random draw that read the whole vocabulary, on the host; see sampling/draw.py.
     R rows, V tokens."""
@@ -209,6 +219,11 @@ class Kernels(Protocol):
     @property
     def experts(self) -> ExpertKernels | None:
         """Routing and experts; None: each expert runs on its own."""
+        ...
+
+    @property
+    def activations(self) -> ActivationKernels | None:
+        """Activations of an MLP; None: torch computes them."""
         ...
 
     @property

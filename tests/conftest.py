@@ -62,6 +62,7 @@ QUICK = {
     "security/test_templates.py": r"sum of|width in %|\[lists\]|both|bound_m|closing|errors\[0\]",
     "system/test_async_ends.py": "ctrl_c|forked",
     "system/test_async_load.py": "tenth",
+    "system/test_deterministic.py": "refuse|checks_the_promise",
     "system/test_documents.py": r"code_blocks_run\[README",
     "system/test_embeds.py": r"in_chunks.*qwen2_5|shapes_and|grids_and",
     "system/test_faults.py": "!a_program_ends",

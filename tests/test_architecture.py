@@ -65,7 +65,7 @@ SHARED_BY_PLUGINS = {
 }
 MAKES_PREVIEWS = ("batch", "mmdeploy_llm_processors")
 USES_THE_KIT = {  # package -> parts of the kit that it runs
-    "cli": {"mmdeploy_llm.testing.check"},
+    "cli": {"mmdeploy_llm.testing.check", "mmdeploy_llm.testing.determinism"},
     "doctor": {"mmdeploy_llm.testing.reference", "mmdeploy_llm.testing.tiny"},
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}

@@ -10,6 +10,7 @@ import torch
 
 from mmdeploy_llm.hooks import PixelKernels
 from mmdeploy_llm.kernels import (
+    ActivationKernels,
     AttentionKernels,
     DrawKernels,
     ExpertKernels,
@@ -22,11 +23,15 @@ CAPABILITIES = {
     "memory": WeightMemory,
     "attention": AttentionKernels,
     "experts": ExpertKernels,
+    "activations": ActivationKernels,
     "draws": DrawKernels,
     "pixels": PixelKernels,
     "threads": ThreadKernels,
 }
-OFFERED = {"cpu": {"memory", "attention", "draws", "pixels", "threads"}, "cuda": {"experts"}}
+OFFERED = {
+    "cpu": {"memory", "attention", "activations", "draws", "pixels", "threads"},
+    "cuda": {"experts"},
+}
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -18,6 +18,7 @@ from . import plugin_names
 from .batches import BATCH_EPILOG, CAPTION_EPILOG, batch, caption
 from .bench import BENCH_EPILOG, bench
 from .count import COUNT_EPILOG, count
+from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
 from .options import INTERRUPTED, USAGE, print_error
 from .plugins import LOAD_PLUGINS, plugins
@@ -149,6 +150,7 @@ app.command()(chat)
 app.command(epilog=COUNT_EPILOG)(count)
 app.command(epilog=BENCH_EPILOG)(bench)
 app.command(epilog=DOCTOR_EPILOG)(doctor)
+app.command("check-determinism", epilog=DETERMINISM_EPILOG)(check_determinism)
 
 app.add_typer(plugins)
 

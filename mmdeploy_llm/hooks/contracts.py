@@ -41,6 +41,10 @@ class ModelSpec:
         both directions.
     tp_plan: module name pattern -> style in which the module is sharded, for modules that are not
         built from the package's layers; see plugins/README.md.
+    deterministic: whether a row of the results is the same bits whatever other rows are computed
+        with it, on the CPU kernels; needed by LLM(deterministic=True). True of a model whose
+        weights are all in the package's layers, and whose other operations compute each row or
+        media item alone.
     priority: in-tree plugins use 0; the highest wins and a tie is an error.
     """
 
@@ -52,6 +56,7 @@ class ModelSpec:
     tools: str | None = None
     atomic_media: bool = False
     tp_plan: Mapping[str, str] = field(default_factory=dict)
+    deterministic: bool = False
     priority: int = 0
 
 

@@ -11,7 +11,7 @@ from .decoder import CausalLM, Decoder, DecoderConfig
 from .from_config import layer_windows, rotary_config, standard_decoder
 from .grid_lm import GridLM, media_grid
 from .linear import Linear, MergedLinear
-from .mlp import MLP, GatedMLP, quick_gelu
+from .mlp import MLP, Activation, GatedMLP, quick_gelu
 from .moe import MoEConfig
 from .norm import LayerNorm, RMSNorm
 from .rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
@@ -33,6 +33,7 @@ from .vision import (
 
 __all__ = [
     "MLP",
+    "Activation",
     "CausalLM",
     "Decoder",
     "DecoderConfig",

@@ -10,7 +10,7 @@ from mmdeploy_llm.kernels import Kernels, Quantization
 from .decoder import CausalLM
 from .kernel_layer import KernelLayer
 from .linear import Linear
-from .moe import Experts, SoftmaxRouter
+from .moe import Experts, Router, SoftmaxRouter
 
 
 def install_kernels(
@@ -25,7 +25,7 @@ def install_kernels(
         if isinstance(module, KernelLayer):
             module.kernels = kernels
     for module in model.modules():
-        if isinstance(module, Linear | SoftmaxRouter | Experts):
+        if isinstance(module, Linear | Router | SoftmaxRouter | Experts):
             module.pack(kernels, quantization)
     # The largest weight comes last: in int8 it needs memory that the others have freed by then.
     for module in model.modules():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mmdeploy_llm.kernels import ActivationName
 
 from .kernel_layer import KernelLayer
 from .linear import Linear, MergedLinear, plain_linear
@@ -60,6 +64,42 @@ class GatedMLP(KernelLayer):
         return F.silu(gate, inplace=True).mul_(up)
 
 
+ACTIVATIONS: Mapping[ActivationName, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "gelu": F.gelu,
+        "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+        "quick_gelu": quick_gelu,
+        "silu": F.silu,
+    }
+)
+
+
+class Activation(KernelLayer):
+    """Computes an activation by its name in transformers, in the memory of its input with kernels.
+    Torch computes the last values of a thread's share, where they do not fill a register, by other
+    code; in the kernels a value's result depends on nothing else."""
+
+    def __init__(self, name: ActivationName) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes the activation of each value, which may overwrite `x` [T, size]."""
+        own = None if self.kernels is None else self.kernels.activations
+        if own is None or self.kernels is None or not x.is_contiguous():
+            return ACTIVATIONS[self.name](x)
+        if x.dim() != 2 or not self.kernels.takes(x):
+            return ACTIVATIONS[self.name](x)
+        return own.activate(x, self.name)
+
+
+def _known(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Returns the Activation that computes the same function; `activation` if there is none."""
+    names = (name for name, function in ACTIVATIONS.items() if function is activation)
+    name = next(names, None)
+    return activation if name is None else Activation(name)
+
+
 class MLP(nn.Module):
     """Computes fc2(activation(fc1(x)))."""
 
@@ -73,7 +113,7 @@ class MLP(nn.Module):
         super().__init__()
         self.fc1 = Linear(size, intermediate_size, bias=True)
         self.fc2 = Linear(intermediate_size, out_size, bias=True)
-        self.activation = activation
+        self.activation = _known(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the MLP, [T, size] -> [T, out_size]."""

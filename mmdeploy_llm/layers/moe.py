@@ -45,22 +45,22 @@ class MoEConfig:
     vision_intermediate_size: int | None = None
 
 
-class Router(KernelLayer):
+class Router(KernelLayer, Matrix):
     """Chooses the k experts with the largest softmax probability + correction bias, and weights
     them by their normalised probabilities. Computes in float32, with weights in float32."""
 
     fp32_parameters = ("weight", "correction_bias")
+    is_exact = True  # a rounded weight would choose other experts
 
     def __init__(self, size: int, config: MoEConfig) -> None:
-        super().__init__()
-        self.weight = empty_parameter(config.num_experts, size)
+        super().__init__(config.num_experts, size)
         self.correction_bias = empty_parameter(1, config.num_experts)
         self.top_k = config.top_k
         self.norm_min = config.norm_min
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Routes x [T, S]: weights [T, k] in x's dtype, expert ids [T, k]."""
-        logits = F.linear(x.float(), self.weight)
+        logits = self.product(x.float())
         kernels = self.kernels
         if kernels is not None and kernels.experts is not None and kernels.takes(logits):
             bias = self.correction_bias[0]
@@ -133,7 +133,12 @@ class Experts(KernelLayer):
         else:
             sorted_out = self._run_loop(sorted_x, counts)
         out = torch.empty_like(sorted_out).index_copy_(0, order, sorted_out)
-        return (out.view(-1, top_k, x.shape[-1]) * weights[..., None]).sum(1)
+        return _sum_of_experts(out.view(-1, top_k, x.shape[-1]) * weights[..., None])
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the matrices are laid out for the kernels."""
+        return self._packed is not None
 
     def is_fused(self, x: Tensor) -> bool:
         """Whether kernels run all experts, so that the host need not count their tokens."""
@@ -187,6 +192,18 @@ class Experts(KernelLayer):
         ends = counts.cumsum(0, dtype=torch.int32)
         hidden = silu_mul(F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends))
         return F.grouped_mm(hidden, self.down_proj.transpose(1, 2), offs=ends)
+
+
+def _sum_of_experts(outs: Tensor) -> Tensor:
+    """Sums over experts, [T, k, S] -> [T, S]; on a CPU one after the other, since the order of
+    torch's sum depends on the number of rows."""
+    if not outs.is_cpu:
+        return outs.sum(1)
+    first, *others = outs.unbind(1)
+    total = first.float()
+    for out in others:
+        total = total + out
+    return total.to(outs.dtype)
 
 
 class SparseMLP(nn.Module):

@@ -25,18 +25,12 @@ from mmdeploy_llm.transfer import to_device
 
 from .kernel_layer import KernelLayer
 from .linear import Linear, MergedLinear, empty_parameter
-from .mlp import MLP, quick_gelu
+from .mlp import ACTIVATIONS, MLP
 from .norm import LayerNorm
 from .rotary import Rope, Rotary, RotaryConfig, base_frequencies
 
 Grid = tuple[int, int, int]
 MAX_VARLEN_HEAD_DIM = 256
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "quick_gelu": quick_gelu,
-    "silu": F.silu,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,12 +298,12 @@ class VisionEncoder(nn.Module):
 
 def vision_activation(name: str) -> Callable[[Tensor], Tensor]:
     """Looks up an activation by transformers' name. Raises ModelNotSupportedError if unknown."""
-    if name not in ACTIVATIONS:
-        raise ModelNotSupportedError(
-            f"hidden_act {name!r} of the vision tower is not supported, only "
-            f"{', '.join(ACTIVATIONS)}"
-        )
-    return ACTIVATIONS[name]
+    for known, function in ACTIVATIONS.items():
+        if name == known:
+            return function
+    raise ModelNotSupportedError(
+        f"hidden_act {name!r} of the vision tower is not supported, only {', '.join(ACTIVATIONS)}"
+    )
 
 
 def vision_theta(config: Any) -> float:

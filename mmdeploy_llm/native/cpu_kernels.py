@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from ctypes import c_int32
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels import VisibleKeys
+from mmdeploy_llm.kernels import ActivationName, VisibleKeys
 
 from .build import BuildError, Level, build, cpu_levels
 from .draws import Draws
@@ -20,6 +21,7 @@ from .products import Products
 from .signatures import AttentionArgs
 
 INT8 = 2
+ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
 MAX_HEAD_DIM = 512  # as in attention.h
 MAX_GROUP = 256  # TILE_ROWS in attention.h
 
@@ -34,6 +36,11 @@ class CpuKernels(Products, Draws):
     @property
     def attention(self) -> CpuKernels:
         """Attention over the paged cache and over segments."""
+        return self
+
+    @property
+    def activations(self) -> CpuKernels:
+        """Activations of an MLP."""
         return self
 
     @property
@@ -98,6 +105,19 @@ class CpuKernels(Products, Draws):
             torch.get_num_threads(),
         )
         return out
+
+    def activate(self, x: Tensor, name: ActivationName) -> Tensor:
+        """Returns x [T, size], contiguous, with each value replaced by its activation."""
+        assert x.is_contiguous()
+        self._library.mm_activate(
+            DTYPES[x.dtype],
+            ACTIVATIONS.index(name),
+            x.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            torch.get_num_threads(),
+        )
+        return x
 
     def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
         """Rotates the first 2 R channels of every head of `x` [T, heads, D] in place. cosines,
@@ -252,11 +272,14 @@ class CpuKernels(Products, Draws):
             raise OSError(error, os.strerror(error))
 
 
-def load(cache: Path | None = None, level: Level | str | None = None) -> CpuKernels:
+def load(
+    cache: Path | None = None, level: Level | str | None = None, *, fixed_order: bool = False
+) -> CpuKernels:
     """Loads the kernels for `level` (default: the best one of this processor): those of the wheel
     where it has some for these sources, else those that are built on first use into `cache`
     (default: a folder in the user's home; a cache that is given is always used). Raises BuildError
-    when they cannot be built or loaded, or when the processor cannot execute them."""
+    when they cannot be built or loaded, or when the processor cannot execute them. fixed_order: see
+    Library."""
     levels = cpu_levels()
     level = levels[0] if level is None else Level(level)
     if level not in levels:
@@ -265,9 +288,9 @@ def load(cache: Path | None = None, level: Level | str | None = None) -> CpuKern
     if cache is None:
         prebuilt = find_prebuilt(level)
         if prebuilt is not None:
-            return CpuKernels(prebuilt)
+            return CpuKernels(prebuilt, fixed_order=fixed_order)
         try:
             cache = Path.home() / ".cache" / "mmdeploy_llm"
         except RuntimeError as error:
             raise BuildError(f"there is no home directory to build them in: {error}") from error
-    return CpuKernels(build(level, cache))
+    return CpuKernels(build(level, cache), fixed_order=fixed_order)

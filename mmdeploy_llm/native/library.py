@@ -26,9 +26,11 @@ class Library:
     has_wide_registers: whether the level has registers of 32 bytes or more.
     leaves_many_rows_to_torch: whether torch's float32 products are faster for many rows. They use
         AVX, for which the kernels have no level.
+    has_fixed_order: whether every product is computed here, where the order of a row's sums does
+        not depend on the other rows; torch's depends on their number.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, fixed_order: bool = False) -> None:
         """Loads the library. Raises BuildError when it or torch's OpenMP runtime cannot be
         loaded."""
         try:
@@ -46,7 +48,9 @@ class Library:
         self.memory = LargePages()
         self.has_wide_registers = library.mm_vector_bytes() > 16
         is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-        self.leaves_many_rows_to_torch = is_x86 and not self.has_wide_registers
+        self.has_fixed_order = fixed_order
+        is_narrow = is_x86 and not self.has_wide_registers
+        self.leaves_many_rows_to_torch = is_narrow and not fixed_order
         self._recorded_memory = Memory()
 
     def record(

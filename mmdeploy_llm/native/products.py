@@ -22,8 +22,9 @@ class Products(Library):
     def can_pack(self, weight: Tensor, quantization: Quantization | None) -> bool:
         """Whether `pack` lays out a weight [..., n, k] like this. In float32, torch's own products
         are as fast as ours on processors without wide registers, and need no other layout."""
-        is_left = weight.dtype is torch.float32 and quantization is None
-        return self.takes(weight) and not (is_left and not self.has_wide_registers)
+        is_plain = weight.dtype is torch.float32 and quantization is None
+        is_ours = self.has_wide_registers or self.has_fixed_order
+        return self.takes(weight) and (is_ours or not is_plain)
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
         """Lays `weight` [n, k] out for products, rounded to int8 if requested; None where

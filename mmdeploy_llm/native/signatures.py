@@ -42,6 +42,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mm_silu_mul": (
         c_int32, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32
     ),
+    "mm_activate": (c_int32, c_int32, c_void_p, c_int64, c_int64, c_int32),
     "mm_norm_heads": (
         c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_float, c_int32
     ),

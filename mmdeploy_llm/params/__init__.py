@@ -216,10 +216,12 @@ class SamplingParams(FrozenParams):
         default=None,
         ge=0,
         le=MAX_SEED,
-        description="the same seed gives the same text whatever else runs in the batch, with the "
-        "C++ kernels in bfloat16 or int8; elsewhere (float32, native_kernels=False, CPUs without "
-        "AVX2, CUDA) the last bits of the logits depend on the batch, so that of two tokens of "
-        "nearly equal probability now one and now the other is chosen; sample i of n uses seed + "
+        description="the same seed gives the same text whatever else runs in the batch: promised "
+        "with the engine's `deterministic`; without it so in fact, with the C++ kernels on x86 "
+        "CPUs with AVX2 or better and the model families that promise it. Elsewhere "
+        "(native_kernels=False, other CPUs, models that run transformers' code, CUDA) the last "
+        "bits of the logits depend on the batch, so that of two tokens of nearly equal "
+        "probability now one and now the other is chosen; sample i of n uses seed + "
         "i; None: derived from the engine's `seed` and the number of prompts that the LLM was "
         "given before: a program draws the same texts when it is run again, and a prompt that is "
         "given twice in one run draws two different ones",

@@ -89,8 +89,9 @@ def are_certain(logits: Tensor, token_ids: Tensor, thresholds: Tensor) -> Tensor
     for first in range(0, len(logits), CHUNK):
         rows = slice(first, first + CHUNK)
         own = logits[rows].float()
-        chosen = own.gather(1, token_ids[rows][:, None])[:, 0]
-        found.append(chosen - own.logsumexp(dim=1) > thresholds[rows])
+        # logsumexp would add in an order that depends on the number of rows.
+        logprobs = own.log_softmax(dim=1).gather(1, token_ids[rows][:, None])[:, 0]
+        found.append(logprobs > thresholds[rows])
     return torch.cat(found)
 
 

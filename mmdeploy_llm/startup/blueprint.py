@@ -12,6 +12,7 @@ from mmdeploy_llm.hooks.model_folder import shown
 from mmdeploy_llm.runtime_config import ModelLimits, RuntimeConfig, resolve
 
 from .cards import check_device
+from .deterministic import check_promise
 from .machine import Machine
 from .model_files import ModelFiles
 
@@ -58,6 +59,8 @@ def draw_blueprint(config: EngineConfig, files: ModelFiles, machine: Machine) ->
         head_dim=text.head_dim,
     )
     runtime = resolve(config, limits, machine.host_facts, choose_attention)
+    if config.deterministic:
+        check_promise(config, files, runtime)
     check_device(runtime.device, runtime.dtype, machine.cuda, config.tensor_parallel_size)
     attention.check_installed(runtime.attention_backend)
     return Blueprint(config=config, runtime=runtime)

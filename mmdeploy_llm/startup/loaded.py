@@ -21,6 +21,7 @@ from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.load import Split, build_model
 
 from .blueprint import Blueprint
+from .deterministic import check_model
 from .machine import Machine
 from .model_files import ModelFiles
 from .sizes import check_size
@@ -95,6 +96,8 @@ def load_model(
     )
     if machine.kernels is not None and isinstance(model, nn.Module):
         install_kernels(model, machine.kernels, blueprint.config.quantization)
+        if blueprint.config.deterministic:
+            check_model(model)
     # The cache is resolved for rows of hidden_size; models with DeepStack keep wider ones.
     num_tokens = runtime.encoder_cache_tokens * model.hidden_size // media_size(model)
     return LoadedModel(

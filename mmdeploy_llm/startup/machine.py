@@ -101,7 +101,7 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
         problem = "the device is not a CPU: leave it out, or use device='cpu'"
     else:
         try:
-            return native.load(level=config.cpu_level)
+            return native.load(level=config.cpu_level, fixed_order=config.deterministic)
         except native.BuildError as error:
             problem = str(error)
             logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
@@ -109,6 +109,7 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
         "native_kernels = True": config.native_kernels,
         "quantization = 'int8'": config.quantization,
         "cpu_level": config.cpu_level,
+        "deterministic = True": config.deterministic,
         "cpu_affinity": config.cpu_affinity is not None,
         "numa_node": config.numa_node is not None,
     }

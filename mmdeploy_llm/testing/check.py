@@ -21,7 +21,17 @@ from mmdeploy_llm.hooks.records import FAULTS, describe
 from mmdeploy_llm.hooks.selection import ANY_MODEL
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
 
-from .checks import equalities, logits, models, parsers, plugins, processors, ranks, tools
+from .checks import (
+    determinism,
+    equalities,
+    logits,
+    models,
+    parsers,
+    plugins,
+    processors,
+    ranks,
+    tools,
+)
 from .checks.base import Check, CheckFailed, CheckSkipped
 from .checks.processor_subject import ProcessorSubject
 from .prompts import make_prompt
@@ -187,7 +197,8 @@ def _check_model(
     if "image" in spec.media and _has_grids(checkpoint.config):
         cases |= SMALL_IMAGES
     subject = _subject(spec, checkpoint.config, checkpoint.folder, cases)
-    yield from _run(models.CHECKS + equalities.CHECKS + ranks.CHECKS, describe(spec), subject)
+    checks = models.CHECKS + equalities.CHECKS + determinism.CHECKS + ranks.CHECKS
+    yield from _run(checks, describe(spec), subject)
 
 
 def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:

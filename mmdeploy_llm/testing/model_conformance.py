@@ -23,7 +23,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaSpan, ModelSpec
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
 from mmdeploy_llm.weights import build_model
 
-from .checks import equalities, models, ranks
+from .checks import determinism, equalities, models, ranks
 from .checks.base import factory_of
 from .checks.equalities import max_difference
 from .checks.models import Grid, ModelSubject
@@ -48,7 +48,7 @@ class ModelConformance(Conformance):
     make_reference: override it if transformers does not have the model.
     """
 
-    checks = models.CHECKS + equalities.CHECKS + ranks.CHECKS
+    checks = models.CHECKS + equalities.CHECKS + determinism.CHECKS + ranks.CHECKS
     spec: ClassVar[ModelSpec]
     cases: ClassVar[Mapping[str, Sequence[Grid]]] = TEXT_CASES
     tolerance: ClassVar[float] = 1e-4

@@ -86,7 +86,7 @@ class PagedRunner:
         """
         found: dict[str, Generated] = {}
         for prompt in prompts:
-            params = _greedy(num_tokens, 0 if has_prompt_logprobs else None)
+            params = greedy(num_tokens, 0 if has_prompt_logprobs else None)
             request = self._request(prompt, params)
             found[request.request_id] = Generated()
             self._scheduler.add(request)
@@ -132,7 +132,8 @@ def _runner(model: Any, config: SchedulerConfig, vocab_size: int) -> Runner:
     )
 
 
-def _greedy(num_tokens: int, prompt_logprobs: int | None) -> SamplingParams:
+def greedy(num_tokens: int, prompt_logprobs: int | None) -> SamplingParams:
+    """Returns resolved params of greedy decoding with log-probabilities."""
     return SamplingParams(
         temperature=0.0,
         top_p=1.0,

@@ -13,12 +13,14 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="ernie4_5",
             architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
+            deterministic=True,
             tools="ernie-x1",
         ),
         ModelSpec(
             name="ernie4_5_moe",
             architectures=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"),
             factory="mmdeploy_llm_plugins.ernie.text:ErnieForCausalLM",
+            deterministic=True,
             tools="ernie-x1",
         ),
         ModelSpec(
@@ -28,6 +30,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
                 "Ernie4_5_VL_MoeForConditionalGeneration",
             ),
             factory="mmdeploy_llm_plugins.ernie.vl:ErnieVLForConditionalGeneration",
+            deterministic=True,
             media=("image", "video"),
             reasoning="ernie-45-vl",
             tools="ernie-45-vl-thinking",
@@ -36,6 +39,7 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="paddleocr_vl",
             architectures=("PaddleOCRVLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.ernie.paddleocr:PaddleOCRVLForConditionalGeneration",
+            deterministic=True,
             media=("image",),
         ),
     )

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import (
+    Activation,
     Grid,
     LayerNorm,
     Linear,
@@ -54,10 +54,11 @@ class ResamplerMLP(nn.Module):
         self.fc1 = Linear(in_size, out_size, bias=True)
         self.fc2 = Linear(out_size, out_size, bias=True)
         self.ln = LayerNorm(out_size, eps)
+        self.activation = Activation("gelu")
 
     def forward(self, x: Tensor) -> Tensor:
         """[M, in_size] -> [M, out_size]."""
-        out: Tensor = self.ln(self.fc2(F.gelu(self.fc1(x))))
+        out: Tensor = self.ln(self.fc2(self.activation(self.fc1(x))))
         return out
 
 

@@ -13,10 +13,12 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="glm",
             architectures=("GlmForCausalLM",),
             factory="mmdeploy_llm_plugins.glm.text:GlmForCausalLM",
+            deterministic=True,
         ),
         ModelSpec(
             name="glm4",
             architectures=("Glm4ForCausalLM",),
             factory="mmdeploy_llm_plugins.glm.text:GlmForCausalLM",
+            deterministic=True,
         ),
     )

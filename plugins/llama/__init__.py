@@ -13,10 +13,12 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="llama",
             architectures=("LlamaForCausalLM",),
             factory="mmdeploy_llm_plugins.llama.text:LlamaForCausalLM",
+            deterministic=True,
         ),
         ModelSpec(
             name="mistral",
             architectures=("MistralForCausalLM",),
             factory="mmdeploy_llm_plugins.llama.text:MistralForCausalLM",
+            deterministic=True,
         ),
     )

@@ -15,8 +15,10 @@
 // and images whose tokens attend to each other are all such ranges.
 //
 // Where a sequence has few rows and many keys, as in decode over a long context, each chunk of the
-// keys is a task of its own, and the last task to finish merges them all. Chunks and tiles of keys
-// end at fixed positions, so no result depends on other sequences or on the number of threads.
+// keys is a task of its own, and the last task to finish merges them all. A task with more rows
+// merges the same chunks one after the other: chunks, tiles and lanes begin and end at fixed
+// positions of the sequence, so that a row's result depends neither on the other rows of its call
+// nor on the number of threads.
 //
 // Keys and values in int8 are multiplied unscaled: their scales are applied to scores and weights.
 #pragma once
@@ -38,7 +40,9 @@ namespace mm {
 
 constexpr int64_t TILE_ROWS = 256;  // upper bound
 constexpr int64_t TILE_KEYS = 128;
-constexpr int64_t PART_KEYS = 1024;  // keys of a task where the keys of few rows are split
+constexpr int64_t PART_KEYS = 1024;  // keys of a chunk: sums over them are formed apart
+constexpr int64_t LANE_KEYS = 2 * BLOCK;  // a tile begins at a multiple, so that lanes stay the same
+static_assert(PART_KEYS % TILE_KEYS == 0 && TILE_KEYS % LANE_KEYS == 0, "chunks have whole tiles");
 constexpr int64_t FEW_ROWS = 64;
 
 // Pointers to host memory; strides in values.
@@ -77,6 +81,7 @@ struct Scratch {
     alignas(64) float key_scales[TILE_KEYS];
     alignas(64) float value_scales[TILE_KEYS];
     alignas(64) float out[TILE_ROWS * MAX_HEAD_DIM];
+    alignas(64) float kept[TILE_ROWS * (MAX_HEAD_DIM + 2)];  // of the chunks so far, see fold
     RunningSoftmax softmax[TILE_ROWS];
 };
 
@@ -86,8 +91,27 @@ inline Scratch<T>& scratch() {
     return *own;
 }
 
-// The results of the chunks of one tile's keys, each [rows][columns + 2]: the sums of weighted
-// values, the sum of weights and the maximum.
+// Adds the result of a chunk of keys to that of the chunks before it, both [columns + 2]: the sums of
+// weighted values, the sum of weights and the maximum. Never inlined: one code for all callers.
+__attribute__((noinline)) inline void fold(float* kept, const float* sums, float total,
+                                           float maximum, int64_t columns) {
+    if (total == 0.0f) return;  // no visible key in this chunk
+    float& kept_total = kept[columns];
+    float& kept_maximum = kept[columns + 1];
+    const bool is_first = kept_total == 0.0f;
+    const float largest = is_first ? maximum : std::max(kept_maximum, maximum);
+    const float own = is_first ? 0.0f : fast_exp(kept_maximum - largest);
+    const float other = fast_exp(maximum - largest);
+    for (int64_t c = 0; c < columns; c += LANES) {
+        const Floats before = load_lanes<Floats>(kept + c) * all_lanes(own);
+        const Floats added = load_lanes<Floats>(sums + c);
+        store_lanes(kept + c, multiply_add(added, all_lanes(other), before));
+    }
+    kept_total = kept_total * own + total * other;
+    kept_maximum = largest;
+}
+
+// The results of the chunks of one tile's keys, each [rows][columns + 2]; see fold.
 struct Parts {
     int64_t num;
     int64_t stride;  // from part to part
@@ -141,6 +165,7 @@ class AttentionTask {
                 add_tile(head * head_rows_, first, end);
             }
             first = end;
+            if (first % PART_KEYS == 0 && first < task_.behind) fold_rows();
         }
         if (task_.parts == nullptr) {
             finish();
@@ -167,9 +192,27 @@ class AttentionTask {
             Left<T>* to = own_.q + row * args_.head_dim;
 #pragma omp simd
             for (int64_t c = 0; c < args_.head_dim; ++c) to[c] = convert<Left<T>>(from[c]);
-            own_.softmax[row].begin();
         }
+        clear();
+        is_folded_ = false;
+    }
+
+    void clear() {
+        for (int64_t row = 0; row < rows_; ++row) own_.softmax[row].begin();
         std::memset(own_.out, 0, rows_ * columns_ * sizeof(float));
+    }
+
+    float* kept_row(int64_t row) const { return own_.kept + row * (columns_ + 2); }
+
+    // Adds the sums of a chunk of keys to those of earlier chunks and begins the next one.
+    void fold_rows() {
+        if (!is_folded_) std::memset(own_.kept, 0, rows_ * (columns_ + 2) * sizeof(float));
+        is_folded_ = true;
+        for (int64_t row = 0; row < rows_; ++row) {
+            const RunningSoftmax& softmax = own_.softmax[row];
+            fold(kept_row(row), own_.out + row * columns_, softmax.total(), softmax.maximum, columns_);
+        }
+        clear();
     }
 
     // Returns what to add to the index of key `key` to get its slot in the cache.
@@ -293,8 +336,13 @@ class AttentionTask {
     }
 
     void finish() {
+        if (is_folded_) fold_rows();
         for (int64_t row = 0; row < rows_; ++row) {
-            write(row, own_.out + row * columns_, own_.softmax[row].total());
+            if (is_folded_) {
+                write(row, kept_row(row), kept_row(row)[columns_]);
+            } else {
+                write(row, own_.out + row * columns_, own_.softmax[row].total());
+            }
         }
     }
 
@@ -309,23 +357,13 @@ class AttentionTask {
 
     void merge() {
         const Parts& parts = *task_.parts;
+        std::memset(own_.kept, 0, rows_ * (columns_ + 2) * sizeof(float));
         for (int64_t row = 0; row < rows_; ++row) {
             const float* found = parts.found.get() + row * (columns_ + 2);
-            float maximum = -INFINITY;
-            for (int64_t part = 0; part < parts.num; ++part) {
-                maximum = std::max(maximum, found[part * parts.stride + columns_ + 1]);
-            }
-            float* sums = own_.out;
-            std::memset(sums, 0, columns_ * sizeof(float));
-            float total = 0.0f;
             for (int64_t part = 0; part < parts.num; ++part, found += parts.stride) {
-                if (found[columns_] == 0.0f) continue;  // no visible key in this chunk
-                const float factor = fast_exp(found[columns_ + 1] - maximum);
-                total += found[columns_] * factor;
-#pragma omp simd
-                for (int64_t c = 0; c < columns_; ++c) sums[c] += found[c] * factor;
+                fold(kept_row(row), found, found[columns_], found[columns_ + 1], columns_);
             }
-            write(row, sums, total);
+            write(row, kept_row(row), kept_row(row)[columns_]);
         }
     }
 
@@ -337,6 +375,7 @@ class AttentionTask {
     const int64_t columns_;
     Scratch<T>& own_;
     const Scaling scaling_;
+    bool is_folded_ = false;  // whether own_.kept holds earlier chunks of the keys
 };
 
 // The tasks of a call, head by head, so that a head's keys stay in the cache for all its tiles. The
@@ -396,6 +435,7 @@ class Tasks {
                 tile.first = std::min(tile.first, args_.first_seen[i]);
                 tile.behind = std::max(tile.behind, args_.behind_seen[i]);
             }
+            tile.first = tile.first / LANE_KEYS * LANE_KEYS;
             tiles.push_back(tile);
         }
         for (int64_t head = 0; head < args_.num_kv_heads; head += heads) {

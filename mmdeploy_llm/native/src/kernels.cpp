@@ -49,6 +49,17 @@ mm::Next next_of(const void* packed, int64_t row_bytes) {
     return {static_cast<const char*>(packed), row_bytes * mm::PANEL};
 }
 
+template <typename T>
+void activate_by(int32_t kind, void* values, int64_t rows, int64_t size, int32_t num_threads) {
+    T* x = static_cast<T*>(values);
+    switch (kind) {
+        case mm::GELU: return mm::activate<mm::GELU>(x, rows, size, num_threads);
+        case mm::GELU_TANH: return mm::activate<mm::GELU_TANH>(x, rows, size, num_threads);
+        case mm::QUICK_GELU: return mm::activate<mm::QUICK_GELU>(x, rows, size, num_threads);
+        default: return mm::activate<mm::SILU>(x, rows, size, num_threads);
+    }
+}
+
 // A recorded call: the function's index in RECORDABLE and its arguments, eight bytes each.
 struct Call {
     int64_t function;
@@ -110,6 +121,16 @@ void mm_silu_mul(int32_t dtype, const void* gate, int64_t gate_stride, const voi
     } else {
         mm::silu_mul(static_cast<const bf16*>(gate), gate_stride, static_cast<const bf16*>(up),
                      up_stride, static_cast<bf16*>(out), rows, size, num_threads);
+    }
+}
+
+// kind: mm::Activation. x: [rows][size], changed in place.
+void mm_activate(int32_t dtype, int32_t kind, void* x, int64_t rows, int64_t size,
+                 int32_t num_threads) {
+    if (dtype == FLOAT) {
+        activate_by<float>(kind, x, rows, size, num_threads);
+    } else {
+        activate_by<bf16>(kind, x, rows, size, num_threads);
     }
 }
 

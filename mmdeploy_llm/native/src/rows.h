@@ -1,4 +1,5 @@
-// Kernels over the rows of a step: norm with residual, gated activation, rotary embedding.
+// Kernels over the rows of a step: norm with residual, activations, rotary embedding. A value depends
+// on its own row only, and on its column: every row runs the same code.
 #pragma once
 
 #include <cmath>
@@ -70,6 +71,43 @@ void silu_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride
                 const float activated = rounded<T>(value / (1.0f + fast_exp(-value)));
                 result[c] = store<T>(activated * load(u[c]));
             }
+        }
+    });
+}
+
+enum Activation : int32_t { GELU, GELU_TANH, QUICK_GELU, SILU };
+
+// Returns the error function, up to 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+MM_INLINE float fast_erf(float x) {
+    const float size = std::fabs(x);
+    const float t = 1.0f / (1.0f + 0.3275911f * size);
+    float y = 1.061405429f;
+    y = y * t - 1.453152027f;
+    y = y * t + 1.421413741f;
+    y = y * t - 0.284496736f;
+    y = y * t + 0.254829592f;
+    const float found = 1.0f - y * t * fast_exp(-size * size);
+    return x < 0.0f ? -found : found;
+}
+
+template <int32_t KIND>
+MM_INLINE float activated(float x) {
+    if constexpr (KIND == GELU) return 0.5f * x * (1.0f + fast_erf(x * 0.70710678118654752f));
+    if constexpr (KIND == GELU_TANH) {
+        return 0.5f * x * (1.0f + fast_tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    }
+    if constexpr (KIND == QUICK_GELU) return x / (1.0f + fast_exp(-1.702f * x));
+    return x / (1.0f + fast_exp(-x));
+}
+
+// x [rows][size] = activated x.
+template <int32_t KIND, typename T>
+void activate(T* x, int64_t rows, int64_t size, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            T* values = x + row * size;
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) values[c] = store<T>(activated<KIND>(load(values[c])));
         }
     });
 }

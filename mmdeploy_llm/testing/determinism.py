@@ -1,0 +1,136 @@
+"""check_determinism: computes prompts in every way on this machine, and says where answers
+differ."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks.contracts import media_size
+from mmdeploy_llm.intake.intake import Intake
+from mmdeploy_llm.native import THREAD_COUNT
+from mmdeploy_llm.params import SamplingParams
+from mmdeploy_llm.request import Request
+from mmdeploy_llm.runner.runner import Runner
+from mmdeploy_llm.schedule.scheduler import SchedulerConfig
+from mmdeploy_llm.startup.blueprint import draw_blueprint
+from mmdeploy_llm.startup.host import Host
+from mmdeploy_llm.startup.loaded import LoadedModel, RankGroup, load_model
+from mmdeploy_llm.startup.machine import read_machine
+from mmdeploy_llm.startup.media import build_processors
+from mmdeploy_llm.startup.model_files import ModelFiles, read_model_files
+from mmdeploy_llm.startup.rooms import build_intake
+from mmdeploy_llm.startup.runners import CachePlan, new_runner
+from mmdeploy_llm.startup.sizes import kv_cache_shape
+
+from .samples import pixels
+from .ways import Comparison, Way, Ways
+
+WAYS = tuple(way for way in Way if way is not Way.ALONE)
+BLOCK_SIZE = 16  # tokens; answers are longer, so that they outgrow a full cache
+NUM_TOKENS = 24  # of each answer
+SHORT = (5, 23, 67)  # tokens of prompts
+HIGHEST_ID = 15_000
+FORCED = {"max_num_seqs": 16, "use_warmup": False, "quiet": True, "enforce_eager": True}
+QUESTION = "Describe this in detail."
+
+
+def check_determinism(config: EngineConfig, longest: int) -> Iterator[Comparison]:
+    """Yields a comparison for each way other than alone. longest: tokens of the longest prompt.
+    Raises ConfigError, ModelError and PluginError when the model cannot be loaded."""
+    if config.tensor_parallel_size > 1 or config.data_parallel_size > 1:
+        raise ConfigError(
+            "the check runs one engine in this process; leave out tensor_parallel_size and "
+            "data_parallel_size, which change no bit of what it compares"
+        )
+    config = config.model_copy(
+        update={**FORCED, "block_size": config.block_size or BLOCK_SIZE, "max_logprobs": -1}
+    )
+    files, machine = read_model_files(config), read_machine(config)
+    blueprint = draw_blueprint(config, files, machine)
+    with ExitStack() as stack:
+        host = Host(blueprint.runtime, machine)
+        stack.callback(host.close)
+        stack.enter_context(THREAD_COUNT.computing(blueprint.runtime.num_threads))
+        loaded = load_model(blueprint, files, machine, host.threads, RankGroup())
+        if not isinstance(loaded.model, nn.Module):
+            raise ConfigError("the model is not a torch.nn.Module: its operations have no names")
+        processors = build_processors(files, config)
+        intake = build_intake(
+            config, files, loaded.runtime, processors, media_size=media_size(loaded.model)
+        )
+        stack.callback(intake.close)
+        requests = _requests(files, intake, min(longest, loaded.runtime.max_model_len - NUM_TOKENS))
+        yield from _ways(loaded, requests).compare(loaded.model, WAYS)
+
+
+def _ways(loaded: LoadedModel, requests: Sequence[Request]) -> Ways:
+    runtime = loaded.runtime
+    media = [span for request in requests for span in request.media]
+    size = runtime.block_size
+    blocks = [-(-(len(each.prompt_token_ids) + NUM_TOKENS) // size) for each in requests]
+    limits = SchedulerConfig(
+        max_num_seqs=len(requests),
+        max_num_batched_tokens=sum(len(each.prompt_token_ids) for each in requests) + len(requests),
+        max_model_len=runtime.max_model_len,
+        num_blocks=2 * sum(blocks) + 1,
+        block_size=size,
+        encoder_cache_tokens=sum(span.item.num_tokens for span in media) or 1,
+        atomic_media=loaded.files.spec.atomic_media,
+    )
+    shape = kv_cache_shape(loaded.model, runtime)
+
+    def runner(config: SchedulerConfig) -> Runner:
+        plan = CachePlan(
+            shape=shape, num_blocks=config.num_blocks, max_model_len=config.max_model_len
+        )
+        return new_runner(loaded, plan)
+
+    return Ways(runner, limits, requests)
+
+
+def _requests(files: ModelFiles, intake: Intake, longest: int) -> list[Request]:
+    """Returns requests for random texts, and for each kind of media that the model accepts and its
+    template can write; every other one samples."""
+    found: list[Request] = []
+    lengths = [min(length, longest) for length in (*SHORT, longest // 2, longest)]
+    for prompt in (*_texts(files, lengths), *_chats(files)):
+        is_random = len(found) % 2 == 1
+        params = SamplingParams(
+            temperature=0.8 if is_random else 0.0,
+            top_p=0.9 if is_random else 1.0,
+            seed=len(found),
+            max_tokens=NUM_TOKENS,
+            ignore_eos=True,
+            logprobs=2,
+        )
+        found += intake.accept(prompt, params)
+    return [replace(request, output_token_ids=[], block_ids=[]) for request in found]
+
+
+def _texts(files: ModelFiles, lengths: Sequence[int]) -> list[Any]:
+    raw = files.tokenizer.raw
+    special = {*raw.all_special_ids, *raw.get_added_vocab().values()}
+    highest = min(HIGHEST_ID, files.text.vocab_size)
+    usable = [token for token in range(highest) if token not in special]
+    rng = random.Random(0)
+    return [[rng.choice(usable) for _ in range(length)] for length in lengths]
+
+
+def _chats(files: ModelFiles) -> Iterator[Any]:
+    if files.chat_template is None:
+        return
+    pictures = [pixels(56 * height, 56 * width, seed=height) for height, width in ((2, 3), (4, 2))]
+    sources: list[tuple[str, Any]] = [("image", picture) for picture in pictures]
+    sources.append(("video", [pixels(112, 112, seed=seed) for seed in (7, 8, 9, 10)]))
+    for kind, source in sources:
+        if kind in files.spec.media:
+            content = [{"type": kind, kind: source}, {"type": "text", "text": QUESTION}]
+            yield {"messages": [{"role": "user", "content": content}]}

@@ -1,0 +1,165 @@
+"""deterministic=True: the same bits alone and in any company, and a refusal where that cannot be
+promised."""
+
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.cli import app
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.native import cpu_levels
+from mmdeploy_llm.testing.determinism import NUM_TOKENS, WAYS, check_determinism
+from mmdeploy_llm.testing.reference import Reference
+from mmdeploy_llm.testing.tiny import write_tiny
+
+FORMATS = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+}
+FAMILIES = ("qwen3", "qwen2_5_vl", "qwen3_vl_moe", "ernie4_5_vl_moe", "glm4")
+LEVELS = [level.value for level in cpu_levels()]
+LONG = 1100  # tokens: attention to them is computed in two chunks
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Returns the folder of a tiny checkpoint, written once for each family. Sizes that are no
+    multiple of a register's values leave remainders in every loop."""
+    folders = {}
+
+    def write(family):
+        if family not in folders:
+            folder = tmp_path_factory.mktemp(family)
+            folders[family] = write_tiny(family, folder, max_position_embeddings=2048)
+        return folders[family]
+
+    return write
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_bit_depends_on_the_company(folder_of, family, name, level):
+    config = EngineConfig(
+        model=str(folder_of(family)), deterministic=True, cpu_level=level, **FORMATS[name]
+    )
+    found = list(check_determinism(config, longest=LONG))
+    num_requests = 5 + 3 * ("vl" in family)  # texts; two images and a video
+    assert [each.way for each in found] == list(WAYS)
+    for each in found:
+        assert each.has_happened, each.way
+        assert each.num_tokens == NUM_TOKENS * num_requests
+        assert each.num_logprobs > each.num_tokens
+        assert each.is_same, each
+
+
+def prompts(picture):
+    """Texts of several lengths, and pictures."""
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(20, 90, (n,), generator=generator).tolist() for n in (1, 9, 40, 150)]
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "What is it?"}]
+    return [*texts, {"messages": [{"role": "user", "content": content}]}, texts[2] + texts[1]]
+
+
+def answers(llm, given):
+    """Returns token ids and log-probabilities of each prompt, which all sample."""
+    params = [
+        SamplingParams(temperature=0.7, top_p=0.95, seed=seed, max_tokens=12, logprobs=3)
+        for seed in range(len(given))
+    ]
+    outputs = llm.generate(given, params, use_tqdm=False, on_error="raise")
+    return [
+        (output.outputs.token_ids, [list(entry.items()) for entry in output.outputs.logprobs])
+        for output in outputs
+    ]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_engines_of_other_shapes_answer_alike(folder_of, make_picture, name):
+    """The whole engine: one prompt at a time and all at once, with few tokens in a step, few
+    blocks, a second time, and divided between two engines."""
+    given, folder = prompts(make_picture(1, 120, 90)), str(folder_of("qwen2_5_vl"))
+    options = {"deterministic": True, "quiet": True, "max_model_len": 512, **FORMATS[name]}
+    with LLM(folder, max_num_seqs=1, enable_prefix_caching=False, **options) as llm:
+        alone = answers(llm, given)
+    with LLM(folder, **options) as llm:
+        assert answers(llm, given) == alone
+        assert answers(llm, given) == alone
+    limits = {"max_num_batched_tokens": 20, "max_num_seqs": 4, "block_size": 16}
+    with LLM(folder, num_gpu_blocks_override=14, num_threads=1, **limits, **options) as llm:
+        assert answers(llm, given) == alone
+    with LLM(folder, data_parallel_size=2, **options) as llm:
+        assert answers(llm, given) == alone
+
+
+def test_two_ranks_answer_alike_in_every_batch(folder_of):
+    """The sums of two ranks have one order; their answers may differ from those of one process."""
+    given = prompts(None)[:4]
+    options = {"deterministic": True, "quiet": True, "dtype": "float32", "tensor_parallel_size": 2}
+    with LLM(str(folder_of("qwen3")), **options) as llm:
+        together = answers(llm, given)
+        params = SamplingParams(temperature=0.7, top_p=0.95, seed=2, max_tokens=12, logprobs=3)
+        (output,) = llm.generate([given[2]], params, use_tqdm=False, on_error="raise")
+    found = [list(entry.items()) for entry in output.outputs.logprobs]
+    assert (output.outputs.token_ids, found) == together[2]
+
+
+@pytest.mark.parametrize("level", [LEVELS[0], LEVELS[-1]])
+def test_tokens_are_those_of_transformers(folder_of, level):
+    folder = folder_of("qwen3")
+    given = prompts(None)[:4]
+    expected = [Reference(folder).generate(prompt, 12) for prompt in given]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    options = {"deterministic": True, "quiet": True, "dtype": "float32", "cpu_level": level}
+    with LLM(str(folder), **options) as llm:
+        outputs = llm.generate(given, params, use_tqdm=False)
+    assert [list(output.outputs.token_ids) for output in outputs] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"native_kernels": False}, "deterministic = True needs the C\\+\\+ kernels"),
+        ({"dtype": "float16"}, "attention is computed by 'reference' for dtype 'float16'"),
+        ({"attention_backend": "reference"}, "only 'native' adds in a fixed order"),
+        ({"tensor_parallel_size": 3}, "3 processes add their sums"),
+        ({"blocked_plugins": ("qwen",)}, "plugin 'transformers_any' does not promise"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused(folder_of, options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        LLM(str(folder_of("qwen3")), deterministic=True, device="cpu", **options)
+
+
+def run_program(*arguments):
+    return CliRunner().invoke(app, ["check-determinism", *arguments])
+
+
+def test_the_program_finds_what_plain_torch_does_not_promise(folder_of):
+    """Without the kernels the bits depend on the number of rows, and the program says where."""
+    arguments = ["--dtype", "float32", "--longest", "70", "--json"]
+    result = run_program(str(folder_of("qwen3")), *arguments, "--engine", "native_kernels=False")
+    assert result.exit_code == 1, result.output
+    found = json.loads(result.stdout[result.stdout.index("[") :])
+    assert [each["way"] for each in found] == [way.value for way in WAYS]
+    other = [each for each in found if each["num_other_logprobs"]]
+    assert other
+    for each in other:
+        assert 0 < each["largest"] < 1e-3
+        assert any("layers." in cause or "head" in cause for cause in each["causes"])
+
+
+def test_the_program_checks_the_promise(folder_of):
+    result = run_program(str(folder_of("qwen3")), "--mode", "--longest", "70")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("same ") == len(WAYS)
+
+
+def test_the_program_refuses_several_processes(folder_of):
+    result = run_program(str(folder_of("qwen3")), "--engine", "data_parallel_size=2")
+    assert result.exit_code == 2
