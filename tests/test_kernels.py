@@ -13,6 +13,7 @@ from mmdeploy_llm.kernels import (
     AttentionKernels,
     DrawKernels,
     ExpertKernels,
+    InputKernels,
     Kernels,
     ThreadKernels,
     WeightMemory,
@@ -20,13 +21,17 @@ from mmdeploy_llm.kernels import (
 
 CAPABILITIES = {
     "memory": WeightMemory,
+    "inputs": InputKernels,
     "attention": AttentionKernels,
     "experts": ExpertKernels,
     "draws": DrawKernels,
     "pixels": PixelKernels,
     "threads": ThreadKernels,
 }
-OFFERED = {"cpu": {"memory", "attention", "draws", "pixels", "threads"}, "cuda": {"experts"}}
+OFFERED = {
+    "cpu": {"memory", "inputs", "attention", "draws", "pixels", "threads"},
+    "cuda": {"experts"},
+}
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -187,18 +187,25 @@ inline void pack_units(const uint32_t* w, int64_t n, int64_t units, uint32_t fli
     });
 }
 
-// Widens packed bf16 weights to the rows of k of a float matrix, [2 units][panels * 64].
-inline void widen_panels(const uint32_t* packed, int64_t panels, int64_t units, float* out,
-                         int num_threads) {
+// The value `index` of a packed unit of bf16, or of int8 stored as w + 128.
+template <int VALUES>
+MM_INLINE float widened(uint32_t unit, int index) {
+    if constexpr (VALUES == 2) return bits_to_float(index == 0 ? unit << 16 : unit & 0xffff0000u);
+    return float(int32_t(unit >> (8 * index) & 0xff) - 128);
+}
+
+// Widens packed weights of VALUES per unit to the rows of k of a float matrix,
+// [VALUES * units][panels * 64].
+template <int VALUES>
+void widen_panels(const uint32_t* packed, int64_t panels, int64_t units, float* out,
+                  int num_threads) {
     parallel_for(panels, num_threads, [&](int64_t panel) {
         for (int64_t unit = 0; unit < units; ++unit) {
-            const uint32_t* pairs = packed + (panel * units + unit) * PANEL;
-            float* first = out + (unit * 2 * panels + panel) * PANEL;
-            float* second = first + panels * PANEL;
+            const uint32_t* from = packed + (panel * units + unit) * PANEL;
+            for (int value = 0; value < VALUES; ++value) {
+                float* to = out + ((unit * VALUES + value) * panels + panel) * PANEL;
 #pragma omp simd
-            for (int64_t i = 0; i < PANEL; ++i) {
-                first[i] = bits_to_float(pairs[i] << 16);
-                second[i] = bits_to_float(pairs[i] & 0xffff0000u);
+                for (int64_t i = 0; i < PANEL; ++i) to[i] = widened<VALUES>(from[i], value);
             }
         }
     });
@@ -326,6 +333,24 @@ void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
                                       out.values.data() + row * out.width + first,
                                       out.scales.data() + at);
     }
+}
+
+// Rounds x [rows][k] as linear_s8 does and multiplies by the scales again: out [rows][k].
+template <typename T>
+void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* out,
+                  int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t first = 0; first < k; first += GROUP) {
+                const int64_t count = std::min(GROUP, k - first);
+                int8_t values[GROUP];
+                const float scale = quantize(x + row * x_stride + first, count, values);
+                float* to = out + row * k + first;
+#pragma omp simd
+                for (int64_t i = 0; i < count; ++i) to[i] = float(values[i]) * scale;
+            }
+        }
+    });
 }
 
 // x [rows][k], out [rows][n], scales and bias (or null) [n].
