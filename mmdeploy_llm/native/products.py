@@ -14,7 +14,7 @@ from mmdeploy_llm.kernels import PackedWeight, Quantization
 from .library import DTYPES, Library
 
 PANEL = 64  # rows of a panel, as in gemm.h
-MANY_ROWS = 16  # that the portable level leaves to torch
+MANY_ROWS, MANY_S8_ROWS = 16, 128  # that the portable level leaves to torch: of floats, of int8
 WIDE_VALUES, MIN_WIDE_PANELS = 2**20, 8  # of a wide copy, which should stay in the cache
 
 
@@ -228,7 +228,7 @@ class S8Weight:
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]."""
-        if x.shape[0] >= MANY_ROWS and self._kernels.leaves_many_rows_to_torch:
+        if x.shape[0] >= MANY_S8_ROWS and self._kernels.leaves_many_rows_to_torch:
             num_rows = self._scales.shape[0]
             return self._kernels.linear_wide(x, self._panels, num_rows, bias, self._scales)
         return self._kernels.linear_s8(x, self._panels, self._scales, bias)

@@ -332,7 +332,7 @@ def test_linear_wide(kernels, rows, has_bias, n, k):
 def test_linear_wide_of_int8(kernels, dtype, n, k, has_bias):
     """Many rows in int8 at the portable level of x86: the same rounding, so the same values but for
     the order of float32 sums."""
-    x, weight = values(40, k + 3, dtype=dtype)[:, 1 : k + 1], values(n, k, dtype=dtype)
+    x, weight = values(130, k + 3, dtype=dtype)[:, 1 : k + 1], values(n, k, dtype=dtype)
     bias = values(n, dtype=dtype) if has_bias else None
     rounded, scales = kernels.quantize_rows(weight)
     packed = kernels.pack_s8(rounded)
