@@ -7,6 +7,7 @@ None on the other:
 
                   CPU   CUDA
     memory         x           allocates the weights
+    inputs         x           embeddings and angles of a step's tokens
     attention      x           over the paged cache and over segments of a vision tower
     draws          x           random draws from logits on the host
     pixels         x           patch rows of images and videos
@@ -83,6 +84,23 @@ class WeightMemory(Protocol):
     def settle(self) -> object:
         """Optimises the memory in the background. Called once, when the weights have their
         values."""
+        ...
+
+
+class InputKernels(Protocol):
+    """Computes what the first layer reads, on the host, so that a decode step is recorded whole."""
+
+    def look_up(self, weight: Tensor, indices: Tensor) -> Tensor:
+        """Returns rows of `weight` [n, k], contiguous, by indices [T] int64, contiguous: [T, k]. A
+        row that `weight` does not have is NaN."""
+        ...
+
+    def angles(
+        self, positions: Tensor, frequencies: Tensor, axes: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin of position * frequency in float32, times `scale`, [T, R] each.
+        positions: [T] int64, or [axes, T] with the axis of each of the R pairs in `axes`;
+        contiguous. frequencies: [R] float32."""
         ...
 
 
@@ -209,6 +227,11 @@ class Kernels(Protocol):
     @property
     def memory(self) -> WeightMemory | None:
         """Memory for the weights; None: torch allocates it."""
+        ...
+
+    @property
+    def inputs(self) -> InputKernels | None:
+        """Embeddings and angles on the host; None: torch computes them."""
         ...
 
     @property

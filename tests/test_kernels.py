@@ -14,6 +14,7 @@ from mmdeploy_llm.kernels import (
     AttentionKernels,
     DrawKernels,
     ExpertKernels,
+    InputKernels,
     Kernels,
     ThreadKernels,
     WeightMemory,
@@ -21,6 +22,7 @@ from mmdeploy_llm.kernels import (
 
 CAPABILITIES = {
     "memory": WeightMemory,
+    "inputs": InputKernels,
     "attention": AttentionKernels,
     "experts": ExpertKernels,
     "activations": ActivationKernels,
@@ -29,7 +31,7 @@ CAPABILITIES = {
     "threads": ThreadKernels,
 }
 OFFERED = {
-    "cpu": {"memory", "attention", "activations", "draws", "pixels", "threads"},
+    "cpu": {"memory", "inputs", "attention", "activations", "draws", "pixels", "threads"},
     "cuda": {"experts"},
 }
 

@@ -72,9 +72,9 @@ def floating(kernels: CpuKernels, dtype: torch.dtype, weight: Tensor) -> Product
 
 def int8(kernels: CpuKernels, weight: Tensor) -> Product:
     """Returns the kernels' int8 product of bf16 activations."""
-    rounded, scales = kernels.quantize_rows(weight)
-    packed = kernels.pack_s8(rounded)
-    return lambda x: kernels.linear_s8(x, packed, scales, None)
+    whole = kernels.pack(weight, "int8")
+    assert whole is not None
+    return lambda x: whole.product(x, None)
 
 
 def fastest(sides: dict[str, list[tuple[Product, Tensor]]]) -> dict[str, float]:

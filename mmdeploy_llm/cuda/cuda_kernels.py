@@ -22,7 +22,7 @@ class CudaKernels:
     on CUDA are chosen in attention/ and sampling/."""
 
     samples_on_device = True
-    memory = attention = activations = draws = pixels = threads = None
+    memory = inputs = attention = activations = draws = pixels = threads = None
 
     def __init__(self, device: torch.device) -> None:
         """device: where the tensors are; a CPU only with Triton's interpreter."""

@@ -27,7 +27,7 @@ from mmdeploy_llm.forward import (
     ForwardInputs,
     RotaryAttention,
 )
-from mmdeploy_llm.kernels import Recording
+from mmdeploy_llm.kernels import Kernels, Recording
 from mmdeploy_llm.request import MediaSpan
 
 from .kernel_layer import KernelLayer
@@ -35,7 +35,7 @@ from .linear import Embedding, Linear, MergedLinear
 from .mlp import GatedMLP
 from .moe import Modality, ModalityMLP, MoEConfig, SparseMLP
 from .norm import RMSNorm
-from .rotary import KernelRope, Rope, Rotary, RotaryConfig
+from .rotary import Rope, Rotary, RotaryConfig
 
 MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
 
@@ -203,6 +203,13 @@ class Decoder(KernelLayer):
     def forward(self, inputs: ForwardInputs, is_vision: Tensor | None = None) -> Tensor:
         """Returns [T, hidden]. is_vision: [T] bool, tokens for the vision experts of
         modality-routed layers."""
+        frame = inputs.attn.frame if isinstance(inputs.attn, FixedAttention) else None
+        if frame is None or self.kernels is None or not _can_record(inputs):
+            return self._compute(inputs, is_vision)
+        return self._decode(inputs, is_vision, frame, self.kernels)
+
+    def _compute(self, inputs: ForwardInputs, is_vision: Tensor | None) -> Tensor:
+        """Looks up the embeddings and runs all layers and the final norm."""
         x = inputs.merge_media(self.embed_tokens(inputs.token_ids))
         step = DecoderStep(
             rope=self.rotary(inputs.positions),
@@ -210,22 +217,8 @@ class Decoder(KernelLayer):
             modality=None if is_vision is None else Modality(is_vision),
             rotary_attn=self._rotary_attn(inputs.attn),
         )
-        if inputs.media_rows is None and x.shape[0] <= MAX_RECORDED_ROWS:
-            return self._decode(x, step)
-        return self._run_layers(x, step, inputs)
-
-    def _rotary_attn(self, attn: AttentionContext) -> RotaryAttention | None:
-        """Returns `attn` if it rotates q and k by the kernels that the layers use."""
-        if self.kernels is None or not isinstance(attn, RotaryAttention) or not attn.can_rotate:
-            return None
-        return attn
-
-    def _run_layers(self, x: Tensor, step: DecoderStep, inputs: ForwardInputs | None) -> Tensor:
-        """Runs all layers and the final norm. inputs: with the media features to add after layers;
-        None: there are none."""
-        residual = None
-        rows = None if inputs is None else inputs.media_rows
-        features = () if inputs is None else _media_features(inputs, x.shape[1])
+        residual, rows = None, inputs.media_rows
+        features = _media_features(inputs, x.shape[1])
         for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, step)
             if rows is not None and index < len(features):
@@ -233,25 +226,34 @@ class Decoder(KernelLayer):
         out, _ = self.norm.add(x, residual)
         return out
 
-    def _decode(self, x: Tensor, step: DecoderStep) -> Tensor:
-        """Computes as _run_layers does, by replaying a recording if the step has decode tokens only
-        and was recorded."""
-        frame = step.attn.frame if isinstance(step.attn, FixedAttention) else None
-        rope = step.rope
-        if frame is None or self.kernels is None or not isinstance(rope, KernelRope):
-            return self._run_layers(x, step, None)
+    def _rotary_attn(self, attn: AttentionContext) -> RotaryAttention | None:
+        """Returns `attn` if it rotates q and k by the kernels that the layers use."""
+        if self.kernels is None or not isinstance(attn, RotaryAttention) or not attn.can_rotate:
+            return None
+        return attn
+
+    def _decode(
+        self, inputs: ForwardInputs, is_vision: Tensor | None, frame: object, kernels: Kernels
+    ) -> Tensor:
+        """Computes as _compute does, by replaying the recording of an earlier step in this frame,
+        if that could be recorded."""
         if frame not in self._recordings:
 
-            def run(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-                replayed = replace(step, rope=rope.with_tables(cos, sin))
-                return self._run_layers(x, replayed, None)
+            def run(token_ids: Tensor, positions: Tensor) -> Tensor:
+                own = replace(inputs, token_ids=token_ids, positions=positions)
+                return self._compute(own, is_vision)
 
-            out, self._recordings[frame] = self.kernels.record(run, x, *rope.tables)
+            out, self._recordings[frame] = kernels.record(run, inputs.token_ids, inputs.positions)
             return out
         recording = self._recordings[frame]
         if recording is None:
-            return self._run_layers(x, step, None)
-        return recording.run(x, *rope.tables)
+            return self._compute(inputs, is_vision)
+        return recording.run(inputs.token_ids, inputs.positions)
+
+
+def _can_record(inputs: ForwardInputs) -> bool:
+    """Whether the step is so small that its kernels should be recorded, and has no media."""
+    return inputs.media_rows is None and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
 
 
 def _media_features(inputs: ForwardInputs, size: int) -> Sequence[Tensor]:

@@ -3,7 +3,8 @@ packed for the kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -11,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
+
+from .kernel_layer import KernelLayer
 
 
 def empty_parameter(*shape: int) -> nn.Parameter:
@@ -92,13 +95,22 @@ class Linear(Matrix):
         return self.product(x, self.bias)
 
 
-class Embedding(Matrix):
+class Embedding(Matrix, KernelLayer):
     """Looks up a row of `weight` [vocab, hidden] per token; as the output head it multiplies."""
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Looks up embeddings, [T] -> [T, hidden]."""
         rows = None if self.packed is None else self.packed.rows
+        if rows is None and self.kernels is not None:
+            rows = self._kernel_rows(self.kernels)
         return F.embedding(token_ids, self.weight) if rows is None else rows(token_ids)
+
+    def _kernel_rows(self, kernels: Kernels) -> Callable[[Tensor], Tensor] | None:
+        """Returns the kernels' lookup in the weight as it is; None if they have none for it."""
+        inputs, weight = kernels.inputs, self.weight
+        if inputs is None or not kernels.takes(weight) or not weight.is_contiguous():
+            return None
+        return partial(inputs.look_up, weight)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Packs as Matrix.pack does. Rows are looked up unrounded, so the weight is kept too if the

@@ -133,15 +133,6 @@ class KernelRope(Rope):
         self._is_interleaved = is_interleaved
         self._kernels = kernels
 
-    @property
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """cos and sin, [T, R / 2] float32."""
-        return self._cos, self._sin
-
-    def with_tables(self, cos: Tensor, sin: Tensor) -> KernelRope:
-        """Returns the same rope for other positions."""
-        return KernelRope(cos, sin, is_interleaved=self._is_interleaved, kernels=self._kernels)
-
     def qk_rotary(self, x: Tensor, norms: tuple[RMSNorm, RMSNorm] | None) -> QKRotary | None:
         """Returns this rope as data for attention's kernel; None if the kernels do not accept
         `x`."""
@@ -228,7 +219,24 @@ class Rotary(KernelLayer):
             self.axes = torch.tensor(config.axes, device="cpu").to(device)
 
     def forward(self, positions: Tensor) -> Rope:
-        """Returns the rope for integer positions [T], or [axes, T] for M-RoPE."""
+        """Returns the rope for int64 positions [T], or [axes, T] for M-RoPE."""
+        is_interleaved = self.config.is_interleaved
+        if self.kernels is not None:
+            cos, sin = self._kernel_tables(self.kernels, positions)
+            return KernelRope(cos, sin, is_interleaved=is_interleaved, kernels=self.kernels)
+        cos, sin = self._tables(positions)
+        head_dim = self.config.head_dim
+        return _plain_rope(cos, sin, is_interleaved=is_interleaved, head_dim=head_dim)
+
+    def _kernel_tables(self, kernels: Kernels, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin of the positions, computed by kernels where there are some."""
+        if kernels.inputs is None:
+            return self._tables(positions)
+        scale = self.config.scale
+        return kernels.inputs.angles(positions, self.frequencies, self.axes, scale)
+
+    def _tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin of the positions, [T, R / 2] float32."""
         if self.axes is None:
             per_pair = positions[:, None].float()
         else:
@@ -236,12 +244,8 @@ class Rotary(KernelLayer):
         angles = per_pair * self.frequencies  # [T, R / 2]
         cos, sin = angles.cos(), angles.sin()
         if self.config.scale != 1.0:
-            cos, sin = cos * self.config.scale, sin * self.config.scale
-        is_interleaved = self.config.is_interleaved
-        if self.kernels is not None:
-            return KernelRope(cos, sin, is_interleaved=is_interleaved, kernels=self.kernels)
-        head_dim = self.config.head_dim
-        return _plain_rope(cos, sin, is_interleaved=is_interleaved, head_dim=head_dim)
+            return cos * self.config.scale, sin * self.config.scale
+        return cos, sin
 
 
 def base_frequencies(size: int, theta: float) -> Tensor:

@@ -34,6 +34,11 @@ class CpuKernels(Products, Draws):
     experts = None
 
     @property
+    def inputs(self) -> CpuKernels:
+        """Embeddings and angles of a step's tokens."""
+        return self
+
+    @property
     def attention(self) -> CpuKernels:
         """Attention over the paged cache and over segments."""
         return self
@@ -118,6 +123,28 @@ class CpuKernels(Products, Draws):
             torch.get_num_threads(),
         )
         return x
+
+    def angles(
+        self, positions: Tensor, frequencies: Tensor, axes: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin of position * frequency, [T, R] each; see kernels.InputKernels."""
+        assert positions.dtype is torch.int64
+        assert positions.is_contiguous()
+        shape = positions.shape[-1], frequencies.shape[0]
+        cosines = self._empty(shape, dtype=frequencies.dtype)
+        sines = self._empty(shape, dtype=frequencies.dtype)
+        self._library.mm_angles(
+            positions.data_ptr(),
+            positions.shape[-1],
+            None if axes is None else axes.data_ptr(),
+            frequencies.data_ptr(),
+            scale,
+            cosines.data_ptr(),
+            sines.data_ptr(),
+            *shape,
+            torch.get_num_threads(),
+        )
+        return cosines, sines
 
     def rotate(self, x: Tensor, cosines: Tensor, sines: Tensor, *, is_interleaved: bool) -> None:
         """Rotates the first 2 R channels of every head of `x` [T, heads, D] in place. cosines,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,7 +14,7 @@ from mmdeploy_llm.kernels import PackedWeight, Quantization
 from .library import DTYPES, Library
 
 PANEL = 64  # rows of a panel, as in gemm.h
-MANY_ROWS = 16  # that the portable level leaves to torch
+MANY_ROWS, MANY_S8_ROWS = 16, 128  # that the portable level leaves to torch: of floats, of int8
 WIDE_VALUES, MIN_WIDE_PANELS = 2**20, 8  # of a wide copy, which should stay in the cache
 
 
@@ -69,21 +71,73 @@ class Products(Library):
         )
         return out
 
-    def linear_wide(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
-        """Multiplies as `linear_float` does in bf16, by torch's float32 product and a wide copy of
-        some panels at a time. Rounds as that does, but adds in another order."""
-        (num_rows, k), wide = x.shape, x.float()
-        out = torch.empty(num_rows, n)
+    def linear_wide(
+        self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None, scales: Tensor | None = None
+    ) -> Tensor:
+        """Multiplies as `linear_float` does in bf16, or with the `scales` of int8 as `linear_s8`
+        does, by torch's float32 product and a wide copy of some panels at a time. Rounds as those
+        do, but adds in another order."""
+        wide = x.float() if scales is None else self._round_groups(x)
+        k, (_, num_units, _, unit) = x.shape[1], packed.shape
+        out = torch.empty(x.shape[0], n)
         step = max(MIN_WIDE_PANELS, WIDE_VALUES // (PANEL * k))
         for first in range(0, len(packed), step):
             panels = packed[first : first + step]
-            weight = torch.empty(k, len(panels) * PANEL)
+            weight = torch.empty(num_units * unit, len(panels) * PANEL)
             self._library.mm_widen_panels(
-                panels.data_ptr(), len(panels), k // 2, weight.data_ptr(), torch.get_num_threads()
+                unit,
+                panels.data_ptr(),
+                len(panels),
+                num_units,
+                weight.data_ptr(),
+                torch.get_num_threads(),
             )
             columns = out[:, first * PANEL : first * PANEL + weight.shape[1]]
-            torch.mm(wide, weight[:, : columns.shape[1]], out=columns)
+            torch.mm(wide, weight[:k, : columns.shape[1]], out=columns)
+        if scales is not None:
+            out.mul_(scales)
         return (out if bias is None else out.add_(bias)).to(x.dtype)
+
+    def _round_groups(self, x: Tensor) -> Tensor:
+        """Returns x [T, k] in float32, rounded as `linear_s8` rounds it."""
+        out = torch.empty(x.shape)
+        self._library.mm_round_groups(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            *x.shape,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def look_up(self, weight: Tensor, indices: Tensor) -> Tensor:
+        """Returns rows of `weight` [n, k] by indices [T] -> [T, k]; see kernels.InputKernels."""
+        return self._look_up(weight, weight.shape, 1, indices)
+
+    def look_up_packed(self, packed: Tensor, n: int, indices: Tensor) -> Tensor:
+        """Returns rows of the weight [n, k] that `pack_float` laid out, [T] -> [T, k]."""
+        _, num_units, panel, unit = packed.shape
+        return self._look_up(packed, (n, num_units * unit), panel, indices)
+
+    def _look_up(
+        self, weights: Tensor, shape: Sequence[int], panel: int, indices: Tensor
+    ) -> Tensor:
+        assert indices.dtype is torch.int64
+        assert indices.is_contiguous()
+        n, k = shape
+        out = self._empty((indices.shape[0], k), dtype=weights.dtype)
+        self._library.mm_look_up(
+            indices.data_ptr(),
+            weights.data_ptr(),
+            n,
+            k * weights.itemsize,
+            panel,
+            out.data_ptr(),
+            indices.shape[0],
+            torch.get_num_threads(),
+        )
+        return out
 
     def pack_s8(self, weight: Tensor) -> Tensor:
         """Lays out int8 `weight` [n, k], contiguous, for `linear_s8`."""
@@ -157,8 +211,7 @@ class FloatWeight:
 
     def rows(self, indices: Tensor) -> Tensor:
         """Looks up rows, [T] -> [T, k]."""
-        panels = torch.div(indices, PANEL, rounding_mode="floor")
-        rows = self._panels[panels, :, indices % PANEL].flatten(1)
+        rows = self._kernels.look_up_packed(self._panels, self._num_rows, indices)
         return rows[:, : self._k] if self._padding else rows
 
 
@@ -176,4 +229,7 @@ class S8Weight:
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]."""
+        if x.shape[0] >= MANY_S8_ROWS and self._kernels.leaves_many_rows_to_torch:
+            num_rows = self._scales.shape[0]
+            return self._kernels.linear_wide(x, self._panels, num_rows, bias, self._scales)
         return self._kernels.linear_s8(x, self._panels, self._scales, bias)

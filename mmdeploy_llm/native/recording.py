@@ -32,6 +32,8 @@ RECORDABLE = (
     "mm_linear_bf16",
     "mm_linear_s8",
     "mm_linear_f32",
+    "mm_look_up",
+    "mm_angles",
 )
 # Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
 # copy: the memory of their result shows whether they did.

@@ -36,6 +36,13 @@ class AttentionArgs(Structure):
 
 # Without a result, but for those in RESULTS.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "mm_look_up": (
+        c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int32
+    ),
+    "mm_angles": (
+        c_void_p, c_int64, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int64, c_int64,
+        c_int32,
+    ),
     "mm_rms_norm": (
         c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32
     ),
@@ -64,7 +71,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
         c_void_p, c_int64,
     ),
-    "mm_widen_panels": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_widen_panels": (c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_round_groups": (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int32),
     "mm_pack_s8": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
     "mm_quantize_rows": (c_int32, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int32),
     "mm_linear_s8": (

@@ -21,23 +21,24 @@ OPTIONS = {
     "norms": {"post_norms": True},
     "windows": {"windows": (3, None)},
     "norms of heads": {"qk_norm": True},
+    "axes": {"rotary": RotaryConfig(head_dim=16, theta=1e4, axes=(0, 0, 1, 1, 1, 2, 2, 2))},
     "experts": {"moe": MOE, "moe_layers": frozenset({1})},
 }
 IS_RECORDED = {*OPTIONS} - {"experts"}
 
 
 def make_decoder(kernels, quantization, options, dtype=torch.bfloat16):
-    config = DecoderConfig(
-        vocab_size=50,
-        hidden_size=64,
-        intermediate_size=96,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        rotary=RotaryConfig(head_dim=16, theta=1e4),
-        norm_eps=1e-6,
-        **options,
-    )
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "rotary": RotaryConfig(head_dim=16, theta=1e4),
+        "norm_eps": 1e-6,
+    }
+    config = DecoderConfig(**sizes | options)
     torch.manual_seed(3)
     model = Decoder(config)
     randomize(model)
@@ -76,7 +77,9 @@ def decode(model, kernels, batch_sizes, dtype=torch.bfloat16):
         )
         inputs = ForwardInputs(
             token_ids=torch.arange(num) * 7 % 50 + step % 3,
-            positions=places,
+            positions=places
+            if model.rotary.axes is None
+            else torch.stack([places, places // 2, places + 3]),
             in_prompt=torch.zeros(num, dtype=torch.bool),
             attn=backend.begin(layout, cache),
         )

@@ -47,6 +47,24 @@ void compare(const char* name, const T* x, const W* weights, const T* bias, cons
     }
 }
 
+void run_inputs(int32_t threads) {
+    const int64_t tokens = between(1, 70), pairs = between(1, 40), n = between(1, 200);
+    std::vector<int64_t> positions(tokens * 3), axes(pairs), ids(tokens);
+    for (int64_t& position : positions) position = between(0, 100000);
+    for (int64_t& axis : axes) axis = between(0, 2);
+    for (int64_t& id : ids) id = between(-1, n);  // the matrix does not have the first and the last
+    auto frequencies = random_values<float>(pairs);
+    std::vector<float> cosines(tokens * pairs), sines(tokens * pairs);
+    mm_angles(positions.data(), tokens, axes.data(), frequencies.data(), 1.3f, cosines.data(),
+              sines.data(), tokens, pairs, threads);
+    mm_angles(positions.data(), tokens, nullptr, frequencies.data(), 1.3f, cosines.data(),
+              sines.data(), tokens, pairs, threads);
+    auto rows = random_values<bf16>(n * pairs), packed = random_values<bf16>((n + 63) / 64 * 64 * pairs);
+    std::vector<bf16> out(tokens * pairs);
+    mm_look_up(ids.data(), rows.data(), n, pairs * 2, 1, out.data(), tokens, threads);
+    mm_look_up(ids.data(), packed.data(), n, pairs / 2 * 4, 64, out.data(), tokens, threads);
+}
+
 template <typename T>
 void run_rows(int32_t dtype, int32_t threads) {
     const int64_t rows = between(1, 70), size = between(1, 200), stride = size + between(0, 9);
@@ -135,6 +153,9 @@ void run_linear(int32_t dtype, int32_t threads) {
     std::vector<T> out(rows * n);
     mm_linear_s8(dtype, x.data(), k, packed.data(), scales.data(), bias.data(), out.data(), rows,
                  n, k, threads, packed.data(), k);
+    std::vector<float> wide_weights(packed.size()), rounded(rows * k);
+    mm_widen_panels(4, packed.data(), (n + 63) / 64, k / 4, wide_weights.data(), threads);
+    mm_round_groups(dtype, x.data(), k, rows, k, rounded.data(), threads);
     std::vector<float> whole(rows * k), sums(rows * n), ones(n, 1.0f);
     for (int64_t i = 0; i < rows * k; ++i) {
         whole[i] = i % k % 128 == 0 ? 127.0f : float(between(-127, 127));  // every scale is 1
@@ -168,7 +189,7 @@ void run_linear_bf16(int32_t threads) {
     mm_linear_bf16(x.data(), k, packed.data(), nullptr, out.data(), rows, n, k, threads, nullptr,
                    0);
     std::vector<float> wide(packed.size());
-    mm_widen_panels(packed.data(), (n + 63) / 64, k / 2, wide.data(), threads);
+    mm_widen_panels(2, packed.data(), (n + 63) / 64, k / 2, wide.data(), threads);
 }
 
 void run_pixels() {
@@ -209,6 +230,7 @@ void run_sampling(int32_t dtype, int32_t threads) {
 int main() {
     for (int round = 0; round < 40; ++round) {
         const int32_t threads = int32_t(between(1, 4));
+        run_inputs(threads);
         run_rows<float>(0, threads);
         run_rows<bf16>(1, threads);
         run_attention<float, float>(0, 0, threads);

@@ -325,6 +325,24 @@ def test_linear_wide(kernels, rows, has_bias, n, k):
     assert is_wide or not kernels.leaves_many_rows_to_torch
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("n", "k", "has_bias"), [(63, 50, True), (1100, 36, False), (70, 900, True)]
+)
+def test_linear_wide_of_int8(kernels, dtype, n, k, has_bias):
+    """Many rows in int8 at the portable level of x86: the same rounding, so the same values but for
+    the order of float32 sums."""
+    x, weight = values(130, k + 3, dtype=dtype)[:, 1 : k + 1], values(n, k, dtype=dtype)
+    bias = values(n, dtype=dtype) if has_bias else None
+    rounded, scales = kernels.quantize_rows(weight)
+    packed = kernels.pack_s8(rounded)
+    expected = kernels.linear_s8(x, packed, scales, bias)
+    found = kernels.linear_wide(x, packed, n, bias, scales)
+    torch.testing.assert_close(found, expected, **tolerance(dtype) | {"atol": 1e-4 * k**0.5})
+    is_wide = torch.equal(kernels.pack(weight, "int8").product(x, bias), found)
+    assert is_wide or not kernels.leaves_many_rows_to_torch
+
+
 def a_product(kernels, kind, n, k):
     """Returns a function of x [T, k] that multiplies by a weight [n, k]."""
     if kind == "int8":
@@ -429,5 +447,6 @@ def test_every_level(kernels_of_level):
     for kind in ("float32", "bfloat16", "int8"):
         test_a_row_has_the_same_bits_in_every_batch(kernels_of_level, kind, 64)
     test_linear_wide(kernels_of_level, 16, True, 1100, 36)
+    test_linear_wide_of_int8(kernels_of_level, torch.bfloat16, 1100, 36, True)
     test_integers_of_int8_are_exact(kernels_of_level, 6)
     test_silu_of_the_largest_values(kernels_of_level)

@@ -11,8 +11,8 @@
 // a product takes the longer of the two times, not their sum.
 //
 // int8: weights have a scale for each column and are stored as w + 128, the unsigned operand of
-// vpdpbusd. x is the signed operand and has a scale for every 128 values of a row, so that one
-// large value costs its neighbours little precision:
+// vpdpbusd (without it every second one, see WideS8Format). x is the signed operand and has a scale
+// for every 128 values of a row, so that one large value costs its neighbours little precision:
 //     sum a (w + 128) = sum a w + 128 sum a            the last term is subtracted
 #pragma once
 
@@ -59,7 +59,8 @@ void float_strip(const typename Format::X* x, int64_t x_stride, const char* pane
     });
 }
 
-// Rows of x quantized to int8: values [rows][width] of the format, scales and sums [rows][groups].
+// Rows of x quantized to int8: values [rows][width] of the format, scales and sums [rows][groups] of
+// the values whose weights are stored as w + 128.
 struct QuantizedRows {
     using Value = S8Format::X;
     int64_t width;
@@ -187,26 +188,33 @@ inline void pack_units(const uint32_t* w, int64_t n, int64_t units, uint32_t fli
     });
 }
 
-// Widens packed bf16 weights to the rows of k of a float matrix, [2 units][panels * 64].
-inline void widen_panels(const uint32_t* packed, int64_t panels, int64_t units, float* out,
-                         int num_threads) {
+// Returns the value `index` of a packed unit of 2 bf16 or 4 int8.
+template <int VALUES>
+MM_INLINE float widened(uint32_t unit, int index) {
+    if constexpr (VALUES == 2) return bits_to_float(index == 0 ? unit << 16 : unit & 0xffff0000u);
+    return float(int8_t((unit ^ S8Format::FLIP) >> (8 * index)));
+}
+
+// Widens packed weights of VALUES per unit to the rows of k of a float matrix,
+// [VALUES * units][panels * 64].
+template <int VALUES>
+void widen_panels(const uint32_t* packed, int64_t panels, int64_t units, float* out,
+                  int num_threads) {
     parallel_for(panels, num_threads, [&](int64_t panel) {
         for (int64_t unit = 0; unit < units; ++unit) {
-            const uint32_t* pairs = packed + (panel * units + unit) * PANEL;
-            float* first = out + (unit * 2 * panels + panel) * PANEL;
-            float* second = first + panels * PANEL;
+            const uint32_t* from = packed + (panel * units + unit) * PANEL;
+            for (int value = 0; value < VALUES; ++value) {
+                float* to = out + ((unit * VALUES + value) * panels + panel) * PANEL;
 #pragma omp simd
-            for (int64_t i = 0; i < PANEL; ++i) {
-                first[i] = bits_to_float(pairs[i] << 16);
-                second[i] = bits_to_float(pairs[i] & 0xffff0000u);
+                for (int64_t i = 0; i < PANEL; ++i) to[i] = widened<VALUES>(from[i], value);
             }
         }
     });
 }
 
-// Packs w [n][k], k a multiple of 4. Flipping the highest bit adds 128.
+// Packs w [n][k], k a multiple of 4. Flipping the highest bit of a byte adds 128.
 inline void pack_s8(const int8_t* w, int64_t n, int64_t k, uint8_t* packed, int num_threads) {
-    pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 4, 0x80808080u,
+    pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 4, S8Format::FLIP,
                reinterpret_cast<uint32_t*>(packed), num_threads);
 }
 
@@ -280,17 +288,15 @@ MM_INLINE float quantize(const T* x, int64_t count, int8_t* out) {
     return largest / 127.0f;
 }
 
-// Widens `count` values, a multiple of 4, to the order that WideS8Format reads.
+// Writes `count` values, a multiple of 4, as WideS8Format reads them.
 inline void arrange(const int8_t* values, int64_t count, int16_t* out) {
-    int64_t i = 0;
-#ifdef __SSE4_1__
-    static_assert(WIDE_S8_ORDER[1] == 2 && WIDE_S8_ORDER[2] == 1, "the order of the shuffles");
-    for (; i + 8 <= count; i += 8) {
-        const __m128i wide = _mm_cvtepi8_epi16(load_lanes<__m128i>(values + i));
-        store_lanes(out + i, _mm_shufflehi_epi16(_mm_shufflelo_epi16(wide, 0xd8), 0xd8));
+    for (int64_t i = 0; i < count; i += 4) {
+        for (int64_t c = 0; c < 2; ++c) {
+            const int16_t first = values[i + 2 * c];
+            out[i + c] = first;
+            out[i + 2 + c] = int16_t(values[i + 2 * c + 1] - 256 * first);
+        }
     }
-#endif
-    for (; i < count; ++i) out[i] = values[i / 4 * 4 + WIDE_S8_ORDER[i % 4]];
 }
 
 // Quantizes w [n][k] to int8 [n][k] with one scale per row.
@@ -303,17 +309,18 @@ void quantize_rows(const T* w, int64_t n, int64_t k, int8_t* out, float* scales,
     });
 }
 
-// Quantizes `count` values of x, one group at most, to the format's type. Returns their sum.
+// Quantizes `count` values of x, one group at most, to the format's type. Returns the sum of those
+// whose weights are stored as w + 128.
 template <typename T, typename Value>
 MM_INLINE int32_t quantize_group(const T* x, int64_t count, Value* values, float* scale) {
     constexpr bool IS_WIDE = sizeof(Value) == 2;
-    int8_t own[IS_WIDE ? GROUP + 8 : 1] = {};  // arrange reads 16 bytes at once
+    int8_t own[IS_WIDE ? GROUP : 1] = {};
     int8_t* rounded = own;
     if constexpr (!IS_WIDE) rounded = values;
     *scale = quantize(x, count, rounded);
     int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; ++i) sum += rounded[i];
+    for (int64_t i = 0; i < count; i += IS_WIDE ? 2 : 1) sum += rounded[i];
     if constexpr (IS_WIDE) arrange(rounded, round_up(count, 4), values);
     return sum;
 }
@@ -326,6 +333,24 @@ void quantize_groups(const T* x, int64_t k, int64_t row, QuantizedRows& out) {
                                       out.values.data() + row * out.width + first,
                                       out.scales.data() + at);
     }
+}
+
+// Rounds x [rows][k] as linear_s8 does and multiplies by the scales again: out [rows][k].
+template <typename T>
+void round_groups(const T* x, int64_t x_stride, int64_t rows, int64_t k, float* out,
+                  int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t first = 0; first < k; first += GROUP) {
+                const int64_t count = std::min(GROUP, k - first);
+                int8_t values[GROUP];
+                const float scale = quantize(x + row * x_stride + first, count, values);
+                float* to = out + row * k + first;
+#pragma omp simd
+                for (int64_t i = 0; i < count; ++i) to[i] = float(values[i]) * scale;
+            }
+        }
+    });
 }
 
 // x [rows][k], out [rows][n], scales and bias (or null) [n].

@@ -99,6 +99,19 @@ void recorded(const int64_t* arguments) {
 #pragma GCC visibility push(default)
 extern "C" {
 
+void mm_look_up(const int64_t* ids, const void* weights, int64_t n, int64_t row_bytes,
+                int64_t panel, void* out, int64_t tokens, int32_t num_threads) {
+    mm::look_up(ids, static_cast<const char*>(weights), n, row_bytes, panel,
+                static_cast<char*>(out), tokens, num_threads);
+}
+
+void mm_angles(const int64_t* positions, int64_t stride, const int64_t* axes,
+               const float* frequencies, float scale, float* cosines, float* sines,
+               int64_t tokens, int64_t pairs, int32_t num_threads) {
+    mm::angles(positions, stride, axes, frequencies, scale, cosines, sines, tokens, pairs,
+               num_threads);
+}
+
 void mm_rms_norm(int32_t dtype, const void* x, int64_t x_stride, void* residual,
                  const void* weight, void* out, int64_t rows, int64_t size, float eps,
                  int32_t num_threads) {
@@ -202,10 +215,24 @@ void mm_linear_f32(const void* x, int64_t x_stride, const void* packed, const vo
                                 k, num_threads, next_of(next_packed, next_row_bytes));
 }
 
-// packed: bf16 weights in panels, out: [2 units][panels * 64].
-void mm_widen_panels(const void* packed, int64_t panels, int64_t units, float* out,
-                     int32_t num_threads) {
-    mm::widen_panels(static_cast<const uint32_t*>(packed), panels, units, out, num_threads);
+// packed: weights in panels, 2 bf16 or 4 int8 per unit; out: [values of a unit * units][panels * 64].
+void mm_widen_panels(int32_t unit_values, const void* packed, int64_t panels, int64_t units,
+                     float* out, int32_t num_threads) {
+    const uint32_t* from = static_cast<const uint32_t*>(packed);
+    if (unit_values == 2) {
+        mm::widen_panels<2>(from, panels, units, out, num_threads);
+    } else {
+        mm::widen_panels<4>(from, panels, units, out, num_threads);
+    }
+}
+
+void mm_round_groups(int32_t dtype, const void* x, int64_t x_stride, int64_t rows, int64_t k,
+                     float* out, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::round_groups(static_cast<const float*>(x), x_stride, rows, k, out, num_threads);
+    } else {
+        mm::round_groups(static_cast<const bf16*>(x), x_stride, rows, k, out, num_threads);
+    }
 }
 
 void mm_pack_s8(const int8_t* weights, int64_t n, int64_t k, uint8_t* packed,
@@ -300,6 +327,7 @@ void (*const RECORDABLE[])(const int64_t*) = {
     recorded<mm_rms_norm>,    recorded<mm_norm_heads>,  recorded<mm_silu_mul>,
     recorded<mm_rotate>,      recorded<mm_attend>,      recorded<mm_write_cache>,
     recorded<mm_linear_bf16>, recorded<mm_linear_s8>,   recorded<mm_linear_f32>,
+    recorded<mm_look_up>,     recorded<mm_angles>,
 };
 
 void mm_run(const Call* calls, int64_t num) {

@@ -64,6 +64,7 @@ typedef float Floats __attribute__((vector_size(MM_VECTOR_BYTES)));
 typedef int32_t Ints __attribute__((vector_size(MM_VECTOR_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(MM_VECTOR_BYTES)));
 typedef uint16_t Halves __attribute__((vector_size(MM_VECTOR_BYTES)));
+typedef int16_t SignedHalves __attribute__((vector_size(MM_VECTOR_BYTES)));
 
 template <typename V>
 MM_INLINE V load_lanes(const void* from) {

@@ -1,14 +1,56 @@
-// Kernels over the rows of a step: norm with residual, activations, rotary embedding. A value depends
-// on its own row only, and on its column: every row runs the same code.
+// Kernels over the rows of a step: lookup of embeddings, angles of positions, norm with residual,
+// activations, rotary embedding. A value depends on its own row only, and on its column: every row
+// runs the same code.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "numbers.h"
 #include "parallel.h"
 
 namespace mm {
+
+// out [tokens][row_bytes] = rows `ids` of a matrix of n rows. It lies in panels of `panel` rows,
+// [n / panel][row_bytes / 4][panel] units of four bytes, or row by row where panel is 1. An id that
+// the matrix does not have gives NaN.
+inline void look_up(const int64_t* ids, const char* weights, int64_t n, int64_t row_bytes,
+                    int64_t panel, char* out, int64_t tokens, int num_threads) {
+    parallel_parts(tokens, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+            const int64_t id = ids[token];
+            char* to = out + token * row_bytes;
+            if (id < 0 || id >= n) {
+                std::memset(to, 0xff, row_bytes);
+            } else if (panel == 1) {
+                std::memcpy(to, weights + id * row_bytes, row_bytes);
+            } else {
+                const char* from = weights + id / panel * panel * row_bytes + id % panel * 4;
+                for (int64_t at = 0; at < row_bytes; at += 4) {
+                    std::memcpy(to + at, from + at * panel, 4);
+                }
+            }
+        }
+    });
+}
+
+// cosines, sines [tokens][pairs] of position * frequency, times `scale`. positions: [tokens], or one
+// row per axis, `stride` apart, with the axis of each pair in `axes`.
+inline void angles(const int64_t* positions, int64_t stride, const int64_t* axes,
+                   const float* frequencies, float scale, float* cosines, float* sines,
+                   int64_t tokens, int64_t pairs, int num_threads) {
+    parallel_parts(tokens, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+            for (int64_t c = 0; c < pairs; ++c) {
+                const int64_t axis = axes == nullptr ? 0 : axes[c];
+                const float angle = float(positions[axis * stride + token]) * frequencies[c];
+                cosines[token * pairs + c] = std::cos(angle) * scale;
+                sines[token * pairs + c] = std::sin(angle) * scale;
+            }
+        }
+    });
+}
 
 // out = norm(in) * weight; `out` may be `in`. The normed value is rounded to T before the weight is
 // applied, as in transformers' modules.

@@ -26,6 +26,7 @@ struct FloatFormat {
     using X = float;
     using Sums = Floats;
     static constexpr int PARTS = 1;  // products of a unit
+    static constexpr bool RELOADS = false;  // whether each part loads the weights again
     static MM_INLINE Ints widen(Ints weights, int) { return weights; }
     static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
         return multiply_add((Floats)x, (Floats)w, sums);
@@ -37,6 +38,7 @@ struct WideBf16Format {
     using X = float;
     using Sums = Floats;
     static constexpr int PARTS = 2;
+    static constexpr bool RELOADS = true;
     static MM_INLINE Ints widen(Ints weights, int part) {
         return part == 0 ? (Ints)((Words)weights << 16) : masked<0xffff0000u>(weights);
     }
@@ -45,23 +47,30 @@ struct WideBf16Format {
     }
 };
 
-// Units of x are four 16-bit integers in the order of WIDE_S8_ORDER.
+// A unit of weights is two pairs of bytes: the first of a pair is stored as w + 128, the second as w.
+// Each pair is multiplied as one 16-bit integer, first + 256 second, and then its second byte is,
+// by an x from which 256 times the first one's is subtracted:
+//     x0 (w0 + 256 w1) + (x1 - 256 x0) w1 = x0 w0 + x1 w1
+// All of it fits: x is at most 127, and a group has 32 units. Units of x are
+// x0, x2, x1 - 256 x0, x3 - 256 x2.
 struct WideS8Format {
     using X = int16_t;
     using Sums = Ints;
     static constexpr int PARTS = 2;
+    static constexpr bool RELOADS = false;
+    static constexpr uint32_t FLIP = 0x00800080u;
     static MM_INLINE Ints widen(Ints weights, int part) {
-        return part == 0 ? masked<0x00ff00ffu>(weights) : (Ints)((Halves)weights >> 8);
+        return part == 0 ? weights : (Ints)((SignedHalves)weights >> 8);
     }
     static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_pairs(sums, x, w); }
 };
-constexpr int WIDE_S8_ORDER[4] = {0, 2, 1, 3};
 
 #ifdef MM_HAS_BF16_DOT
 struct Bf16Format {
     using X = bf16;
     using Sums = Floats;
     static constexpr int PARTS = 1;
+    static constexpr bool RELOADS = false;
     static MM_INLINE Ints widen(Ints weights, int) { return weights; }
     static MM_INLINE Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
 };
@@ -74,6 +83,8 @@ struct S8Format {
     using X = int8_t;
     using Sums = Ints;
     static constexpr int PARTS = 1;
+    static constexpr bool RELOADS = false;
+    static constexpr uint32_t FLIP = 0x80808080u;  // adds 128 to every byte
     static MM_INLINE Ints widen(Ints weights, int) { return weights; }
     static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
 };
@@ -123,7 +134,7 @@ MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
                 for (int b = 0; b < NUM; ++b) MM_KEEP(sums[r][b]);
             }
             // Makes the next part load the weights again, which is cheaper than to keep them.
-            if (Format::PARTS > 1) asm("" : "+r"(at));
+            if (Format::RELOADS) asm("" : "+r"(at));
         }
         at += columns * 4;
     }
@@ -156,7 +167,8 @@ __attribute__((noinline)) void float_tile(const typename Format::X* x, int64_t x
 }
 
 // The same for integers of at most one group, each row times its scale. row_sums, scales: point to
-// the first row's group; the next row's is `groups` further. Weights are stored as w + 128.
+// the first row's group; the next row's is `groups` further. row_sums are those of the values whose
+// weights are stored as w + 128.
 template <typename Format, int ROWS, int NUM>
 __attribute__((noinline)) void s8_tile(const typename Format::X* x, int64_t x_stride,
                                        const void* weights, int64_t columns, int64_t units,

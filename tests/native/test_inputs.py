@@ -1,0 +1,69 @@
+"""The kernels for what the first layer reads, embeddings and angles, against torch."""
+
+import pytest
+import torch
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 7), (130, 36), (200, 1)])
+def test_look_up(kernels, dtype, shape):
+    """Rows of a weight as it is, also of an odd number of bf16."""
+    weight = torch.randn(shape).to(dtype)
+    indices = torch.tensor([shape[0] - 1, 0, 3, 3])
+    assert torch.equal(kernels.look_up(weight, indices), weight[indices])
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_the_weight_does_not_have(kernels, dtype, is_packed):
+    """They are NaN: the panels hold rows of padding, and other memory follows them."""
+    weight = torch.randn(70, 8).to(dtype)
+    indices = torch.tensor([-1, 69, 70, 10**12])
+    if is_packed:
+        found = kernels.look_up_packed(kernels.pack_float(weight.clone()), 70, indices)
+    else:
+        found = kernels.look_up(weight, indices)
+    assert torch.equal(found[1], weight[69])
+    assert found.isnan().all(dim=1).tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.3])
+@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+def test_angles(kernels, num_tokens, scale):
+    """Cosines and sines differ from those in float64 by rounding of the result only, also far
+    away."""
+    positions = torch.randint(0, 200_000, (num_tokens,))
+    frequencies = 1e6 ** -(torch.arange(0, 20, 2) / 20)
+    found = kernels.angles(positions, frequencies, None, scale)
+    angles = (positions[:, None].float() * frequencies).double()
+    for table, expected in zip(found, (angles.cos(), angles.sin()), strict=True):
+        torch.testing.assert_close(table.double(), expected * scale, atol=2e-7, rtol=0)
+
+
+def test_angles_of_axes(kernels):
+    """Every pair of channels has the angle of its own axis."""
+    positions = torch.stack([torch.arange(9), torch.arange(9) * 5, torch.arange(9) + 70])
+    axes, frequencies = torch.tensor([2, 0, 1, 1, 2]), torch.rand(5)
+    found = kernels.angles(positions, frequencies, axes, 1.0)
+    for pair, axis in enumerate(axes.tolist()):
+        own = kernels.angles(positions[axis], frequencies[pair : pair + 1], None, 1.0)
+        for table, expected in zip(found, own, strict=True):
+            assert torch.equal(table[:, pair : pair + 1], expected)
+
+
+def test_a_token_has_the_same_angles_in_every_step(kernels):
+    """torch's cosines may depend on how many are computed at once."""
+    positions, frequencies = torch.arange(41) * 977, torch.rand(7)
+    whole = kernels.angles(positions, frequencies, None, 1.0)
+    alone = [kernels.angles(positions[i : i + 1], frequencies, None, 1.0) for i in range(41)]
+    for table, parts in zip(whole, zip(*alone, strict=True), strict=True):
+        assert torch.equal(table, torch.cat(parts))
+
+
+def test_every_level(kernels_of_level):
+    test_look_up(kernels_of_level, torch.bfloat16, (130, 36))
+    test_rows_that_the_weight_does_not_have(kernels_of_level, torch.bfloat16, True)
+    test_angles(kernels_of_level, 7, 1.3)
+    test_angles_of_axes(kernels_of_level)
