@@ -100,7 +100,7 @@ def find_files(given: str, suffixes: tuple[str, ...]) -> tuple[File, ...]:
             f"{missing[0]!r} {fault} ({len(missing)} of {len(found)} files); give files that are "
             "there, a glob or a folder"
         )
-    return tuple(File(path=path, name=path.removeprefix(base)) for path in found)
+    return tuple(File(path=path, name=_plain(path).removeprefix(_plain(base))) for path in found)
 
 
 def suffix_of(name: str, suffixes: Iterable[str]) -> str | None:
@@ -165,6 +165,11 @@ def _base(given: str) -> str:
         return os.path.join(given, "")
     fixed = given[: found.start()] if (found := _MAGIC.search(given)) else given
     return fixed[: fixed.rfind("/") + 1]
+
+
+def _plain(path: str) -> str:
+    """Returns a path as it is, a URL without its scheme, which file systems write differently."""
+    return path.partition("://")[2].lstrip("/") if is_url(path) else path
 
 
 def _matches(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:

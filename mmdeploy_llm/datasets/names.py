@@ -1,4 +1,4 @@
-"""What names of files say: images, videos, URLs, and their natural order."""
+"""Names of files: images, videos, URLs, and their natural order."""
 
 from __future__ import annotations
 
