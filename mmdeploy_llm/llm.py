@@ -7,10 +7,11 @@ import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
+from .batch.corpus.columns import ColumnArguments, ColumnOptions
 from .batch.ids import Selection
-from .batch.job import BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
+from .batch.job import BatchJob, BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
 from .batch.previews import FilePreviews
 from .batch.report import report_batch
 from .batch.storage.engine import describe_engine
@@ -174,27 +175,31 @@ class LLM(LoadedModel):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         report: str | os.PathLike[str] | None = None,
         use_tqdm: bool = True,
+        **arguments: Unpack[ColumnArguments],
     ) -> BatchSummary:
         """Answers a whole batch and appends each result to `output` as it finishes, as a JSON line.
 
-        input: a JSONL file, a Parquet file, a folder of images and videos (`prompt` is asked about
-        each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
-        "multimodal_data", "sampling_params", "chat_template_kwargs", "mm_processor_kwargs",
-        "tools"}, read lazily; media paths in a file are relative to its folder.
+        input: a folder of images and videos (`prompt` is asked about each), a corpus in one of the
+        formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL line, read
+        lazily; media paths in a file are relative to its folder.
+        arguments: image_column, video_column, prompt_column, id_column of a corpus, and columns,
+        which records repeat; `prompt` may name columns too: "Describe {title}.".
         sampling_params, chat_template_kwargs: used where a line has none of its own.
         resume: keep the output; answer items that are missing, have changed or, with retry_failed,
         failed. "anyway": also if other results are of another model or of other parameters.
-        overwrite: replace the output, which otherwise must not exist.
-        shard: "2/8" answers the second of eight shards, by line number.
-        limit: lines to read. max_failures: failed items that end the run. report: an HTML page.
-        Raises ConfigError for a wrong call; an item with an error becomes a line with that error.
-        Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
+        overwrite: replace the output, which otherwise must not exist. shard: "2/8" answers the
+        second of eight shards, by line number. limit: lines to read. max_failures: failed items
+        that end the run. report: an HTML page. Raises ConfigError for a wrong call; an item with an
+        error becomes a line with that error. Ctrl-C raises KeyboardInterrupt once the output is
+        closed; resume=True then continues.
         """
         settings = BatchSettings(
             mode=mode_of(resume, overwrite),
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
+            columns=ColumnOptions.given(arguments),
+            max_media_bytes=self._config.max_media_bytes,
             selection=Selection.parse(shard, limit),
             max_failures=max_failures,
             is_failed_redone=retry_failed,
@@ -202,11 +207,15 @@ class LLM(LoadedModel):
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,
         )
-        summary = run_batch(plan_batch(input, output, settings), self._lent)
+        return self._batch(plan_batch(input, output, settings), report)
+
+    def _batch(self, job: BatchJob, report: str | os.PathLike[str] | None) -> BatchSummary:
+        """Runs a batch and writes its report, if one is wanted."""
+        summary = run_batch(job, self._lent)
         if summary.ending == "interrupted":
             raise KeyboardInterrupt
         if report is not None:
-            self._report(summary, report, settings)
+            self._report(summary, report, job.settings)
         return summary
 
     def _report(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import glob
 import os
-import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
-from mmdeploy_llm.errors import ConfigError
-
-from .items import is_url
-
-IMAGE_SUFFIXES = frozenset(
-    {".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+from mmdeploy_llm.datasets.names import (
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    is_media_name,
+    is_url,
+    is_visible,
+    natural_key,
 )
-VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm"})
+from mmdeploy_llm.errors import ConfigError
 
 
 def find_media(paths: Iterable[str], *, is_recursive: bool = False) -> tuple[str, ...]:
@@ -70,25 +69,4 @@ def _folder(folder: str, is_recursive: bool) -> Iterator[str]:
             for name in sorted(names, key=natural_key)
             if is_media_name(name)
         )
-        folders[:] = sorted(filter(_is_visible, folders), key=natural_key) if is_recursive else []
-
-
-def is_media_name(name: str) -> bool:
-    """Returns whether a folder or glob yields a file of this name."""
-    return _is_visible(name) and Path(name).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES
-
-
-def is_video_name(name: str) -> bool:
-    """Returns whether a file of this name is treated as a video."""
-    return Path(name).suffix.lower() in VIDEO_SUFFIXES
-
-
-def _is_visible(name: str) -> bool:
-    return not os.path.basename(name).startswith(".")
-
-
-def natural_key(name: str) -> tuple[list[str | int], str]:
-    """Returns a sort key: digits compare by value, letters ignore case, ties go by the name."""
-    chunks = re.split(r"(\d+)", name.casefold())
-    # Digits are at odd indices, so text is compared with text and numbers with numbers.
-    return [int(chunk) if index % 2 else chunk for index, chunk in enumerate(chunks)], name
+        folders[:] = sorted(filter(is_visible, folders), key=natural_key) if is_recursive else []

@@ -11,11 +11,13 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mmdeploy_llm.datasets.names import is_url
+from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import MMDeployLLMError, RequestError
-from mmdeploy_llm.messages import MEDIA_KINDS, MediaRef
+from mmdeploy_llm.messages import MEDIA_KINDS
 from mmdeploy_llm.params import SamplingParams
 
 from .storage.identity import digest_of, file_paths, file_state
@@ -60,6 +62,7 @@ class Item:
     path: the media file it asks about, when the input is a list of files.
     question: the first MAX_QUESTION characters of the question.
     digest: of the item's input: what the line itself says, and the state of its files.
+    columns: values of the input that the record repeats.
     """
 
     line: int
@@ -70,22 +73,7 @@ class Item:
     media: tuple[Media, ...] = ()
     question: str | None = None
     digest: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadItem:
-    """A line that cannot be used. id: None when it is missing, unreadable or a duplicate."""
-
-    line: int
-    message: str
-    id: str | int | None = None
-    code: int = RequestError.code
-    kind: str = RequestError.__name__
-
-    @property
-    def digest(self) -> str:
-        """A digest of what is wrong with the line."""
-        return digest_of(self.message)
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ItemReader:
@@ -102,27 +90,41 @@ class ItemReader:
         defaults: SamplingParams,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self._folder = None if folder is None else os.path.abspath(folder)
+        self._folder = folder
         self._defaults = defaults
         self._template_kwargs = dict(template_kwargs or {})
 
-    def read(self, line: int, values: Any) -> Item | BadItem:
-        """Returns the item of a line, or a BadItem that says what is wrong with the line."""
+    def read(
+        self,
+        line: int,
+        values: Any,
+        *,
+        folder: str | None = None,
+        names: Sequence[str | None] = (),
+        columns: Mapping[str, Any] | None = None,
+    ) -> Item | BadItem:
+        """Returns the item of a line, or a BadItem that says what is wrong with the line.
+
+        folder: base of its relative media paths, instead of the reader's. names: of its media, for
+        those that have no path. columns: see Item.
+        """
         item_id: str | int | None = None
         try:
             fields = _as_fields(values)
             item_id = _id_of(fields, line)
             _check_keys(fields)
-            media = _Media(self._folder)
+            media = _Media(self._folder if folder is None else folder)
             prompt = self._prompt(fields, media)
+            carried = {"columns": columns} if columns else {}
             return Item(
                 line=line,
                 id=item_id,
                 prompt=prompt,
                 params=self._params(fields.get("sampling_params")),
-                media=tuple(media.found),
+                media=_named(media.found, names),
                 question=_question(prompt),
-                digest=digest_of(fields, *map(file_state, media.files)),
+                digest=digest_of({**fields, **carried}, *map(file_state, media.files)),
+                columns=columns or {},
             )
         except (MMDeployLLMError, RecursionError) as error:
             message = str(error) or "the line is nested too deeply"
@@ -186,7 +188,7 @@ class _Media:
     """Resolves the media of a line; collects them in `found`, and the paths of files in `files`."""
 
     def __init__(self, folder: str | None) -> None:
-        self._folder = folder
+        self._folder = folder if folder is None or is_url(folder) else os.path.abspath(folder)
         self.found: list[Media] = []
         self.files: list[str] = []
 
@@ -243,13 +245,15 @@ class _Media:
             self.files += file_paths(name)
             return name
         path = os.path.join(self._folder or "", name)  # an absolute name stays as it is
-        self.files.append(path)
+        self.files += [] if is_url(path) else [path]
         return path
 
 
-def is_url(name: str) -> bool:
-    """Returns whether the name of a media item is a URL rather than a path."""
-    return bool(MediaRef(kind="", uri=name).scheme)
+def _named(found: Sequence[Media], names: Sequence[str | None]) -> tuple[Media, ...]:
+    """Returns the media with the names that are given."""
+    given = (*names, *[None] * (len(found) - len(names)))
+    pairs = zip(found, given, strict=True)
+    return tuple(own if name is None else replace(own, name=name) for own, name in pairs)
 
 
 def _media_name(value: Any) -> str:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 
+from .corpus.columns import ColumnOptions
 from .ids import Selection
-from .items import BadItem, Item
+from .items import Item
 from .output import Kept, Mode, check_target, scan
 from .run import Answerer, BatchRun, Ending, RunCounts, Tally, left_to_do
 from .sources import Source, open_source
@@ -39,7 +41,8 @@ class BatchSettings:
     """How a batch is run.
 
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
-    question: the question about each file of a folder.
+    question: the question about each file of a folder, or each row of a corpus.
+    columns: of a corpus; max_media_bytes: the largest image or video inside of it.
     selection: the lines of the input to process.
     max_failures: stop after this many failed items in this run.
     is_failed_redone: whether mode "resume" retries failed items.
@@ -52,6 +55,8 @@ class BatchSettings:
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
+    columns: ColumnOptions = field(default_factory=ColumnOptions)
+    max_media_bytes: int = MAX_CELL_BYTES
     selection: Selection = field(default_factory=Selection)
     max_failures: int | None = None
     is_failed_redone: bool = True
@@ -72,6 +77,7 @@ class BatchSettings:
             **{f"sampling_params.{name}": value for name, value in params.items()},
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
+            **{f"columns.{name}": value for name, value in self.columns.values().items()},
         }
         return replace(engine, values=values)
 
@@ -144,8 +150,7 @@ def plan_batch(
     output: str | os.PathLike[str],
     settings: BatchSettings,
 ) -> BatchJob:
-    """Plans a batch over a JSONL file, a Parquet file, a folder or an iterable of dicts, without
-    changing any file.
+    """Plans a batch over a corpus, a folder or an iterable of dicts, without changing any file.
 
     Raises ConfigError for an input that does not exist and an output that cannot be written.
     """
@@ -161,6 +166,8 @@ def plan_batch(
         settings.selection,
         question=settings.question,
         template_kwargs=settings.chat_template_kwargs,
+        columns=settings.columns,
+        max_bytes=settings.max_media_bytes,
     )
     return plan_source(source, path, settings)
 

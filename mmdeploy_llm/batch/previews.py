@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from mmdeploy_llm.datasets.names import is_video_name
 from mmdeploy_llm.errors import ABORTED, RequestError
 from mmdeploy_llm.messages import MediaItem, MediaRef
 
-from .inputs import is_video_name
 from .items import Media
 from .records import Record
 

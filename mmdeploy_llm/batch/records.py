@@ -15,6 +15,7 @@ num_*_tokens   num_prompt_tokens includes those of images and videos
 timings        seconds: preprocess, queue, first_token, generate, total; null if never reached
 media          [{"kind", "name"}] of a line's media; name: its path or URL if it has one
 prompt         the first 200 characters of the line's question
+columns        {name: value} of the input, those that --columns names
 outputs        all samples, with n > 1 or log-probabilities; `text` etc. are those of the first
 item_digest    of the item's input, with size and modification time of its files; resume compares it
 config_digest  of model, options and parameters; the file OUTPUT.config.json has their values
@@ -26,20 +27,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ABORTED, OK
 from mmdeploy_llm.outputs import CompletionOutput, RequestMetrics, RequestOutput
 
-from .items import BadItem, Item, Media
+from .items import Item, Media
 from .storage.unicode_text import escaped, replaced, unescaped
 
 NUM_DECIMALS = 4  # seconds are rounded to a tenth of a millisecond
 # Left out of the JSON when empty.
 OPTIONAL = (
     *("line", "path", "tool_calls", "media", "prompt", "outputs"),
-    *("item_digest", "config_digest"),
+    *("item_digest", "config_digest", "columns"),
 )
 LOWEST_LOGPROB = -1e30
 COUNTS = ("num_image_tokens", "num_video_tokens", "num_prompt_tokens", "num_output_tokens")
@@ -90,6 +92,7 @@ class Record:
     outputs: tuple[Mapping[str, Any], ...] = ()
     item_digest: str = ""
     config_digest: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_ok(self) -> bool:
@@ -239,6 +242,7 @@ def record_of(
         outputs=_samples(output),
         item_digest=item.digest,
         config_digest=config_digest,
+        columns=item.columns,
     )
 
 

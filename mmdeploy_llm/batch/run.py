@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from tqdm import tqdm
 
+from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.parallel import interrupted_later
 from mmdeploy_llm.params import SamplingParams
 
 from .ids import DoneItems, IdSet
-from .items import BadItem, Item
+from .items import Item
 from .records import Record, bad_record, key_of, record_of
 from .sources import Source
 from .writer import RecordWriter

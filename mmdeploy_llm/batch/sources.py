@@ -1,4 +1,4 @@
-"""Sources of a batch's items: lines of a file, dicts of an iterable, image and video files.
+"""Sources of a batch's items: rows of a corpus, dicts of an iterable, image and video files.
 
 All are read lazily; a source backed by files can be iterated again.
 """
@@ -6,34 +6,31 @@ All are read lazily; a source backed by files can be iterated again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
 
+from mmdeploy_llm.datasets.formats import KINDS, open_rows
+from mmdeploy_llm.datasets.names import is_media_name, is_url, is_video_name
+from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 
+from .corpus.columns import ColumnOptions
+from .corpus.questions import IMAGE_QUESTION, VIDEO_QUESTION, QuestionReader
 from .ids import Selection
-from .inputs import find_media, is_video_name
-from .items import BadItem, Item, ItemReader, is_url
-from .lines import Row, count_lines, read_jsonl
-from .parquet import ParquetRows
+from .inputs import find_media
+from .items import Item, ItemReader
 from .records import Record
 from .storage.identity import digest_of, file_state
 
-IMAGE_QUESTION, VIDEO_QUESTION = "Describe the image.", "Describe the video."
-ONE_QUESTION = (
-    "a prompt for all items needs a folder of media; each line of a file has its own prompt"
-)
-PARQUET_SUFFIXES = (".parquet", ".pq")
-MAX_COUNTED_BYTES = 2**30  # the lines of a larger file are not counted in advance
-
 
 class Source(Protocol):
-    """Items in order. total: their number, None when unknown. unit: the noun for one item."""
+    """Items in order. total: their number, None when unknown. unit: the noun for one item. about:
+    where its media and questions come from, "" when that is plain."""
 
     total: int | None
     unit: str
+    about: str
 
     def __iter__(self) -> Iterator[Item | BadItem]:
         """Yields the selected items of the input."""
@@ -43,32 +40,20 @@ class Source(Protocol):
 
 
 class LineSource:
-    """Builds items from rows. num_rows: their number, None when unknown."""
+    """Builds items from rows."""
 
     unit = "item"
 
-    def __init__(
-        self,
-        rows: Iterable[Row | BadItem],
-        reader: ItemReader,
-        selection: Selection,
-        num_rows: int | None = None,
-    ) -> None:
-        self._rows = rows
-        self._reader = reader
-        self._selection = selection
+    def __init__(self, rows: Rows, reader: QuestionReader, selection: Selection) -> None:
+        self._rows, self._reader, self._selection = rows, reader, selection
+        num_rows = rows.num_rows
         self.total = None if num_rows is None else selection.count(num_rows)
+        self.about = reader.about
 
     def __iter__(self) -> Iterator[Item | BadItem]:
-        """Yields the items of the selected lines."""
-        for row in self._rows:
-            if self._selection.is_past(row.line):
-                return
-            if self._selection.takes(row.line):
-                if isinstance(row, BadItem):
-                    yield row
-                else:
-                    yield self._reader.read(row.line, row.values)
+        """Yields the items of the selected rows."""
+        for row in self._rows.read(self._selection):
+            yield row if isinstance(row, BadItem) else self._reader.read(row)
 
     def place_of(self, record: Record) -> int | None:
         """Returns the record's line number; None when not selected."""
@@ -78,6 +63,8 @@ class LineSource:
 
 class FileSource:
     """Builds one item per file: a question about it. question: None asks for a description."""
+
+    about = ""
 
     def __init__(
         self,
@@ -131,31 +118,35 @@ def open_source(
     *,
     question: str | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    columns: ColumnOptions | None = None,
+    max_bytes: int = MAX_CELL_BYTES,
 ) -> Source:
-    """Opens a JSONL file, a Parquet file, a folder of images and videos with all its subfolders,
-    or an iterable of dicts. Raises ConfigError for an input that cannot be opened.
+    """Opens a corpus (see datasets/formats.py), a folder of images and videos with all its
+    subfolders, or an iterable of dicts. Raises ConfigError for an input that cannot be opened.
 
     Media paths in a file are relative to the file's folder, those in dicts to the working folder.
+    max_bytes: of one image or video inside of a corpus.
     """
+    columns = columns or ColumnOptions()
+    reader = ItemReader(None, params, template_kwargs)
     if not isinstance(given, (str, os.PathLike)):
-        if question is not None:
-            raise ConfigError(ONE_QUESTION)
-        reader = ItemReader(None, params, template_kwargs)
-        rows = (Row(line=line, values=values) for line, values in enumerate(given, 1))
-        return LineSource(rows, reader, selection, _length(given))
-    path = Path(given)
-    if path.is_dir():
-        return open_files(
-            [str(path)],
-            params,
-            selection,
-            is_recursive=True,
-            question=question,
-            template_kwargs=template_kwargs,
-        )
-    if question is not None:
-        raise ConfigError(ONE_QUESTION)
-    return _open_file(path, ItemReader(str(path.parent), params, template_kwargs), selection)
+        dicts = DictRows(given)
+        return LineSource(dicts, QuestionReader(dicts, reader, columns, question), selection)
+    name = os.fspath(given)
+    _check_name(name)
+    rows = open_rows(name, max_bytes)
+    if rows is not None:
+        return LineSource(rows, QuestionReader(rows, reader, columns, question), selection)
+    if columns.values():
+        raise ConfigError(f"{name!r} is a folder of media, which has no columns; {KINDS}")
+    return open_files(
+        [name],
+        params,
+        selection,
+        is_recursive=True,
+        question=question,
+        template_kwargs=template_kwargs,
+    )
 
 
 def open_files(
@@ -180,29 +171,38 @@ def open_files(
     )
 
 
-def _open_file(path: Path, reader: ItemReader, selection: Selection) -> Source:
-    if not path.is_file():
-        fault = "is not a regular file" if os.path.lexists(path) else "does not exist"
-        raise ConfigError(f"{str(path)!r} {fault}; give a JSONL file, a Parquet file or a folder")
-    if path.suffix.lower() in PARQUET_SUFFIXES:
-        rows = ParquetRows(path)
-        return LineSource(rows, reader, selection, rows.num_rows)
-    if is_video_name(path.name) or path.suffix.lower() in (".json", ".csv"):
-        raise ConfigError(
-            f"{str(path)!r} is not a batch: give a JSONL file (one JSON object per line), a "
-            "Parquet file or a folder; `caption` accepts single files"
-        )
-    num_lines = count_lines(path) if path.stat().st_size <= MAX_COUNTED_BYTES else None
-    return LineSource(_JsonlRows(path), reader, selection, num_lines)
+def _check_name(name: str) -> None:
+    """Raises ConfigError for an input that does not exist, or is of a kind that is no batch."""
+    is_pattern = is_url(name) or any(char in name for char in "*?[{") or name.startswith("pipe:")
+    if not os.path.exists(name) and not is_pattern:
+        raise ConfigError(f"{name!r} does not exist; {KINDS}")
+    if is_media_name(name) or name.lower().endswith(".json"):
+        raise ConfigError(f"{name!r} is not a batch: {KINDS}; `caption` accepts single files")
 
 
-class _JsonlRows:
-    def __init__(self, path: Path) -> None:
-        self._path = path
+class DictRows:
+    """The dicts of an iterable; those of an iterator can be read once."""
 
-    def __iter__(self) -> Iterator[Row | BadItem]:
-        return read_jsonl(self._path)
+    is_by_suffix = False
+    is_table = False
 
+    def __init__(self, given: Iterable[Any]) -> None:
+        self._given = given
 
-def _length(given: Any) -> int | None:
-    return len(given) if hasattr(given, "__len__") else None
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether they are in a list or the like."""
+        return isinstance(self._given, Sized)
+
+    @property
+    def num_rows(self) -> int | None:
+        """Their number, None for an iterator."""
+        return len(self._given) if isinstance(self._given, Sized) else None
+
+    def read(self, lines: Lines) -> Iterator[Row | BadItem]:
+        """Yields the wanted dicts."""
+        for line, values in enumerate(self._given, 1):
+            if lines.is_past(line):
+                return
+            if lines.takes(line):
+                yield Row(line=line, values=values)

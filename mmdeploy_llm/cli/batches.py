@@ -10,6 +10,14 @@ import typer
 
 from mmdeploy_llm.errors import ConfigError
 
+from .columns import (
+    Columns,
+    IdColumn,
+    ImageColumn,
+    PromptColumn,
+    VideoColumn,
+    column_options,
+)
 from .options import (
     INTERRUPTED,
     MANY_MEDIA,
@@ -79,9 +87,20 @@ Each line of the input is one JSON object. It holds chat messages:
 or a raw prompt with the model's own placeholders (or "prompt_token_ids"):
   {{"prompt": "...", "multimodal_data": {{"image": ["a.jpg"]}}}}
 Media paths are relative to the input's folder. A line without an id gets its
-line number, from 1. In a Parquet file these keys are columns. A line may have
-up to 16 images and 4 videos; the limits change with, for example,
---engine 'limit_mm_per_prompt={{"image": 100}}'.
+line number, from 1. In a table (Parquet, Arrow, CSV, Lance) these keys are
+columns. A line may have up to 16 images and 4 videos; the limits change with,
+for example, --engine 'limit_mm_per_prompt={{"image": 100}}'.
+
+\b
+In a corpus with media the rows are asked about:
+  tar (WebDataset)     members of one key: images and videos by their suffix,
+                       columns txt and the fields of json; id: shard and key
+  Parquet, Arrow, Lance, hf://datasets/OWNER/NAME[?config=C&split=S], folders
+  of save_to_disk      the only column with bytes of images or videos
+  CSV, TSV             paths in a column named image, or in --image-column
+  s3://, gs://, hf://  any of them, with the extra fsspec
+The question is --prompt "Describe {{title}}." with the columns in braces,
+--prompt-column, a column prompt, or a request to describe the media.
 
 \b
 Each line of the output is one item, in the order of completion:
@@ -93,6 +112,7 @@ Each line of the output is one item, in the order of completion:
   num_image_tokens, num_video_tokens, num_prompt_tokens, num_output_tokens,
   num_cached_tokens, timings (seconds)
   media, prompt        the media of the input, the start of its question
+  columns              the values of --columns
   outputs              every sample, with n > 1 or logprobs
   item_digest, config_digest     what --resume compares
 A bad input line gets an output line with its error and affects no other line.
@@ -101,6 +121,8 @@ A bad input line gets an output line with its error and affects no other line.
 Examples:
   mmdeploy-llm batch prompts.jsonl --output answers.jsonl --report answers.html
   mmdeploy-llm batch prompts.parquet -o answers.jsonl --shard 2/8
+  mmdeploy-llm batch 'laion/{{00000..00099}}.tar' -o captions.jsonl --columns url
+  mmdeploy-llm batch photos.parquet -o captions.jsonl --prompt "Is it {{title}}?"
   mmdeploy-llm batch media/ -o answers.jsonl --prompt "What is happening?"
   mmdeploy-llm batch prompts.jsonl -o answers.jsonl --resume
 
@@ -114,9 +136,11 @@ Results of another model, or of other options or parameters, are refused;
 
 Paths = Annotated[list[str], typer.Argument(help="Images, videos, their folders, or globs.")]
 Input = Annotated[
-    Path,
+    str,
     typer.Argument(
-        help="JSONL file, Parquet file, or folder of images and videos (subfolders included)."
+        help="Folder of images and videos (subfolders included), or a corpus: JSONL, CSV, TSV, "
+        "Parquet, Arrow, tar (WebDataset) or Lance; a file, folder, glob, pattern such as "
+        "'{000..099}.tar' or URL; or hf://datasets/OWNER/NAME."
     ),
 ]
 Question = Annotated[
@@ -124,7 +148,8 @@ Question = Annotated[
     typer.Option(
         "--prompt",
         "-p",
-        help="The question about each file.  "
+        help="The question about each file; in `batch` also about each row of a corpus, with "
+        "columns in it: 'Describe {title}.'  "
         '[default: "Describe the image." / "Describe the video."]',
     ),
 ]
@@ -202,6 +227,11 @@ def batch(
     output: Output,
     model: Model = "shapes-vl",
     prompt: Question = None,
+    image_column: ImageColumn = None,
+    video_column: VideoColumn = None,
+    prompt_column: PromptColumn = None,
+    id_column: IdColumn = None,
+    columns: Columns = None,
     report: Page = None,
     overwrite: Overwrite = False,
     resume: Resume = False,
@@ -222,7 +252,7 @@ def batch(
     num_threads: NumThreads = None,
     engine: Engine = None,
 ) -> None:
-    """Answer every prompt of a file, or one question per media file.
+    """Answer every prompt of a file, or a question about each item of a corpus.
 
     Results are appended to the output as they finish. Sampling options on the command line are
     defaults; a line's own "sampling_params" win."""
@@ -234,6 +264,8 @@ def batch(
     options = engine_options(ctx, engine, **choices, limit_mm_per_prompt=MANY_MEDIA)
     settings = batch_settings(ctx.params, given, options)
     job = plan_batch(input, output, settings)
+    if job.source.about:
+        typer.echo(job.source.about, err=True)
     run_and_report(job, model, options, report)
 
 
@@ -246,6 +278,7 @@ def batch_settings(
     """
     from mmdeploy_llm.batch.ids import Selection
     from mmdeploy_llm.batch.job import BatchSettings
+    from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
 
     is_resumed = options["resume"] or options["resume_anyway"]
     if not (options["retry_failed"] or is_resumed):
@@ -256,6 +289,8 @@ def batch_settings(
         sampling_params=sampling_params(**given),
         chat_template_kwargs=template_kwargs(options["thinking"]),
         question=options["prompt"],
+        columns=column_options(options),
+        max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
         selection=Selection.parse(options["shard"], options["limit"]),
         max_failures=options["max_failures"],
         is_failed_redone=options["retry_failed"],

@@ -31,7 +31,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from mmdeploy_llm.batch.items import BadItem, Item
+    from mmdeploy_llm.batch.items import Item
+    from mmdeploy_llm.datasets.rows import BadItem
     from mmdeploy_llm.desk.counting import TokenCounter
 
 MAX_THREADS, NUM_AHEAD = 8, 64
@@ -139,8 +140,8 @@ def input_items(
     """Returns the items of files, read as `batch` reads them, and of media, as `caption` does.
     Raises ConfigError for an input that cannot be opened, before any item is read."""
     from mmdeploy_llm.batch.ids import Selection
-    from mmdeploy_llm.batch.inputs import is_media_name
     from mmdeploy_llm.batch.sources import open_files, open_source
+    from mmdeploy_llm.datasets.names import is_media_name
     from mmdeploy_llm.params import SamplingParams
 
     whole, sources = Selection.parse(None, None), []
@@ -196,7 +197,7 @@ def counted(items: Iterator[Item | BadItem], counter: TokenCounter) -> Iterator[
 
 def result_of(item: Item | BadItem, counter: TokenCounter) -> dict[str, Any]:
     """Returns the counts of an item, or its error."""
-    from mmdeploy_llm.batch.items import BadItem
+    from mmdeploy_llm.datasets.rows import BadItem
     from mmdeploy_llm.hooks.names import error_text
 
     result = {"id": item.id, "line": item.line, **dict.fromkeys(COUNTS, 0)}

@@ -54,13 +54,25 @@ OPTIONAL = (
     Optional(
         module="pyarrow",
         package="pyarrow",
-        use="batches from Parquet files",
+        use="batches from Parquet and Arrow files",
         install='pip install "mmdeploy-llm[parquet]"',
+    ),
+    Optional(
+        module="datasets",
+        package="datasets",
+        use="batches from the Hugging Face hub and folders of the library datasets",
+        install='pip install "mmdeploy-llm[datasets]"',
+    ),
+    Optional(
+        module="lance",
+        package="pylance",
+        use="batches from Lance tables",
+        install='pip install "mmdeploy-llm[lance]"',
     ),
     Optional(
         module="fsspec",
         package="fsspec",
-        use="media from object stores",
+        use="media and corpora from object stores",
         install='pip install "mmdeploy-llm[fsspec]"',
     ),
 )

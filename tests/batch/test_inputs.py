@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdeploy_llm.batch.inputs import find_media, natural_key
+from mmdeploy_llm.batch.inputs import find_media
+from mmdeploy_llm.datasets.names import natural_key
 from mmdeploy_llm.errors import ConfigError
 
 

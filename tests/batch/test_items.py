@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from mmdeploy_llm.batch.items import BadItem, Item, ItemReader, Media
+from mmdeploy_llm.batch.items import Item, ItemReader, Media
+from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.intake.forms import media_items
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.params import SamplingParams

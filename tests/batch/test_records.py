@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mmdeploy_llm.batch.items import BadItem, Item, Media
+from mmdeploy_llm.batch.items import Item, Media
 from mmdeploy_llm.batch.records import (
     ItemError,
     Record,
@@ -15,6 +15,7 @@ from mmdeploy_llm.batch.records import (
     record_of,
     seconds,
 )
+from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import PromptTooLongError
 from mmdeploy_llm.outputs import Completions, ToolCall
 from mmdeploy_llm.params import SamplingParams

@@ -5,9 +5,10 @@ import builtins
 import pytest
 
 from mmdeploy_llm.batch.ids import Selection
-from mmdeploy_llm.batch.items import BadItem, Item
-from mmdeploy_llm.batch.parquet import ParquetRows
+from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.batch.sources import open_source
+from mmdeploy_llm.datasets.formats import open_rows
+from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.params import SamplingParams
 
@@ -80,7 +81,7 @@ def test_a_file_that_is_not_parquet_raises(tmp_path):
     path = tmp_path / "in.parquet"
     path.write_text("nothing of it")
     with pytest.raises(ConfigError, match="not a Parquet file"):
-        ParquetRows(path)
+        open_rows(str(path))
 
 
 def test_without_pyarrow_the_extra_is_named(file, monkeypatch):
@@ -94,4 +95,4 @@ def test_without_pyarrow_the_extra_is_named(file, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"mmdeploy-llm\[parquet\]"):
-        ParquetRows(path)
+        open_rows(str(path))

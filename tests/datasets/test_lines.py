@@ -6,22 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmdeploy_llm.batch.items import BadItem
-from mmdeploy_llm.batch.lines import Row, count_lines, read_jsonl
+from mmdeploy_llm.batch.ids import Selection
+from mmdeploy_llm.datasets.files import File
+from mmdeploy_llm.datasets.lines import JsonlRows
+from mmdeploy_llm.datasets.rows import BadItem
 
 
 def read(tmp_path, blob, **options):
     path = tmp_path / "in.jsonl"
     path.write_bytes(blob)
-    return list(read_jsonl(path, **options)), count_lines(path)
+    rows = JsonlRows([File(path=str(path), name=path.name)], **options)
+    return list(rows.read(Selection())), rows.num_rows
 
 
 def test_good_and_bad_lines_keep_their_numbers(tmp_path):
     blob = b'\xef\xbb\xbf{"a": 1}\r\n\n{bad\n"\xff"\n[2]'
     rows, num_lines = read(tmp_path, blob)
     assert num_lines == 5
-    assert rows[0] == Row(line=1, values={"a": 1})
-    assert rows[-1] == Row(line=5, values=[2])
+    assert rows[0].values == {"a": 1}
+    assert (rows[-1].line, rows[-1].values) == (5, [2])
     bad = rows[1:-1]
     assert [row.line for row in bad] == [3, 4]
     assert "not JSON" in bad[0].message
@@ -34,7 +37,7 @@ def test_a_line_that_is_too_long_is_skipped(tmp_path):
     assert rows[0].values == {"a": 1}
     assert isinstance(rows[1], BadItem)
     assert (rows[1].line, rows[1].code) == (2, 413)
-    assert rows[2] == Row(line=3, values=[2])
+    assert (rows[2].line, rows[2].values) == (3, [2])
 
 
 @pytest.mark.parametrize("num_over", [-1, 0, 1])

@@ -1,0 +1,231 @@
+"""Turns a row of a corpus into an item: a chat message with the row's media and the question,
+unless the row is one of our own lines, with a prompt in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from mmdeploy_llm.batch.items import CONTENT_KEYS, KNOWN_KEYS, MEDIA_KEYS, Item, ItemReader
+from mmdeploy_llm.datasets.rows import BadItem, FirstLines, Row, Rows
+from mmdeploy_llm.errors import ConfigError, RequestError
+
+from .columns import (
+    Column,
+    ColumnOptions,
+    Template,
+    by_suffix,
+    check_columns,
+    detect,
+    shown,
+    text_of,
+)
+
+IMAGE_QUESTION, VIDEO_QUESTION = "Describe the image.", "Describe the video."
+ONE_QUESTION = (
+    "a prompt for all items needs a folder of media or a corpus without prompts; each line of this "
+    "one has its own prompt"
+)
+# Keys of our own lines that mean the same in a row with a question.
+KEPT = (
+    "id",
+    "sampling_params",
+    "chat_template_kwargs",
+    "mm_processor_kwargs",
+    "tools",
+    "priority",
+    "timeout",
+)
+NUM_LOOKED_AT = 8  # first rows, to find the column of the media
+
+
+class QuestionReader:
+    """Builds the items of one corpus.
+
+    question: for all rows, with columns in it; None: the row's own, or a description.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        reader: ItemReader,
+        options: ColumnOptions,
+        question: str | None = None,
+    ) -> None:
+        if question is not None and options.prompt is not None:
+            raise ConfigError(
+                "--prompt and --prompt-column (in Python prompt and prompt_column) contradict each "
+                "other; give one of them"
+            )
+        self._reader, self._options, self._rows = reader, options, rows
+        self._template = None if question is None else Template(question)
+        named = (("image", options.image), ("video", options.video))
+        self._media = tuple(Column(kind=kind, name=name) for kind, name in named if name)
+        self._is_found = bool(self._media)
+        self._look(question)
+
+    @property
+    def about(self) -> str:
+        """Says which columns have images and videos; "" for lines with their own prompts."""
+        if self._rows.is_by_suffix and not self._media:
+            found = "media: members with the suffix of an image or video"
+        elif not self._media:
+            return ""
+        else:
+            found = ", ".join(f"{own.kind}s: column {own.name!r}" for own in self._media)
+        return found if self._is_found else f"{found} (found in the first rows)"
+
+    def read(self, row: Row) -> Item | BadItem:
+        """Returns the item of a row, or a BadItem that says what is wrong with it."""
+        try:
+            return self._read(row)
+        except RequestError as error:
+            kind, code = type(error).__name__, error.code
+            return BadItem(line=row.line, id=row.key, message=str(error), kind=kind, code=code)
+
+    def _look(self, question: str | None) -> None:
+        """Looks at the first rows, to raise ConfigError for what is wrong with all of them."""
+        is_asked = question is not None or bool(self._options.values())
+        if not (self._rows.is_table or is_asked) or not self._rows.is_repeatable:
+            return
+        sample = [
+            row.values
+            for row in islice(self._rows.read(FirstLines(count=NUM_LOOKED_AT)), NUM_LOOKED_AT)
+            if isinstance(row, Row) and isinstance(row.values, Mapping)
+        ]
+        if not sample:  # every row is an error of its own
+            return
+        columns = list(dict.fromkeys(name for values in sample for name in values))
+        if self._rows.is_table:
+            check_columns(columns, self._options, self._template)
+            if not self._media:
+                self._media = detect(sample)
+        if question is not None and all(map(self._has_own, sample)):
+            raise ConfigError(ONE_QUESTION)
+        has_text = self._template is not None or self._options.prompt is not None
+        has_own = any(map(self._has_own, sample))
+        if self._rows.is_table and not (self._media or has_text or has_own):
+            raise ConfigError(
+                f"no column has images, videos or prompts: {shown(columns)}; name one with "
+                "--image-column, --video-column or --prompt-column, or write it into the question: "
+                '--prompt "Summarize: {text}" (in Python image_column, ..., prompt)'
+            )
+
+    def _has_own(self, values: Mapping[str, Any]) -> bool:
+        """Returns whether the row is one of our own lines, with a prompt in it. A `prompt` beside
+        an image is a column like others, and so is one that the question names."""
+        own = {name for name in CONTENT_KEYS if values.get(name) is not None}
+        is_named = self._template is not None and "prompt" in self._template.names
+        if is_named or self._options.prompt == "prompt" or self._media_of(values):
+            own.discard("prompt")
+        return bool(own)
+
+    def _media_of(self, values: Mapping[str, Any]) -> tuple[Column, ...]:
+        if self._media or not self._rows.is_by_suffix:
+            return self._media
+        return tuple(by_suffix(values))
+
+    def _read(self, row: Row) -> Item | BadItem:
+        values = row.values
+        if not isinstance(values, Mapping):
+            return self._reader.read(row.line, values)
+        columns = {name: _carried(values, name) for name in self._options.carried}
+        media = self._media_of(values)
+        question = self._question(values, media)
+        names: list[str | None] = []
+        if question is None:
+            left_out = (*columns, self._options.id, "__key__")
+            kept = (name for name in values if name not in left_out or name in KNOWN_KEYS)
+            fields = {name: values[name] for name in kept if values[name] is not None}
+        else:
+            cells = [cell for column in media for cell in _cells(column, row)]
+            if media and not cells:
+                raise RequestError(f"{_missing(media, values)}; the columns are {shown(values)}")
+            names = [cell.name for cell in cells]
+            fields = _asked(values, [cell.part for cell in cells], question)
+        return self._reader.read(
+            row.line, self._with_id(row, fields), folder=row.folder, names=names, columns=columns
+        )
+
+    def _question(self, values: Mapping[str, Any], media: tuple[Column, ...]) -> str | None:
+        """Returns the question about a row; None for one of our own lines."""
+        if self._template is not None:
+            if self._has_own(values):
+                raise RequestError(ONE_QUESTION)
+            return self._template.fill(values)
+        if self._options.prompt is not None:
+            return text_of(values, self._options.prompt)
+        if not media:
+            return None
+        if isinstance(values.get("prompt"), str):
+            return str(values["prompt"])
+        return VIDEO_QUESTION if media[0].kind == "video" else IMAGE_QUESTION
+
+    def _with_id(self, row: Row, fields: dict[str, Any]) -> dict[str, Any]:
+        if self._options.id is not None:
+            if row.values.get(self._options.id) is None:
+                raise RequestError(f"the column {self._options.id!r} with the id is empty")
+            return {**fields, "id": row.values[self._options.id]}
+        return fields if row.key is None else {**fields, "id": row.key}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """A media item of a row: the part of a message, and a name unless it has a path."""
+
+    part: dict[str, Any]
+    name: str | None
+
+
+def _cells(column: Column, row: Row) -> Iterator[_Cell]:
+    """Yields the media of a cell. A name that a corpus gives to bytes is never used: it could be
+    that of a file here."""
+    found = row.values.get(column.name)
+    for number, value in enumerate(found if isinstance(found, list) else [found]):
+        mark = f"{column.name}[{number}]" if isinstance(found, list) else column.name
+        name: str | None = f"({mark} of {row.key or f'row {row.line}'})"
+        if isinstance(value, Mapping) and set(value) <= {"bytes", "path"}:
+            value = value.get("path") if value.get("bytes") is None else value["bytes"]
+        if isinstance(value, str):
+            name = None
+        if value is not None:
+            yield _Cell(part={"type": column.kind, column.kind: value}, name=name)
+
+
+def _asked(values: Mapping[str, Any], parts: list[dict[str, Any]], question: str) -> dict[str, Any]:
+    """Returns a row as one of our own lines: one message with its media and the question."""
+    if left := [name for name in (*CONTENT_KEYS[1:], *MEDIA_KEYS) if values.get(name)]:
+        raise RequestError(
+            f"the row has {left[0]!r}, and media of its own or a question for all rows; leave one "
+            "of them out"
+        )
+    content = [*parts, {"type": "text", "text": question}]
+    fields = {name: values[name] for name in KEPT if values.get(name) is not None}
+    return {**fields, "messages": [{"role": "user", "content": content}]}
+
+
+def _missing(media: tuple[Column, ...], values: Mapping[str, Any]) -> str:
+    name = media[0].name
+    return f"the column {name!r} is empty" if name in values else f"the row has no column {name!r}"
+
+
+def _carried(values: Mapping[str, Any], name: str) -> Any:
+    if name not in values:
+        raise RequestError(f"the row has no column {name!r}; it has {shown(values)}")
+    return _as_json(values[name], name)
+
+
+def _as_json(value: Any, name: str) -> Any:
+    """Returns a value that JSON can hold; dates and the like as text, NaN as null."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        raise RequestError(f"the column {name!r} holds bytes, which a record cannot repeat")
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item, name) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item, name) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,0 +1,1 @@
+"""Readers of corpora, streamed: JSONL, CSV, Parquet, Arrow, WebDataset, Lance and `datasets`."""

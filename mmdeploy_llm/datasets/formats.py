@@ -1,0 +1,82 @@
+"""The formats of corpora, and which of them an input has. A new one is a file and a line here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mmdeploy_llm.errors import ConfigError
+
+from .arrow import ArrowRows, ParquetRows
+from .delimited import DelimitedRows
+from .files import File, find_files, suffix_of, suffixes_in
+from .hub import DatasetRows, is_dataset
+from .lance_table import LanceRows, is_lance
+from .lines import JsonlRows
+from .names import is_url
+from .rows import MAX_CELL_BYTES, Rows
+from .tars import TarRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFormat:
+    """A format of files. open: takes the files, and the largest media item in bytes."""
+
+    suffixes: tuple[str, ...]
+    open: Callable[[Sequence[File], int], Rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderFormat:
+    """A format whose corpus is a folder or a name. is_mine: whether an input has it."""
+
+    is_mine: Callable[[str], bool]
+    open: Callable[[str, int], Rows]
+
+
+# In a folder with files of several formats the first one counts: tools that write shards put lists
+# of their content beside them.
+FILE_FORMATS = (
+    FileFormat(suffixes=(".tar", ".tar.gz", ".tgz"), open=TarRows),
+    FileFormat(suffixes=(".parquet", ".pq"), open=ParquetRows),
+    FileFormat(suffixes=(".arrow", ".feather", ".ipc"), open=ArrowRows),
+    FileFormat(suffixes=(".jsonl", ".ndjson"), open=JsonlRows),
+    FileFormat(suffixes=(".csv", ".tsv"), open=DelimitedRows),
+)
+FOLDER_FORMATS = (
+    FolderFormat(is_mine=is_lance, open=LanceRows),
+    FolderFormat(is_mine=is_dataset, open=DatasetRows),
+)
+SUFFIXES = tuple(suffix for known in FILE_FORMATS for suffix in known.suffixes)
+KINDS = (
+    "give a JSONL, CSV, TSV, Parquet, Arrow or tar file, a glob or folder of them, a Lance table, "
+    "a Hugging Face dataset or a folder of media"
+)
+
+
+def open_rows(given: str, max_bytes: int = MAX_CELL_BYTES) -> Rows | None:
+    """Opens the corpus that a path, a pattern or a URL names; returns None for a folder of media.
+
+    max_bytes: of one image or video. Raises ConfigError for an input that cannot be opened.
+    """
+    for folder in FOLDER_FORMATS:
+        if folder.is_mine(given):
+            return folder.open(given, max_bytes)
+    found = _format_of(given)
+    if found is None:
+        return None
+    return found.open(find_files(given, found.suffixes), max_bytes)
+
+
+def _format_of(given: str) -> FileFormat | None:
+    """Returns the format by the suffix, in a folder by the suffixes of its files; JSONL for a file
+    with an unknown suffix, None for a folder of media."""
+    if not is_url(given) and os.path.isdir(given):
+        present = suffixes_in(given, SUFFIXES)
+    else:
+        suffix = suffix_of(given, SUFFIXES)
+        if suffix is None and is_url(given):
+            raise ConfigError(f"{given!r} has an unknown suffix; known are {' '.join(SUFFIXES)}")
+        present = frozenset({suffix or ".jsonl"})
+    return next((known for known in FILE_FORMATS if present and present & {*known.suffixes}), None)

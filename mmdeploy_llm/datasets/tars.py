@@ -1,0 +1,233 @@
+"""Reads WebDataset shards: tar files in which neighbouring members of one key make one row.
+
+    000000.tar:  a.jpg a.json a.txt | b.0.png b.1.png b.txt | c.mp4 c.json
+                 '---- one row ---'   '---- two images ---'   '- a video -'
+
+Columns are the suffixes of the members: media as bytes, texts, and the fields of the json, and
+`__key__`. The id of a row is its shard and its key. Tars are read by the standard library: 2,850
+samples a second of 60 kB with a text and a json (one core of a Zen 3), where the package
+webdataset, which uses the same library, reads 1,790.
+
+Nothing is written to disk and no link is followed: a name from a tar is an id, never a path.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from mmdeploy_llm.errors import MediaLimitError, RequestError
+
+from .files import File, suffix_of
+from .lines import unreadable
+from .names import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row
+
+MEDIA_SUFFIXES = tuple(IMAGE_SUFFIXES | VIDEO_SUFFIXES)
+TEXT_SUFFIXES = (".txt", ".text", ".caption", ".cls")
+MAX_MEMBERS = 64  # of one key
+MAX_TEXT_BYTES = 2**22  # of one text or json
+MAX_HEADER_BYTES = 2**20  # of a long name or other extension of a header
+FAULTS = (tarfile.TarError, OSError, EOFError, zlib.error, RequestError)
+
+
+class TarRows:
+    """The samples of WebDataset shards, one sample in memory at once.
+
+    A member that is a link, a device, a sparse file or too large is an error of its own sample,
+    found before it is read. A tar that is cut off or damaged is an error with the shard's name as
+    id; its samples before that place, and all other shards, are read.
+
+    max_bytes: of one image or video.
+    """
+
+    is_table = False
+    is_by_suffix = True
+    is_repeatable = True
+    num_rows = None
+
+    def __init__(self, files: Sequence[File], max_bytes: int = MAX_CELL_BYTES) -> None:
+        self._files, self._max_bytes = files, max_bytes
+
+    def read(self, lines: Lines) -> Iterator[Row | BadItem]:
+        """Yields the wanted samples, numbered through all shards."""
+        line = 0
+        for file in self._files:
+            try:
+                with file.open() as opened, closing(_open(opened, file)) as tar:
+                    samples = _Samples(tar, file.name, self._max_bytes, lines)
+                    for row in samples.read(line + 1):
+                        line += 1
+                        if lines.is_past(line):
+                            return
+                        if lines.takes(line):
+                            yield row
+            except FAULTS as error:
+                line += 1
+                if lines.takes(line):
+                    yield unreadable(file, line, error)
+            if lines.is_past(line + 1):
+                return
+
+
+class _Header(tarfile.TarInfo):
+    """A header whose faults are raised: tarfile takes a damaged one for the end of the tar."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> _Header:
+        """Reads the next header. Raises ReadError for a damaged or missing one."""
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.HeaderError as error:
+            kind = type(error).__name__
+            if kind == "EOFHeaderError":  # the end mark
+                raise
+            if kind == "EmptyHeaderError":
+                raise tarfile.ReadError("it has no end mark, so it may be cut off") from None
+            raise tarfile.ReadError(f"a header is damaged ({error}); the rest is lost") from None
+
+
+class _Bounded:
+    """The file of a tar, of which no read is larger than a limit that can be set: headers announce
+    the size of their extensions."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.tell, self.seek, self.close = file.tell, file.seek, file.close
+        self.most = MAX_HEADER_BYTES
+
+    def read(self, size: int = -1) -> bytes:
+        """Reads at most `size` bytes. Raises ReadError for more than the limit."""
+        if not 0 <= size <= self.most:
+            raise tarfile.ReadError(f"a header of {size} bytes, {self.most} are allowed")
+        return self._file.read(size)
+
+
+def _open(file: BinaryIO, about: File) -> tarfile.TarFile:
+    is_packed = suffix_of(about.path, (".gz", ".tgz")) is not None
+    source = _Bounded(gzip.GzipFile(fileobj=file) if is_packed else file)  # type: ignore[arg-type]
+    return tarfile.TarFile(fileobj=source, tarinfo=_Header)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A sample while its members are read. Filled by _Samples only."""
+
+    key: str
+    values: dict[str, Any] = field(default_factory=dict)
+    num_members: int = 0
+    fault: RequestError | None = None
+
+
+class _Samples:
+    """Groups the members of one tar. Used once."""
+
+    def __init__(self, tar: tarfile.TarFile, shard: str, max_bytes: int, lines: Lines) -> None:
+        self._tar, self._shard, self._lines = tar, shard, lines
+        self._max_bytes = max_bytes
+
+    def read(self, line: int) -> Iterator[Row | BadItem]:
+        """Yields the samples, the first of which has the number `line`. Of those that are not
+        wanted the headers are read only."""
+        sample: _Sample | None = None
+        while True:
+            try:
+                member = self._tar.next()
+            except FAULTS:
+                if sample is not None:  # its members so far are whole
+                    yield self._row(sample, line)
+                raise
+            if member is None:
+                break
+            self._tar.members.clear()  # type: ignore[attr-defined]  # or it keeps every header
+            folder, _, name = member.name.rpartition("/")
+            stem, _, suffix = name.partition(".")
+            if member.isdir() or not stem:
+                continue
+            key = f"{folder}/{stem}" if folder else stem
+            if sample is not None and sample.key != key:
+                yield self._row(sample, line)
+                line += 1
+                sample = None
+            sample = sample or _Sample(key=key)
+            self._add(sample, member, suffix, is_wanted=self._lines.takes(line))
+        if sample is not None:
+            yield self._row(sample, line)
+
+    def _row(self, sample: _Sample, line: int) -> Row | BadItem:
+        key = f"{self._shard}/{sample.key}"
+        if sample.fault is not None:
+            kind, code = type(sample.fault).__name__, sample.fault.code
+            return BadItem(line=line, id=key, message=str(sample.fault), kind=kind, code=code)
+        return Row(line=line, key=key, values={**sample.values, "__key__": sample.key})
+
+    def _add(
+        self, sample: _Sample, member: tarfile.TarInfo, suffix: str, *, is_wanted: bool
+    ) -> None:
+        """Reads a member into the sample, or notes what is wrong with it."""
+        sample.num_members += 1
+        is_media = suffix_of(f".{suffix}", MEDIA_SUFFIXES) is not None
+        is_text = suffix_of(f".{suffix}", (*TEXT_SUFFIXES, ".json")) is not None
+        if not is_wanted or sample.fault is not None:
+            return
+        try:
+            _check(member, sample, self._max_bytes if is_media else MAX_TEXT_BYTES)
+            if is_media or is_text:
+                data = self._data(member)
+                _put(sample.values, suffix, data, is_media=is_media)
+        except RequestError as error:
+            sample.fault = error
+
+    def _data(self, member: tarfile.TarInfo) -> bytes:
+        file = self._tar.fileobj
+        assert isinstance(file, _Bounded)
+        file.most = max(member.size, MAX_HEADER_BYTES)  # it has been checked
+        try:
+            file.seek(member.offset_data)
+            data = file.read(member.size)
+        finally:
+            file.most = MAX_HEADER_BYTES
+        if len(data) < member.size:
+            raise tarfile.ReadError(f"it ends inside of {member.name[:MAX_SHOWN]!r}")
+        return data
+
+
+def _check(member: tarfile.TarInfo, sample: _Sample, max_bytes: int) -> None:
+    """Raises RequestError for a member that must not be read."""
+    name = f"the member {member.name[:MAX_SHOWN]!r}"
+    if not member.isreg() or member.issparse():
+        raise RequestError(f"{name} is a link, a device or sparse; a shard must have plain files")
+    if sample.num_members > MAX_MEMBERS:
+        raise RequestError(f"the key has more than {MAX_MEMBERS} members")
+    if member.size > max_bytes:
+        raise MediaLimitError(
+            f"{name} has {member.size} bytes, {max_bytes} are allowed; leave it out, or for media "
+            "raise max_media_bytes"
+        )
+
+
+def _put(values: dict[str, Any], suffix: str, data: bytes, *, is_media: bool) -> None:
+    """Adds the column of a member; the fields of a json become columns, unless there is one."""
+    if is_media:
+        values[suffix] = data
+        return
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the {suffix} is not UTF-8: {error.reason}") from None
+    if not suffix.endswith("json"):
+        values[suffix] = text.strip()
+        return
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the json is not JSON: {str(error)[:MAX_SHOWN]}") from None
+    fields = parsed if isinstance(parsed, dict) else {suffix: parsed}
+    for name, value in fields.items():
+        values.setdefault(name, value)
