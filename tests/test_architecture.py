@@ -41,6 +41,7 @@ LAYERS = (
     ("desk",),
     ("batch",),
     ("llm", "aio"),
+    ("ray",),
     ("scaffold", "bench", "doctor"),
     ("cli",),
 )

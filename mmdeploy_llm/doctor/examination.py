@@ -63,6 +63,12 @@ OPTIONAL = (
         use="media from object stores",
         install='pip install "mmdeploy-llm[fsspec]"',
     ),
+    Optional(
+        module="ray",
+        package="ray",
+        use="engines on many machines (Ray Data, batch --ray)",
+        install='pip install "mmdeploy-llm[ray]"',
+    ),
 )
 
 
