@@ -286,8 +286,8 @@ class ClusterLLM:
     """Answers prompts with engines on all machines of a Ray cluster, as many as it holds now.
 
     address: see `connect`. model, options: as for LLM. Media in prompts travel where they are
-    bytes; paths must be readable on every machine. Use it in a `with` block. Raises what LLM raises
-    when the model cannot be loaded.
+    bytes; paths must be readable on every machine. Use it in a `with` block, which raises what LLM
+    raises when the model cannot be loaded.
 
     num_actors: the engines.
     """
@@ -324,6 +324,13 @@ class ClusterLLM:
             ray.kill(actor)
 
     def __enter__(self) -> Self:
+        """Waits until one engine is loaded."""
+        try:
+            (first, *_), _ = ray.wait([actor.ready.remote() for actor in self._actors])
+            _result_of(first)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
@@ -345,17 +352,14 @@ class _Run:
         self._pairs = enumerate(pairs)
         self._free = {actor: at_once for actor in actors}
         self._blocks: dict[Any, tuple[Any, list[int]]] = {}  # by result: its actor, its indices
-        self._loads = {actor.ready.remote(): actor for actor in actors}
         self._is_over = False
 
     def answers(self) -> Generator[Answer, None, None]:
-        """Yields the answers. Raises the error of a model that cannot be loaded."""
+        """Yields the answers. Raises the error of an engine that cannot load its model."""
         self._fill()
         while self._blocks:
-            (result, *_), _ = ray.wait([*self._loads, *self._blocks])
+            (result, *_), _ = ray.wait(list(self._blocks))
             found = _result_of(result)
-            if self._loads.pop(result, None) is not None:
-                continue
             actor, indices = self._blocks.pop(result)
             self._free[actor] += 1
             self._fill()
@@ -382,7 +386,6 @@ class _Run:
         for actor in idle:
             del self._free[actor]
             ray.kill(actor)
-        self._loads = {ref: actor for ref, actor in self._loads.items() if actor in self._free}
 
 
 def _result_of(result: Any) -> Any:
