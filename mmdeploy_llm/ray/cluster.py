@@ -10,7 +10,6 @@ computes.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import uuid
@@ -29,7 +28,7 @@ from mmdeploy_llm.params import SamplingParams
 from .blocks import BlockEngine, Pair, num_at_once
 from .deaths import MAX_LOADS, DeathLedger
 from .rows import Columns, refusal
-from .sizes import ActorSize, actor_size
+from .sizes import actor_size, num_beside_reading
 
 try:
     import ray
@@ -38,8 +37,6 @@ except ImportError:
     raise ConfigError(
         'clusters need ray: pip install "mmdeploy-llm[ray]" on every machine of the cluster'
     ) from None
-
-logger = logging.getLogger(__name__)
 
 ROWS_PER_BLOCK = 64
 LOCAL = "local"
@@ -216,32 +213,13 @@ def caption_dataset(
         batch_size=rows_per_block,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(
-            size=_num_actors(size, concurrency),
+            size=concurrency or num_beside_reading(size, list(_nodes())),
             max_concurrent_calls_per_actor=at_once,
             max_tasks_in_flight_per_actor=2 * at_once,
             enable_true_multi_threading=True,
         ),
         **size.resources,
     )
-
-
-def _num_actors(size: ActorSize, wanted: int | None) -> int:
-    """Returns how many actors to start beside the tasks that read; None: as many as there is room
-    for. Warns when no CPU is left for reading."""
-    nodes = list(_nodes())
-    num_cpus = int(sum(node.get("CPU", 0) for node in nodes))
-    num_actors = size.num_in(nodes) if wanted is None else wanted
-    if wanted is None and num_actors > 1 and num_actors * size.num_cpus >= num_cpus:
-        num_actors -= 1
-    if num_actors * size.num_cpus >= num_cpus:
-        logger.warning(
-            "%d engines of %d CPUs take all of the cluster's %d: the tasks that read the dataset "
-            "wait for a CPU, for ever if none is added; lower concurrency or num_threads",
-            num_actors,
-            size.num_cpus,
-            num_cpus,
-        )
-    return num_actors
 
 
 def _nodes() -> Iterator[Mapping[str, float]]:
@@ -283,7 +261,7 @@ class PoolActor:
 
 
 class ClusterLLM:
-    """Answers prompts with engines on all machines of a Ray cluster, as many as it holds now.
+    """Answers one batch with engines on all machines of a Ray cluster, as many as it holds now.
 
     address: see `connect`. model, options: as for LLM. Media in prompts travel where they are
     bytes; paths must be readable on every machine. Use it in a `with` block, which raises what LLM
@@ -298,6 +276,7 @@ class ClusterLLM:
         self.num_actors = size.num_in(_nodes())
         self._num_rows = max(1, size.num_seqs // 4)
         self._at_once = num_at_once(size.num_seqs, self._num_rows)
+        self._is_used = False
         self._ledger = LedgerClient.start()
         kind = ray.remote(
             **size.resources,
@@ -315,7 +294,11 @@ class ClusterLLM:
         self, pairs: Iterable[tuple[Prompt, SamplingParams]]
     ) -> Generator[Answer, None, None]:
         """Yields results in the order in which their blocks end; `index` counts the pairs from 0.
-        Pairs are taken as actors have room for them."""
+        Pairs are taken as actors have room for them. May be called once: an actor without work
+        ends."""
+        if self._is_used:
+            raise EngineError("these engines have answered their batch; make another ClusterLLM")
+        self._is_used = True
         yield from _Run(self._actors, self._at_once, self._num_rows, pairs).answers()
 
     def close(self) -> None:

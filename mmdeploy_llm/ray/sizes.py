@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,21 @@ class ActorSize:
 
 
 _NAMES = ("CPU", "GPU", "memory")
+
+
+def num_beside_reading(size: ActorSize, nodes: Sequence[Mapping[str, float]]) -> int:
+    """Returns how many actors the nodes hold beside the tasks that read and write, which need a
+    CPU. Raises ConfigError when they hold none."""
+    num_actors = size.num_in(nodes)
+    num_cpus = int(sum(node.get("CPU", 0) for node in nodes))
+    while num_actors * size.num_cpus >= num_cpus:
+        num_actors -= 1
+    if num_actors:
+        return num_actors
+    raise ConfigError(
+        f"an engine with {size.num_cpus} threads takes all {num_cpus} CPUs of the cluster, and the "
+        "tasks that read the dataset need one: lower num_threads, add machines, or give concurrency"
+    )
 
 
 def actor_size(model: str, options: Mapping[str, Any], *, has_gpus: bool) -> ActorSize:

@@ -12,7 +12,7 @@ from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, 
 from mmdeploy_llm.ray.blocks import BlockEngine, Room, num_at_once
 from mmdeploy_llm.ray.deaths import MAX_DEATHS, DeathLedger, groups_of
 from mmdeploy_llm.ray.rows import Columns
-from mmdeploy_llm.ray.sizes import ActorSize
+from mmdeploy_llm.ray.sizes import ActorSize, num_beside_reading
 
 PARAMS = SamplingParams()
 MAX_SECONDS = 60
@@ -181,6 +181,10 @@ def test_a_cluster_holds_as_many_actors_as_its_machines():
     assert size.num_in(nodes) == 3 + 1
     with pytest.raises(ConfigError, match="the most are 1 CPUs"):
         size.num_in([{"CPU": 1.0}])
+    assert num_beside_reading(size, nodes) == 4
+    assert num_beside_reading(size, [{"CPU": 8.0, "memory": 64.0 * 2**30}]) == 3
+    with pytest.raises(ConfigError, match="takes all 2 CPUs"):
+        num_beside_reading(size, [{"CPU": 2.0, "memory": 64.0 * 2**30}])
     cards = ActorSize(num_cpus=1, num_gpus=4, memory=None, num_seqs=1, options={})
     assert cards.num_in([{"CPU": 64.0, "GPU": 8.0}]) == 2
     assert cards.resources == {"num_cpus": 1, "num_gpus": 4}
