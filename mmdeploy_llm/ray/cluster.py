@@ -28,7 +28,7 @@ from mmdeploy_llm.params import SamplingParams
 from .blocks import BlockEngine, Pair, num_at_once
 from .deaths import MAX_LOADS, DeathLedger
 from .rows import Columns, refusal
-from .sizes import actor_size, num_beside_reading
+from .sizes import ActorSize, actor_size, num_beside_reading
 
 try:
     import ray
@@ -198,22 +198,36 @@ def caption_dataset(
     )
     connect()
     size = actor_size(model, options, has_gpus="GPU" in ray.cluster_resources())
-    at_once = num_at_once(size.num_seqs, rows_per_block or ROWS_PER_BLOCK)
-    if rows_per_block is not None:
-        dataset = dataset.repartition(target_num_rows_per_block=rows_per_block)
+    arguments = {
+        "model": model,
+        "columns": columns,
+        "ledger": LedgerClient.start(),
+        "sampling_params": sampling_params,
+        "options": size.options,
+    }
+    num_actors = concurrency or num_beside_reading(size, list(_nodes()))
+    return _mapped(dataset, arguments, size, num_actors, rows_per_block)
+
+
+def _mapped(
+    dataset: Any,
+    arguments: Mapping[str, Any],
+    size: ActorSize,
+    num_actors: int,
+    num_rows: int | None,
+) -> Any:
+    """Returns the dataset that LLMWorkers with these arguments make of another. num_rows: of a
+    block."""
+    if num_rows is not None:
+        dataset = dataset.repartition(target_num_rows_per_block=num_rows)
+    at_once = num_at_once(size.num_seqs, num_rows or ROWS_PER_BLOCK)
     return dataset.map_batches(
         LLMWorker,
-        fn_constructor_kwargs={
-            "model": model,
-            "columns": columns,
-            "ledger": LedgerClient.start(),
-            "sampling_params": sampling_params,
-            "options": size.options,
-        },
-        batch_size=rows_per_block,
+        fn_constructor_kwargs=dict(arguments),
+        batch_size=num_rows,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(
-            size=concurrency or num_beside_reading(size, list(_nodes())),
+            size=num_actors,
             max_concurrent_calls_per_actor=at_once,
             max_tasks_in_flight_per_actor=2 * at_once,
             enable_true_multi_threading=True,

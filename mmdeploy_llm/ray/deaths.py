@@ -38,7 +38,7 @@ class Ledger(Protocol):
 
 @dataclass(slots=True)
 class _Block:
-    """What is known of a block that has not ended. deaths: by row; those without are absent."""
+    """A block that has not ended. deaths: by row; those without are absent."""
 
     deaths: Counter[int] = field(default_factory=Counter)
     running: Sequence[int] = ()

@@ -18,7 +18,8 @@ PROCESS_BYTES = 2**30  # Python, torch, activations and the media of a few promp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorSize:
-    """What Ray reserves for one actor, and the options with which its engines take just that.
+    """The resources that Ray reserves for one actor, and the options with which its engines take
+    just these.
 
     num_cpus, num_gpus: of all engines of the actor. memory: bytes of RAM; None: not reserved, since
     the model is on cards. num_seqs: prompts that they compute at the same time.

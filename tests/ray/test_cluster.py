@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -221,6 +222,23 @@ def test_a_model_that_cannot_be_loaded_ends_the_run(connected, model, rows, help
     job = plan_batch(source, tmp_path / "out.jsonl", BatchSettings(is_progress_shown=False))
     with pytest.raises(CheckpointError):
         run_batch(job, lambda: ClusterLLM(str(broken), **helpers.OPTIONS))
+
+
+def test_the_example_captions_its_images(helpers, tmp_path):
+    program = Path(__file__).parents[2] / "examples" / "ray_captioning.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(program.parent / "images"), str(tmp_path)],
+        env={**os.environ, **helpers.ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=MAX_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert len(lines) == 11
+    assert lines["picture-6.jpg"] == "A small pink diamond."
+    assert "truncated" in lines["truncated-on-purpose.jpg"]
 
 
 def test_importing_the_package_imports_no_ray():
