@@ -6,13 +6,16 @@ from collections import Counter
 import pytest
 
 from mmdeploy_llm import SamplingParams
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, EngineError
 from mmdeploy_llm.outputs import CompletionOutput, Completions, RequestMetrics, RequestOutput
 from mmdeploy_llm.ray.blocks import BlockEngine, Room, num_at_once
 from mmdeploy_llm.ray.deaths import MAX_DEATHS, DeathLedger, groups_of
 from mmdeploy_llm.ray.rows import Columns
-from mmdeploy_llm.ray.sizes import ActorSize, num_beside_reading
+from mmdeploy_llm.ray.sizes import PROCESS_BYTES, ActorSize, actor_size, num_beside_reading
+from mmdeploy_llm.startup.needs import count_needs
+from mmdeploy_llm.testing.tiny import write_tiny
 
 PARAMS = SamplingParams()
 MAX_SECONDS = 60
@@ -188,3 +191,27 @@ def test_a_cluster_holds_as_many_actors_as_its_machines():
     cards = ActorSize(num_cpus=1, num_gpus=4, memory=None, num_seqs=1, options={})
     assert cards.num_in([{"CPU": 64.0, "GPU": 8.0}]) == 2
     assert cards.resources == {"num_cpus": 1, "num_gpus": 4}
+
+
+def test_an_actor_is_as_large_as_its_engines(tmp_path):
+    model = str(write_tiny("qwen2", tmp_path, num_hidden_layers=1))
+    options = {"num_threads": 3, "max_num_seqs": 5, "kv_cache_memory": 2**22}
+    size = actor_size(model, options, has_gpus=False)
+    needs = count_needs(EngineConfig(model=model, device="cpu", **options), free=2**33)
+    assert 0 < needs.kv_cache <= 2**22
+    assert size.resources == {
+        "num_cpus": 3,
+        "num_gpus": 0,
+        "memory": needs.weights + needs.kv_cache + PROCESS_BYTES,
+    }
+    assert (size.num_seqs, size.options) == (5, {**options, "device": "cpu"})
+    # An engine that divides what is free when it starts takes what was reserved for it.
+    open_size = actor_size(model, {"num_threads": 1}, has_gpus=False)
+    weights = open_size.memory - PROCESS_BYTES - open_size.options["kv_cache_memory"]
+    assert weights == needs.weights
+    ranks = {"tensor_parallel_size": 2, "data_parallel_size": 3}
+    cards = actor_size(model, ranks, has_gpus=True)
+    assert cards.resources == {"num_cpus": 3, "num_gpus": 6}
+    assert (cards.num_seqs, cards.options) == (3 * 256, {**ranks, "device": "cuda"})
+    with pytest.raises(ConfigError, match="Ray chooses the cards"):
+        actor_size(model, {"device": "cuda:1"}, has_gpus=True)
