@@ -26,31 +26,31 @@ def main() -> None:
     images = Path(__file__).parent / "images"
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else images
     output = Path(sys.argv[2] if len(sys.argv) > 2 else tempfile.mkdtemp()).resolve()
-    # One more CPU than the engine uses, for the tasks that read and write.
+    # The engine takes one CPU; the others are for reading, writing and the filter of a second run.
     here = {"num_cpus": 3, "include_dashboard": False}
     ray.init(**({} if os.environ.get("RAY_ADDRESS") else here))
     ray.data.DataContext.get_current().checkpoint_config = CheckpointConfig(
-        id_column="name", checkpoint_path=str(output / "done"), delete_checkpoint_on_success=False
+        id_column="path", checkpoint_path=str(output / "done"), delete_checkpoint_on_success=False
     )
     # The bytes travel to the machines with the engines, so that only readers need the folder.
     files = ray.data.read_binary_files(
         [str(path.resolve()) for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES],
         include_paths=True,
     )
-    named = files.map(lambda row: {"name": os.path.basename(row["path"]), "image": row["bytes"]})
     captions = caption_dataset(
-        named,
+        files,
         model="shapes-vl",
         prompt="Describe the image.",
-        image_column="image",
+        image_column="bytes",
         concurrency=1,
         sampling_params=SamplingParams(temperature=0, max_tokens=100),
         chat_template_kwargs={"enable_thinking": False},
         num_threads=1,
     )
-    captions.drop_columns(["image"]).write_parquet(str(output / "captions"))
-    for row in sorted(ray.data.read_parquet(str(output / "captions")).take_all(), key=repr):
-        print(row["name"], row["text"] or row["error_msg"], sep=": ")
+    captions.drop_columns(["bytes"]).write_parquet(str(output / "captions"))
+    found = ray.data.read_parquet(str(output / "captions")).take_all()
+    for row in sorted(found, key=lambda row: row["path"]):
+        print(os.path.basename(row["path"]), row["text"] or row["error_msg"], sep=": ")
 
 
 if __name__ == "__main__":
