@@ -108,7 +108,7 @@ def resolve(
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)
-    max_num_seqs, max_model_len = _max_num_seqs(config, is_cuda), _max_model_len(config, model)
+    max_num_seqs, max_model_len = max_num_seqs_of(config, is_cuda), _max_model_len(config, model)
     kv_cache_dtype = _kv_cache_dtype(config, dtype)
     attention = choose_attention(
         AttentionNeeds(
@@ -207,7 +207,8 @@ def _device(config: EngineConfig, host: HostFacts) -> str:
     return config.device
 
 
-def _max_num_seqs(config: EngineConfig, is_cuda: bool) -> int:
+def max_num_seqs_of(config: EngineConfig, is_cuda: bool) -> int:
+    """Returns how many requests are computed at the same time, at most."""
     return config.max_num_seqs or (256 if is_cuda else 32)
 
 

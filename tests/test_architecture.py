@@ -42,6 +42,7 @@ LAYERS = (
     ("datasets",),
     ("batch",),
     ("llm", "aio"),
+    ("ray",),
     ("scaffold", "bench", "doctor"),
     ("cli",),
 )

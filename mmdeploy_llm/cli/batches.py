@@ -47,7 +47,7 @@ from .options import (
     ToolParser,
     engine_options,
     named_value,
-    open_llm,
+    open_answerer,
     open_media,
     open_reader,
     output_mode,
@@ -158,6 +158,15 @@ PageBeside = Annotated[
     typer.Option("--report", help="HTML report.  [default: the name of --output with .html]"),
 ]
 Page = Annotated[Path | None, typer.Option("--report", help="Write an HTML report to this file.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Answer with engines on all machines of a Ray cluster: HOST:PORT, auto (the cluster "
+        "of this machine) or local (a new one). Media paths must be readable on each of them.",
+    ),
+]
 LineTemperature = Annotated[
     float | None,
     typer.Option(min=0.0, help="Randomness of sampling; 0 always picks the most probable token."),
@@ -251,6 +260,7 @@ def batch(
     max_num_seqs: NumSeqs = None,
     num_threads: NumThreads = None,
     engine: Engine = None,
+    ray: Ray = None,
 ) -> None:
     """Answer every prompt of a file, or a question about each item of a corpus.
 
@@ -266,7 +276,7 @@ def batch(
     job = plan_batch(input, output, settings)
     if job.source.about:
         typer.echo(job.source.about, err=True)
-    run_and_report(job, model, options, report)
+    run_and_report(job, model, options, report, cluster=ray)
 
 
 def batch_settings(
@@ -322,8 +332,10 @@ def run_and_report(
     *,
     is_caption: bool = False,
     is_table_shown: bool = False,
+    cluster: str | None = None,
 ) -> None:
-    """Runs a job, writes its report, prints a summary and exits with the job's exit code."""
+    """Runs a job, writes its report, prints a summary and exits with the job's exit code. cluster:
+    address of the Ray cluster that answers; None: this process does."""
     from mmdeploy_llm.batch.job import run_batch
     from mmdeploy_llm.batch.output import records_at
     from mmdeploy_llm.batch.previews import FilePreviews
@@ -333,7 +345,7 @@ def run_and_report(
     from .terminal import batch_summary, caption_table, make_console, printable
 
     try:
-        summary = run_batch(job, lambda: open_llm(model, options))
+        summary = run_batch(job, lambda: open_answerer(model, options, cluster))
     except OutputLostError:  # says where the finished items are
         raise
     except Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from .interrupts import INTERRUPTED as INTERRUPTED
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
     from mmdeploy_llm.batch.output import Mode
+    from mmdeploy_llm.batch.run import Answerer
     from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
     from mmdeploy_llm.params import SamplingParams
@@ -186,6 +187,17 @@ def open_llm(model: str, options: Mapping[str, Any]) -> Iterator[LLM]:
 
     with LLM(model=model, **{"quiet": True, **options}) as llm:
         yield llm
+
+
+def open_answerer(
+    model: str, options: Mapping[str, Any], cluster: str | None
+) -> AbstractContextManager[Answerer]:
+    """Opens the model in this process, or on the Ray cluster with this address."""
+    if cluster is None:
+        return open_llm(model, options)
+    from mmdeploy_llm.ray import ClusterLLM
+
+    return ClusterLLM(model, address=cluster, **options)
 
 
 def open_async_llm(model: str, options: Mapping[str, Any]) -> AsyncLLM:

@@ -75,6 +75,12 @@ OPTIONAL = (
         use="media and corpora from object stores",
         install='pip install "mmdeploy-llm[fsspec]"',
     ),
+    Optional(
+        module="ray",
+        package="ray",
+        use="engines on many machines (Ray Data, batch --ray)",
+        install='pip install "mmdeploy-llm[ray]"',
+    ),
 )
 
 
