@@ -1,5 +1,5 @@
-"""Captions a Parquet file with images in a column, as Hugging Face datasets have them: writes a small
-one, asks about each picture, and prints the records. Needs pyarrow (`mmdeploy-llm[parquet]`).
+"""Captions a Parquet file with images in a column, as Hugging Face datasets have them: writes a
+small one, asks about each picture, prints the records. Needs pyarrow (`mmdeploy-llm[parquet]`).
 
 python examples/caption_dataset.py
 

@@ -76,7 +76,7 @@ def _format_of(given: str) -> FileFormat | None:
         present = suffixes_in(given, SUFFIXES)
     else:
         suffix = suffix_of(given, SUFFIXES)
-        if suffix is None and is_url(given):
+        if suffix is None and not os.path.lexists(given):  # a URL or a pattern
             raise ConfigError(f"{given!r} has an unknown suffix; known are {' '.join(SUFFIXES)}")
         present = frozenset({suffix or ".jsonl"})
     return next((known for known in FILE_FORMATS if present and present & {*known.suffixes}), None)
