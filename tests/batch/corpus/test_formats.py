@@ -173,7 +173,7 @@ def test_a_tar_is_resumed_and_what_has_changed_is_done_again(pictures, captions,
     assert second.exit_code == 1, second.output
     records = {own.columns["name"]: own for own in read_records(tmp_path / "out.jsonl")}
     assert {name: own.text if own.is_ok else None for name, own in records.items()} == captions
-    # The good picture in place of the truncated one, and another name: two items have changed.
+    # A good picture takes the place of the truncated one: one item has changed.
     good, bad = next(iter(pictures)), list(pictures)[-1]
     changed = {**pictures, bad: pictures[good]}
     for path in tmp_path.glob("*.tar"):
