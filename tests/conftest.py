@@ -38,6 +38,7 @@ QUICK = {
     "cuda/test_experts.py": r"loop\[[17]-|True\]|options[01]|media2|no_|sorted",
     "cuda/test_loading.py": "!",
     "cuda/test_rows.py": r"shape[024]|\[3-.*-True|beyond|takes",
+    "datasets/test_memory.py": "!",
     "distributed/test_ahead_of_ranks.py": "!",
     "distributed/test_faults_of_ranks.py": r"have\[one\]|given_up",
     "distributed/test_desks.py": "!ctrl_c|dead_engine|in_another",

@@ -176,7 +176,7 @@ def _check_name(name: str) -> None:
     is_pattern = is_url(name) or any(char in name for char in "*?[{") or name.startswith("pipe:")
     if not os.path.exists(name) and not is_pattern:
         raise ConfigError(f"{name!r} does not exist; {KINDS}")
-    if is_media_name(name) or name.lower().endswith(".json"):
+    if not os.path.isdir(name) and (is_media_name(name) or name.lower().endswith(".json")):
         raise ConfigError(f"{name!r} is not a batch: {KINDS}; `caption` accepts single files")
 
 

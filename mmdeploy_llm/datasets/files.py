@@ -82,7 +82,6 @@ def find_files(given: str, suffixes: tuple[str, ...]) -> tuple[File, ...]:
     Raises ConfigError when there is none, and for local files that a pattern names and that do not
     exist.
     """
-    _refuse_commands(given)
     patterns = [given] if not is_url(given) and os.path.lexists(given) else _expanded(given)
     base = _base(given)
     found: dict[str, None] = {}
@@ -120,7 +119,8 @@ def suffixes_in(folder: str, suffixes: tuple[str, ...]) -> frozenset[str] | None
     return frozenset(suffix for suffix in found if suffix is not None)
 
 
-def _refuse_commands(given: str) -> None:
+def refuse_commands(given: str) -> None:
+    """Raises ConfigError for the commands that the package webdataset would run."""
     if given.lstrip().startswith("pipe:"):
         raise ConfigError(
             f"{given[:MAX_SHOWN]!r} would run a command; give files or a URL that fsspec reads, "

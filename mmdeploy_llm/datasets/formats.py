@@ -10,7 +10,7 @@ from mmdeploy_llm.errors import ConfigError
 
 from .arrow import ArrowRows, ParquetRows
 from .delimited import DelimitedRows
-from .files import File, find_files, suffix_of, suffixes_in
+from .files import File, find_files, refuse_commands, suffix_of, suffixes_in
 from .hub import DatasetRows, is_dataset
 from .lance_table import LanceRows, is_lance
 from .lines import JsonlRows
@@ -60,6 +60,7 @@ def open_rows(given: str, max_bytes: int = MAX_CELL_BYTES) -> Rows | None:
 
     max_bytes: of one image or video. Raises ConfigError for an input that cannot be opened.
     """
+    refuse_commands(given)
     for folder in FOLDER_FORMATS:
         if folder.is_mine(given):
             return folder.open(given, max_bytes)
@@ -76,7 +77,7 @@ def _format_of(given: str) -> FileFormat | None:
         present = suffixes_in(given, SUFFIXES)
     else:
         suffix = suffix_of(given, SUFFIXES)
-        if suffix is None and is_url(given):
+        if suffix is None and not os.path.lexists(given):  # a URL or a pattern
             raise ConfigError(f"{given!r} has an unknown suffix; known are {' '.join(SUFFIXES)}")
         present = frozenset({suffix or ".jsonl"})
     return next((known for known in FILE_FORMATS if present and present & {*known.suffixes}), None)

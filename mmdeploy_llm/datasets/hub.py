@@ -17,6 +17,7 @@ from mmdeploy_llm.errors import ConfigError
 
 from .arrow import batch_rows
 from .files import suffixes_in
+from .names import is_url
 from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row
 
 SCHEME = "hf://datasets/"
@@ -33,10 +34,16 @@ def is_dataset(given: str) -> bool:
     if given.startswith(SCHEME):
         name, _, _ = given.removeprefix(SCHEME).partition("?")
         return name.count("/") <= 1
-    names = set(os.listdir(given)) if os.path.isdir(given) else set()
-    if names.issuperset(SAVED) or SAVED_SPLITS in names:
+    if is_url(given) or not os.path.isdir(given):
+        return False
+    if all(_has(given, name) for name in SAVED) or _has(given, SAVED_SPLITS):
         return True
-    return not names.isdisjoint(METADATA) and suffixes_in(given, ()) is None  # None: has media
+    is_described = any(_has(given, name) for name in METADATA)
+    return is_described and suffixes_in(given, ()) is None  # None: it has media
+
+
+def _has(folder: str, name: str) -> bool:
+    return os.path.isfile(os.path.join(folder, name))
 
 
 class DatasetRows:
@@ -107,7 +114,7 @@ def _loaded(path: str, options: dict[str, str]) -> Any:
         found = datasets.load_dataset(
             name, options.get("config"), revision=revision or None, streaming=True
         )
-    elif not {SAVED[0], SAVED_SPLITS}.isdisjoint(os.listdir(path)):
+    elif _has(path, SAVED[0]) or _has(path, SAVED_SPLITS):
         found = datasets.load_from_disk(path)
     else:
         found = datasets.load_dataset(path, streaming=True)

@@ -142,3 +142,10 @@ def test_lists_beside_shards_are_left_out(read, write_tar, tmp_path):
     (tmp_path / "0.csv").write_text("key\na\n")
     (row,) = read(tmp_path)
     assert row.key == "0.tar/a"
+
+
+@pytest.mark.parametrize("name", ["*", "{a,b}", "**/*"])
+def test_a_pattern_must_tell_the_format(tmp_path, name):
+    (tmp_path / "a").touch()
+    with pytest.raises(ConfigError, match="unknown suffix"):
+        open_rows(f"{tmp_path}/{name}")

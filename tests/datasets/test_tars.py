@@ -39,10 +39,11 @@ def test_members_of_a_key_are_one_row(read, write_tar):
 
 def test_the_webdataset_package_groups_alike(read, write_tar):
     wds = pytest.importorskip("webdataset.tariterators", reason="'dev' installs webdataset")
-    members = {f"d/{n:03}.{end}": f"{n}{end}" for n in range(20) for end in ("jpg", "txt", "0.png")}
-    path = write_tar("0.tar", members)
+    texts = {f"d/{n:03}.{end}": f"{n}{end}" for n in range(20) for end in ("jpg", "txt", "0.png")}
+    path = write_tar("0.tar", texts)
     with path.open("rb") as file:
-        samples = list(wds.group_by_keys(wds.tar_file_iterator(file)))
+        members = ({**own, "__url__": "0.tar"} for own in wds.tar_file_iterator(file))
+        samples = list(wds.group_by_keys(members))
     assert len(samples) == 20
     wanted = [{name: value for name, value in own.items() if "url" not in name} for own in samples]
     found = [

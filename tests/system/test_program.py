@@ -13,6 +13,7 @@ from mmdeploy_llm import cli
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "examples" / "images"
 EXAMPLES = ("quickstart", "chat_with_image", "batch_captioning", "streaming")
+EXAMPLES += ("caption_webdataset", "caption_dataset")
 CORRUPT = "truncated-on-purpose.jpg"
 MAX_PICTURE_BYTES = 500_000
 

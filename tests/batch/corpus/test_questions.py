@@ -1,0 +1,249 @@
+"""Rows of a corpus as items: which columns are the media, what is asked, what records repeat."""
+
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from mmdeploy_llm.batch.corpus.columns import ColumnOptions, Template, detect
+from mmdeploy_llm.batch.ids import Selection
+from mmdeploy_llm.batch.items import Item
+from mmdeploy_llm.batch.sources import open_source
+from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.errors import ConfigError, RequestError
+from mmdeploy_llm.params import SamplingParams
+
+PNG = b"\x89PNG\r\n\x1a\n rest"
+MP4 = b"\0\0\0\x20ftypisom rest"
+
+pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: the extra 'parquet'")
+
+
+@pytest.fixture
+def source(tmp_path):
+    """source(rows, suffix, **options) -> the source of a file with these rows."""
+    from pyarrow import parquet
+
+    def opened(rows, suffix="parquet", question=None, **columns):
+        given = rows
+        if suffix is not None:
+            given = path = tmp_path / f"in.{suffix}"
+            if suffix == "parquet":
+                parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+            else:
+                path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return open_source(
+            given,
+            SamplingParams(),
+            Selection(),
+            question=question,
+            columns=ColumnOptions(**columns),
+        )
+
+    return opened
+
+
+def content(item):
+    assert isinstance(item, Item), item
+    (message,) = item.prompt["messages"]
+    return message["content"]
+
+
+def asked(item):
+    return content(item)[-1]["text"]
+
+
+def test_the_only_column_with_images_is_asked_about(source):
+    found = source([{"photo": PNG, "title": "a", "vector": b"\0\1\2"}] * 2)
+    assert found.about == "images: column 'photo' (found in the first rows)"
+    first, second = found
+    assert content(first) == [
+        {"type": "image", "image": PNG},
+        {"type": "text", "text": "Describe the image."},
+    ]
+    assert [item.name for item in first.media] == ["(photo of row 1)"]
+    assert (first.id, second.id) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind"),
+    [
+        (PNG, "image"),
+        (MP4, "video"),
+        (b"RIFF\0\0\0\0WEBP", "image"),
+        (b"RIFF\0\0\0\0AVI ", "video"),
+        ({"bytes": PNG, "path": "x"}, "image"),
+        ({"bytes": MP4, "path": None}, "video"),
+        ({"bytes": None, "path": "a/b.jpg"}, "image"),
+        ({"path": "a/b.mp4"}, "video"),
+        ([{"bytes": PNG}], "image"),
+        (b"RIFF\0\0\0\0WAVE", None),
+        ({"bytes": b"ID3", "path": "a.mp3"}, None),
+        ({"bytes": PNG, "other": 1}, None),
+        ("a.jpg", None),
+        (None, None),
+        ([], None),
+    ],
+)
+def test_media_are_found_by_their_values(cell, kind):
+    assert [own.kind for own in detect([{"it": None}, {"it": cell}])] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("image", "image"), ("JPG", "image"), ("mp4", "video")])
+def test_texts_are_media_by_the_name_of_their_column(name, kind):
+    assert [own.kind for own in detect([{name: "a.x", "title": "b"}])] == [kind]
+
+
+def test_a_name_in_the_corpus_never_names_a_file_here(source):
+    (item,) = source([{"image": {"bytes": PNG, "path": "/etc/passwd"}}])
+    assert content(item)[0]["image"] == PNG
+    assert not item.media[0].is_file
+
+
+def test_paths_are_relative_to_the_file(source, tmp_path):
+    (item,) = source([{"image": "sub/a.png"}])
+    assert content(item)[0]["image"] == f"{tmp_path}/sub/a.png"
+    assert item.media[0].is_file
+
+
+def test_several_columns_with_media_are_listed(source):
+    rows = [{"a": PNG, "b": PNG, "clip": MP4}]
+    with pytest.raises(ConfigError, match=r"'a', 'b', 'clip'; choose with --image-column"):
+        source(rows)
+    (item,) = source(rows, image="b", video="clip")
+    assert [part["type"] for part in content(item)] == ["image", "video", "text"]
+
+
+def test_a_list_of_images_is_one_prompt(source):
+    (item,) = source([{"pages": [{"bytes": PNG, "path": None}, {"bytes": PNG, "path": None}]}])
+    assert [part["type"] for part in content(item)] == ["image", "image", "text"]
+    assert [own.name for own in item.media] == ["(pages[0] of row 1)", "(pages[1] of row 1)"]
+
+
+class TestQuestions:
+    def test_columns_fill_the_prompt(self, source):
+        rows = [{"image": PNG, "title": "a {b}", "number": 3}]
+        (item,) = source(rows, question="Is {title} {number}? {{x}}")
+        assert asked(item) == "Is a {b} 3? {x}"
+
+    def test_a_column_is_the_prompt(self, source):
+        assert asked(*source([{"image": PNG, "ask": "Why?"}], prompt="ask")) == "Why?"
+        assert asked(*source([{"image": PNG, "prompt": "Why?"}])) == "Why?"
+        assert asked(*source([{"clip": MP4}])) == "Describe the video."
+
+    def test_texts_alone_are_asked_about(self, source):
+        (item,) = source([{"text": "abc"}], question="Shorten: {text}")
+        assert content(item) == [{"type": "text", "text": "Shorten: abc"}]
+
+    def test_lines_of_ours_may_be_asked_with_columns_too(self, source):
+        rows = [{"url": "a.png", "title": "x"}, {"url": "b.png"}]
+        first, bad = source(rows, "jsonl", question="{title}?", image="url")
+        assert asked(first) == "x?"
+        assert "has no column 'title'; it has 'url'" in bad.message
+
+    @pytest.mark.parametrize(
+        "template",
+        ["{title.x}", "{title[0]}", "{title!r}", "{title:>999999999}", "{}", "{0", "}", "{a{b}}"],
+    )
+    def test_only_plain_names_are_allowed(self, template):
+        with pytest.raises(ConfigError, match="cannot be filled"):
+            Template(template)
+
+    def test_a_name_reaches_nothing_but_columns(self):
+        with pytest.raises(RequestError, match="no column '__class__'"):
+            Template("{__class__}").fill({"a": 1})
+
+    @pytest.mark.parametrize("value", [None, b"x", [1], {"a": 1}])
+    def test_only_texts_and_numbers_fill_it(self, value):
+        with pytest.raises(RequestError, match="column 'a'"):
+            Template("{a}").fill({"a": value})
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"question": "{titel}"}, "no column 'titel'; the columns are 'image', 'title'"),
+            ({"image": "photo"}, "no column 'photo'"),
+            ({"prompt": "ask"}, "no column 'ask'"),
+            ({"id": "key"}, "no column 'key'"),
+            ({"carried": ("url",)}, "no column 'url'"),
+            ({"question": "x", "prompt": "title"}, "contradict"),
+        ],
+    )
+    def test_an_unknown_column_is_an_error_at_once(self, source, options, words):
+        with pytest.raises(ConfigError, match=words):
+            source([{"image": PNG, "title": "a"}], **options)
+
+    def test_a_table_without_media_and_prompts_is_an_error(self, source):
+        with pytest.raises(ConfigError, match="no column has images, videos or prompts: 'text'"):
+            source([{"text": "a"}])
+
+    def test_a_folder_of_media_has_no_columns(self, tmp_path):
+        (tmp_path / "a.png").touch()
+        with pytest.raises(ConfigError, match="has no columns"):
+            open_source(
+                tmp_path, SamplingParams(), Selection(), columns=ColumnOptions(carried=("a",))
+            )
+
+    def test_an_empty_cell_harms_no_other(self, source):
+        rows = [{"image": None, "t": "a"}, {"image": PNG, "t": "b"}, {"image": PNG, "t": None}]
+        bad, good, other = source(rows, question="{t}")
+        assert "the column 'image' is empty" in bad.message
+        assert asked(good) == "b"
+        assert "the column 't' is empty" in other.message
+
+    def test_a_row_with_messages_and_media_is_an_error(self, source):
+        messages = json.dumps([{"role": "user", "content": "x"}])
+        (bad,) = source([{"image": PNG, "messages": messages}])
+        assert isinstance(bad, BadItem)
+        assert "'messages', and media of its own" in bad.message
+
+
+class TestColumns:
+    def test_records_repeat_columns(self, source):
+        rows = [{"image": PNG, "n": float("nan"), "tags": ["a"], "id": "x", "none": None}]
+        (item,) = source(rows, carried=("n", "tags", "id", "none"))
+        assert item.columns == {"n": None, "tags": ["a"], "id": "x", "none": None}
+        assert item.id == "x"
+
+    def test_lines_with_prompts_may_have_columns(self, source):
+        (item,) = source([{"prompt": "a", "url": "u"}], carried=("url",))
+        assert (item.prompt, item.columns) == ({"prompt": "a"}, {"url": "u"})
+
+    def test_bytes_cannot_be_repeated(self, source):
+        (bad,) = source([{"image": PNG}], carried=("image",))
+        assert "holds bytes" in bad.message
+
+    def test_ids_come_from_a_column(self, source):
+        rows = [{"image": PNG, "key": "a"}, {"image": PNG, "key": None}]
+        item, bad = source(rows, id="key")
+        assert item.id == "a"
+        assert "'key' with the id is empty" in bad.message
+
+    def test_dicts_of_a_program_have_columns_too(self, source):
+        image = Image.open(io.BytesIO(_png()))
+        rows = ({"image": image, "t": str(number)} for number in range(2))
+        first, _ = source(rows, None, question="{t}?", image="image")
+        assert content(first)[0]["image"] is image
+        assert asked(first) == "0?"
+
+
+def _png():
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_the_digest_follows_what_the_row_says(source):
+    def digest(row, **options):
+        (item,) = source([row], **options)
+        return item.digest
+
+    row = {"image": PNG, "t": "a", "other": 1}
+    same = digest(row, question="{t}")
+    assert digest({**row, "other": 2}, question="{t}") == same
+    assert digest({**row, "t": "b"}, question="{t}") != same
+    assert digest({**row, "image": PNG + b"x"}, question="{t}") != same
+    assert digest(row, question="{t}", carried=("other",)) != same

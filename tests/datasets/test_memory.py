@@ -1,0 +1,91 @@
+"""Memory does not depend on the size of a corpus: hundreds of megabytes are read in a process whose
+largest size is compared with that of one that reads a few."""
+
+import io
+import json
+import random
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+CELL_BYTES = 200_000
+FEW, MANY = 100, 1600  # rows: 20 and 320 MB
+MAX_GROWTH = 120 * 2**20
+READS = """
+import resource, sys
+from mmdeploy_llm.batch.ids import Selection
+from mmdeploy_llm.datasets.formats import open_rows
+num_bytes = 0
+for row in open_rows(sys.argv[1]).read(Selection()):
+    num_bytes += len(row.values["jpg"])
+print(num_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def blob_of(number):
+    """Bytes that no format can make smaller."""
+    return random.Random(number).randbytes(CELL_BYTES)
+
+
+def write_tar(path, blobs):
+    with tarfile.open(path, "w") as tar:
+        for number, blob in enumerate(blobs):
+            member = tarfile.TarInfo(f"{number}.jpg")
+            member.size = len(blob)
+            tar.addfile(member, io.BytesIO(blob))
+            tar.members = []
+
+
+def tables(blobs):
+    """Yields tables of 50 rows."""
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: the extra 'parquet'")
+    schema = pyarrow.schema([("jpg", pyarrow.binary())])
+    blobs = list(blobs)
+    for begin in range(0, len(blobs), 50):
+        yield pyarrow.table({"jpg": blobs[begin : begin + 50]}, schema=schema)
+
+
+def write_parquet(path, blobs):
+    from pyarrow import concat_tables, parquet
+
+    # One group: a reader that takes whole groups would hold all of it.
+    parquet.write_table(concat_tables(tables(blobs)), path, row_group_size=10_000)
+
+
+def write_lance(path, blobs):
+    lance = pytest.importorskip("lance", reason="needs pylance: the extra 'lance'")
+    from pyarrow import concat_tables
+
+    lance.write_dataset(concat_tables(tables(blobs)), str(path))
+
+
+def write_jsonl(path, blobs):
+    with path.open("w") as file:
+        for blob in blobs:
+            file.write(json.dumps({"jpg": blob.hex()}) + "\n")
+
+
+WRITERS = {
+    "tar": write_tar,
+    "parquet": write_parquet,
+    "lance": write_lance,
+    "jsonl": write_jsonl,
+}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_memory_does_not_grow_with_the_corpus(tmp_path, suffix):
+    peaks = []
+    for num_rows in (FEW, MANY):
+        path = tmp_path / f"{num_rows}.{suffix}"
+        WRITERS[suffix](path, map(blob_of, range(num_rows)))
+        done = subprocess.run(
+            [sys.executable, "-c", READS, str(path)], capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        num_bytes, peak = map(int, done.stdout.split())
+        assert num_bytes >= num_rows * CELL_BYTES
+        peaks.append(peak * 1024)
+    assert peaks[1] - peaks[0] < MAX_GROWTH, peaks
