@@ -27,7 +27,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else images
     output = Path(sys.argv[2] if len(sys.argv) > 2 else tempfile.mkdtemp()).resolve()
     # The engine takes one CPU; the others are for reading, writing and the filter of a second run.
-    here = {"num_cpus": 3, "include_dashboard": False}
+    here = {"address": "local", "num_cpus": 3, "include_dashboard": False}
     ray.init(**({} if os.environ.get("RAY_ADDRESS") else here))
     ray.data.DataContext.get_current().checkpoint_config = CheckpointConfig(
         id_column="path", checkpoint_path=str(output / "done"), delete_checkpoint_on_success=False

@@ -44,14 +44,14 @@ LOCAL = "local"
 
 def connect(address: str | None = None) -> None:
     """Connects this program to a Ray cluster, unless it is connected. address: HOST:PORT, "auto"
-    for the cluster of this machine, "local" for a new one that ends with the program; None: as the
-    environment says, else a new one. Raises ConfigError where there is none."""
+    for the cluster of this machine, "local" for a new one that ends with the program; None: as
+    `ray.init()` decides. Raises ConfigError where there is none."""
     if ray.is_initialized():
         return
     try:
         ray.init(
             address=address,
-            include_dashboard=None if address not in (None, LOCAL) else False,
+            include_dashboard=False if address == LOCAL else None,
             log_to_driver=False,
             logging_level="warning",
         )

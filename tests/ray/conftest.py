@@ -82,9 +82,10 @@ class Machines:
         return len(list(self._folder.glob(f"{name}.*")))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    """Starts a head without CPUs, whose raylets have the plugin."""
+    """Starts a head without CPUs, whose raylets have the plugin: programs that are started while it
+    runs have it too."""
     from ray.cluster_utils import Cluster
 
     site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("deaths")
@@ -152,7 +153,7 @@ def rows(tmp_path):
     return made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def texts_of(model):
     """texts_of(rows) -> the text that one engine in this process gives for each, by key."""
     params = SamplingParams(**PARAMS)
@@ -174,7 +175,7 @@ def texts_of(model):
         yield answered
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def environment(head):
     """The environment of programs that are drivers: without the plugin, which would kill them when
     they read pictures for a report."""

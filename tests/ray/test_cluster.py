@@ -91,7 +91,7 @@ def test_a_row_that_always_kills_is_isolated(captioned, connected, rows, texts_o
     (bad,) = (row for row in found if row["error_code"] != 200)
     assert (bad["key"], bad["error_class"]) == ("k5", "WorkerDiedError")
     good = [row for row in given if row["key"] != "k5"]
-    assert by_key(row for row in found if row is not bad) == texts_of(good)
+    assert by_key([row for row in found if row is not bad]) == texts_of(good)
 
 
 DRIVER = """
@@ -204,7 +204,7 @@ def test_a_batch_on_a_cluster_is_a_batch(
     found = records_of(output)
     assert [record for record in found if record in kept] == kept
     good = [record for record in found if record["error"] is None]
-    assert by_key(good) == texts_of(row for row in given if row["key"] != "k5")
+    assert by_key(good) == texts_of([row for row in given if row["key"] != "k5"])
     failed = {record["line"]: record["error_class"] for record in found if record["error"]}
     assert failed == {6: "WorkerDiedError", 25: "RequestError"}
     assert "2 failed" in again.stdout
