@@ -17,16 +17,19 @@ from mmdeploy_llm.params import SamplingParams
 
 from .ids import Selection
 from .items import BadItem, Item
-from .output import Kept, Mode, check_target, scan
+from .output import Kept, Mode
 from .run import Answerer, BatchRun, Ending, RunCounts, Tally, left_to_do
+from .sinks.base import RecordSink, Sink
+from .sinks.choose import open_sink
 from .sources import Source, open_source
-from .storage.configuration import Configuration, ConfigurationFile
-from .writer import RecordWriter
+from .storage.configuration import Configuration
+from .storage.state import RunState
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
 
     from .output import RecordIndex
+    from .records import Record
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +44,10 @@ class BatchSettings:
     sampling_params, chat_template_kwargs: defaults for what a line does not set itself.
     question: the question about each file of a folder.
     selection: the lines of the input to process.
+    format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
-    is_failed_redone: whether mode "resume" retries failed items.
+    is_failed_redone: whether mode "resume" retries failed items; retried_codes: those with one of
+        these error codes only.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
     is_progress_shown: None shows a progress bar on a terminal only.
@@ -53,8 +58,12 @@ class BatchSettings:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     question: str | None = None
     selection: Selection = field(default_factory=Selection)
+    format: str | None = None
+    part_items: int | None = None
+    journal: str | os.PathLike[str] | None = None
     max_failures: int | None = None
     is_failed_redone: bool = True
+    retried_codes: frozenset[int] | None = None
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
@@ -96,10 +105,10 @@ class BatchSummary:
     failures: failed items of this and earlier runs, counted by code and class.
     num_again: items of this run that had a record, and whose input has changed since.
     num_left: items without a record; None when the size of the input is unknown.
-    index: positions of the records in `output`.
+    sink, index: the output, and the positions of the records in it.
     """
 
-    output: Path
+    sink: Sink
     ending: Ending
     run: RunCounts
     num_before: int
@@ -107,6 +116,16 @@ class BatchSummary:
     num_left: int | None
     index: RecordIndex
     num_again: int = 0
+
+    @property
+    def output(self) -> Path:
+        """The output: a file, or a folder of parts. The `name` of `sink` has the URL of one that is
+        not on this machine."""
+        return Path(self.sink.name)
+
+    def records(self, most: int | None = None) -> Iterator[Record]:
+        """Yields the records in the order of the input; at most `most`, failed ones first."""
+        return self.sink.records_at(self.index.offsets(most))
 
     @property
     def num_failed(self) -> int:
@@ -130,7 +149,7 @@ class BatchJob:
     """
 
     source: Source
-    output: Path
+    sink: Sink
     settings: BatchSettings
     kept: Kept
     items: Iterator[Item | BadItem]
@@ -151,10 +170,9 @@ def plan_batch(
     """
     if isinstance(given, Mapping):
         raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
-    path = Path(output)
-    if isinstance(given, (str, os.PathLike)) and Path(given).resolve() == path.resolve():
-        raise ConfigError(f"{str(path)!r} is the input; write the output elsewhere")
-    check_target(path, settings.mode)
+    if isinstance(given, (str, os.PathLike)) and Path(given).resolve() == Path(output).resolve():
+        raise ConfigError(f"{os.fspath(output)!r} is the input; write the output elsewhere")
+    _sink(output, settings).check(settings.mode)
     source = open_source(
         given,
         settings.sampling_params,
@@ -162,21 +180,28 @@ def plan_batch(
         question=settings.question,
         template_kwargs=settings.chat_template_kwargs,
     )
-    return plan_source(source, path, settings)
+    return plan_source(source, output, settings)
 
 
-def plan_source(source: Source, output: Path, settings: BatchSettings) -> BatchJob:
+def plan_source(
+    source: Source, output: str | os.PathLike[str], settings: BatchSettings
+) -> BatchJob:
     """Plans a batch over a source. Raises ConfigError as `plan_batch` does."""
-    check_target(output, settings.mode)
+    sink = _sink(output, settings)
+    sink.check(settings.mode)
     kept, configuration = Kept(), None
     if settings.mode == "resume":
-        kept = scan(output, source.place_of, is_failed_redone=settings.is_failed_redone)
-        configuration = _checked(output, kept, settings)
+        kept = sink.scan(
+            source.place_of,
+            is_failed_redone=settings.is_failed_redone,
+            codes=settings.retried_codes,
+        )
+        configuration = _checked(sink, kept, settings)
     todo = left_to_do(source, kept.done)
     ahead = list(_until_item(todo))
     return BatchJob(
         source=source,
-        output=output,
+        sink=sink,
         settings=settings,
         kept=kept,
         items=itertools.chain(ahead, todo),
@@ -186,7 +211,13 @@ def plan_source(source: Source, output: Path, settings: BatchSettings) -> BatchJ
     )
 
 
-def _checked(output: Path, kept: Kept, settings: BatchSettings) -> Configuration | None:
+def _sink(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
+    return open_sink(
+        output, settings.format, part_items=settings.part_items, journal=settings.journal
+    )
+
+
+def _checked(sink: Sink, kept: Kept, settings: BatchSettings) -> Configuration | None:
     """Returns the configuration if results of an earlier run had to be compared with it. Raises
     ConfigError when they are of another one, unless that is allowed."""
     if kept.num_unchecked:
@@ -194,13 +225,13 @@ def _checked(output: Path, kept: Kept, settings: BatchSettings) -> Configuration
             "%d results in %r are of an older version, without digests: it cannot be checked "
             "whether their input or the configuration has changed",
             kept.num_unchecked,
-            str(output),
+            sink.name,
         )
     if not kept.configs:
         return None
     configuration = settings.configuration()
     if not settings.is_any_config_kept:
-        ConfigurationFile(output).check(configuration, kept.configs)
+        sink.configurations.check(configuration, kept.configs)
     return configuration
 
 
@@ -216,17 +247,17 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
     num_before = len(job.kept.index)
-    is_complete = job.is_empty and job.settings.mode == "resume" and job.output.exists()
+    is_complete = job.is_empty and job.settings.mode == "resume" and job.sink.exists()
     if is_complete and not job.kept.drops:
         return _summary(job, "done", RunCounts(), num_before, None)
     with ExitStack() as stack:
         llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
         job = _with_configuration(job)
-        writer = stack.enter_context(RecordWriter(job.output, job.settings.mode, job.kept))
+        writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
-            file = ConfigurationFile(job.output)
-            file.write(job.configuration, job.kept.configs, is_new=is_new)
+            job.sink.configurations.write(job.configuration, job.kept.configs, is_new=is_new)
+        _state(job, "running").write(job.sink.state_file)
         tally = Tally(
             unit=job.source.unit,
             total=job.source.total,
@@ -238,6 +269,7 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
         finally:
             tally.close()
         writer.finish(job.source.place_of)
+        _state(job, ending).write(job.sink.state_file)
     return _summary(job, ending, tally.counts(), num_before, writer)
 
 
@@ -247,7 +279,14 @@ def _with_configuration(job: BatchJob) -> BatchJob:
     return replace(job, configuration=job.settings.configuration())
 
 
-def _run(job: BatchJob, llm: Answerer, writer: RecordWriter, tally: Tally) -> Ending:
+def _state(job: BatchJob, ending: str) -> RunState:
+    chosen = job.settings.selection
+    return RunState(
+        ending=ending, total=job.source.total, shard=chosen.shard, num_shards=chosen.num_shards
+    )
+
+
+def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
     most = job.settings.max_failures
     run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
@@ -255,14 +294,14 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordWriter, tally: Tally) -> En
 
 
 def _summary(
-    job: BatchJob, ending: Ending, run: RunCounts, num_before: int, writer: RecordWriter | None
+    job: BatchJob, ending: Ending, run: RunCounts, num_before: int, writer: RecordSink | None
 ) -> BatchSummary:
     index = job.kept.index if writer is None else writer.index
     num_again = 0 if writer is None else writer.num_again
     total = job.source.total
     num_left = 0 if ending == "done" else None if total is None else max(0, total - len(index))
     return BatchSummary(
-        output=job.output,
+        sink=job.sink,
         ending=ending,
         run=run,
         num_before=num_before - num_again,

@@ -290,7 +290,6 @@ def run_and_report(
 ) -> None:
     """Runs a job, writes its report, prints a summary and exits with the job's exit code."""
     from mmdeploy_llm.batch.job import run_batch
-    from mmdeploy_llm.batch.output import records_at
     from mmdeploy_llm.batch.previews import FilePreviews
     from mmdeploy_llm.batch.report import report_batch
     from mmdeploy_llm.batch.storage.files import OutputLostError
@@ -302,7 +301,7 @@ def run_and_report(
     except OutputLostError:  # says where the finished items are
         raise
     except Exception:
-        if job.output.exists():
+        if job.sink.exists():
             typer.echo("finished items are saved; --resume continues this run", err=True)
         raise
     if page is not None and summary.num_records:
@@ -318,12 +317,12 @@ def run_and_report(
             ),
         )
     if is_table_shown:
-        records = list(records_at(summary.output, summary.index.offsets()))
+        records = list(summary.records())
         make_console().print(caption_table(records))
         typer.echo()
     typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
     what = "captions:" if is_caption else "results: "
-    typer.echo(printable(f"{what} {job.output}" + (f"\nreport:   {page}" if page else "")))
+    typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
     end_with_exit_code(summary)
 
 
