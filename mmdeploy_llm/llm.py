@@ -4,15 +4,16 @@ out; or any iterable in, results as they finish."""
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
 from .batch.previews import FilePreviews
 from .batch.report import report_batch
+from .batch.sinks.options import OutputOptions, output_settings, retry_settings
 from .batch.storage.engine import describe_engine
 from .config import EngineConfig
 from .desk.arguments import (
@@ -165,7 +166,7 @@ class LLM(LoadedModel):
         *,
         resume: bool | Literal["anyway"] = False,
         overwrite: bool = False,
-        retry_failed: bool = True,
+        retry_failed: bool | Collection[int] = True,
         max_failures: int | None = None,
         shard: str | None = None,
         limit: int | None = None,
@@ -174,16 +175,19 @@ class LLM(LoadedModel):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         report: str | os.PathLike[str] | None = None,
         use_tqdm: bool = True,
+        **more: Unpack[OutputOptions],
     ) -> BatchSummary:
-        """Answers a whole batch and appends each result to `output` as it finishes, as a JSON line.
+        """Answers a whole batch and adds each result to `output` as it finishes: a line of a JSONL
+        file, or by its suffix or URL an item of a part, see OutputOptions for that and the rest.
 
         input: a JSONL file, a Parquet file, a folder of images and videos (`prompt` is asked about
         each), or an iterable of dicts: {"id", "prompt" | "prompt_token_ids" | "messages",
         "multimodal_data", "sampling_params", "chat_template_kwargs", "mm_processor_kwargs",
         "tools"}, read lazily; media paths in a file are relative to its folder.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
-        resume: keep the output; answer items that are missing, have changed or, with retry_failed,
-        failed. "anyway": also if other results are of another model or of other parameters.
+        resume: keep the output; answer items that are missing, have changed or, with retry_failed
+        (True, or error codes), failed. "anyway": also if other results are of another model or of
+        other parameters.
         overwrite: replace the output, which otherwise must not exist.
         shard: "2/8" answers the second of eight shards, by line number.
         limit: lines to read. max_failures: failed items that end the run. report: an HTML page.
@@ -197,7 +201,8 @@ class LLM(LoadedModel):
             question=prompt,
             selection=Selection.parse(shard, limit),
             max_failures=max_failures,
-            is_failed_redone=retry_failed,
+            **retry_settings(retry_failed),
+            **output_settings(**more),
             is_any_config_kept=resume == "anyway",
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,

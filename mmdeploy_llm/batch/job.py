@@ -9,16 +9,20 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 
+from .answers.checker import Checker
+from .answers.restarts import Restarting
+from .answers.rounds import Answerer, Restartable
+from .answers.validated import Validated
 from .ids import Selection
 from .items import BadItem, Item
 from .output import Kept, Mode
-from .run import Answerer, BatchRun, Ending, RunCounts, Tally, left_to_do
+from .run import BatchRun, Ending, RunCounts, Tally, left_to_do
 from .sinks.base import RecordSink, Sink
 from .sinks.choose import open_sink
 from .sources import Source, open_source
@@ -48,6 +52,10 @@ class BatchSettings:
     max_failures: stop after this many failed items in this run.
     is_failed_redone: whether mode "resume" retries failed items; retried_codes: those with one of
         these error codes only.
+    schema: JSON schema that every answer must keep; one that breaks it is asked again up to
+        `validate_retries` times. None checks nothing.
+    engine_restarts: how often in a row an engine that died is started again; more than 0 needs an
+        LLM that can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
     is_progress_shown: None shows a progress bar on a terminal only.
@@ -64,6 +72,9 @@ class BatchSettings:
     max_failures: int | None = None
     is_failed_redone: bool = True
     retried_codes: frozenset[int] | None = None
+    schema: Mapping[str, Any] | None = None
+    validate_retries: int = 2
+    engine_restarts: int = 0
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
@@ -71,6 +82,9 @@ class BatchSettings:
     def __post_init__(self) -> None:
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
+        for name in ("validate_retries", "engine_restarts"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def configuration(self) -> Configuration:
         """Returns what decides the answers, the items aside."""
@@ -81,6 +95,7 @@ class BatchSettings:
             **{f"sampling_params.{name}": value for name, value in params.items()},
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
+            **({} if self.schema is None else {"validate": self.schema}),
         }
         return replace(engine, values=values)
 
@@ -251,7 +266,11 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     if is_complete and not job.kept.drops:
         return _summary(job, "done", RunCounts(), num_before, None)
     with ExitStack() as stack:
+        checker = None if job.settings.schema is None else Checker(job.settings.schema)
+        if checker is not None:
+            stack.callback(checker.close)
         llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
+        answerer = _answerer(llm, job.settings, checker)
         job = _with_configuration(job)
         writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         if job.configuration is not None:
@@ -265,7 +284,7 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
             is_shown=job.settings.is_progress_shown,
         )
         try:
-            ending = _run(job, llm, writer, tally)
+            ending = _run(job, answerer, writer, tally)
         finally:
             tally.close()
         writer.finish(job.source.place_of)
@@ -277,6 +296,13 @@ def _with_configuration(job: BatchJob) -> BatchJob:
     if job.configuration is not None or not job.needs_model:
         return job
     return replace(job, configuration=job.settings.configuration())
+
+
+def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -> Answerer:
+    """Returns the LLM with what asks it again."""
+    if settings.engine_restarts and not isinstance(llm, _NoModel):
+        llm = Restarting(cast(Restartable, llm), settings.engine_restarts)
+    return llm if checker is None else Validated(llm, checker, settings.validate_retries)
 
 
 def _state(job: BatchJob, ending: str) -> RunState:

@@ -58,6 +58,7 @@ class ReportHead:
     unit: the noun for one item.
     done: the verb for a finished item.
     speeds, settings: label -> value, both as text.
+    missing: what is incomplete -> what it lacks; shown above everything else.
     """
 
     model: str
@@ -68,6 +69,7 @@ class ReportHead:
     done: str = "answered"
     speeds: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def units(self) -> str:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from tqdm import tqdm
 
@@ -23,6 +23,7 @@ from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.parallel import interrupted_later
 from mmdeploy_llm.params import SamplingParams
 
+from .answers.rounds import Answerer
 from .ids import DoneItems, IdSet
 from .items import BadItem, Item
 from .records import Record, bad_record, key_of, record_of
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
 
 Ending = Literal["done", "max_failures", "interrupted"]
-
-
-class Answerer(Protocol):
-    """The method of LLM that a batch needs."""
-
-    def answer_each(
-        self, pairs: Iterable[tuple[Prompt, SamplingParams]]
-    ) -> Generator[Answer, None, None]:
-        """Yields outputs as they finish, see LLM.answer_each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

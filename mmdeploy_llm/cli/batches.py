@@ -18,17 +18,22 @@ from .options import (
     Device,
     DType,
     Engine,
+    EngineRestarts,
+    Format,
     HasTable,
+    Journal,
     Limit,
     MaxFailures,
     MaxTokens,
     Model,
     NoReport,
+    NoRetryFailed,
     NumSeqs,
     NumThreads,
     Output,
     Overwrite,
     Parser,
+    PartItems,
     Recursive,
     Resume,
     ResumeAnyway,
@@ -37,6 +42,8 @@ from .options import (
     Temperature,
     Thinking,
     ToolParser,
+    Validate,
+    ValidateRetries,
     engine_options,
     named_value,
     open_llm,
@@ -46,6 +53,7 @@ from .options import (
     sampling_params,
     template_kwargs,
 )
+from .shards import shard_names
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings, BatchSummary
@@ -151,7 +159,7 @@ def caption(
     paths: Paths,
     model: Model = "shapes-vl",
     prompt: Question = None,
-    output: Output = Path("captions.jsonl"),
+    output: Output = "captions.jsonl",
     report: PageBeside = None,
     no_report: NoReport = False,
     table: HasTable = False,
@@ -159,10 +167,17 @@ def caption(
     overwrite: Overwrite = False,
     resume: Resume = False,
     resume_anyway: ResumeAnyway = False,
-    retry_failed: RetryFailed = True,
+    retry_failed: RetryFailed = "all",
+    no_retry_failed: NoRetryFailed = False,
     max_failures: MaxFailures = None,
     shard: Shard = None,
     limit: Limit = None,
+    format: Format = None,
+    part_items: PartItems = None,
+    journal: Journal = None,
+    validate: Validate = None,
+    validate_retries: ValidateRetries = 2,
+    engine_restarts: EngineRestarts = 2,
     thinking: Thinking = None,
     max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
@@ -180,6 +195,8 @@ def caption(
     from mmdeploy_llm.batch.job import plan_source
     from mmdeploy_llm.batch.sources import open_files
 
+    page = None if no_report else str(report or page_beside(output))
+    output, page = shard_names(ctx.params, output, page)
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     options = engine_options(ctx, engine, **engine_choices(ctx.params))
     settings = batch_settings(ctx.params, sampling, options)
@@ -192,7 +209,6 @@ def caption(
         template_kwargs=settings.chat_template_kwargs,
     )
     job = plan_source(source, output, settings)
-    page = None if no_report else report or output.with_suffix(".html")
     run_and_report(job, model, options, page, is_caption=True, is_table_shown=table)
 
 
@@ -206,10 +222,17 @@ def batch(
     overwrite: Overwrite = False,
     resume: Resume = False,
     resume_anyway: ResumeAnyway = False,
-    retry_failed: RetryFailed = True,
+    retry_failed: RetryFailed = "all",
+    no_retry_failed: NoRetryFailed = False,
     max_failures: MaxFailures = None,
     shard: Shard = None,
     limit: Limit = None,
+    format: Format = None,
+    part_items: PartItems = None,
+    journal: Journal = None,
+    validate: Validate = None,
+    validate_retries: ValidateRetries = 2,
+    engine_restarts: EngineRestarts = 2,
     thinking: Thinking = None,
     max_tokens: MaxTokens = 1024,
     temperature: LineTemperature = None,
@@ -228,13 +251,14 @@ def batch(
     defaults; a line's own "sampling_params" win."""
     from mmdeploy_llm.batch.job import plan_batch
 
+    output, page = shard_names(ctx.params, output, None if report is None else str(report))
     more = dict(named_value("--sampling", text, "top_p=0.9") for text in sampling or [])
     given = {"max_tokens": max_tokens, "temperature": temperature, **more}
     choices = engine_choices(ctx.params)
     options = engine_options(ctx, engine, **choices, limit_mm_per_prompt=MANY_MEDIA)
     settings = batch_settings(ctx.params, given, options)
     job = plan_batch(input, output, settings)
-    run_and_report(job, model, options, report)
+    run_and_report(job, model, options, page)
 
 
 def batch_settings(
@@ -246,10 +270,14 @@ def batch_settings(
     """
     from mmdeploy_llm.batch.ids import Selection
     from mmdeploy_llm.batch.job import BatchSettings
+    from mmdeploy_llm.batch.sinks.options import OutputOptions, output_settings, retry_settings
 
     is_resumed = options["resume"] or options["resume_anyway"]
-    if not (options["retry_failed"] or is_resumed):
-        raise ConfigError("--no-retry-failed needs --resume; a new run has nothing to retry")
+    retried: bool | str = not options["no_retry_failed"] and options["retry_failed"]
+    if retried != "all" and not is_resumed:
+        raise ConfigError(
+            "--retry-failed and --no-retry-failed need --resume; a new run has nothing to retry"
+        )
     given = {name: value for name, value in sampling.items() if value is not None}
     return BatchSettings(
         mode=output_mode(options["overwrite"], is_resumed),
@@ -258,7 +286,8 @@ def batch_settings(
         question=options["prompt"],
         selection=Selection.parse(options["shard"], options["limit"]),
         max_failures=options["max_failures"],
-        is_failed_redone=options["retry_failed"],
+        **retry_settings(retried),
+        **output_settings(**{name: options[name] for name in OutputOptions.__annotations__}),
         is_any_config_kept=options["resume_anyway"],
         describe_engine=lambda: describe_model(options["model"], engine),
     )
@@ -272,6 +301,13 @@ def describe_model(model: str, options: Mapping[str, Any]) -> Configuration:
     return describe_engine(EngineConfig.from_options(model, options))
 
 
+def page_beside(output: str) -> str:
+    """Returns the default name of a report: that of the output, of a URL in the working folder."""
+    name = output.rstrip("/")
+    local = name.rpartition("/")[2] if "://" in name else name
+    return str(Path(local).with_suffix(".html"))
+
+
 def engine_choices(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the command's options that are also options of LLM()."""
     names = ("dtype", "device", "max_num_seqs", "num_threads")
@@ -283,7 +319,7 @@ def run_and_report(
     job: BatchJob,
     model: str,
     options: Mapping[str, Any],
-    page: Path | None,
+    page: str | None,
     *,
     is_caption: bool = False,
     is_table_shown: bool = False,

@@ -78,7 +78,59 @@ Image = Annotated[
 ]
 
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="JSONL file; gets one line per finished item.")
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Where results go: NAME.jsonl gets a line per finished item; NAME.parquet and "
+        "NAME.tar are folders of Parquet files or WebDataset tars; a URL such as "
+        "s3://bucket/NAME.parquet gets whole parts.",
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        help="Format of the output: jsonl, parquet or webdataset.  [default: by its suffix]"
+    ),
+]
+PartItems = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Items in a part of the output.  [default: 20000, of tars 10000]",
+    ),
+]
+Journal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Where this machine keeps results that are not uploaded yet, when --output is a URL.  "
+        "[default: a folder NAME-DIGEST.journal here]",
+    ),
+]
+Validate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="SCHEMA",
+        help="JSON schema that every answer must keep. One that breaks it is asked again, then "
+        "recorded as an error with its text.",
+    ),
+]
+ValidateRetries = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="K", help="How often an answer that breaks --validate is asked again."
+    ),
+]
+EngineRestarts = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="K",
+        help="How often in a row an engine that died is started again. Its items are done again; "
+        "one that was there at two deaths is done alone.",
+    ),
 ]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Do not write an HTML report.")]
 HasTable = Annotated[bool, typer.Option("--table", help="Print a table of results at the end.")]
@@ -99,10 +151,15 @@ ResumeAnyway = Annotated[
     ),
 ]
 RetryFailed = Annotated[
-    bool,
+    str,
     typer.Option(
-        "--retry-failed/--no-retry-failed", help="With --resume: whether to retry failed items."
+        metavar="CODES",
+        help="With --resume: which failed items to retry, all or those with these error codes, "
+        "such as 408,500.",
     ),
+]
+NoRetryFailed = Annotated[
+    bool, typer.Option("--no-retry-failed", help="With --resume: leave failed items as they are.")
 ]
 MaxFailures = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Stop after N failed items in this run.")
@@ -110,8 +167,10 @@ MaxFailures = Annotated[
 Shard = Annotated[
     str | None,
     typer.Option(
-        metavar="I/N",
-        help="Process only every N-th item from the I-th on, so that N runs share the input.",
+        metavar="I/N|auto",
+        help="Process only every N-th item from the I-th on, so that N runs share the input. auto: "
+        "as torchrun, SLURM or an indexed job of Kubernetes numbers this process; the shard then "
+        "stands in the output's name.",
     ),
 ]
 Limit = Annotated[

@@ -54,14 +54,20 @@ OPTIONAL = (
     Optional(
         module="pyarrow",
         package="pyarrow",
-        use="batches from Parquet files",
+        use="batches from and to Parquet files",
         install='pip install "mmdeploy-llm[parquet]"',
     ),
     Optional(
         module="fsspec",
         package="fsspec",
-        use="media from object stores",
+        use="media from object stores, outputs there",
         install='pip install "mmdeploy-llm[fsspec]"',
+    ),
+    Optional(
+        module="jsonschema",
+        package="jsonschema",
+        use="checking the answers of a batch (--validate)",
+        install='pip install "mmdeploy-llm[validate]"',
     ),
 )
 

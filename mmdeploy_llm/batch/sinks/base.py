@@ -71,5 +71,8 @@ class Sink(Protocol):
     def records_at(self, positions: list[int]) -> Iterator[Record]:
         """Yields the records at these positions, in the order of the positions."""
 
+    def modified(self) -> int | None:
+        """Returns when it was written last (ns), None when that is not known."""
+
     def writer(self, mode: Mode, kept: Kept) -> RecordSink:
         """Locks the output and removes what must not stay in it."""

@@ -45,13 +45,13 @@ def open_sink(
         raise ConfigError(f"part_items must be at least 1, got {part_items}")
     if is_remote(name):
         folder = Path(journal_of(name) if journal is None else journal)
-        return PartsSink.remote(name, folder, _parts(kind, part_items))
+        return PartsSink.remote(name, folder, parts_format(kind, part_items))
     if journal is not None:
         raise ConfigError(
             "a journal is for an output at a URL; one on this machine has its own beside its parts"
         )
     if kind != "jsonl":
-        return PartsSink.local(Path(name), _parts(kind, part_items))
+        return PartsSink.local(Path(name), parts_format(kind, part_items))
     if part_items is not None:
         raise ConfigError("part_items is for an output of parts; JSON lines are one file")
     return JsonlSink(Path(name))
@@ -72,7 +72,8 @@ def journal_of(url: str) -> str:
     return f"{name}-{blake2b(url.rstrip('/').encode(), digest_size=4).hexdigest()}.journal"
 
 
-def _parts(kind: str, part_items: int | None) -> PartFormat:
+def parts_format(kind: str, part_items: int | None = None) -> PartFormat:
+    """Returns a format of parts, by its name."""
     if kind == "parquet":
         return ParquetParts(part_items)
     return TarParts(part_items) if kind == "webdataset" else LineParts(part_items)

@@ -59,6 +59,10 @@ class JsonlSink:
         """Yields the records at these positions."""
         return records_at(self._path, positions)
 
+    def modified(self) -> int | None:
+        """Returns when the file was written last (ns)."""
+        return os.stat(self._path).st_mtime_ns
+
     def writer(self, mode: Mode, kept: Kept) -> RecordWriter:
         """Locks the file and removes what must not stay in it."""
         return RecordWriter(self._path, mode, kept)

@@ -29,7 +29,7 @@ from .shelves import LocalShelf, RemoteShelf, Shelf
 
 MAX_OPEN = 8  # parts that are open for reading at the same time
 FORMATS = {".parquet": "parquet", ".tar": "webdataset", ".jsonl": "jsonl"}
-_PART = re.compile(r"part-(\d{5,9})(\.\w+)")
+PART_NAME = re.compile(r"part-(\d{5,9})(\.\w+)")
 _OPEN = re.compile(r"\.open-(\d{5,9})(\.\w+)")
 
 
@@ -63,7 +63,7 @@ class PartsSink:
                 "a folder of parts; remove the file or name another --output"
             )
         for name in self.shelf.states():
-            found = _PART.fullmatch(name)
+            found = PART_NAME.fullmatch(name)
             if found and found[2] in FORMATS and found[2] != self.form.suffix:
                 raise ConfigError(
                     f"{self.name!r} has parts of another format ({name}); --format "
@@ -78,7 +78,7 @@ class PartsSink:
 
     def parts(self) -> dict[int, str]:
         """Returns the names of the complete parts, by number and in this order."""
-        return _numbered(_PART, self.form.suffix, self.shelf.states())
+        return _numbered(PART_NAME, self.form.suffix, self.shelf.states())
 
     def open_parts(self) -> dict[int, str]:
         """Returns the names of parts that grow: at most one, unless a run was killed while it
@@ -142,6 +142,13 @@ class PartsSink:
         finally:
             for reader in readers.values():
                 reader.close()
+
+    def modified(self) -> int | None:
+        """Returns when a file of it was written last (ns); None at a URL."""
+        states = (*self.shelf.states().values(), *self._growing().values())
+        times = [state.mtime_ns if isinstance(state, FileState) else None for state in states]
+        known = [time for time in times if time is not None]
+        return max(known, default=0) if len(known) == len(times) else None
 
     def writer(self, mode: Mode, kept: Kept) -> PartsWriter:
         """Locks the output and removes what must not stay in it."""
