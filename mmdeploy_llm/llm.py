@@ -9,7 +9,6 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from .batch.ids import Selection
 from .batch.job import BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
 from .batch.previews import FilePreviews
 from .batch.report import report_batch
@@ -167,9 +166,6 @@ class LLM(LoadedModel):
         resume: bool | Literal["anyway"] = False,
         overwrite: bool = False,
         retry_failed: bool | Collection[int] = True,
-        max_failures: int | None = None,
-        shard: str | None = None,
-        limit: int | None = None,
         prompt: str | None = None,
         sampling_params: SamplingParams | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -189,8 +185,7 @@ class LLM(LoadedModel):
         (True, or error codes), failed. "anyway": also if other results are of another model or of
         other parameters.
         overwrite: replace the output, which otherwise must not exist.
-        shard: "2/8" answers the second of eight shards, by line number.
-        limit: lines to read. max_failures: failed items that end the run. report: an HTML page.
+        report: an HTML page.
         Raises ConfigError for a wrong call; an item with an error becomes a line with that error.
         Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
@@ -199,8 +194,6 @@ class LLM(LoadedModel):
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
-            selection=Selection.parse(shard, limit),
-            max_failures=max_failures,
             **retry_settings(retry_failed),
             **output_settings(**more),
             is_any_config_kept=resume == "anyway",

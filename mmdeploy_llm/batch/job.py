@@ -263,7 +263,7 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     with nothing left to do the output stays as it is."""
     num_before = len(job.kept.index)
     is_complete = job.is_empty and job.settings.mode == "resume" and job.sink.exists()
-    if is_complete and not job.kept.drops:
+    if is_complete and not job.kept.drops and not job.sink.is_growing():
         return _summary(job, "done", RunCounts(), num_before, None)
     with ExitStack() as stack:
         checker = None if job.settings.schema is None else Checker(job.settings.schema)

@@ -52,6 +52,7 @@ from .options import (
     output_mode,
     sampling_params,
     template_kwargs,
+    with_options,
 )
 from .shards import shard_names
 
@@ -154,6 +155,19 @@ Sampling = Annotated[
 ]
 
 
+# Values of these are read from ctx.params.
+OUTPUT_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "no_retry_failed": (NoRetryFailed, False),
+    "format": (Format, None),
+    "part_items": (PartItems, None),
+    "journal": (Journal, None),
+    "validate": (Validate, None),
+    "validate_retries": (ValidateRetries, 2),
+    "engine_restarts": (EngineRestarts, 2),
+}
+
+
+@with_options(OUTPUT_OPTIONS)
 def caption(
     ctx: typer.Context,
     paths: Paths,
@@ -168,16 +182,9 @@ def caption(
     resume: Resume = False,
     resume_anyway: ResumeAnyway = False,
     retry_failed: RetryFailed = "all",
-    no_retry_failed: NoRetryFailed = False,
     max_failures: MaxFailures = None,
     shard: Shard = None,
     limit: Limit = None,
-    format: Format = None,
-    part_items: PartItems = None,
-    journal: Journal = None,
-    validate: Validate = None,
-    validate_retries: ValidateRetries = 2,
-    engine_restarts: EngineRestarts = 2,
     thinking: Thinking = None,
     max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.0,
@@ -212,6 +219,7 @@ def caption(
     run_and_report(job, model, options, page, is_caption=True, is_table_shown=table)
 
 
+@with_options(OUTPUT_OPTIONS)
 def batch(
     ctx: typer.Context,
     input: Input,
@@ -223,16 +231,9 @@ def batch(
     resume: Resume = False,
     resume_anyway: ResumeAnyway = False,
     retry_failed: RetryFailed = "all",
-    no_retry_failed: NoRetryFailed = False,
     max_failures: MaxFailures = None,
     shard: Shard = None,
     limit: Limit = None,
-    format: Format = None,
-    part_items: PartItems = None,
-    journal: Journal = None,
-    validate: Validate = None,
-    validate_retries: ValidateRetries = 2,
-    engine_restarts: EngineRestarts = 2,
     thinking: Thinking = None,
     max_tokens: MaxTokens = 1024,
     temperature: LineTemperature = None,
@@ -268,7 +269,6 @@ def batch_settings(
 
     Raises ConfigError for options that contradict each other.
     """
-    from mmdeploy_llm.batch.ids import Selection
     from mmdeploy_llm.batch.job import BatchSettings
     from mmdeploy_llm.batch.sinks.options import OutputOptions, output_settings, retry_settings
 
@@ -276,7 +276,8 @@ def batch_settings(
     retried: bool | str = not options["no_retry_failed"] and options["retry_failed"]
     if retried != "all" and not is_resumed:
         raise ConfigError(
-            "--retry-failed and --no-retry-failed need --resume; a new run has nothing to retry"
+            "--retry-failed CODES and --no-retry-failed: each needs --resume; a new run has "
+            "nothing to retry"
         )
     given = {name: value for name, value in sampling.items() if value is not None}
     return BatchSettings(
@@ -284,8 +285,6 @@ def batch_settings(
         sampling_params=sampling_params(**given),
         chat_template_kwargs=template_kwargs(options["thinking"]),
         question=options["prompt"],
-        selection=Selection.parse(options["shard"], options["limit"]),
-        max_failures=options["max_failures"],
         **retry_settings(retried),
         **output_settings(**{name: options[name] for name in OutputOptions.__annotations__}),
         is_any_config_kept=options["resume_anyway"],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -182,6 +183,29 @@ NumSeqs = Annotated[
 NumThreads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads for compute.  [default: one per core]")
 ]
+
+
+def with_options(
+    options: Mapping[str, tuple[Any, Any]],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds options to a command, name -> (type, default), which finds their values in ctx.params:
+    a command would need a parameter for each."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            command(**{name: value for name, value in given.items() if name not in options})
+
+        own = inspect.signature(command, eval_str=True)
+        more = (
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=kind)
+            for name, (kind, value) in options.items()
+        )
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        signature = own.replace(parameters=[*own.parameters.values(), *more])
+        setattr(run, "__signature__", signature)  # noqa: B010  (mypy knows no such attribute)
+        return run
+
+    return decorate
 
 
 def output_mode(overwrite: bool, resume: bool) -> Mode:

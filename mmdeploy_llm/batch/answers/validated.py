@@ -76,7 +76,7 @@ class Validated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Violation:
-    """What is wrong with a sample. place: of the sample. can_retry: whether another answer may be
+    """A fault of a sample. place: of the sample. can_retry: whether another answer may be
     right."""
 
     words: str

@@ -56,6 +56,9 @@ class Sink(Protocol):
     def exists(self) -> bool:
         """Returns whether it has records, or a place for them."""
 
+    def is_growing(self) -> bool:
+        """Returns whether records of it are not in a complete part yet."""
+
     def scan(
         self,
         place_of: PlaceOf,

@@ -62,7 +62,7 @@ class PartFormat(Protocol):
     limits: Limits
 
     def reader(self, file: IO[bytes], name: str, *, is_open: bool) -> PartReader:
-        """Opens a part, which closes the file at its end. is_open: whether it is the one that
+        """Opens a part; closing it closes the file. is_open: whether it is the one that
         grows."""
 
     def begin(self, file: FileIO, configurations: str | None) -> int:

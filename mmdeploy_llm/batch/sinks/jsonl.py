@@ -40,6 +40,10 @@ class JsonlSink:
         """Returns whether there is a file."""
         return self._path.exists()
 
+    def is_growing(self) -> bool:
+        """Returns False: every line is complete."""
+        return False
+
     def scan(
         self,
         place_of: PlaceOf,

@@ -28,7 +28,7 @@ RECORDS_AT_ONCE = 1_000
 
 
 class Readable(Protocol):
-    """What is read of an output; see Sink."""
+    """An output that is read; see Sink."""
 
     name: str
     configurations: ConfigurationFile
@@ -46,7 +46,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputState:
-    """What one output holds. num_items: its items, those that another output has too included."""
+    """The content of one output. num_items: its items, also those that another output has."""
 
     name: str
     num_items: int
@@ -55,7 +55,7 @@ class OutputState:
 
     @property
     def missing(self) -> str | None:
-        """What is not there yet, in words; None when it is complete or nothing says what it should
+        """Names what is not there yet; None when it is complete or nothing says what it should
         have."""
         if self.run is None:
             return None

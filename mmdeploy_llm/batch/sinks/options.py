@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
 from mmdeploy_llm.batch.answers.checker import read_schema
+from mmdeploy_llm.batch.ids import Selection
 from mmdeploy_llm.errors import ConfigError
 
 MAX_SHOWN = 40  # characters of a wrong value
@@ -15,6 +16,9 @@ MAX_SHOWN = 40  # characters of a wrong value
 class OutputOptions(TypedDict, total=False):
     """Options of LLM.run_batch.
 
+    shard: "2/8" answers the second of eight shards, by line number.
+    limit: lines to read.
+    max_failures: failed items that end the run.
     format: "jsonl", "parquet" or "webdataset"; None decides by the suffix of the output's name.
     part_items: most items of a part of the output; None is the format's own number.
     journal: folder on this machine for what is not uploaded yet, when the output is a URL.
@@ -23,6 +27,9 @@ class OutputOptions(TypedDict, total=False):
     engine_restarts: how often in a row an engine that died is started again (2).
     """
 
+    shard: str | None
+    limit: int | None
+    max_failures: int | None
     format: str | None
     part_items: int | None
     journal: str | os.PathLike[str] | None
@@ -33,6 +40,9 @@ class OutputOptions(TypedDict, total=False):
 
 def output_settings(
     *,
+    shard: str | None = None,
+    limit: int | None = None,
+    max_failures: int | None = None,
     format: str | None = None,
     part_items: int | None = None,
     journal: str | os.PathLike[str] | None = None,
@@ -45,6 +55,8 @@ def output_settings(
     if isinstance(validate, (str, os.PathLike)):
         schema = read_schema(os.fspath(validate))
     return {
+        "selection": Selection.parse(shard, limit),
+        "max_failures": max_failures,
         "format": format,
         "part_items": part_items,
         "journal": journal,

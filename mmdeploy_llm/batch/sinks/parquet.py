@@ -195,7 +195,7 @@ def values_of(row: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("line", "path", "prompt", *DIGESTS):
         if values[name] is None:
             del values[name]  # as a line of JSON leaves them out
-    values.update({name: json.loads(row[name]) for name in JSONS if row[name] is not None})
+    values.update({name: json.loads(row[name]) for name in JSONS if row.get(name) is not None})
     values.update(json.loads(row["more"]) if row["more"] is not None else {})
     code, message = values["error_code"], values["error_msg"]
     values["error"] = None if message is None else {"code": code, "message": message}

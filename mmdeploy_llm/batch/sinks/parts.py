@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
+from typing import IO
 
 from mmdeploy_llm.batch.output import (
     PART_BITS,
@@ -75,6 +76,10 @@ class PartsSink:
     def exists(self) -> bool:
         """Returns whether there are parts, or one that grows."""
         return bool(self.parts() or self.open_parts())
+
+    def is_growing(self) -> bool:
+        """Returns whether a killed run has left a part that grows."""
+        return bool(self.open_parts())
 
     def parts(self) -> dict[int, str]:
         """Returns the names of the complete parts, by number and in this order."""
@@ -165,13 +170,19 @@ class PartsSink:
 
     def _reader(self, number: int) -> PartReader:
         name = self.parts().get(number)
+        is_open = name is None
+        file: IO[bytes]
         if name is not None:
-            where = f"{self.shelf.name}/{name}"
-            return self.form.reader(self.shelf.open(name), where, is_open=False)
-        name = self.open_parts()[number]
-        with Folder.open(self.folder) as folder:
-            file = BufferedReader(folder.open_file(name, os.O_RDONLY))
-        return self.form.reader(file, str(self.folder / name), is_open=True)
+            file, where = self.shelf.open(name), self.shelf.name
+        else:
+            name, where = self.open_parts()[number], str(self.folder)
+            with Folder.open(self.folder) as folder:
+                file = BufferedReader(folder.open_file(name, os.O_RDONLY))
+        try:
+            return self.form.reader(file, f"{where}/{name}", is_open=is_open)
+        except BaseException:
+            file.close()
+            raise
 
     def _growing(self) -> Mapping[str, FileState]:
         if not self.folder.is_dir():
