@@ -70,6 +70,7 @@ Examples:
   mmdeploy-llm caption photos/ extra.png
   mmdeploy-llm caption photos/ -r -p "Write one sentence for a blind reader."
   mmdeploy-llm caption photos/ --resume          continue an interrupted run
+  mmdeploy-llm caption photos/ -o captions.tar   WebDataset: captions beside images
   mmdeploy-llm caption photos/ --model baidu/ERNIE-4.5-VL-28B-A3B-PT
   mmdeploy-llm caption photos/ --engine max_model_len=8192
 
@@ -93,7 +94,8 @@ up to 16 images and 4 videos; the limits change with, for example,
 --engine 'limit_mm_per_prompt={{"image": 100}}'.
 
 \b
-Each line of the output is one item, in the order of completion:
+Each line of the output, or row of its Parquet files, or JSON in its tars, is
+one item, in the order of completion:
   id, line, path       identify the item; path only for files of a folder
   text, reasoning      the answer, and the reasoning before it
   tool_calls           only if the model called tools
@@ -110,14 +112,18 @@ A bad input line gets an output line with its error and affects no other line.
 Examples:
   mmdeploy-llm batch prompts.jsonl --output answers.jsonl --report answers.html
   mmdeploy-llm batch prompts.parquet -o answers.jsonl --shard 2/8
-  mmdeploy-llm batch media/ -o answers.jsonl --prompt "What is happening?"
+  mmdeploy-llm batch media/ -o answers.tar --prompt "What is happening?"
+  mmdeploy-llm batch prompts.jsonl -o s3://bucket/answers.parquet --shard auto
   mmdeploy-llm batch prompts.jsonl -o answers.jsonl --resume
 
 \b
 --resume works after any end of a run, even kill -9: finished items are
 skipped, items that were in progress or whose input has changed run again.
 Results of another model, or of other options or parameters, are refused;
---resume-anyway keeps them.
+--resume-anyway keeps them. An output NAME.parquet or NAME.tar is a folder of
+complete parts, and a file .open-... that the next run continues. With a URL
+parts are uploaded when they are complete, and that file is on this machine, in
+the folder NAME-DIGEST.journal here or in --journal.
 
 {EXIT_CODES}"""
 

@@ -416,3 +416,98 @@ def test_a_row_has_what_the_line_has(do, rows, here):
         assert {k: v for k, v in values_of(row_of(values)).items() if v is not None} == {
             k: v for k, v in values.items() if v is not None
         }
+
+
+def samples(here):
+    """Key -> {suffix: content} of the tars."""
+    found = {}
+    for path in sorted((here / "out.tar").glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key, _, suffix = member.name.partition(".")
+                found.setdefault(key, {})[suffix] = tar.extractfile(member).read()
+    return found
+
+
+def test_media_are_stored_as_they_were_given(do, here, png, image):
+    import base64
+
+    from PIL import Image
+
+    url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    clip = here / "clip.mov"
+    clip.write_bytes(b"\0\0\0\x14ftypisom and more")
+    odd = here / "photo.raw"
+    odd.write_bytes(b"unknown bytes")
+    (here / "gone.png").write_bytes(png)
+    given = {
+        "path": image,
+        "bytes": png,
+        "data": url,
+        "file": image.as_uri(),
+        "video": str(clip),
+        "odd": str(odd),
+        "web": "https://example.org/a.png",
+        "object": Image.new("RGB", (2, 2)),
+        "gone": str(here / "missing.png"),
+        "struct": {"bytes": png, "path": "elsewhere.jpg"},
+        "folder": str(here),
+    }
+    rows = [
+        {"id": name, "prompt": name, "multimodal_data": {"image": [value]}}
+        for name, value in given.items()
+    ]
+    part = {"type": "image_url", "image_url": {"url": str(image)}}
+    rows.append({"id": "none", "prompt": "none"})
+    content = [part, {"type": "text", "text": "x"}]
+    rows.append({"id": "chat", "prompt": "p", "messages": [{"role": "user", "content": content}]})
+    do(rows, "out.tar", part_items=100)
+    found = samples(here)
+    for name in ("path", "bytes", "data", "file", "struct", "chat"):
+        assert found[name]["png"] == png, name
+    assert found["video"]["mp4"] == clip.read_bytes()
+    assert found["odd"]["raw"] == b"unknown bytes"
+    reasons = {}
+    for name in ("web", "object", "gone", "folder"):
+        assert set(found[name]) == {"txt", "json"}
+        reasons[name] = json.loads(found[name]["json"])["sample"]["left_out"]
+    assert reasons["web"] == "it is a URL"
+    assert reasons["object"] == "it is an object of the program, a Image"
+    assert "No such file" in reasons["gone"]
+    assert reasons["folder"]
+    assert json.loads(found["none"]["json"])["sample"] == {
+        "key": "none",
+        "media": None,
+        "left_out": None,
+    }
+
+
+def test_a_file_that_shrinks_while_it_is_copied_leaves_no_half_sample(do, here, image, monkeypatch):
+    from mmdeploy_llm.batch.sinks import media
+
+    size = image.stat().st_size
+    with monkeypatch.context() as patch:
+        patch.setattr(media, "_size", lambda _: size + 5000)
+        rows = [{"id": "a", "prompt": "a", "multimodal_data": {"image": [str(image)]}}]
+        do(rows, "out.tar")
+    assert set(samples(here)["a"]) == {"txt", "json"}
+    assert (
+        json.loads(samples(here)["a"]["json"])["sample"]["left_out"] == "it is shorter than it was"
+    )
+
+
+def test_keys_are_safe_and_differ():
+    from mmdeploy_llm.batch.records import Record
+    from mmdeploy_llm.batch.sinks.tars import key_of_sample
+
+    names = ["a", "../a", "a/b", "a.b", "a b", "/a/b", "ä", "ö", "\n", "x" * 300, "x" * 301, 7, 77]
+    keys = [key_of_sample(Record(id=name, line=1)) for name in names]
+    assert len(set(keys)) == len(names)
+    for key in keys:
+        assert len(key) < 80
+        assert key.isascii()
+        assert not set(key) & set("./ \n")
+    assert key_of_sample(Record(id="7")) == key_of_sample(Record(id=7)) == "7"
+    path = Record(id="p/cat.jpg", path="p/cat.jpg")
+    assert key_of_sample(path).startswith("cat-")
+    assert key_of_sample(path, is_again=True) != key_of_sample(path)

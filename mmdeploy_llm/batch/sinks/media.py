@@ -110,6 +110,9 @@ def _opened(value: Any) -> IO[bytes]:
         fd = os.open(paths[0] if paths else name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise LeftOutError(f"it cannot be read: {error}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise LeftOutError("it is not a regular file")
     return open(fd, "rb")
 
 
@@ -128,10 +131,7 @@ def _size(file: IO[bytes]) -> int:
     if isinstance(file, BytesIO):
         size = file.getbuffer().nbytes
     else:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise LeftOutError("it is not a regular file")
-        size = status.st_size
+        size = os.fstat(file.fileno()).st_size
     if size > MAX_BYTES:
         raise LeftOutError(f"it has {size} bytes, and {MAX_BYTES} are allowed in a sample")
     return size
