@@ -387,6 +387,25 @@ def test_a_store_that_fails_says_where_the_results_are(do, rows, here, monkeypat
     assert len(records(URLS[0])) == 12
 
 
+def test_an_upload_that_is_cut_short_is_noticed(do, rows, here, monkeypatch):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    real = MemoryFileSystem.put_file
+
+    def cut(self, path, target, **options):
+        real(self, path, target, **options)
+        self.pipe_file(target, self.cat_file(target)[:-7])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "put_file", cut)
+        with pytest.raises(ConfigError, match="remove it there, then --resume uploads it again"):
+            do(rows, URLS[0])
+    with pytest.raises(ConfigError, match="is not a part of a batch's output"):
+        do(rows, URLS[0], "resume")
+    MemoryFileSystem().rm_file("/bucket/out.parquet/part-00000.parquet")
+    assert len(do(rows, URLS[0], "resume", is_failed_redone=False)[1]) == 7
+
+
 def test_a_named_journal(do, rows, here):
     do(rows, URLS[1], journal="kept/here")
     assert (here / "kept/here/.config.json").exists()
@@ -474,7 +493,7 @@ def test_media_are_stored_as_they_were_given(do, here, png, image):
     assert reasons["web"] == "it is a URL"
     assert reasons["object"] == "it is an object of the program, a Image"
     assert "No such file" in reasons["gone"]
-    assert reasons["folder"]
+    assert reasons["folder"] == "it is not a regular file"
     assert json.loads(found["none"]["json"])["sample"] == {
         "key": "none",
         "media": None,

@@ -10,6 +10,7 @@ import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.batch.output import read_records
+from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import WorkerDiedError
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.testing.tiny import write_tiny
@@ -87,6 +88,26 @@ def test_an_item_that_kills_its_engine_is_isolated(folder, expected, tmp_path, m
     assert guilty.error_msg.startswith("the engine died 3 times while it computed this item")
     assert len(deaths) == 3
     assert {name: record.text for name, record in found.items()} == expected
+
+
+def test_an_engine_in_this_process_is_started_again(folder, expected, tmp_path, monkeypatch):
+    real, calls = Engine.step, []
+
+    def step(self):
+        calls.append(None)
+        if len(calls) in (5, 30):
+            raise RuntimeError("something broke")
+        return real(self)
+
+    monkeypatch.setattr(Engine, "step", step)
+    out = tmp_path / "out.jsonl"
+    with LLM(str(folder), **OPTIONS) as llm:
+        summary = llm.run_batch(ROWS, out, sampling_params=PARAMS, use_tqdm=False)
+        (output,) = llm.generate("prompt 3", PARAMS, use_tqdm=False)
+    assert len(calls) > 30
+    assert summary.num_failed == 0
+    assert {record.id: record.text for record in read_records(out)} == expected
+    assert output.outputs.text.strip() == expected[3]
 
 
 def test_without_restarts_the_run_ends_and_keeps_what_is_done(folder, tmp_path):

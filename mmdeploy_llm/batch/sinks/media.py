@@ -128,10 +128,8 @@ def _data(url: str) -> bytes:
 
 
 def _size(file: IO[bytes]) -> int:
-    if isinstance(file, BytesIO):
-        size = file.getbuffer().nbytes
-    else:
-        size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     if size > MAX_BYTES:
         raise LeftOutError(f"it has {size} bytes, and {MAX_BYTES} are allowed in a sample")
     return size

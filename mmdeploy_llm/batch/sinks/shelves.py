@@ -97,8 +97,14 @@ class RemoteShelf:
     def take(self, folder: Folder, name: str, part: str) -> None:
         """Uploads a file, then removes it here."""
         target = f"{self._root}/{part}"
-        self._done(lambda: self._fs.makedirs(self._root, exist_ok=True))
-        self._done(lambda: self._fs.put_file(str(folder.path / name), target))
+        path = folder.path / name
+        self._done(lambda: self._fs.put_file(str(path), target))
+        size, found = os.stat(path).st_size, self._done(lambda: self._fs.info(target)).get("size")
+        if found != size:
+            raise ConfigError(
+                f"{part!r} has {size} bytes, and {found} of them arrived at {self.name!r}; remove "
+                "it there, then --resume uploads it again"
+            )
         folder.remove(name)
 
     def remove(self, name: str) -> None:
