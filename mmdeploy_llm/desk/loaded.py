@@ -30,16 +30,16 @@ class LoadedModel(Belonging):
         """turns: entered for each step, where models share the cores."""
         super().__init__()
         self._tokenizer: Any = None
-        self._open = partial(self._open_desk, config, turns)
-        self._open()
+        self._opened_with = partial(open_desk, config, turns)
+        self._open(config.quiet)
 
-    def _open_desk(self, config: EngineConfig, turns: AbstractContextManager[None] | None) -> None:
-        self._desk = open_desk(config, turns)
+    def _open(self, quiet: bool) -> None:
+        self._desk = self._opened_with()
         # The desk ends with this object; with the program it ends by itself.
         self._stop = finalize_here(self, self._desk.stop, at_exit=False)
         self.plugins, self.model = self._desk.plugins, self._desk.model
         self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
-        report_load(self.runtime, self.num_kv_blocks, quiet=config.quiet)
+        report_load(self.runtime, self.num_kv_blocks, quiet=quiet)
 
     @property
     def death(self) -> EngineError | None:
@@ -54,7 +54,9 @@ class LoadedModel(Belonging):
         self._home.check()
         self._stop()  # which also lets go of the desk
         self._desk.close()
-        self._open()
+        self.model = None
+        self._desk.free()  # before another model is loaded
+        self._open(quiet=True)
 
     def get_tokenizer(self) -> Any:
         """Returns transformers' tokenizer of the model, the same object in every call. It is a

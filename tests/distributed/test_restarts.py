@@ -1,15 +1,19 @@
 """run_batch with engines whose processes are killed: every item has its record, and the answers are
 those of an engine that lives."""
 
+import gc
 import os
 import signal
 import threading
+import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.batch.output import read_records
+from mmdeploy_llm.desk import loaded
 from mmdeploy_llm.engine import Engine
 from mmdeploy_llm.errors import WorkerDiedError
 from mmdeploy_llm.intake.intake import Intake
@@ -108,6 +112,23 @@ def test_an_engine_in_this_process_is_started_again(folder, expected, tmp_path, 
     assert summary.num_failed == 0
     assert {record.id: record.text for record in read_records(out)} == expected
     assert output.outputs.text.strip() == expected[3]
+
+
+def test_two_models_are_never_in_memory(folder):
+    with LLM(str(folder), **OPTIONS) as llm:
+        (before,) = llm.generate("prompt 3", PARAMS, use_tqdm=False)
+        first, real, found = weakref.ref(llm.model), loaded.open_desk, []
+
+        def open_desk(*args):
+            gc.collect()
+            found.append(first())
+            return real(*args)
+
+        llm._opened_with = partial(open_desk, *llm._opened_with.args)
+        llm.restart()
+        assert found == [None]
+        (after,) = llm.generate("prompt 3", PARAMS, use_tqdm=False)
+    assert after.outputs.token_ids == before.outputs.token_ids
 
 
 def test_without_restarts_the_run_ends_and_keeps_what_is_done(folder, tmp_path):
