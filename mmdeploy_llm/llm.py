@@ -4,16 +4,16 @@ out; or any iterable in, results as they finish."""
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, Literal, Unpack
 
-from .batch.corpus.columns import ColumnArguments, ColumnOptions
-from .batch.ids import Selection
 from .batch.job import BatchJob, BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
+from .batch.options import BatchOptions, option_settings
 from .batch.previews import FilePreviews
 from .batch.report import report_batch
+from .batch.sinks.options import retry_settings
 from .batch.storage.engine import describe_engine
 from .config import EngineConfig
 from .desk.arguments import (
@@ -166,43 +166,40 @@ class LLM(LoadedModel):
         *,
         resume: bool | Literal["anyway"] = False,
         overwrite: bool = False,
-        retry_failed: bool = True,
-        max_failures: int | None = None,
-        shard: str | None = None,
-        limit: int | None = None,
+        retry_failed: bool | Collection[int] = True,
         prompt: str | None = None,
         sampling_params: SamplingParams | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         report: str | os.PathLike[str] | None = None,
         use_tqdm: bool = True,
-        **arguments: Unpack[ColumnArguments],
+        **options: Unpack[BatchOptions],
     ) -> BatchSummary:
-        """Answers a whole batch and appends each result to `output` as it finishes, as a JSON line.
+        """Answers a whole batch and adds each result to `output` as it finishes: a line of a JSONL
+        file, or by its suffix or URL an item of a part.
 
         input: a folder of images and videos (`prompt` is asked about each), a corpus in one of the
         formats of docs/corpus.md, or an iterable of dicts with the keys of a JSONL line, read
         lazily; media paths in a file are relative to its folder.
-        arguments: image_column, video_column, prompt_column, id_column of a corpus, and columns,
-        which records repeat; `prompt` may name columns too: "Describe {title}.".
+        options: image_column, video_column, prompt_column, id_column of a corpus, and columns,
+        which records repeat; `prompt` may name columns too: "Describe {title}."; and those of the
+        output, see OutputOptions.
         sampling_params, chat_template_kwargs: used where a line has none of its own.
-        resume: keep the output; answer items that are missing, have changed or, with retry_failed,
-        failed. "anyway": also if other results are of another model or of other parameters.
-        overwrite: replace the output, which otherwise must not exist. shard: "2/8" answers the
-        second of eight shards, by line number. limit: lines to read. max_failures: failed items
-        that end the run. report: an HTML page. Raises ConfigError for a wrong call; an item with an
-        error becomes a line with that error. Ctrl-C raises KeyboardInterrupt once the output is
-        closed; resume=True then continues.
+        resume: keep the output; answer items that are missing, have changed or, with retry_failed
+        (True, or error codes), failed. "anyway": also if other results are of another model or of
+        other parameters.
+        overwrite: replace the output, which otherwise must not exist.
+        report: an HTML page.
+        Raises ConfigError for a wrong call; an item with an error becomes a line with that error.
+        Ctrl-C raises KeyboardInterrupt once the output is closed; resume=True then continues.
         """
         settings = BatchSettings(
             mode=mode_of(resume, overwrite),
             sampling_params=one_params(sampling_params),
             chat_template_kwargs=dict(chat_template_kwargs or {}),
             question=prompt,
-            columns=ColumnOptions.given(arguments),
+            **retry_settings(retry_failed),
+            **option_settings(options),
             max_media_bytes=self._config.max_media_bytes,
-            selection=Selection.parse(shard, limit),
-            max_failures=max_failures,
-            is_failed_redone=retry_failed,
             is_any_config_kept=resume == "anyway",
             describe_engine=partial(describe_engine, self._config),
             is_progress_shown=None if use_tqdm else False,

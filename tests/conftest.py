@@ -44,6 +44,7 @@ QUICK = {
     "distributed/test_desks.py": "!ctrl_c|dead_engine|in_another",
     "distributed/test_messages.py": "!test_workers|ends_with_its_parent",
     "distributed/test_ranks.py": "ernie|wrong_at_the_start|not_there",
+    "distributed/test_restarts.py": "!",
     "distributed/test_share_of_weights.py": "!memory_of_a_rank",
     "native": r"!\[(avx2|portable)|not_executed",
     "packages/test_minimal.py": "!",

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import types
-from collections import namedtuple
+from dataclasses import dataclass
 
 import pytest
 import typer
@@ -27,7 +27,11 @@ MAX_HELP_SECONDS = 0.5
 PROGRAM = [sys.executable, "-c", "from mmdeploy_llm.cli import main; main()"]
 
 
-Answer = namedtuple("Answer", "index output error")
+@dataclass
+class Answer:
+    index: int
+    output: RequestOutput
+    error: Exception | None
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -35,6 +39,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 class FakeLLM:
     """Echoes the prompt. The program builds it in place of LLM; `made` collects the instances."""
+
+    death = None  # of its engine
 
     def __init__(self, made, model, **options):
         if model == "unknown":

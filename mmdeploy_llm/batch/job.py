@@ -9,26 +9,33 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 
+from .answers.checker import Checker
+from .answers.restarts import Restarting
+from .answers.rounds import Answerer, Restartable
+from .answers.validated import Validated
 from .corpus.columns import ColumnOptions
 from .ids import Selection
 from .items import Item
-from .output import Kept, Mode, check_target, scan
-from .run import Answerer, BatchRun, Ending, RunCounts, Tally, left_to_do
+from .output import Kept, Mode
+from .run import BatchRun, Ending, RunCounts, Tally, left_to_do
+from .sinks.base import RecordSink, Sink
+from .sinks.choose import open_sink
 from .sources import Source, open_source
-from .storage.configuration import Configuration, ConfigurationFile
-from .writer import RecordWriter
+from .storage.configuration import Configuration
+from .storage.state import RunState
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
 
     from .output import RecordIndex
+    from .records import Record
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +51,14 @@ class BatchSettings:
     question: the question about each file of a folder, or each row of a corpus.
     columns: of a corpus; max_media_bytes: the largest image or video inside of it.
     selection: the lines of the input to process.
+    format, part_items, journal: of the output, see open_sink.
     max_failures: stop after this many failed items in this run.
-    is_failed_redone: whether mode "resume" retries failed items.
+    is_failed_redone: whether mode "resume" retries failed items; retried_codes: those with one of
+        these error codes only.
+    schema: JSON schema that every answer must keep; one that breaks it is asked again up to
+        `validate_retries` times. None checks nothing.
+    engine_restarts: how often in a row an engine that died is started again; more than 0 needs an
+        LLM that can be.
     is_any_config_kept: whether mode "resume" keeps results of another configuration.
     describe_engine: returns what decides the engine's answers; called when a run needs a model.
     is_progress_shown: None shows a progress bar on a terminal only.
@@ -58,8 +71,15 @@ class BatchSettings:
     columns: ColumnOptions = field(default_factory=ColumnOptions)
     max_media_bytes: int = MAX_CELL_BYTES
     selection: Selection = field(default_factory=Selection)
+    format: str | None = None
+    part_items: int | None = None
+    journal: str | os.PathLike[str] | None = None
     max_failures: int | None = None
     is_failed_redone: bool = True
+    retried_codes: frozenset[int] | None = None
+    schema: Mapping[str, Any] | None = None
+    validate_retries: int = 2
+    engine_restarts: int = 0
     is_any_config_kept: bool = False
     describe_engine: Callable[[], Configuration] = Configuration
     is_progress_shown: bool | None = None
@@ -67,6 +87,9 @@ class BatchSettings:
     def __post_init__(self) -> None:
         if self.max_failures is not None and self.max_failures < 1:
             raise ConfigError(f"max_failures must be at least 1, got {self.max_failures}")
+        for name in ("validate_retries", "engine_restarts"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def configuration(self) -> Configuration:
         """Returns what decides the answers, the items aside."""
@@ -78,6 +101,7 @@ class BatchSettings:
             **{f"chat_template_kwargs.{n}": v for n, v in self.chat_template_kwargs.items()},
             **({} if self.question is None else {"prompt": self.question}),
             **{f"columns.{name}": value for name, value in self.columns.values().items()},
+            **({} if self.schema is None else {"validate": self.schema}),
         }
         return replace(engine, values=values)
 
@@ -102,10 +126,10 @@ class BatchSummary:
     failures: failed items of this and earlier runs, counted by code and class.
     num_again: items of this run that had a record, and whose input has changed since.
     num_left: items without a record; None when the size of the input is unknown.
-    index: positions of the records in `output`.
+    sink, index: the output, and the positions of the records in it.
     """
 
-    output: Path
+    sink: Sink
     ending: Ending
     run: RunCounts
     num_before: int
@@ -113,6 +137,16 @@ class BatchSummary:
     num_left: int | None
     index: RecordIndex
     num_again: int = 0
+
+    @property
+    def output(self) -> Path:
+        """The output: a file, or a folder of parts. The `name` of `sink` has the URL of one that is
+        not on this machine."""
+        return Path(self.sink.name)
+
+    def records(self, most: int | None = None) -> Iterator[Record]:
+        """Yields the records in the order of the input; at most `most`, failed ones first."""
+        return self.sink.records_at(self.index.offsets(most))
 
     @property
     def num_failed(self) -> int:
@@ -136,7 +170,7 @@ class BatchJob:
     """
 
     source: Source
-    output: Path
+    sink: Sink
     settings: BatchSettings
     kept: Kept
     items: Iterator[Item | BadItem]
@@ -156,10 +190,9 @@ def plan_batch(
     """
     if isinstance(given, Mapping):
         raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
-    path = Path(output)
-    if isinstance(given, (str, os.PathLike)) and Path(given).resolve() == path.resolve():
-        raise ConfigError(f"{str(path)!r} is the input; write the output elsewhere")
-    check_target(path, settings.mode)
+    if isinstance(given, (str, os.PathLike)) and Path(given).resolve() == Path(output).resolve():
+        raise ConfigError(f"{os.fspath(output)!r} is the input; write the output elsewhere")
+    _sink(output, settings).check(settings.mode)
     source = open_source(
         given,
         settings.sampling_params,
@@ -169,21 +202,28 @@ def plan_batch(
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,
     )
-    return plan_source(source, path, settings)
+    return plan_source(source, output, settings)
 
 
-def plan_source(source: Source, output: Path, settings: BatchSettings) -> BatchJob:
+def plan_source(
+    source: Source, output: str | os.PathLike[str], settings: BatchSettings
+) -> BatchJob:
     """Plans a batch over a source. Raises ConfigError as `plan_batch` does."""
-    check_target(output, settings.mode)
+    sink = _sink(output, settings)
+    sink.check(settings.mode)
     kept, configuration = Kept(), None
     if settings.mode == "resume":
-        kept = scan(output, source.place_of, is_failed_redone=settings.is_failed_redone)
-        configuration = _checked(output, kept, settings)
+        kept = sink.scan(
+            source.place_of,
+            is_failed_redone=settings.is_failed_redone,
+            codes=settings.retried_codes,
+        )
+        configuration = _checked(sink, kept, settings)
     todo = left_to_do(source, kept.done)
     ahead = list(_until_item(todo))
     return BatchJob(
         source=source,
-        output=output,
+        sink=sink,
         settings=settings,
         kept=kept,
         items=itertools.chain(ahead, todo),
@@ -193,7 +233,13 @@ def plan_source(source: Source, output: Path, settings: BatchSettings) -> BatchJ
     )
 
 
-def _checked(output: Path, kept: Kept, settings: BatchSettings) -> Configuration | None:
+def _sink(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
+    return open_sink(
+        output, settings.format, part_items=settings.part_items, journal=settings.journal
+    )
+
+
+def _checked(sink: Sink, kept: Kept, settings: BatchSettings) -> Configuration | None:
     """Returns the configuration if results of an earlier run had to be compared with it. Raises
     ConfigError when they are of another one, unless that is allowed."""
     if kept.num_unchecked:
@@ -201,13 +247,13 @@ def _checked(output: Path, kept: Kept, settings: BatchSettings) -> Configuration
             "%d results in %r are of an older version, without digests: it cannot be checked "
             "whether their input or the configuration has changed",
             kept.num_unchecked,
-            str(output),
+            sink.name,
         )
     if not kept.configs:
         return None
     configuration = settings.configuration()
     if not settings.is_any_config_kept:
-        ConfigurationFile(output).check(configuration, kept.configs)
+        sink.configurations.check(configuration, kept.configs)
     return configuration
 
 
@@ -223,17 +269,21 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
     """Runs the job. Opens the model only when an item needs it, and before it changes the output;
     with nothing left to do the output stays as it is."""
     num_before = len(job.kept.index)
-    is_complete = job.is_empty and job.settings.mode == "resume" and job.output.exists()
-    if is_complete and not job.kept.drops:
+    is_complete = job.is_empty and job.settings.mode == "resume" and job.sink.exists()
+    if is_complete and not job.kept.drops and not job.sink.is_growing():
         return _summary(job, "done", RunCounts(), num_before, None)
     with ExitStack() as stack:
+        checker = None if job.settings.schema is None else Checker(job.settings.schema)
+        if checker is not None:
+            stack.callback(checker.close)
         llm = stack.enter_context(open_llm() if job.needs_model else _NoModel())
+        answerer = _answerer(llm, job.settings, checker)
         job = _with_configuration(job)
-        writer = stack.enter_context(RecordWriter(job.output, job.settings.mode, job.kept))
+        writer = stack.enter_context(job.sink.writer(job.settings.mode, job.kept))
         if job.configuration is not None:
             is_new = job.settings.mode != "resume"
-            file = ConfigurationFile(job.output)
-            file.write(job.configuration, job.kept.configs, is_new=is_new)
+            job.sink.configurations.write(job.configuration, job.kept.configs, is_new=is_new)
+        _state(job, "running").write(job.sink.state_file)
         tally = Tally(
             unit=job.source.unit,
             total=job.source.total,
@@ -241,10 +291,11 @@ def run_batch(job: BatchJob, open_llm: OpenLLM) -> BatchSummary:
             is_shown=job.settings.is_progress_shown,
         )
         try:
-            ending = _run(job, llm, writer, tally)
+            ending = _run(job, answerer, writer, tally)
         finally:
             tally.close()
         writer.finish(job.source.place_of)
+        _state(job, ending).write(job.sink.state_file)
     return _summary(job, ending, tally.counts(), num_before, writer)
 
 
@@ -254,7 +305,21 @@ def _with_configuration(job: BatchJob) -> BatchJob:
     return replace(job, configuration=job.settings.configuration())
 
 
-def _run(job: BatchJob, llm: Answerer, writer: RecordWriter, tally: Tally) -> Ending:
+def _answerer(llm: Answerer, settings: BatchSettings, checker: Checker | None) -> Answerer:
+    """Returns the LLM with what asks it again."""
+    if settings.engine_restarts and not isinstance(llm, _NoModel):
+        llm = Restarting(cast(Restartable, llm), settings.engine_restarts)
+    return llm if checker is None else Validated(llm, checker, settings.validate_retries)
+
+
+def _state(job: BatchJob, ending: str) -> RunState:
+    chosen = job.settings.selection
+    return RunState(
+        ending=ending, total=job.source.total, shard=chosen.shard, num_shards=chosen.num_shards
+    )
+
+
+def _run(job: BatchJob, llm: Answerer, writer: RecordSink, tally: Tally) -> Ending:
     digest = "" if job.configuration is None else job.configuration.digest
     most = job.settings.max_failures
     run = BatchRun(job.items, writer, tally=tally, max_failures=most, config_digest=digest)
@@ -262,14 +327,14 @@ def _run(job: BatchJob, llm: Answerer, writer: RecordWriter, tally: Tally) -> En
 
 
 def _summary(
-    job: BatchJob, ending: Ending, run: RunCounts, num_before: int, writer: RecordWriter | None
+    job: BatchJob, ending: Ending, run: RunCounts, num_before: int, writer: RecordSink | None
 ) -> BatchSummary:
     index = job.kept.index if writer is None else writer.index
     num_again = 0 if writer is None else writer.num_again
     total = job.source.total
     num_left = 0 if ending == "done" else None if total is None else max(0, total - len(index))
     return BatchSummary(
-        output=job.output,
+        sink=job.sink,
         ending=ending,
         run=run,
         num_before=num_before - num_again,

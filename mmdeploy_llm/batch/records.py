@@ -136,6 +136,11 @@ class Record:
         values = json.loads(line)
         if not isinstance(values, dict):
             raise ValueError("it is not an object")
+        return cls.from_values(values)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Record:
+        """Returns the record of a JSON object. Raises ValueError when it is none."""
         _check(values)
         try:
             return cls(**_restored({**values, **_nested(values)}))

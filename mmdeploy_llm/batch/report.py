@@ -29,7 +29,7 @@ from mmdeploy_llm.errors import ConfigError
 
 from .bidi import without_bidi_controls
 from .job import BatchSettings, BatchSummary
-from .output import RecordIndex, records_at
+from .output import RecordIndex
 from .pictures import (
     FOLDER,
     EmbeddedPictures,
@@ -58,6 +58,7 @@ class ReportHead:
     unit: the noun for one item.
     done: the verb for a finished item.
     speeds, settings: label -> value, both as text.
+    missing: what is incomplete -> what it lacks; shown above everything else.
     """
 
     model: str
@@ -68,6 +69,7 @@ class ReportHead:
     done: str = "answered"
     speeds: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def units(self) -> str:
@@ -154,15 +156,15 @@ def report_batch(
         speeds=speeds if run.num_items else {},
         settings={name: str(value) for name, value in options.items()},
     )
-    offsets = summary.index.offsets(MAX_CARDS)
+    num_shown = min(summary.num_records, MAX_CARDS)
     write_report(
         Path(path),
-        records_at(summary.output, offsets),
+        summary.records(MAX_CARDS),
         head,
         summary.index,
         previews,
-        num_shown=len(offsets),
-        rules=previews.rules if len(offsets) > EMBEDDED_CARDS else "",
+        num_shown=num_shown,
+        rules=previews.rules if num_shown > EMBEDDED_CARDS else "",
         is_progress_shown=settings.is_progress_shown,
     )
 

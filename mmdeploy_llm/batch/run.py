@@ -1,6 +1,6 @@
 """The loop that every batch runs: items -> prompts -> answers -> records, in order of completion.
 
-    source --> left_to_do() --> Answerer.answer_each() --> records --> RecordWriter
+    source --> left_to_do() --> Answerer.answer_each() --> records --> RecordSink
                     '-- lines that cannot be used ------------^
 
 Only the set of known ids grows with the batch: a prompt is built when the engine has a free slot,
@@ -12,10 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from tqdm import tqdm
 
@@ -24,25 +24,17 @@ from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.parallel import interrupted_later
 from mmdeploy_llm.params import SamplingParams
 
+from .answers.rounds import Answerer
 from .ids import DoneItems, IdSet
 from .items import Item
 from .records import Record, bad_record, key_of, record_of
+from .sinks.base import RecordSink
 from .sources import Source
-from .writer import RecordWriter
 
 if TYPE_CHECKING:
     from mmdeploy_llm.desk.outcome import Answer
 
 Ending = Literal["done", "max_failures", "interrupted"]
-
-
-class Answerer(Protocol):
-    """The method of LLM that a batch needs."""
-
-    def answer_each(
-        self, pairs: Iterable[tuple[Prompt, SamplingParams]]
-    ) -> Generator[Answer, None, None]:
-        """Yields outputs as they finish, see LLM.answer_each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +99,7 @@ class BatchRun:
     def __init__(
         self,
         items: Iterable[Item | BadItem],
-        writer: RecordWriter,
+        writer: RecordSink,
         *,
         tally: Tally,
         max_failures: int | None = None,
@@ -143,7 +135,7 @@ class BatchRun:
         number = 0
         for item in self._items:
             if isinstance(item, BadItem):
-                self._take(bad_record(item), item.line, num_media=0)
+                self._take(bad_record(item), item, num_media=0)
             else:
                 self._in_flight[number] = item
                 number += 1
@@ -155,12 +147,12 @@ class BatchRun:
         """Writes the record of an item that has finished."""
         item = self._in_flight.pop(answer.index)
         record = record_of(item, answer.output, answer.error, self._config_digest)
-        self._take(record, item.line, num_media=1 if item.path else len(item.media))
+        self._take(record, item, num_media=1 if item.path else len(item.media))
 
-    def _take(self, record: Record, line: int, num_media: int) -> None:
+    def _take(self, record: Record, item: Item | BadItem, num_media: int) -> None:
         # Ctrl-C waits until what is written is counted too.
         with self._lock, interrupted_later():
-            is_first = self._writer.write(record, line)
+            is_first = self._writer.write(record, item.line, item)
             self._tally.count(record, num_media, is_first=is_first)
             most = self._max_failures
             if most is not None and self._tally.num_failed >= most:

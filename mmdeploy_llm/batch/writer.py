@@ -13,8 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
 
+from .items import Item
 from .output import Kept, Mode, PlaceOf, check_target, exists_already, scan
 from .records import Record
 from .storage.files import FileState, Folder, OutputLostError, is_at, open_regular, write_all
@@ -51,10 +53,11 @@ class RecordWriter:
             self._file.close()
             raise
 
-    def write(self, record: Record, place: int | None) -> bool:
+    def write(self, record: Record, place: int | None, item: Item | BadItem | None = None) -> bool:
         """Appends one line; returns whether it is the first of its item.
 
-        place: rank of the item in the input order, if it has one.
+        place: rank of the item in the input order, if it has one. item: for formats that store
+        more than the record.
         """
         line = record.to_json().encode() + b"\n"
         begin = self._offset
@@ -117,7 +120,7 @@ class RecordWriter:
             folder.remove(partial.name)  # what a killed run left, or somebody planted
         copy = open_regular(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
         try:
-            _lock(copy, partial)
+            lock(copy, partial)
             os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(self._file.fileno()).st_mode))
             ends = [end for _, end in kept.drops]
             begins = [begin for begin, _ in kept.drops]
@@ -166,7 +169,7 @@ def _open_locked(path: Path, mode: Mode) -> FileIO:
         except FileExistsError:
             raise ConfigError(exists_already(path)) from None
         try:
-            _lock(file, path)
+            lock(file, path)
         except BaseException:
             file.close()
             raise
@@ -176,7 +179,8 @@ def _open_locked(path: Path, mode: Mode) -> FileIO:
     raise ConfigError(f"{str(path)!r} is replaced again and again; give another --output")
 
 
-def _lock(file: FileIO, path: Path) -> None:
+def lock(file: FileIO, path: Path) -> None:
+    """Locks a file of an output against other runs. Raises ConfigError when one has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

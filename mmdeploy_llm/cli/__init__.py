@@ -2,6 +2,7 @@
 
 MMDEPLOY_LLM_PLUGINS          load exactly these plugins (names separated by commas; empty: none)
 MMDEPLOY_LLM_BLOCKED_PLUGINS  do not load these
+RANK, SLURM_PROCID, JOB_COMPLETION_INDEX and others   for --shard auto, see shards.py
 
 Exit codes: 0 success, 1 some items failed, 2 wrong usage or an unusable model, 3 stopped by
 --max-failures, 130 stopped with Ctrl-C.
@@ -20,6 +21,11 @@ from .interrupts import Interrupts
 
 PLUGINS_VARIABLE = "MMDEPLOY_LLM_PLUGINS"
 BLOCKED_VARIABLE = "MMDEPLOY_LLM_BLOCKED_PLUGINS"
+SHARD_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX", "NUM_SHARDS"),
+    *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_ARRAY_TASK_ID"),
+    *("SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX"),
+)
 
 
 def main() -> None:
@@ -36,6 +42,11 @@ def plugin_names() -> dict[str, Any]:
         if value is not None:
             names[option] = tuple(name.strip() for name in value.split(",") if name.strip())
     return names
+
+
+def shard_variables() -> dict[str, str]:
+    """Returns the environment's variables that say which of several processes this is."""
+    return {name: os.environ[name] for name in SHARD_VARIABLES if name in os.environ}
 
 
 def __getattr__(name: str) -> Any:

@@ -26,17 +26,22 @@ from .options import (
     Device,
     DType,
     Engine,
+    EngineRestarts,
+    Format,
     HasTable,
+    Journal,
     Limit,
     MaxFailures,
     MaxTokens,
     Model,
     NoReport,
+    NoRetryFailed,
     NumSeqs,
     NumThreads,
     Output,
     Overwrite,
     Parser,
+    PartItems,
     Recursive,
     Resume,
     ResumeAnyway,
@@ -45,6 +50,8 @@ from .options import (
     Temperature,
     Thinking,
     ToolParser,
+    Validate,
+    ValidateRetries,
     engine_options,
     named_value,
     open_answerer,
@@ -53,7 +60,9 @@ from .options import (
     output_mode,
     sampling_params,
     template_kwargs,
+    with_options,
 )
+from .shards import shard_names
 
 if TYPE_CHECKING:
     from mmdeploy_llm.batch.job import BatchJob, BatchSettings, BatchSummary
@@ -69,6 +78,7 @@ Examples:
   mmdeploy-llm caption photos/ extra.png
   mmdeploy-llm caption photos/ -r -p "Write one sentence for a blind reader."
   mmdeploy-llm caption photos/ --resume          continue an interrupted run
+  mmdeploy-llm caption photos/ -o captions.tar   WebDataset: captions beside images
   mmdeploy-llm caption photos/ --model baidu/ERNIE-4.5-VL-28B-A3B-PT
   mmdeploy-llm caption photos/ --engine max_model_len=8192
 
@@ -103,7 +113,8 @@ The question is --prompt "Describe {{title}}." with the columns in braces,
 --prompt-column, a column prompt, or a request to describe the media.
 
 \b
-Each line of the output is one item, in the order of completion:
+Each line of the output, or row of its Parquet files, or JSON in its tars, is
+one item, in the order of completion:
   id, line, path       identify the item; path only for files of a folder
   text, reasoning      the answer, and the reasoning before it
   tool_calls           only if the model called tools
@@ -123,14 +134,18 @@ Examples:
   mmdeploy-llm batch prompts.parquet -o answers.jsonl --shard 2/8
   mmdeploy-llm batch 'laion/{{00000..00099}}.tar' -o captions.jsonl --columns url
   mmdeploy-llm batch photos.parquet -o captions.jsonl --prompt "Is it {{title}}?"
-  mmdeploy-llm batch media/ -o answers.jsonl --prompt "What is happening?"
+  mmdeploy-llm batch media/ -o answers.tar --prompt "What is happening?"
+  mmdeploy-llm batch prompts.jsonl -o s3://bucket/answers.parquet --shard auto
   mmdeploy-llm batch prompts.jsonl -o answers.jsonl --resume
 
 \b
 --resume works after any end of a run, even kill -9: finished items are
 skipped, items that were in progress or whose input has changed run again.
 Results of another model, or of other options or parameters, are refused;
---resume-anyway keeps them.
+--resume-anyway keeps them. An output NAME.parquet or NAME.tar is a folder of
+complete parts, and a file .open-... that the next run continues. With a URL
+parts are uploaded when they are complete, and that file is on this machine, in
+the folder NAME-DIGEST.journal here or in --journal.
 
 {EXIT_CODES}"""
 
@@ -180,12 +195,25 @@ Sampling = Annotated[
 ]
 
 
+# Values of these are read from ctx.params.
+OUTPUT_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "no_retry_failed": (NoRetryFailed, False),
+    "format": (Format, None),
+    "part_items": (PartItems, None),
+    "journal": (Journal, None),
+    "validate": (Validate, None),
+    "validate_retries": (ValidateRetries, 2),
+    "engine_restarts": (EngineRestarts, 2),
+}
+
+
+@with_options(OUTPUT_OPTIONS)
 def caption(
     ctx: typer.Context,
     paths: Paths,
     model: Model = "shapes-vl",
     prompt: Question = None,
-    output: Output = Path("captions.jsonl"),
+    output: Output = "captions.jsonl",
     report: PageBeside = None,
     no_report: NoReport = False,
     table: HasTable = False,
@@ -193,7 +221,7 @@ def caption(
     overwrite: Overwrite = False,
     resume: Resume = False,
     resume_anyway: ResumeAnyway = False,
-    retry_failed: RetryFailed = True,
+    retry_failed: RetryFailed = "all",
     max_failures: MaxFailures = None,
     shard: Shard = None,
     limit: Limit = None,
@@ -214,6 +242,8 @@ def caption(
     from mmdeploy_llm.batch.job import plan_source
     from mmdeploy_llm.batch.sources import open_files
 
+    page = None if no_report else str(report or page_beside(output))
+    output, page = shard_names(ctx.params, output, page)
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     options = engine_options(ctx, engine, **engine_choices(ctx.params))
     settings = batch_settings(ctx.params, sampling, options)
@@ -226,10 +256,10 @@ def caption(
         template_kwargs=settings.chat_template_kwargs,
     )
     job = plan_source(source, output, settings)
-    page = None if no_report else report or output.with_suffix(".html")
     run_and_report(job, model, options, page, is_caption=True, is_table_shown=table)
 
 
+@with_options(OUTPUT_OPTIONS)
 def batch(
     ctx: typer.Context,
     input: Input,
@@ -245,7 +275,7 @@ def batch(
     overwrite: Overwrite = False,
     resume: Resume = False,
     resume_anyway: ResumeAnyway = False,
-    retry_failed: RetryFailed = True,
+    retry_failed: RetryFailed = "all",
     max_failures: MaxFailures = None,
     shard: Shard = None,
     limit: Limit = None,
@@ -268,6 +298,7 @@ def batch(
     defaults; a line's own "sampling_params" win."""
     from mmdeploy_llm.batch.job import plan_batch
 
+    output, page = shard_names(ctx.params, output, None if report is None else str(report))
     more = dict(named_value("--sampling", text, "top_p=0.9") for text in sampling or [])
     given = {"max_tokens": max_tokens, "temperature": temperature, **more}
     choices = engine_choices(ctx.params)
@@ -276,7 +307,7 @@ def batch(
     job = plan_batch(input, output, settings)
     if job.source.about:
         typer.echo(job.source.about, err=True)
-    run_and_report(job, model, options, report, cluster=ray)
+    run_and_report(job, model, options, page, cluster=ray)
 
 
 def batch_settings(
@@ -286,13 +317,17 @@ def batch_settings(
 
     Raises ConfigError for options that contradict each other.
     """
-    from mmdeploy_llm.batch.ids import Selection
     from mmdeploy_llm.batch.job import BatchSettings
+    from mmdeploy_llm.batch.sinks.options import OutputOptions, output_settings, retry_settings
     from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES
 
     is_resumed = options["resume"] or options["resume_anyway"]
-    if not (options["retry_failed"] or is_resumed):
-        raise ConfigError("--no-retry-failed needs --resume; a new run has nothing to retry")
+    retried: bool | str = not options["no_retry_failed"] and options["retry_failed"]
+    if retried != "all" and not is_resumed:
+        raise ConfigError(
+            "--retry-failed CODES and --no-retry-failed: each needs --resume; a new run has "
+            "nothing to retry"
+        )
     given = {name: value for name, value in sampling.items() if value is not None}
     return BatchSettings(
         mode=output_mode(options["overwrite"], is_resumed),
@@ -301,9 +336,8 @@ def batch_settings(
         question=options["prompt"],
         columns=column_options(options),
         max_media_bytes=engine.get("max_media_bytes", MAX_CELL_BYTES),
-        selection=Selection.parse(options["shard"], options["limit"]),
-        max_failures=options["max_failures"],
-        is_failed_redone=options["retry_failed"],
+        **retry_settings(retried),
+        **output_settings(**{name: options[name] for name in OutputOptions.__annotations__}),
         is_any_config_kept=options["resume_anyway"],
         describe_engine=lambda: describe_model(options["model"], engine),
     )
@@ -317,6 +351,13 @@ def describe_model(model: str, options: Mapping[str, Any]) -> Configuration:
     return describe_engine(EngineConfig.from_options(model, options))
 
 
+def page_beside(output: str) -> str:
+    """Returns the default name of a report: that of the output, of a URL in the working folder."""
+    name = output.rstrip("/")
+    local = name.rpartition("/")[2] if "://" in name else name
+    return str(Path(local).with_suffix(".html"))
+
+
 def engine_choices(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the command's options that are also options of LLM()."""
     names = ("dtype", "device", "max_num_seqs", "num_threads")
@@ -328,7 +369,7 @@ def run_and_report(
     job: BatchJob,
     model: str,
     options: Mapping[str, Any],
-    page: Path | None,
+    page: str | None,
     *,
     is_caption: bool = False,
     is_table_shown: bool = False,
@@ -337,7 +378,6 @@ def run_and_report(
     """Runs a job, writes its report, prints a summary and exits with the job's exit code. cluster:
     address of the Ray cluster that answers; None: this process does."""
     from mmdeploy_llm.batch.job import run_batch
-    from mmdeploy_llm.batch.output import records_at
     from mmdeploy_llm.batch.previews import FilePreviews
     from mmdeploy_llm.batch.report import report_batch
     from mmdeploy_llm.batch.storage.files import OutputLostError
@@ -349,7 +389,7 @@ def run_and_report(
     except OutputLostError:  # says where the finished items are
         raise
     except Exception:
-        if job.output.exists():
+        if job.sink.exists():
             typer.echo("finished items are saved; --resume continues this run", err=True)
         raise
     if page is not None and summary.num_records:
@@ -365,12 +405,12 @@ def run_and_report(
             ),
         )
     if is_table_shown:
-        records = list(records_at(summary.output, summary.index.offsets()))
+        records = list(summary.records())
         make_console().print(caption_table(records))
         typer.echo()
     typer.echo(batch_summary(summary, done="captioned" if is_caption else "done"))
     what = "captions:" if is_caption else "results: "
-    typer.echo(printable(f"{what} {job.output}" + (f"\nreport:   {page}" if page else "")))
+    typer.echo(printable(f"{what} {job.sink.name}" + (f"\nreport:   {page}" if page else "")))
     end_with_exit_code(summary)
 
 

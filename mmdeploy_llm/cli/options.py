@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +17,8 @@ from .interrupts import INTERRUPTED as INTERRUPTED
 
 if TYPE_CHECKING:
     from mmdeploy_llm.aio.async_llm import AsyncLLM
+    from mmdeploy_llm.batch.answers.rounds import Answerer
     from mmdeploy_llm.batch.output import Mode
-    from mmdeploy_llm.batch.run import Answerer
     from mmdeploy_llm.intake.media import MediaLoader
     from mmdeploy_llm.llm import LLM
     from mmdeploy_llm.params import SamplingParams
@@ -79,7 +80,59 @@ Image = Annotated[
 ]
 
 Output = Annotated[
-    Path, typer.Option("--output", "-o", help="JSONL file; gets one line per finished item.")
+    str,
+    typer.Option(
+        "--output",
+        "-o",
+        help="Where results go: NAME.jsonl gets a line per finished item; NAME.parquet and "
+        "NAME.tar are folders of Parquet files or WebDataset tars; a URL such as "
+        "s3://bucket/NAME.parquet gets whole parts.",
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        help="Format of the output: jsonl, parquet or webdataset.  [default: by its suffix]"
+    ),
+]
+PartItems = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Items in a part of the output.  [default: 20000, of tars 10000]",
+    ),
+]
+Journal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Where this machine keeps results that are not uploaded yet, when --output is a URL.  "
+        "[default: a folder NAME-DIGEST.journal here]",
+    ),
+]
+Validate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="SCHEMA",
+        help="JSON schema that every answer must keep. One that breaks it is asked again, then "
+        "recorded as an error with its text.",
+    ),
+]
+ValidateRetries = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="K", help="How often an answer that breaks --validate is asked again."
+    ),
+]
+EngineRestarts = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="K",
+        help="How often in a row an engine that died is started again. Its items are done again; "
+        "one that was there at two deaths is done alone.",
+    ),
 ]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Do not write an HTML report.")]
 HasTable = Annotated[bool, typer.Option("--table", help="Print a table of results at the end.")]
@@ -100,10 +153,15 @@ ResumeAnyway = Annotated[
     ),
 ]
 RetryFailed = Annotated[
-    bool,
+    str,
     typer.Option(
-        "--retry-failed/--no-retry-failed", help="With --resume: whether to retry failed items."
+        metavar="CODES",
+        help="With --resume: which failed items to retry, all or those with these error codes, "
+        "such as 408,500.",
     ),
+]
+NoRetryFailed = Annotated[
+    bool, typer.Option("--no-retry-failed", help="With --resume: leave failed items as they are.")
 ]
 MaxFailures = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Stop after N failed items in this run.")
@@ -111,8 +169,10 @@ MaxFailures = Annotated[
 Shard = Annotated[
     str | None,
     typer.Option(
-        metavar="I/N",
-        help="Process only every N-th item from the I-th on, so that N runs share the input.",
+        metavar="I/N|auto",
+        help="Process only every N-th item from the I-th on, so that N runs share the input. auto: "
+        "as torchrun, SLURM or an indexed job of Kubernetes numbers this process; the shard then "
+        "stands in the output's name.",
     ),
 ]
 Limit = Annotated[
@@ -124,6 +184,29 @@ NumSeqs = Annotated[
 NumThreads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads for compute.  [default: one per core]")
 ]
+
+
+def with_options(
+    options: Mapping[str, tuple[Any, Any]],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds options to a command, name -> (type, default), which finds their values in ctx.params:
+    a command would need a parameter for each."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            command(**{name: value for name, value in given.items() if name not in options})
+
+        own = inspect.signature(command, eval_str=True)
+        more = (
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=kind)
+            for name, (kind, value) in options.items()
+        )
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        signature = own.replace(parameters=[*own.parameters.values(), *more])
+        setattr(run, "__signature__", signature)  # noqa: B010  (mypy knows no such attribute)
+        return run
+
+    return decorate
 
 
 def output_mode(overwrite: bool, resume: bool) -> Mode:

@@ -22,6 +22,7 @@ from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
 from .options import INTERRUPTED, USAGE, print_error
 from .plugins import LOAD_PLUGINS, plugins
+from .reports import REPORT_EPILOG, report
 from .talk import chat, generate
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ Examples:
   mmdeploy-llm caption photos/                   captions.jsonl and captions.html
   mmdeploy-llm caption "photos/**/*.jpg" --thinking --max-tokens 200
   mmdeploy-llm batch prompts.jsonl --output answers.jsonl
+  mmdeploy-llm report answers-*.jsonl -o all.html    one page of all shards
   mmdeploy-llm generate "What is in this picture?" --image photo.jpg
   mmdeploy-llm chat --image photo.jpg
   mmdeploy-llm count shapes-vl prompts.jsonl     tokens, without the weights
@@ -145,6 +147,7 @@ def program(
 
 app.command(epilog=CAPTION_EPILOG)(caption)
 app.command(epilog=BATCH_EPILOG)(batch)
+app.command(epilog=REPORT_EPILOG)(report)
 app.command()(generate)
 app.command()(chat)
 app.command(epilog=COUNT_EPILOG)(count)

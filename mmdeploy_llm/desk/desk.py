@@ -202,6 +202,11 @@ class Desk(ABC):
         """Ends everything after the step that is being computed: tickets that have not ended get
         an EngineError. May be called from any thread and more than once."""
 
+    def free(self) -> None:
+        """Frees the model of a desk that is closed, where it is in this process and nobody else has
+        it."""
+        return
+
     @abstractmethod
     def _begin(self, held: Held) -> None:
         """Starts to work on a prompt."""

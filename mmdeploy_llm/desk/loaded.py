@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.errors import EngineError
 from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
@@ -27,13 +29,34 @@ class LoadedModel(Belonging):
     ) -> None:
         """turns: entered for each step, where models share the cores."""
         super().__init__()
-        self._desk = open_desk(config, turns)
-        # The desk ends with this object; with the program it ends by itself.
-        finalize_here(self, self._desk.stop, at_exit=False)
         self._tokenizer: Any = None
+        self._opened_with = partial(open_desk, config, turns)
+        self._open(config.quiet)
+
+    def _open(self, quiet: bool) -> None:
+        self._desk = self._opened_with()
+        # The desk ends with this object; with the program it ends by itself.
+        self._stop = finalize_here(self, self._desk.stop, at_exit=False)
         self.plugins, self.model = self._desk.plugins, self._desk.model
         self.runtime, self.num_kv_blocks = self._desk.runtime, self._desk.num_kv_blocks
-        report_load(self.runtime, self.num_kv_blocks, quiet=config.quiet)
+        report_load(self.runtime, self.num_kv_blocks, quiet=quiet)
+
+    @property
+    def death(self) -> EngineError | None:
+        """Why the engine, of several the last one, can compute nothing any more; None while it
+        can."""
+        return self._desk.death
+
+    def restart(self) -> None:
+        """Starts an engine with the same options in place of this one, which is closed: what it
+        computes ends as errors. Observers that were registered with `plugins` are not called by the
+        new one. Raises what making the object raises."""
+        self._home.check()
+        self._stop()  # which also lets go of the desk
+        self._desk.close()
+        self.model = None
+        self._desk.free()  # before another model is loaded
+        self._open(quiet=True)
 
     def get_tokenizer(self) -> Any:
         """Returns transformers' tokenizer of the model, the same object in every call. It is a

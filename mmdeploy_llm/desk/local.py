@@ -127,6 +127,13 @@ class LocalDesk(Desk):
                 "is closed when it ends"
             )
 
+    def free(self) -> None:
+        """Lets go of engine and model; see Desk."""
+        if not self.thread.is_alive() and self.model is not None:
+            self._fault = EngineError(str(self.death or CLOSED_MEANWHILE))
+            self.model = None
+            del self.engine
+
     # In the thread that submits, or in the loop thread.
 
     def _begin(self, held: Held) -> None:

@@ -54,7 +54,7 @@ OPTIONAL = (
     Optional(
         module="pyarrow",
         package="pyarrow",
-        use="batches from Parquet and Arrow files",
+        use="batches from Parquet and Arrow files, and to Parquet files",
         install='pip install "mmdeploy-llm[parquet]"',
     ),
     Optional(
@@ -72,7 +72,7 @@ OPTIONAL = (
     Optional(
         module="fsspec",
         package="fsspec",
-        use="media and corpora from object stores",
+        use="media and corpora from object stores, outputs there",
         install='pip install "mmdeploy-llm[fsspec]"',
     ),
     Optional(
@@ -80,6 +80,12 @@ OPTIONAL = (
         package="ray",
         use="engines on many machines (Ray Data, batch --ray)",
         install='pip install "mmdeploy-llm[ray]"',
+    ),
+    Optional(
+        module="jsonschema",
+        package="jsonschema",
+        use="checking the answers of a batch (--validate)",
+        install='pip install "mmdeploy-llm[validate]"',
     ),
 )
 

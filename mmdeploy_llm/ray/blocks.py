@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
-from mmdeploy_llm.batch.run import Answerer
+from mmdeploy_llm.batch.answers.rounds import Answerer
 from mmdeploy_llm.desk.outcome import Answer, refused
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, WorkerDiedError

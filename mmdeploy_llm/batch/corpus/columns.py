@@ -3,7 +3,6 @@ says, or else what the first rows show."""
 
 from __future__ import annotations
 
-import difflib
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -45,13 +44,7 @@ class ColumnOptions:
 
     @classmethod
     def given(cls, arguments: ColumnArguments) -> ColumnOptions:
-        """Builds the options from arguments of a call. Raises ConfigError for an unknown one."""
-        known = {"columns": "carried", **{f"{own}_column": own for own in KINDS_OF_COLUMNS}}
-        for name in arguments:
-            if name not in known:
-                near = difflib.get_close_matches(name, (*known, "report", "prompt"), n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise ConfigError(f"run_batch has no argument {name!r}; {hint}")
+        """Builds the options from arguments of a call. Raises ConfigError for a wrong one."""
         columns = arguments.get("columns", ())
         if isinstance(columns, str):
             raise ConfigError(f"columns must be a list of names, got the text {columns!r}")

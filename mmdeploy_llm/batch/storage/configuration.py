@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,35 @@ class Configuration:
 
 
 class ConfigurationFile:
-    """The configurations of one output. Written only by the run that has locked the output."""
+    """The configurations of one output. Written only by the run that has locked the output.
 
-    def __init__(self, output: Path) -> None:
-        self._output = output
-        self._name = f"{output.name}.config.json"
-        self._path = output.with_name(self._name)
+    output: its name, for messages. path: of the file.
+    embedded: returns what the output itself says, in a text for each of its files; used when the
+    file is missing.
+    """
+
+    def __init__(
+        self,
+        output: str,
+        path: Path,
+        embedded: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        self._output, self._path, self._embedded = output, path, embedded
+
+    @classmethod
+    def beside(cls, output: Path) -> ConfigurationFile:
+        """Returns those of an output that is one file; their file is beside it."""
+        return cls(str(output), output.with_name(f"{output.name}.config.json"))
+
+    @property
+    def text(self) -> str:
+        """All configurations, as they are embedded in the files of an output."""
+        return _as_json(self._read())
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models."""
+        return sorted({str(entry.get("model")) for entry in self._read().values()})
 
     def check(self, mine: Configuration, found: Collection[str]) -> None:
         """Raises ConfigError when an output has results of configurations (digests) that are
@@ -60,7 +83,7 @@ class ConfigurationFile:
         if earlier is not None:
             words = "; ".join(_differences(earlier, mine)) or "the differences cannot be named"
         raise ConfigError(
-            f"{str(self._output)!r} has results of another configuration: {words}. --resume-anyway "
+            f"{self._output!r} has results of another configuration: {words}. --resume-anyway "
             'keeps them and does the rest with this one (in Python: resume="anyway"); --overwrite '
             "does all again, --output writes elsewhere"
         )
@@ -73,18 +96,24 @@ class ConfigurationFile:
         accepts = sorted({*before, *found} - {mine.digest})
         entry = {"model": mine.model, "values": mine.values, "accepts": accepts}
         text = _as_json({**known, mine.digest: entry})
-        with Folder.open(self._output.parent) as folder:
-            folder.write(self._name, [text.encode() + b"\n"])
+        with Folder.open(self._path.parent) as folder:
+            folder.write(self._path.name, [text.encode() + b"\n"])
 
     def _read(self) -> dict[str, Any]:
         try:
             with open_regular(self._path, os.O_RDONLY) as file:
-                known = json.loads(file.read(MAX_BYTES))
+                texts: Iterable[str | bytes] = [file.read(MAX_BYTES)]
         except FileNotFoundError:
-            return {}
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, ConfigError):
-                raise
+            texts = self._embedded()
+        known: dict[str, Any] = {}
+        for text in texts:
+            known.update(self._parsed(text))
+        return known
+
+    def _parsed(self, text: str | bytes) -> dict[str, Any]:
+        try:
+            known = json.loads(text)
+        except (ValueError, RecursionError):
             known = None
         if not isinstance(known, dict) or not all(map(_is_entry, known.values())):
             raise ConfigError(

@@ -3,6 +3,7 @@ another file in their place: none of these is followed, waited for or overwritte
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -135,6 +136,47 @@ class Folder:
         """Returns the names of the regular files and folders in it, sorted."""
         with os.scandir(self._fd) as entries:
             return sorted(entry.name for entry in entries if not entry.is_symlink())
+
+    def states(self) -> dict[str, FileState]:
+        """Returns the states of the regular files in it, by name; links are left out."""
+        found = {}
+        for name in self.names():
+            with suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    found[name] = FileState.of(status)
+        return found
+
+    def open_file(self, name: str, flags: int) -> FileIO:
+        """Opens a regular file in it unbuffered; with os.O_CREAT a missing one is made. Raises
+        ConfigError for anything else of this name, links included."""
+        opened = flags | NO_TRAPS
+        try:
+            fd = os.open(name, opened, 0o666, dir_fd=self._fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise _irregular(self.path / name, self._status(name)) from None
+            raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise _irregular(self.path / name, self._status(name))
+        access = flags & os.O_ACCMODE
+        return FileIO(fd, "rb" if access == os.O_RDONLY else "rb+")
+
+    def replace(self, name: str, other: str) -> None:
+        """Gives a file another name; what has that name is replaced, a link itself."""
+        os.rename(name, other, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def sync(self) -> None:
+        """Waits until the names in it are on the disk."""
+        os.fsync(self._fd)
+
+    def has(self, file: FileIO, name: str) -> bool:
+        """Returns whether the name is that of this open file."""
+        return is_at(file, name, self._fd)
+
+    def _status(self, name: str) -> os.stat_result:
+        return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
         """Removes a file, or a link but not what it leads to."""

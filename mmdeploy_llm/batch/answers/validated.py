@@ -1,0 +1,106 @@
+"""Validated: answers that keep to a JSON schema, or say how they break it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mmdeploy_llm.errors import RequestError
+from mmdeploy_llm.outputs import Completions
+
+from .checker import TooExpensiveError
+from .rounds import Answerer, Pair, Rounds, Task
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.desk.outcome import Answer
+
+# Of a retry where the answer was the most probable one: a seed alone would change nothing there.
+RETRY_TEMPERATURE = 0.7
+SEED_STEP = 1_000_003  # sample i of n uses seed + i
+MAX_SEED = 2**31
+
+
+class InvalidAnswerError(RequestError):
+    """The answer breaks the schema, also after the retries."""
+
+    code = 422
+
+
+class Checks(Protocol):
+    """The method of Checker that is needed."""
+
+    def violation(self, text: str) -> str | None:
+        """Returns what is wrong with a text; see Checker."""
+
+
+class Validated:
+    """An Answerer that checks the answers of another one, and asks up to `most` times again for an
+    answer that breaks the schema: with another seed, and with RETRY_TEMPERATURE if the answer was
+    greedy. Items that have failed are not checked. Used by one call."""
+
+    def __init__(self, llm: Answerer, checker: Checks, most: int) -> None:
+        self._llm, self._checker, self._most = llm, checker, most
+
+    def answer_each(self, pairs: Iterable[Pair]) -> Generator[Answer, None, None]:
+        """Yields answers as they finish; one that breaks the schema to the end is an error with its
+        text."""
+        rounds = Rounds(pairs)
+        while not rounds.is_over:
+            with closing(self._llm.answer_each(rounds.pairs())) as answers:
+                for answer in answers:
+                    task = rounds.answered(answer.index)
+                    own = replace(answer, index=task.index)
+                    found = self._violation(own)
+                    if found is None:
+                        yield own
+                    elif found.can_retry and task.num_again < self._most:
+                        rounds.again(_retry(task))
+                    else:
+                        yield _failed(own, found, task.num_again)
+
+    def _violation(self, answer: Answer) -> _Violation | None:
+        """Returns what is wrong with the first wrong sample."""
+        if not answer.output.is_ok:
+            return None
+        for place, sample in enumerate(answer.output.outputs):
+            try:
+                words = self._checker.violation(sample.text.strip())
+            except TooExpensiveError as error:
+                return _Violation(words=str(error), place=place, can_retry=False)
+            if words is not None:
+                return _Violation(words=words, place=place)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Violation:
+    """A fault of a sample. place: of the sample. can_retry: whether another answer may be
+    right."""
+
+    words: str
+    place: int
+    can_retry: bool = True
+
+
+def _retry(task: Task) -> Task:
+    params, number = task.params, task.num_again + 1
+    changes: dict[str, float] = {}
+    if params.seed is not None:  # without one every prompt draws another text by itself
+        changes["seed"] = (params.seed + number * SEED_STEP) % MAX_SEED
+    if params.is_greedy:
+        changes["temperature"] = RETRY_TEMPERATURE
+        changes.update({"top_k": 0} if params.top_k == 1 else {})
+        changes.update({"top_p": 1.0} if params.top_p == 0 else {})
+    return replace(task, params=params.model_copy(update=changes), num_again=number)
+
+
+def _failed(answer: Answer, found: _Violation, num_again: int) -> Answer:
+    tried = f", also after {num_again} retries" if num_again else ""
+    words = f"the answer breaks the schema{tried}: {found.words}"
+    fault: dict[str, Any] = {"error_code": InvalidAnswerError.code, "error_msg": words}
+    samples = list(answer.output.outputs)
+    samples[found.place] = replace(samples[found.place], finish_reason="error", **fault)
+    output = replace(answer.output, outputs=Completions(samples), **fault)
+    return replace(answer, output=output, error=InvalidAnswerError(words))

@@ -1,0 +1,79 @@
+"""Chooses the sink of an output by its name, or by the name of a format."""
+
+from __future__ import annotations
+
+import os
+from hashlib import blake2b
+from pathlib import Path
+
+from mmdeploy_llm.errors import ConfigError
+
+from .base import Sink
+from .formats import PartFormat
+from .jsonl import JsonlSink
+from .lines import LineParts
+from .parquet import ParquetParts
+from .parts import PartsSink
+from .tars import TarParts
+
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".tar": "webdataset"}
+FORMATS = ("jsonl", "parquet", "webdataset")
+LOCAL_SCHEMES = ("file", "local")
+
+
+def open_sink(
+    output: str | os.PathLike[str],
+    form: str | None = None,
+    *,
+    part_items: int | None = None,
+    journal: str | os.PathLike[str] | None = None,
+) -> Sink:
+    """Returns the sink of an output; changes nothing.
+
+    output: a file of lines, a folder of parts, or a URL for parts.
+    form: one of FORMATS; None decides by the suffix of the name.
+    part_items: most items of a part; None is the format's own number.
+    journal: folder for the part that grows when the output is a URL; see `journal_of`.
+
+    Raises ConfigError for an unknown format, an option that does not fit, and a missing library.
+    """
+    name = os.fspath(output)
+    kind = form or SUFFIXES.get(os.path.splitext(name.rstrip("/"))[1].lower(), "jsonl")
+    if kind not in FORMATS:
+        raise ConfigError(f"the format must be one of {', '.join(FORMATS)}, got {kind[:40]!r}")
+    if part_items is not None and part_items < 1:
+        raise ConfigError(f"part_items must be at least 1, got {part_items}")
+    if is_remote(name):
+        folder = Path(journal_of(name) if journal is None else journal)
+        return PartsSink.remote(name, folder, parts_format(kind, part_items))
+    if journal is not None:
+        raise ConfigError(
+            "a journal is for an output at a URL; one on this machine has its own beside its parts"
+        )
+    if kind != "jsonl":
+        return PartsSink.local(Path(name), parts_format(kind, part_items))
+    if part_items is not None:
+        raise ConfigError("part_items is for an output of parts; JSON lines are one file")
+    return JsonlSink(Path(name))
+
+
+def is_remote(name: str) -> bool:
+    """Returns whether an output is at a URL. Raises ConfigError for one of a file."""
+    scheme, separator, _ = name.partition("://")
+    if separator and scheme.lower() in LOCAL_SCHEMES:
+        raise ConfigError(f"{name!r} is on this machine; give its path without {scheme}://")
+    return bool(separator) and scheme.isascii() and scheme.replace("+", "").isalnum()
+
+
+def journal_of(url: str) -> str:
+    """Returns the folder in the working folder that has the part that grows of an output at a URL,
+    until it is uploaded."""
+    name = url.rstrip("/").rpartition("/")[2]
+    return f"{name}-{blake2b(url.rstrip('/').encode(), digest_size=4).hexdigest()}.journal"
+
+
+def parts_format(kind: str, part_items: int | None = None) -> PartFormat:
+    """Returns a format of parts, by its name."""
+    if kind == "parquet":
+        return ParquetParts(part_items)
+    return TarParts(part_items) if kind == "webdataset" else LineParts(part_items)

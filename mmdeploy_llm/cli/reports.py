@@ -1,0 +1,101 @@
+"""The command report: one page over several outputs of batches."""
+
+from __future__ import annotations
+
+import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import Engine, Model, engine_options, open_media, open_reader
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.batch.report import ReportHead
+    from mmdeploy_llm.batch.sinks.merged import MergedOutputs
+
+REPORT_EPILOG = """\b
+An output is a JSONL file, a folder of Parquet files or WebDataset tars that a
+batch has written, one of these files alone, or a URL; formats may be mixed.
+Totals are those of all outputs together. An item that several outputs have,
+by its id, counts once: the output that was written last wins.
+
+\b
+Outputs whose run has not done all of its items, and shards of which no output
+was named, are listed on the page and here.
+
+\b
+Examples:
+  mmdeploy-llm report answers-*.jsonl -o answers.html
+  mmdeploy-llm report shard1.parquet shard2.parquet rest.jsonl -o all.html
+  mmdeploy-llm report s3://bucket/captions.tar -o captions.html
+
+\b
+Pictures are read from the files that the outputs name, within the limits of
+the engine: --engine 'allowed_media_root=photos' confines them to a folder.
+
+\b
+Exit codes: 0 the page is written, 2 an output cannot be read."""
+
+Outputs = Annotated[
+    list[str], typer.Argument(metavar="PARTS", help="Outputs of batches: files, folders, URLs.")
+]
+Page = Annotated[Path, typer.Option("--output", "-o", help="The HTML page.")]
+
+
+def report(
+    ctx: typer.Context,
+    parts: Outputs,
+    output: Page = Path("report.html"),
+    model: Model = "shapes-vl",
+    engine: Engine = None,
+) -> None:
+    """Write one HTML report of several outputs, such as the shards of a run.
+
+    --model is the one whose frames of videos are shown."""
+    from mmdeploy_llm.batch.previews import FilePreviews
+    from mmdeploy_llm.batch.report import EMBEDDED_CARDS, MAX_CARDS, write_report
+    from mmdeploy_llm.batch.sinks.merged import MergedOutputs
+
+    from .terminal import printable
+
+    merged = MergedOutputs(parts)
+    options = engine_options(ctx, engine)
+    previews = FilePreviews(lambda: open_reader(model, options), lambda: open_media(model, options))
+    num_shown = min(len(merged.index), MAX_CARDS)
+    write_report(
+        output,
+        merged.records(MAX_CARDS),
+        head_of(merged),
+        merged.index,
+        previews,
+        num_shown=num_shown,
+        rules=previews.rules if num_shown > EMBEDDED_CARDS else "",
+    )
+    for each in merged.outputs:
+        words = f"{each.label}: {each.num_items} items, {each.num_failed} failed"
+        typer.echo(printable(words))
+    for name, words in merged.missing().items():
+        typer.echo(printable(f"incomplete: {name}: {words}"))
+    typer.echo(
+        printable(
+            f"together: {len(merged.index)} items, {merged.index.num_failed} failed, "
+            f"{merged.index.num_output_tokens} generated tokens\nreport: {output}"
+        )
+    )
+
+
+def head_of(merged: MergedOutputs) -> ReportHead:
+    """Returns the head of the page, with the outputs and what is missing among its settings."""
+    from mmdeploy_llm.batch.report import ReportHead
+
+    outputs = {each.label: f"{each.num_items} items" for each in merged.outputs}
+    missing = merged.missing()
+    return ReportHead(
+        model=", ".join(merged.models) or "an unknown model",
+        created=f"{datetime.datetime.now():%d %B %Y, %H:%M}",
+        version=metadata.version("mmdeploy-llm"),
+        missing=missing,
+        settings=outputs,
+    )
