@@ -40,7 +40,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 class FakeLLM:
     """Echoes the prompt. The program builds it in place of LLM; `made` collects the instances."""
 
-    death = None  # of its engine
+    death, num_dead = None, 0  # of its engine
 
     def __init__(self, made, model, **options):
         if model == "unknown":

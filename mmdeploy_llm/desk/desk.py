@@ -202,6 +202,16 @@ class Desk(ABC):
         """Ends everything after the step that is being computed: tickets that have not ended get
         an EngineError. May be called from any thread and more than once."""
 
+    @property
+    def num_dead(self) -> int:
+        """How many engines have died while others compute."""
+        return 0
+
+    def revive(self) -> None:
+        """Starts engines in place of those that have died while others compute. Called by one
+        thread at a time; raises what loading raises."""
+        return
+
     def free(self) -> None:
         """Frees the model of a desk that is closed, where it is in this process and nobody else has
         it."""

@@ -47,6 +47,17 @@ class LoadedModel(Belonging):
         can."""
         return self._desk.death
 
+    @property
+    def num_dead(self) -> int:
+        """Engines that have died while others go on."""
+        return self._desk.num_dead
+
+    def revive(self) -> None:
+        """Starts engines in place of those that have died while others go on. Raises what making
+        the object raises."""
+        self._home.check()
+        self._desk.revive()
+
     def restart(self) -> None:
         """Starts an engine with the same options in place of this one, which is closed: what it
         computes ends as errors. Observers that were registered with `plugins` are not called by the

@@ -8,7 +8,7 @@ desk dies, or that has produced output already, ends as an error; the other desk
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -41,26 +41,37 @@ def open_desk(config: EngineConfig, turns: AbstractContextManager[None] | None =
         return LocalDesk(partial(start, config), turns)
     plugins = PluginManager.load(config.plugins, config.blocked_plugins)
     machine = read_machine(config)  # compiles the kernels once, not in all engines at once
+    make = [
+        partial(RemoteDesk, own, f"engine {index}", is_quiet=index > 0)
+        for index, own in enumerate(engine_configs(config, machine))
+    ]
     desks: list[RemoteDesk] = []
     try:
-        for index, own in enumerate(engine_configs(config, machine)):
-            desks.append(RemoteDesk(own, f"engine {index}", is_quiet=index > 0))
+        for start_one in make:
+            desks.append(start_one())
         for desk in desks:
             desk.open()
     except BaseException:
         for desk in desks:
             desk.kill()
         raise
-    return ManyDesks(desks, plugins)
+    return ManyDesks(desks, plugins, make)
 
 
 class ManyDesks(Desk):
     """Gives prompts to several desks. Each ticket is written in the thread of the desk that has its
     prompt."""
 
-    def __init__(self, desks: list[RemoteDesk], plugins: PluginManager) -> None:
+    def __init__(
+        self,
+        desks: list[RemoteDesk],
+        plugins: PluginManager,
+        make: Sequence[Callable[[], RemoteDesk]] = (),
+    ) -> None:
+        """make: functions that start another desk in place of each."""
         super().__init__()
         self.desks = desks
+        self._make = make
         self.plugins = plugins
         self.runtime = desks[0].runtime
         self.num_kv_blocks = min(desk.num_kv_blocks for desk in desks)
@@ -73,6 +84,28 @@ class ManyDesks(Desk):
         if self._living():
             return None
         return WorkerDiedError(f"no engine is left; the last one: {self.desks[-1].death}")
+
+    @property
+    def num_dead(self) -> int:
+        """How many engines have died while others compute."""
+        living = len(self._living())
+        return len(self.desks) - living if living else 0
+
+    def revive(self) -> None:
+        """Starts engines in place of those that have died; see Desk."""
+        for index, make in enumerate(self._make):
+            dead = self.desks[index]
+            if dead.death is None or self._is_closed:
+                continue
+            fresh = make()
+            try:
+                fresh.open()
+            except BaseException:
+                fresh.kill()
+                raise
+            self.desks[index] = fresh
+            dead.close()
+            self._begin_some()
 
     def count_tokens(self, prompt: Any) -> TokenCount:
         """Counts prompt and media tokens; see Desk."""

@@ -41,6 +41,7 @@ class DyingLLM:
         self.width = width
         self.death = None
         self.num_restarts = 0
+        self.num_dead = 0
         self.computed = []
         self.calls = []
 
@@ -134,6 +135,30 @@ def test_a_restart_that_fails_raises_what_loading_raises():
 
     with pytest.raises(ConfigError, match="the weights are gone"):
         list(Restarting(Gone(), 2).answer_each(pairs_of("poison")))
+
+
+@pytest.mark.parametrize("is_possible", [True, False])
+def test_one_of_several_engines_is_started_again_meanwhile(is_possible, caplog):
+    class Several(DyingLLM):
+        num_revived = 0
+
+        def revive(self):
+            self.num_revived += 1
+            if not is_possible:
+                raise ConfigError("no memory")
+            self.num_dead = 0
+
+    def pairs():
+        for number in range(20):
+            if number in (3, 10, 15):
+                llm.num_dead = 1
+            yield f"p{number}", GREEDY
+
+    llm = Several()
+    found = list(Restarting(llm, 2).answer_each(pairs()))
+    assert sorted(answer.index for answer in found) == list(range(20))
+    assert llm.num_revived == (2 if is_possible else 1)
+    assert ("the other engines go on: no memory" in caplog.text) is not is_possible
 
 
 def test_a_batch_with_a_poisonous_item_is_complete(jsonl, tmp_path):

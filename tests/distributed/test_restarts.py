@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import threading
+import time
 import weakref
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,31 @@ def test_an_engine_that_dies_is_started_again(folder, expected, option, tmp_path
     assert summary.num_failed == 0
     assert {record.id: record.text for record in read_records(out)} == expected
     assert len(out.read_bytes().splitlines()) == len(ROWS)
+
+
+def test_one_of_several_engines_is_started_again_while_the_other_goes_on(
+    folder, expected, tmp_path
+):
+    def rows():
+        for row in ROWS:
+            if row["id"] == 6:
+                os.kill(llm._desk.desks[0].pid, signal.SIGKILL)
+                while not llm.num_dead:
+                    time.sleep(0.01)
+            yield row
+
+    out = tmp_path / "out.jsonl"
+    with LLM(str(folder), data_parallel_size=2, **OPTIONS) as llm:
+        before = [desk.pid for desk in llm._desk.desks]
+        summary = llm.run_batch(rows(), out, sampling_params=PARAMS, use_tqdm=False)
+        after = [desk.pid for desk in llm._desk.desks]
+        assert llm.num_dead == 0
+        outputs = llm.generate(["prompt 1", "prompt 2"], PARAMS, use_tqdm=False)
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+    assert summary.num_failed == 0
+    assert {record.id: record.text for record in read_records(out)} == expected
+    assert [each.outputs.text.strip() for each in outputs] == [expected[1], expected[2]]
 
 
 def test_an_item_that_kills_its_engine_is_isolated(folder, expected, tmp_path, monkeypatch):

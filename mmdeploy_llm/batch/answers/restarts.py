@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mmdeploy_llm.errors import EngineError, WorkerDiedError
+from mmdeploy_llm.errors import EngineError, MMDeployLLMError, WorkerDiedError
 
 from .rounds import Pair, Restartable, Rounds, Task
 
@@ -31,7 +31,7 @@ class Restarting:
 
     def __init__(self, llm: Restartable, most: int) -> None:
         self._llm, self._most = llm, most
-        self._num_restarts = 0
+        self._num_restarts = self._num_revived = 0
         self._last: EngineError | None = None
 
     def answer_each(self, pairs: Iterable[Pair]) -> Generator[Answer, None, None]:
@@ -49,6 +49,7 @@ class Restarting:
                             lost.append((task, own))
                         else:
                             yield own
+                        self._revive()
             except EngineError:
                 if self._llm.death is None:
                     raise
@@ -65,6 +66,19 @@ class Restarting:
                     rounds.again(later)
                 else:
                     yield from self._alone(later)
+
+    def _revive(self) -> None:
+        """Starts engines in place of those that died while others go on, `most` times; when that
+        fails, the others do the rest."""
+        if not self._llm.num_dead or self._num_revived >= self._most:
+            return
+        self._num_revived += 1
+        logger.warning("one of several engines died; it is started again")
+        try:
+            self._llm.revive()
+        except MMDeployLLMError as error:
+            self._num_revived = self._most
+            logger.error("it cannot be started again, the other engines go on: %s", error)
 
     def _is_lost(self, answer: Answer) -> bool:
         """Returns whether the engine died before it had an answer."""
@@ -91,7 +105,7 @@ class Restarting:
             f"the engine died {MAX_DEATHS + 1} times while it computed this item, the last time "
             f"alone: {found.output.error_msg}"
         )
-        self._num_restarts = 0  # the reason is known
+        self._num_restarts = self._num_revived = 0  # the reason is known
         self._restart(0, is_counted=False)
         yield replace(
             found, output=replace(found.output, error_msg=words), error=WorkerDiedError(words)

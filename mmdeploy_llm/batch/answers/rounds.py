@@ -31,6 +31,13 @@ class Restartable(Answerer, Protocol):
     def death(self) -> EngineError | None:
         """Why nothing is computed any more; None while something is."""
 
+    @property
+    def num_dead(self) -> int:
+        """Engines that have died while others go on."""
+
+    def revive(self) -> None:
+        """Starts engines in their place. Raises what loading raises."""
+
     def restart(self) -> None:
         """Starts an engine in place of the one that died. Raises what loading raises."""
 
