@@ -64,6 +64,7 @@ def test_the_speed_table_of_avx2_is_that_of_the_results(hooks):
         ("one text.*8 bits", 0, "alone", "qwen05", "int8"),
         ("first token", 0, "first", "qwen05", "bf16"),
         ("32 texts.*8 bits", 0, "text", "qwen05", "int8"),
+        ("32 texts.*ERNIE", 0, "text", "ernie03", "bf16"),
         ("16 images.*bf16", 1, "vl", "qwen25vl", "bf16"),
         ("16 images.*8 bits", 0, "vl", "qwen25vl", "int8"),
     ):

@@ -34,12 +34,18 @@ namespace mm {
 
 constexpr int64_t PANEL = 64;
 constexpr int64_t ROW_BLOCK = 192;
-// Largest number of units of a chunk: wide x takes twice the memory or more, and such levels have smaller caches.
+// Largest number of units of a chunk: wide x takes twice the memory or more, and such levels have
+// smaller caches.
 constexpr int64_t PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 256;
+// One strip of rows waits for memory. Chunks are small then, and prefetched line by line, a few
+// kilobytes ahead: that reads faster than many at once, far ahead.
+constexpr int64_t SMALL_PART_UNITS = MM_VECTOR_BYTES == 64 ? 512 : 32;
+constexpr int64_t SMALL_AHEAD_UNITS = MM_VECTOR_BYTES == 64 ? AHEAD_UNITS : 1;
 constexpr int64_t GROUP = 128;  // values of x with one scale
 constexpr int64_t GROUP_UNITS = GROUP / 4;
 constexpr int64_t UNIT_BYTES = PANEL * 4;
 static_assert(PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
+static_assert(SMALL_PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
 
 // Calls tile(first column) for the tiles of a panel. Each prefetches its share of `ahead`.
 template <int ROWS, typename Tile>
@@ -106,15 +112,17 @@ struct Next {
 inline Ahead ahead_of(const char* next, int64_t next_bytes, int64_t strip, int64_t num_strips,
                       int64_t units) {
     if (next == nullptr) return {nullptr, 0};
-    const int64_t lines = next_bytes / 64, times = (units + AHEAD_UNITS - 1) / AHEAD_UNITS;
+    const int64_t every = num_strips == 1 ? SMALL_AHEAD_UNITS : AHEAD_UNITS;
+    const int64_t lines = next_bytes / 64, times = (units + every - 1) / every;
     const int64_t num = (lines + num_strips * times - 1) / (num_strips * times);
     const int64_t done = strip * num * times;
-    return {next + done * 64, done < lines ? num : 0};
+    return {next + done * 64, done < lines ? num : 0, every};
 }
 
 // Returns the units of a chunk, so that all are nearly equal and hold whole groups.
-inline int64_t chunk_of(int64_t units) {
-    const int64_t num = (units + PART_UNITS - 1) / PART_UNITS;
+inline int64_t chunk_of(int64_t units, int64_t rows) {
+    const int64_t largest = rows <= STRIP ? SMALL_PART_UNITS : PART_UNITS;
+    const int64_t num = (units + largest - 1) / largest;
     return round_up((units + num - 1) / num, GROUP_UNITS);
 }
 
@@ -127,7 +135,7 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
               const Next& next_product, const Strip& strip, const Write& write) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    const int64_t chunk = chunk_of(units);
+    const int64_t chunk = chunk_of(units, rows);
     const char* weights = static_cast<const char*>(packed);
     parallel_ahead(panels * blocks, num_threads, [&](int64_t task, int64_t next_task) {
         const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;

@@ -16,10 +16,11 @@ namespace mm {
 constexpr int STRIP = 6;  // largest number of rows of a tile
 constexpr int64_t AHEAD_UNITS = 8;
 
-// What a tile prefetches: `num` cache lines for every 8 units that it computes.
+// What a tile prefetches: `num` cache lines for every `every` units that it computes, a power of two.
 struct Ahead {
     const char* lines;
     int64_t num;
+    int64_t every = AHEAD_UNITS;
 };
 
 struct FloatFormat {
@@ -108,9 +109,9 @@ MM_INLINE void add_units(const typename Format::X* x, int64_t x_stride,
     const char* at = static_cast<const char*>(weights);
     constexpr int64_t X_BYTES = Format::PARTS * 4;
     const char* lines = ahead.lines;
-    const int64_t num_lines = ahead.num;
+    const int64_t num_lines = ahead.num, mask = ahead.every - 1;
     for (int64_t unit = 0; unit < units; ++unit) {
-        if (unit % AHEAD_UNITS == 0) {
+        if ((unit & mask) == 0) {
             for (int64_t i = 0; i < num_lines; ++i) __builtin_prefetch(lines + i * 64, 0, 2);
             lines += num_lines * 64;
         }
