@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings(  # Ray's own
     "ignore:.*unclosed.*:ResourceWarning",
     "ignore:subprocess .* is still running:ResourceWarning",
 )
-MAX_SECONDS = 300
+MAX_SECONDS = 1200
 
 
 @pytest.fixture(scope="module")
