@@ -13,6 +13,7 @@ TESTS = ROOT / "tests"
 # What CI runs in place of a command of the guides, because it includes that command.
 LARGER = {"test": "test-all"}
 NOT_IN_CI = {"clean", "help"}
+PACKAGES = {"lance": "pylance"}  # module -> the package that has it, where the names differ
 
 
 def read(name):
@@ -85,6 +86,7 @@ def test_make_installs_what_tests_import():
         if path.parent.name != "gpu":
             found = re.findall(r'(?:importorskip|find_spec)\("([a-z_0-9]+)', path.read_text())
             wanted |= set(found) - {"mmdeploy_llm", "mmdeploy_llm_processors"}
+    wanted = {PACKAGES.get(name, name) for name in wanted}
     installed, pending = set(), ["dev"]
     while pending:
         for requirement in extras[pending.pop()]:

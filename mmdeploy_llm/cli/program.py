@@ -15,7 +15,8 @@ from mmdeploy_llm import __version__
 from mmdeploy_llm.errors import MMDeployLLMError
 
 from . import plugin_names
-from .batches import BATCH_EPILOG, CAPTION_EPILOG, batch, caption
+from .batch_help import BATCH_EPILOG, CAPTION_EPILOG
+from .batches import batch, caption
 from .bench import BENCH_EPILOG, bench
 from .count import COUNT_EPILOG, count
 from .determinism import DETERMINISM_EPILOG, check_determinism

@@ -92,10 +92,10 @@ def read_schema(path: str | Path) -> Any:
 def serve(channel: Channel) -> None:
     """Runs in the process: checks what comes until the channel closes. None checks the schema."""
     schema = json.loads(channel.receive())
-    channel.connection.send_bytes(READY)
     import jsonschema
     from jsonschema_specifications import REGISTRY
 
+    channel.connection.send_bytes(READY)
     limit_memory(MAX_MEMORY)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     # This registry knows the published schemas and fetches nothing.
