@@ -50,8 +50,10 @@ def tables(blobs):
 def write_parquet(path, blobs):
     from pyarrow import concat_tables, parquet
 
-    # One group: a reader that takes whole groups would hold all of it.
-    parquet.write_table(concat_tables(tables(blobs)), path, row_group_size=10_000)
+    # One group: a reader that takes whole groups would hold all of it. A dictionary is one page,
+    # which nobody can read in pieces.
+    table = concat_tables(tables(blobs))
+    parquet.write_table(table, path, row_group_size=10_000, use_dictionary=False)
 
 
 def write_lance(path, blobs):
