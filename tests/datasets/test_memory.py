@@ -12,6 +12,7 @@ import pytest
 
 CELL_BYTES = 200_000
 FEW, MANY = 100, 1600  # rows: 20 and 320 MB
+SMALL_PAGES = {"use_dictionary": False, "write_batch_size": 16}
 MAX_GROWTH = 120 * 2**20
 READS = """
 import resource, sys
@@ -50,8 +51,10 @@ def tables(blobs):
 def write_parquet(path, blobs):
     from pyarrow import concat_tables, parquet
 
-    # One group: a reader that takes whole groups would hold all of it.
-    parquet.write_table(concat_tables(tables(blobs)), path, row_group_size=10_000)
+    # One group: a reader that takes whole groups would hold all of it. A page cannot be read in
+    # pieces, and pyarrow's default is one of 1,024 values, however large.
+    table = concat_tables(tables(blobs))
+    parquet.write_table(table, path, row_group_size=10_000, **SMALL_PAGES)
 
 
 def write_lance(path, blobs):
