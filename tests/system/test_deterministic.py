@@ -41,10 +41,13 @@ def folder_of(tmp_path_factory):
     return write
 
 
-@pytest.mark.parametrize("level", LEVELS)
+CASES = [(family, LEVELS[0]) for family in FAMILIES]
+CASES += [("qwen2_5_vl", level) for level in LEVELS[1:]]
+
+
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_bit_depends_on_the_company(folder_of, family, name, level):
+@pytest.mark.parametrize(("family", "level"), CASES)
+def test_no_bit_depends_on_the_company(folder_of, family, level, name):
     config = EngineConfig(
         model=str(folder_of(family)), deterministic=True, cpu_level=level, **FORMATS[name]
     )
@@ -58,6 +61,14 @@ def test_no_bit_depends_on_the_company(folder_of, family, name, level):
         assert each.is_same, each
 
 
+def test_no_bit_of_an_int8_cache_depends_on_the_company(folder_of):
+    options = {"dtype": "bfloat16", "kv_cache_dtype": "int8", "deterministic": True}
+    config = EngineConfig(model=str(folder_of("qwen3")), **options)
+    for each in check_determinism(config, longest=LONG):
+        assert each.has_happened, each.way
+        assert each.is_same, each
+
+
 def prompts(picture):
     """Texts of several lengths, and pictures."""
     generator = torch.Generator().manual_seed(0)
@@ -67,9 +78,12 @@ def prompts(picture):
 
 
 def answers(llm, given):
-    """Returns token ids and log-probabilities of each prompt, which all sample."""
+    """Returns token ids and log-probabilities of each prompt, which all sample, by several
+    rules."""
+    rules = ({}, {"repetition_penalty": 1.3, "frequency_penalty": 0.2}, {"top_k": 7, "min_p": 0.02})
+    common = {"temperature": 0.7, "top_p": 0.95, "max_tokens": 12, "logprobs": 3}
     params = [
-        SamplingParams(temperature=0.7, top_p=0.95, seed=seed, max_tokens=12, logprobs=3)
+        SamplingParams(seed=seed, **common, **rules[seed % len(rules)])
         for seed in range(len(given))
     ]
     outputs = llm.generate(given, params, use_tqdm=False, on_error="raise")
@@ -103,10 +117,8 @@ def test_two_ranks_answer_alike_in_every_batch(folder_of):
     options = {"deterministic": True, "quiet": True, "dtype": "float32", "tensor_parallel_size": 2}
     with LLM(str(folder_of("qwen3")), **options) as llm:
         together = answers(llm, given)
-        params = SamplingParams(temperature=0.7, top_p=0.95, seed=2, max_tokens=12, logprobs=3)
-        (output,) = llm.generate([given[2]], params, use_tqdm=False, on_error="raise")
-    found = [list(entry.items()) for entry in output.outputs.logprobs]
-    assert (output.outputs.token_ids, found) == together[2]
+        assert answers(llm, given[:1]) == together[:1]
+        assert answers(llm, given[:2]) == together[:2]
 
 
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[-1]])
