@@ -3,6 +3,7 @@ key/value heads, D head size."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -82,6 +83,35 @@ class RotaryAttention(AttentionContext, Protocol):
     ) -> Tensor:
         """Applies `rotary` to `q` and `k`, perhaps in place, then attends as AttentionContext
         does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRows:
+    """The tokens of one sequence in a step: rows start .. end, after num_cached tokens that the
+    cache holds."""
+
+    start: int
+    end: int
+    num_cached: int
+
+
+@runtime_checkable
+class SequenceAttention(Protocol):
+    """The KV cache by sequence, for models that compute attention themselves. The engine passes it
+    to models with an attribute `attends_itself` that is True."""
+
+    @property
+    def sequences(self) -> Sequence[SequenceRows]:
+        """The sequences of the step, in the order of their rows."""
+        ...
+
+    def extend(
+        self, sequence: int, layer: int, k: Tensor, v: Tensor, num_kept: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Stores `k`, `v` [n, K, D] of the step's tokens of a sequence, an index of `sequences`, in
+        the cache of `layer`. Returns the keys and values of all its tokens so far [L, K, D]; of the
+        cached ones the last `num_kept` only, unless that is None."""
         ...
 
 

@@ -21,7 +21,7 @@ class ModelLimits:
     that the model was made for."""
 
     dtype: str
-    max_position_embeddings: int
+    max_position_embeddings: int | None
     hidden_size: int
 
 
@@ -213,11 +213,17 @@ def max_num_seqs_of(config: EngineConfig, is_cuda: bool) -> int:
 
 
 def _max_model_len(config: EngineConfig, model: ModelLimits) -> int:
+    longest = model.max_position_embeddings
     if config.max_model_len is None:
-        return model.max_position_embeddings
-    if config.max_model_len > model.max_position_embeddings:
+        if longest is None:
+            raise ConfigError(
+                "config.json of the model does not say how long a sequence may be (it has no "
+                "max_position_embeddings); set max_model_len, the tokens of prompt and answer"
+            )
+        return longest
+    if longest is not None and config.max_model_len > longest:
         raise ConfigError(
-            f"max_model_len = {config.max_model_len} is over the {model.max_position_embeddings} "
+            f"max_model_len = {config.max_model_len} is over the {longest} "
             "positions the model was made for (max_position_embeddings in config.json); lower it"
         )
     return config.max_model_len

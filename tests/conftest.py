@@ -51,6 +51,7 @@ QUICK = {
     "plugins/test_every_plugin.py": r"\[(image|qwen|sources)\]",
     "plugins/test_text_models.py": r"\[qwen2\]|^test_",
     "plugins/test_vision_models.py": "TestErnieVL|TestPaddleOCRVL|TestQwen25VL|^test_",
+    "plugins/transformers_any/test_census.py": "!sample|crash",
     "plugins/transformers_any/test_embeds.py": r"chunks.*gemma3\]|named",
     "plugins/transformers_any/test_exact.py": "gemma3|bf16",
     "plugins/transformers_any/test_kernels.py": "gemma3",

@@ -7,11 +7,14 @@ L context length, counted from the first block inside the window.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from mmdeploy_llm.forward import SequenceRows
 
 from .base import BatchLayout, KVCache
 from .writing import write_plain
@@ -208,6 +211,31 @@ class ReferenceContext:
                 context_v = _gather(values, chunk.table, chunk.length).to(q.dtype)
             out[own] = _attend_chunk(q[own], context_k, context_v, chunk.mask, scores)
         return out
+
+    @cached_property
+    def sequences(self) -> tuple[SequenceRows, ...]:
+        """See forward.SequenceAttention."""
+        counts, lens = self._layout.query_lens, self._layout.context_lens
+        return tuple(
+            SequenceRows(start=end - count, end=end, num_cached=length - count)
+            for end, count, length in zip(accumulate(counts), counts, lens, strict=True)
+        )
+
+    def extend(
+        self, sequence: int, layer: int, k: Tensor, v: Tensor, num_kept: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See forward.SequenceAttention."""
+        rows = self.sequences[sequence]
+        slots = self._layout.slots[rows.start : rows.end]
+        first = 0 if num_kept is None else max(0, rows.num_cached - num_kept)
+        end, size = self._layout.context_lens[sequence], self._cache.block_size
+        table = self._layout.block_tables[sequence, first // size : -(-end // size)]
+        base = first // size * size
+        found = []
+        for new, cache in ((k, self._cache.keys[layer]), (v, self._cache.values[layer])):
+            cache.flatten(0, 1).index_copy_(0, slots, new.to(cache.dtype))
+            found.append(_gather(cache, table, end - base)[first - base :].to(new.dtype))
+        return found[0], found[1]
 
     def _for_window(self, window: int | None) -> _Calls:
         if window not in self._calls:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmdeploy_llm.attention import select as attention
+from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.graphs import CudaRecorder, graph_sizes
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
@@ -32,7 +33,7 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     """Returns a runner with its KV cache allocated. Raises ConfigError when the attention backend
     cannot compute the model's heads, or the card has too little memory."""
     runtime, files, model = loaded.runtime, loaded.files, loaded.model
-    chosen = AttentionChoice(name=runtime.attention_backend, block_size=runtime.block_size)
+    chosen = AttentionChoice(name=_backend_name(loaded), block_size=runtime.block_size)
     kernels = loaded.machine.kernels
     return Runner(
         model=model,
@@ -53,6 +54,26 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
         threads=loaded.threads,
         peers=loaded.group.peers,
     )
+
+
+def _backend_name(loaded: LoadedModel) -> str:
+    """Returns the attention backend: the resolved one, or for a model that attends itself the only
+    one that gives it the cache by sequence. Raises ConfigError where the options exclude that."""
+    runtime, needed = loaded.runtime, "reference"
+    if not getattr(loaded.model, "attends_itself", False):
+        return runtime.attention_backend
+    asked = loaded.blueprint.config.attention_backend
+    if asked not in ("auto", needed):
+        raise ConfigError(
+            f"attention_backend = {asked!r} does not run {type(loaded.model).__name__}, which "
+            f"computes attention itself; use 'auto' or {needed!r}"
+        )
+    if runtime.kv_cache_dtype != runtime.dtype:
+        raise ConfigError(
+            f"kv_cache_dtype = {runtime.kv_cache_dtype!r} is not possible with a model that "
+            f"computes attention itself; leave it out, or use {runtime.dtype!r}"
+        )
+    return needed
 
 
 def ready_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:

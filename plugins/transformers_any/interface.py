@@ -104,9 +104,18 @@ def unknown_arguments(kwargs: Mapping[str, Any]) -> list[str]:
     )
 
 
-def refused(model: str, layer: str, reason: str) -> ModelNotSupportedError:
+class NotCausal(ModelNotSupportedError):
+    """The model's tokens see later ones, which no cache can serve."""
+
+
+def refused(
+    model: str,
+    layer: str,
+    reason: str,
+    kind: type[ModelNotSupportedError] = ModelNotSupportedError,
+) -> ModelNotSupportedError:
     """Builds the error that says in one sentence why a model cannot run."""
-    return ModelNotSupportedError(
+    return kind(
         f"transformers_any cannot run {model}: {layer} {reason}; use a plugin made for this model"
     )
 

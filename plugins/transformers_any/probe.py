@@ -7,7 +7,7 @@ what only weights can show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from mmdeploy_llm.errors import MMDeployLLMError
+from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
 
-from .interface import STEP, refused, unknown_arguments
+from .interface import STEP, NotCausal, refused, unknown_arguments
 from .structure import NOT_OURS, decoder_layers, parts_of
 
 PROBE = "mmdeploy_llm_probe"
+NOT_CAUSAL = "is not causal"
 NUM_TOKENS = 6
 ATTENTION_TYPES = ("full_attention", "sliding_attention")
 FAR = 100_000  # a position past any window in use
@@ -30,11 +31,12 @@ CHECKED_POSITIONS = (0, 1, 7, 100, 4095, 4096, FAR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes of the KV cache."""
+    """The sizes of the KV cache. windows: layer -> the window of its attention."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    windows: Mapping[int, int | None] = field(default_factory=dict)
 
 
 class TrialFailed(Exception):
@@ -65,13 +67,14 @@ class _Mask:
 class Probe:
     """Collects the attention calls of one forward pass.
 
-    names: id of a module -> its name in messages. sizes: layer -> (K, D). modules: ids of the
-    modules that called. `see` is the only writer.
+    names: id of a module -> its name in messages. sizes: layer -> (K, D). windows: see Sizes.
+    modules: ids of the modules that called. `see` is the only writer.
     """
 
     model: str
     names: dict[int, str]
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
     modules: set[int] = field(default_factory=set)
 
     def see(self, module: nn.Module, q: Tensor, k: Tensor, mask: object, **more: Any) -> None:
@@ -81,8 +84,12 @@ class Probe:
         if reason is None and layer in self.sizes:
             reason = "shares the keys and values of its layer with another attention"
         if reason is not None:
-            raise refused(self.model, self.names[id(module)], reason)
+            kind = NotCausal if reason == NOT_CAUSAL else ModelNotSupportedError
+            raise refused(
+                self.model, self.names.get(id(module), type(module).__name__), reason, kind
+            )
         self.sizes[layer] = (int(k.shape[1]), int(q.shape[-1]))
+        self.windows[layer] = more["window"]
         self.modules.add(id(module))
 
 
@@ -126,7 +133,7 @@ def observe(model: str, decoder: nn.Module, forward: Callable[[], object]) -> Si
         for hook in hooks:
             hook.remove()
         for _, module in _named(decoder):
-            setattr(module, STEP, before[id(module)])
+            setattr(module, STEP, before.get(id(module)))  # a model may replace its modules
     for path, layer in layers.items():
         if not any(id(part) in probe.modules for part in layer.modules()):
             raise refused(model, f"{path} ({parts_of(layer)})", NOT_OURS)
@@ -187,7 +194,7 @@ def _reason(
     if k.shape[2] != q.shape[2]:
         return f"attends from {q.shape[2]} tokens to {k.shape[2]} others (cross attention)"
     if getattr(module, "is_causal", True) is False or kwargs.get("is_causal") is False:
-        return "is not causal"
+        return NOT_CAUSAL
     if value.shape[-1] > q.shape[-1]:
         return "has values with more channels than its keys"
     unknown = unknown_arguments(kwargs)
@@ -244,6 +251,7 @@ def _sizes(model: str, probe: Probe) -> Sizes:
         num_layers=num_layers,
         num_kv_heads=next(iter(heads.values())),
         head_dim=next(iter(dims.values())),
+        windows=probe.windows,
     )
 
 

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
-
-from mmdeploy_llm.errors import RequestError
+from torch import nn
 
 from .interface import refused
 
@@ -32,17 +30,6 @@ def check(name: str, decoder: nn.Module) -> int | None:
             config: Any = module.config
             return int(config.rope_parameters["original_max_position_embeddings"])
     return None
-
-
-def check_positions(name: str, positions: Tensor, first_long: int) -> None:
-    """Raises RequestError when a position of the step needs the frequencies of long sequences."""
-    last = int(positions.max())
-    if last >= first_long:
-        raise RequestError(
-            f"{name} uses other rotary frequencies for sequences of more than {first_long} tokens, "
-            f"which transformers_any cannot do; found a token at position {last}; set "
-            f"max_model_len={first_long} or use a plugin made for this model"
-        )
 
 
 def fix(decoder: nn.Module) -> None:

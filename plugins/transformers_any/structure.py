@@ -27,6 +27,8 @@ MASK_WORDS = ("block_sequence_ids", "or_mask_function", "and_mask_function")
 def decoder_of(model: Any) -> Any:
     """Returns the module that holds the layers."""
     found = model.get_decoder()
+    if isinstance(found, nn.Linear):  # some call their head so
+        return model.base_model
     return getattr(model, "model", model) if found is model else found
 
 

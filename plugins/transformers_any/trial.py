@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
+from mmdeploy_llm.forward import SequenceRows
 
 from .probe import NUM_TOKENS, attention_of
 
@@ -53,19 +54,64 @@ class Whole:
         return (weights @ v).transpose(0, 1).to(q.dtype)
 
 
+class Memory:
+    """The cache of one sequence over several steps, in memory; see forward.SequenceAttention.
+
+    sequences: set by `begin`. `extend` adds the rows of a layer.
+    """
+
+    def __init__(self) -> None:
+        self.sequences: tuple[SequenceRows, ...] = ()
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, start: int, end: int) -> None:
+        """Begins a step with the tokens start .. end of the sequence."""
+        self.sequences = (SequenceRows(start=0, end=end - start, num_cached=start),)
+
+    def extend(
+        self, sequence: int, layer: int, k: Tensor, v: Tensor, num_kept: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See forward.SequenceAttention."""
+        pair = k, v
+        if layer in self._kept:
+            old_k, old_v = self._kept[layer]
+            pair = _joined(old_k, k), _joined(old_v, v)
+        self._kept[layer] = pair
+        first = 0
+        if num_kept is not None:
+            first = max(0, self.sequences[sequence].num_cached - num_kept)
+        return pair[0][first:], pair[1][first:]
+
+
+def _joined(old: Tensor, new: Tensor) -> Tensor:
+    """Returns the rows of both, [n, 1, channels], in the wider one's channels."""
+    width = max(old.shape[2], new.shape[2])
+    return torch.cat([F.pad(x, (0, width - x.shape[2])) for x in (old, new)])
+
+
 def check_equal(
-    name: str, model: Any, decoder: nn.Module, forward: Callable[[Tensor], Tensor]
+    name: str,
+    model: Any,
+    decoder: nn.Module,
+    forward: Callable[[Tensor], Tensor],
+    *,
+    num_tokens: int = NUM_TOKENS,
+    is_required: bool = False,
 ) -> None:
     """Raises ModelNotSupportedError when our logits differ from transformers'. When transformers'
-    forward needs more than token ids, nothing is compared and a warning says so.
+    forward needs more than token ids, nothing is compared and a warning says so; `is_required`
+    raises its error.
 
-    forward: computes our logits [NUM_TOKENS, vocab] of token ids.
+    forward: computes our logits [num_tokens, vocab] of token ids.
     """
-    ids = _text_ids(model.config, model.get_input_embeddings().weight)
+    ids = _text_ids(model.config, model.get_input_embeddings().weight, num_tokens)
+    found = _tried(name, forward, ids)
     try:
         with attention_of(decoder.config, "eager"):
             wanted: Tensor = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0]
     except Exception as error:  # transformers' code: anything may come
+        if is_required:
+            raise
         logger.warning(
             "%s was not compared with transformers' own forward, which failed on text alone: %s: "
             "%s",
@@ -74,24 +120,36 @@ def check_equal(
             error,
         )
         return
-    found = forward(ids)
     allowed = ROUNDING.get(found.dtype, ROUNDING_OF_HALF)
     difference = float((found - wanted).float().norm() / wanted.float().norm())
     if not difference <= allowed:
         raise ModelNotSupportedError(
             f"transformers_any cannot run {name}: its logits differ from those of transformers' "
-            f"own forward by {difference:.0%} on a trial of {NUM_TOKENS} tokens, so it computes "
+            f"own forward by {difference:.0%} on a trial of {num_tokens} tokens, so it computes "
             "something around its layers that is not known here; use a plugin made for this model"
         )
 
 
-def _text_ids(config: Any, embeddings: Tensor) -> Tensor:
-    """Returns NUM_TOKENS different token ids, none of them special."""
+def _tried(name: str, forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+    """Returns our logits. Raises ModelNotSupportedError when transformers' code fails on them."""
+    try:
+        return forward(ids)
+    except MMDeployLLMError:
+        raise
+    except Exception as error:  # transformers' code: anything may come
+        raise ModelNotSupportedError(
+            f"transformers_any cannot run {name}: its own code failed on a trial of {len(ids)} "
+            f"tokens ({type(error).__name__}: {error}); use a plugin made for this model"
+        ) from error
+
+
+def _text_ids(config: Any, embeddings: Tensor, num_tokens: int) -> Tensor:
+    """Returns different token ids, none of them special."""
     special = {
         value
         for key, value in config.to_dict().items()
         if isinstance(value, int) and key.endswith(("_token_id", "_token_index"))
     }
-    step = max(1, embeddings.shape[0] // (2 * NUM_TOKENS))
+    step = max(1, embeddings.shape[0] // (2 * num_tokens))
     ids = [token for token in range(step, embeddings.shape[0], step) if token not in special]
-    return torch.tensor(ids[:NUM_TOKENS], device=embeddings.device)
+    return torch.tensor(ids[:num_tokens], device=embeddings.device)

@@ -11,8 +11,8 @@ from mmdeploy_llm_plugins.transformers_any.trial import Whole
 from torch import nn
 from transformers.core_model_loading import Interleave, WeightConverter
 
-from mmdeploy_llm import LLM
-from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import CheckpointError, ConfigError, ModelNotSupportedError
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
@@ -29,12 +29,6 @@ FIELDS = {
 CONV = {"layer_types": ["conv", "full_attention"] * 2}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 REFUSED = {
-    "an attention of its own": (
-        "Falcon",
-        {},
-        r"h\.0 \(FalconDecoderLayer, FalconAttention\) has no attention that goes through",
-    ),
-    "a bias in the mask": ("Bloom", {}, r"BloomAttention\) takes no position_ids"),
     "state space": ("Mamba", {}, r"MambaMixer\) takes no position_ids"),
     "state space between attention": (
         "Jamba",
@@ -47,8 +41,6 @@ REFUSED = {
         r"layers\.0 \(Lfm2DecoderLayer, Lfm2ShortConv\) is of the type 'conv'",
     ),
     "linear attention": ("Qwen3Next", {}, r"layers\.0 .*DeltaNet.* type 'linear_attention'"),
-    "chunked attention": ("Llama4Text", {}, r"layers\.0 .* is of the type 'chunked_attention'"),
-    "sinks": ("GptOss", {"head_dim": 8}, r"layers\.0\.self_attn \(GptOssAttention\) passes s_aux"),
     "both directions": ("Bert", {}, r"encoder\.layer\.0\.attention\.self .* is not causal"),
     "an encoder": ("Bart", {}, r"its decoder attends to an encoder"),
     "frequencies by length": (
@@ -56,7 +48,6 @@ REFUSED = {
         {"rope_parameters": DYNAMIC},
         r"rotary_emb \(LlamaRotaryEmbedding\) changes all frequencies with the length",
     ),
-    "two attentions in a layer": ("DiffLlama", {}, r"layers\.0\.self_attn .* shares the keys"),
 }
 ARCHITECTURES = {"Bert": "BertLMHeadModel", "Llama4Text": "Llama4ForCausalLM"}
 
@@ -83,26 +74,11 @@ def test_the_layer_is_named(case):
     assert ". " not in text  # one sentence
 
 
-def test_a_layer_with_other_heads_is_named():
-    config = config_of("Llama")
-
-    class Uneven(transformers.LlamaForCausalLM):
-        def __init__(self, config):
-            super().__init__(config)
-            attention = self.model.layers[2].self_attn
-            attention.k_proj, attention.v_proj = (nn.Linear(32, 32) for _ in "kv")
-
-    with pytest.raises(
-        ModelNotSupportedError, match="layer 2 has 4 key/value heads, layer 0 has 2"
-    ):
-        build_as(Uneven, config)
-
-
 def test_media_that_see_each_other_need_an_atomic_spec(monkeypatch):
     config = transformers.Gemma3Config(text_config=FIELDS, vision_config={"num_hidden_layers": 1})
     config.architectures = ["Gemma3ForConditionalGeneration"]
     assert on_meta(config).num_layers == 4
-    monkeypatch.setattr("mmdeploy_llm_plugins.transformers_any.model.ATOMIC", ())
+    monkeypatch.setattr("mmdeploy_llm_plugins.transformers_any.together.ATOMIC", ())
     with pytest.raises(ModelNotSupportedError, match="makes masks of its own for media"):
         on_meta(config)
 
@@ -255,14 +231,51 @@ def test_the_trial_attends_as_transformers_does():
 
 
 def test_a_config_without_positions(tmp_path):
-    config = transformers.MambaConfig(
-        vocab_size=len(make_tokenizer()), hidden_size=32, num_hidden_layers=2
+    """Biases of the scores have no longest sequence, so the user states one."""
+    tokenizer = make_tokenizer()
+    config = transformers.BloomConfig(
+        vocab_size=len(tokenizer), hidden_size=32, n_layer=2, n_head=4, eos_token_id=1
     )
-    folder = write_checkpoint(config, tmp_path)
-    with pytest.raises(
-        ModelNotSupportedError, match=r"MambaForCausalLM.*has no max_position_embeddings"
-    ):
+    folder = write_checkpoint(config, tmp_path, tokenizer=tokenizer)
+    with pytest.raises(ConfigError, match="does not say how long a sequence may be"):
         LLM(model=str(folder))
+    with LLM(model=str(folder), max_model_len=64) as llm:
+        assert llm.generate(["a b"], use_tqdm=False)[0].error_msg is None
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"attention_backend": "native"}, "attention_backend = 'native' does not run AnyModel"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype = 'int8' is not possible with a model"),
+    ],
+)
+def test_options_that_need_attention_of_the_engine(falcon, option, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM(model=str(falcon), **option)
+
+
+@pytest.fixture(scope="module")
+def falcon(tmp_path_factory):
+    """A model that computes its attention itself."""
+    config = config_of("Falcon", vocab_size=len(make_tokenizer()))
+    return write_checkpoint(config, tmp_path_factory.mktemp("falcon"))
+
+
+def test_a_cache_that_forgets_what_attention_sees(tmp_path):
+    """Moshi's cache has a window, its attention none: beyond the window, tokens would depend on the
+    steps in which they came."""
+    tokenizer = make_tokenizer()
+    config = config_of(
+        "Moshi", vocab_size=len(tokenizer), sliding_window=16, ffn_dim=48, head_dim=8
+    )
+    folder = write_checkpoint(config, tmp_path, tokenizer=tokenizer)
+    with LLM(model=str(folder)) as llm:
+        params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        short, long = llm.generate([[5] * 10, [5] * 20], params, use_tqdm=False)
+    assert short.error_msg is None
+    assert "sees other tokens in transformers' cache" in long.error_msg
+    assert "set max_model_len=16" in long.error_msg
 
 
 def test_a_model_that_views_the_result_of_attention(tmp_path):

@@ -1,0 +1,77 @@
+"""The longest sequences of a model that are exact, where it changes beyond them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from mmdeploy_llm.errors import RequestError
+
+from . import rope
+
+# How many tokens a model chooses to attend to: all of them up to that length. Beyond, it depends on
+# rounding, and in some models on the steps in which they came.
+CHOSEN = ("index_topk", "keep_window_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """num_tokens: the longest sequence; None: any. reason: what changes beyond."""
+
+    num_tokens: int | None = None
+    reason: str = ""
+
+    def and_also(self, other: Limit) -> Limit:
+        """Returns the shorter of two limits."""
+        return min(self, other, key=lambda limit: limit.num_tokens or sys.maxsize)
+
+    def check(self, name: str, positions: Tensor) -> None:
+        """Raises RequestError when a position of the step is beyond the limit."""
+        if self.num_tokens is None:
+            return
+        last = int(positions.max())
+        if last >= self.num_tokens:
+            raise RequestError(
+                f"{name} {self.reason} for sequences of more than {self.num_tokens} tokens, which "
+                f"transformers_any cannot do; found a token at position {last}; set "
+                f"max_model_len={self.num_tokens} or use a plugin made for this model"
+            )
+
+
+def of_decoder(name: str, decoder: nn.Module) -> Limit:
+    """Returns the limit of a decoder. Raises ModelNotSupportedError where every length changes
+    it."""
+    config: Any = decoder.config
+    found = rope.check(name, decoder)
+    if found is not None:
+        return Limit(num_tokens=found, reason="uses other rotary frequencies")
+    for name in CHOSEN:
+        chosen = getattr(config, name, None)
+        if type(chosen) is int:
+            return Limit(num_tokens=chosen, reason="chooses tokens by their scores")
+    return Limit()
+
+
+def of_windows(config: Any, windows: Mapping[int, int | None]) -> Limit:
+    """Returns the limit of a model of which transformers' cache forgets tokens that its attention,
+    over a whole sequence, sees: its tokens then depend on the steps in which they came.
+
+    windows: layer -> the window of its attention; None: it sees all tokens.
+    """
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception:  # transformers' code: a config that it cannot read makes no window either
+        return Limit()
+    kept = [
+        int(layers[number].sliding_window)
+        for number, window in windows.items()
+        if window is None and number < len(layers) and layers[number].is_sliding
+    ]
+    if not kept:
+        return Limit()
+    return Limit(num_tokens=min(kept), reason="sees other tokens in transformers' cache")

@@ -1,0 +1,163 @@
+"""transformers' cache of one sequence, with its keys and values in the pages of the engine.
+
+    layer of the model --> Cache.update(k, v) --> SequenceAttention.extend --> keys, values so far
+
+Shapes: n tokens of the sequence in this step, L tokens so far, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicCache,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
+
+from mmdeploy_llm.forward import SequenceAttention
+
+from .interface import refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Says which tokens of a layer transformers keeps.
+
+    window: the last window - 1 tokens; None: all. has_indexer: also the keys of an indexer.
+    is_empty: none, the layer reads those of another.
+    """
+
+    window: int | None = None
+    has_indexer: bool = False
+    is_empty: bool = False
+
+
+@dataclass(slots=True)
+class Places:
+    """The layers of the engine's cache. `of` is the only writer: it adds a place when a trial first
+    asks for it.
+
+    index: (layer of the model, what is kept) -> layer of the engine's cache. width: channels of a
+    row there, the most that any layer needs.
+    """
+
+    index: dict[tuple[int, str], int] = field(default_factory=dict)
+    width: int = 1
+
+    def of(self, layer: int, what: str, *rows: Tensor) -> int:
+        """Returns the engine's layer, which must hold `rows` [n, channels]."""
+        place = self.index.setdefault((layer, what), len(self.index))
+        self.width = max(self.width, *(row.shape[1] for row in rows))
+        return place
+
+
+def kept_by_layers(model: str, config: Any) -> list[Kept]:
+    """Returns what transformers' own cache keeps in each layer. Raises ModelNotSupportedError for a
+    layer that keeps a state, or anything else that is not a row per token."""
+    found = []
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception as error:  # transformers' code: anything may come
+        reason = f"keeps what transformers cannot name ({type(error).__name__}: {error})"
+        raise refused(model, "its cache", reason) from error
+    for number, layer in enumerate(layers):
+        kind = type(layer)
+        if kind is DynamicSlidingWindowLayer:
+            found.append(Kept(window=int(layer.sliding_window)))
+        elif kind in (DynamicLayer, DynamicIndexedLayer):
+            found.append(Kept(has_indexer=kind is DynamicIndexedLayer))
+        elif kind is DummyLayer:
+            found.append(Kept(is_empty=True))
+        else:
+            raise refused(model, f"layer {number}", f"keeps a state ({kind.__name__})")
+    return found
+
+
+def sequence_cache(
+    kept: list[Kept], places: Places, attn: SequenceAttention, sequence: int
+) -> Cache:
+    """Returns the cache of one sequence of the step."""
+    layers = [
+        DummyLayer() if own.is_empty else _layer_class(own)(own, places, attn, sequence, number)
+        for number, own in enumerate(kept)
+    ]
+    return Cache(layers=layers)
+
+
+class PagedLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer of one sequence in one step."""
+
+    def __init__(
+        self, kept: Kept, places: Places, attn: SequenceAttention, sequence: int, layer: int
+    ) -> None:
+        super().__init__()
+        self._kept = kept
+        self._places = places
+        self._attn = attn
+        self._sequence = sequence
+        self._layer = layer
+        self._length = attn.sequences[sequence].num_cached
+        self.is_sliding = kept.window is not None
+        self.sliding_window = kept.window
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+        """Stores [1, K, n, D] and returns those of all tokens that the layer keeps."""
+        window = self._kept.window
+        keys, values = self._extend(
+            "attention", _rows(key_states), _rows(value_states), window and window - 1
+        )
+        self._length += key_states.shape[-2]
+        self.is_initialized = True
+        self.keys, self.values = _heads(keys, key_states), _heads(values, value_states)
+        return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        """Returns the tokens of the sequence so far."""
+        return int(self._length)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Returns how many keys `update` will return for so many tokens, and the first's
+        position."""
+        window = self._kept.window
+        first = 0 if window is None else max(0, self._length - window + 1)
+        return self._length - first + query_length, first
+
+    def _extend(
+        self, what: str, k: Tensor, v: Tensor, num_kept: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        place, width = self._places.of(self._layer, what, k, v), self._places.width
+        padded_k, padded_v = (F.pad(x, (0, width - x.shape[1])).unsqueeze(1) for x in (k, v))
+        keys, values = self._attn.extend(self._sequence, place, padded_k, padded_v, num_kept)
+        return keys[:, 0, : k.shape[1]], values[:, 0, : v.shape[1]]
+
+
+class IndexedLayer(PagedLayer):
+    """A layer with the keys of an indexer, which chooses the tokens that are attended to."""
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Stores [1, n, D] and returns those of all tokens, [1, L, D]."""
+        rows = indexer_key_states[0]
+        keys, _ = self._extend("indexer", rows, rows[:, :0])
+        return keys.unsqueeze(0)
+
+
+def _layer_class(kept: Kept) -> type[PagedLayer]:
+    return IndexedLayer if kept.has_indexer else PagedLayer
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[1, K, n, D] -> [n, K * D]."""
+    return x[0].transpose(0, 1).flatten(1)
+
+
+def _heads(rows: Tensor, like: Tensor) -> Tensor:
+    """[L, K * D] -> [1, K, L, D], with K and D of `like` [1, K, n, D]."""
+    heads = rows.reshape(rows.shape[0], like.shape[1], like.shape[3])
+    return heads.transpose(0, 1).unsqueeze(0)

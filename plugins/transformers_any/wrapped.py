@@ -1,0 +1,142 @@
+"""Wrapped: a transformers model inside a Model of this engine, with everything but its forward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
+from mmdeploy_llm.hooks import MediaInput, MediaSpan
+from mmdeploy_llm.weights.map import Target
+
+from . import buffers, head, media, structure
+from .interface import refused
+from .linear import use_engine_layers
+from .weights import WeightTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a transformers model. inner: the whole. base: its child that is or contains the
+    decoder. head: a view of the whole that computes logits of the decoder's output."""
+
+    name: str
+    inner: Any
+    base: Any
+    decoder: Any
+    head: Any
+    hidden_size: int
+
+    @property
+    def has_mrope(self) -> bool:
+        """Whether positions have three axes."""
+        return hasattr(self.base, "get_rope_index")
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Returns the embeddings of token ids."""
+        found: Tensor = self.inner.get_input_embeddings()(ids)
+        return found
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Computes the logits: [N, hidden] -> [N, vocab]."""
+        return head.logits(self.head, hidden)
+
+    def count_up(self, start: int, end: int, device: torch.device) -> Tensor:
+        """Returns the positions of text tokens, [n] or [3, n]."""
+        positions = torch.arange(start, end, device=device)
+        return positions.expand(3, -1) if self.has_mrope else positions
+
+
+class Wrapped(nn.Module):
+    """Holds transformers' modules as `inner`, for AnyModel to run.
+
+    config: transformers' config of an architecture with a head that returns logits. Raises
+    ModelNotSupportedError for any other.
+    """
+
+    parts: Parts
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        architecture = _architecture(config)
+        self.inner: Any = _build(architecture, copy.deepcopy(config))
+        use_engine_layers(self.inner)
+        decoder = structure.decoder_of(self.inner)
+        # Not a submodule: `inner` holds its parameters already.
+        self.__dict__["parts"] = Parts(
+            name=architecture.__name__,
+            inner=self.inner,
+            base=getattr(self.inner, str(structure.child_with(self.inner, decoder)), None),
+            decoder=decoder,
+            head=head.head_of(self.inner, decoder),
+            hidden_size=int(decoder.config.get_text_config().hidden_size),
+        )
+        self.hidden_size = self.parts.hidden_size
+
+    def _prepare_weights(self) -> None:
+        """Brings parameters and buffers into the form that the loader fills."""
+        self._ties = buffers.untie(self.inner)
+        buffers.prepare(self.inner)
+        self._weights = WeightTable(self.inner, "inner.", self._ties)
+
+    def _complete_weights(self, device: torch.device) -> None:
+        """Restores tied weights and computes buffers."""
+        buffers.retie(self.inner, self._ties)
+        buffers.compute(self.inner, device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Computes the logits: [N, hidden] -> [N, vocab]."""
+        return self.parts.logits(hidden)
+
+    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
+        """Returns one [num_tokens, hidden] per item."""
+        return [media.encode(self.parts.name, self.inner, item) for item in items]
+
+    def positions(self, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor | None:
+        """Returns [3, num_tokens] by the model's get_rope_index; None without M-RoPE."""
+        parts = self.parts
+        return media.positions(parts.base, num_tokens, spans) if parts.has_mrope else None
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        return self._weights.targets(key)
+
+
+def _architecture(config: Any) -> Any:
+    """Returns transformers' class of the config. Raises ModelNotSupportedError when there is none,
+    or when it has an encoder or no language-model head."""
+    name = next(iter(config.architectures or ()), "")
+    found: Any = getattr(transformers, name, None)
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+        raise ModelNotSupportedError(
+            f"transformers {transformers.__version__} has no model class {name!r}; use a plugin "
+            "made for this model"
+        )
+    if config.is_encoder_decoder:
+        raise refused(name, "its decoder", "attends to an encoder (cross attention)")
+    architecture: Any = found
+    if not architecture.can_generate():
+        raise refused(name, "the model", "has no head that gives logits for the next token")
+    return architecture
+
+
+def _build(architecture: Any, config: Any) -> Any:
+    """Builds the module on the device of the context. Vision towers keep transformers' attention.
+
+    Raises ModelNotSupportedError for a config that transformers cannot use.
+    """
+    try:
+        return architecture._from_config(config, dtype=buffers.MARK).eval()
+    except MMDeployLLMError:
+        raise
+    except Exception as error:  # transformers' code: anything may come
+        raise ModelNotSupportedError(
+            f"transformers cannot make {architecture.__name__} from this config.json: "
+            f"{type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,271 @@
+"""The census: every class of transformers that generates text, alone or from images, gives the same
+greedy tokens here as in transformers, on small random weights, or says why it cannot run.
+
+    python tests/plugins/transformers_any/census/census.py             all; writes docs/census.md
+    python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
+
+All take about ten minutes on two cores. Each class runs in a process of its own, with bounded time
+and memory. The prompts are text, also those of classes that take images.
+"""
+
+import datetime
+import json
+import os
+import re
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # no pool of threads before the fork
+
+import mmdeploy_llm_plugins.transformers_any.model  # noqa: F401 - imported once for all
+import torch
+import transformers
+import transformers.models.llama.modeling_llama
+from mmdeploy_llm_plugins.transformers_any import processor
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import MMDeployLLMError, UnsupportedMediaError
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
+from mmdeploy_llm.testing.tiny import make_tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))
+import shrink
+
+PAGE = Path(__file__).parents[4] / "docs" / "census.md"
+NATIVE = ("ernie", "glm", "llama", "qwen")  # plugins of single families, blocked here
+SECONDS = 120
+BYTES = 6 * 2**30
+MAX_TOKENS = 8
+MAX_DIFFERENCE = 5e-3  # of log-probabilities
+PROMPTS = [[5, 9, 33, 47, 21], [301, 22, 105, 77] * 5 + [8, 60, 61], list(range(40, 71))]
+SETTINGS = {  # prompts come in chunks, in batches, and the second time from the prefix cache
+    "num_threads": 1,
+    "use_warmup": False,
+    "block_size": 4,
+    "max_num_batched_tokens": 16,
+    "max_num_seqs": 4,
+    "kv_cache_memory": 2**26,
+    "max_model_len": 128,
+    "enable_logprob": True,
+}
+EQUAL, BY_SEQUENCE, REFUSED, NOT_MADE = "equal", "equal, by sequence", "refused", "not made"
+EXPECTED = (EQUAL, BY_SEQUENCE, REFUSED, NOT_MADE)  # anything else is a fault
+
+
+def classes(mapping):
+    """Returns name of a class -> model type."""
+    found = {}
+    for kind, names in mapping.items():
+        for name in names if isinstance(names, (tuple, list)) else (names,):
+            found.setdefault(name, kind)
+    return found
+
+
+CAUSAL = classes(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+IMAGE_TEXT = classes(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+ALL = {**IMAGE_TEXT, **CAUSAL}
+
+
+def config_of(name):
+    config_class = getattr(transformers, name).config_class or CONFIG_MAPPING[ALL[name]]
+    config = shrink.shrunk(config_class)
+    config.architectures = [name]
+    if name in CAUSAL and name not in IMAGE_TEXT:
+        config.is_decoder, config.is_encoder_decoder = True, False
+    return config
+
+
+def reference(folder, name):
+    """Returns (tokens, log-probabilities) of each prompt by transformers' generate."""
+    architecture = getattr(transformers, name)
+    model = architecture.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    found = []
+    for prompt in PROMPTS:
+        with torch.inference_mode():
+            out = model.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=MAX_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        tokens = out.sequences[0, len(prompt) :].tolist()
+        rows = [logits[0].float().log_softmax(-1) for logits in out.logits]
+        found.append((tokens, [row[t].item() for row, t in zip(rows, tokens, strict=True)]))
+    return found
+
+
+def ours(llm):
+    """Returns (tokens, log-probabilities) of each prompt. Raises RuntimeError for a request that
+    failed."""
+    params = SamplingParams(
+        temperature=0, max_tokens=MAX_TOKENS, min_tokens=0, ignore_eos=True, logprobs=1
+    )
+    found = []
+    for output in llm.generate(PROMPTS, params, use_tqdm=False):
+        if output.error_msg:
+            raise RuntimeError(output.error_msg)
+        tokens, rows = list(output.outputs.token_ids), output.outputs.logprobs
+        found.append((tokens, [row[t].logprob for row, t in zip(rows, tokens, strict=True)]))
+    return found
+
+
+def is_same(found, wanted):
+    return all(
+        tokens == others
+        and max(abs(a - b) for a, b in zip(logprobs, theirs, strict=True)) < MAX_DIFFERENCE
+        for (tokens, logprobs), (others, theirs) in zip(found, wanted, strict=True)
+    )
+
+
+def outcome_of(name, folder):
+    """Returns (outcome, reason)."""
+    try:
+        write_checkpoint(config_of(name), folder, tokenizer=make_tokenizer())
+    except Exception as error:
+        return NOT_MADE, f"no small config: {describe(error)}"
+    try:
+        with LLM(model=str(folder), blocked_plugins=NATIVE, **SETTINGS) as llm:
+            way = BY_SEQUENCE if llm.model.attends_itself else EQUAL
+            found = ours(llm), ours(llm)
+    except MMDeployLLMError as error:
+        return REFUSED, str(error).replace(str(folder), "...")
+    except Exception as error:
+        return "fault", describe(error)
+    try:
+        wanted = reference(folder, name)
+    except Exception as error:
+        return NOT_MADE, f"transformers' generate fails: {describe(error)}"
+    return (way, "") if all(is_same(tokens, wanted) for tokens in found) else ("wrong", "")
+
+
+def describe(error):
+    return f"{type(error).__name__}: {error}"
+
+
+def no_images(*_):
+    raise UnsupportedMediaError("the census has prompts of text")
+
+
+def examine(name, writer):
+    """Runs in a process of its own; writes its result to a pipe."""
+    resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    processor.load_processor = no_images  # the folder has no files of an image processor
+    with tempfile.TemporaryDirectory() as folder:
+        result = outcome_of(name, Path(folder))
+    os.write(writer, json.dumps(result).encode()[:60_000])
+
+
+def run(name, seconds=SECONDS):
+    """Returns (outcome, reason) of a class: "hang" after `seconds`, "died" when its process did."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        try:
+            examine(name, writer)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    data, end = b"", time.monotonic() + seconds
+    while select.select([reader], [], [], max(0, end - time.monotonic()))[0]:
+        part = os.read(reader, 65536)
+        if not part:
+            break
+        data += part
+    else:
+        os.killpg(pid, signal.SIGKILL)
+        data = b'["hang", ""]'
+    os.close(reader)
+    os.waitpid(pid, 0)
+    return tuple(json.loads(data)) if data else ("died", "")
+
+
+def shorten(reason):
+    """Returns one line for a cell of the table."""
+    text = " ".join(reason.split("; use a plugin")[0].split()).removeprefix(
+        "transformers_any cannot "
+    )
+    text = re.sub(r"^run \w+: ", "", re.sub(r" \(model '\.\.\.'\)$", "", text))
+    return text.replace("|", "\\|").replace("<", "&lt;")[:160]
+
+
+def counts(results, names):
+    found = [results[name][0] for name in names]
+    equal = sum(outcome in (EQUAL, BY_SEQUENCE) for outcome in found)
+    faults = sum(outcome not in EXPECTED for outcome in found)
+    return (
+        f"{len(found)} classes: {equal} equal ({found.count(BY_SEQUENCE)} of them by sequence), "
+        f"{found.count(REFUSED)} refused with a sentence, {found.count(NOT_MADE)} not made, "
+        f"{faults} faults"
+    )
+
+
+def page(results):
+    """Returns the page of the guide."""
+    rows = [
+        f"| `{name}` | {outcome} | {shorten(reason)} |"
+        for name, (outcome, reason) in sorted(results.items())
+    ]
+    return HEAD.format(
+        date=datetime.date.today().isoformat(),
+        version=transformers.__version__,
+        causal=counts(results, CAUSAL),
+        images=counts(results, IMAGE_TEXT),
+        rows="\n".join(rows),
+    )
+
+
+HEAD = """# Which models of transformers run
+
+`transformers_any` runs what no plugin is made for. This census has every class that transformers
+{version} names for text and for images and text, each with small random weights ({date}):
+
+- text: {causal}
+- images and text, with prompts of text alone: {images}
+
+| outcome | meaning |
+|---|---|
+| equal | greedy tokens and their log-probabilities equal those of transformers' `generate`: batched, in chunks, and with prefixes from the cache |
+| equal, by sequence | the same; transformers computes the attention, one sequence after the other, on the paged KV cache: exact, but slower |
+| refused | an error says why, when the model is loaded |
+| not made | the census has no small config of the class, or transformers' own `generate` fails on it |
+
+What `equal` does not say: images (the classes with images that are tested with images are in
+[plugins](../plugins/README.md#any-model-of-transformers)), and lengths at which a model chooses tokens by their
+scores; such a request is refused.
+
+`python tests/plugins/transformers_any/census/census.py` takes the census again, in about ten minutes.
+
+| class | outcome | reason |
+|---|---|---|
+{rows}
+"""  # noqa: E501 - lines of a page
+
+
+def main():
+    results = {}
+    for name in sys.argv[1:] or sorted(ALL):
+        results[name] = run(name)
+        print(name, *results[name], flush=True)
+    if not sys.argv[1:]:
+        PAGE.write_text(page(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Shrinks the config of any model of transformers: SIZES has the fields that become small, also in
+the configs that it contains, EXCEPTIONS what single configs need."""
+
+import inspect
+
+import transformers
+
+VOCAB_SIZE = 512  # of the tokenizer and of every model
+HIDDEN = 64
+HEADS = 4
+HEAD_SIZE = 16
+LAYERS = 4
+
+NAMES = (
+    (
+        HIDDEN,
+        "hidden_size d_model n_embd dim dim_model embedding_size out_hidden_size "
+        "text_hidden_size output_dim input_size backbone_hidden_size word_embed_proj_dim "
+        "emb_dim attention_hidden_size lru_width encoder_hidden_size projection_dim "
+        "input_embedding_size output_embedding_size vision_output_dim hidden_size_global "
+        "projector_hidden_size image_text_hidden_size mamba_d_ssm projector_input_dim "
+        "projector_output_dim swa_hidden_size patch_embed_hidden_size adapter_in_dim "
+        "adapter_out_dim",
+    ),
+    (
+        96,
+        "intermediate_size ffn_hidden_size ffn_dim decoder_ffn_dim encoder_ffn_dim n_inner "
+        "dim_ff dff d_ff mlp_dim d_inner feed_forward_size intermediate_size_mlp "
+        "dense_intermediate_size shared_intermediate_size",
+    ),
+    (
+        32,
+        "moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size "
+        "shared_experts_intermediate_size moe_shared_expert_intermediate_size kv_lora_rank "
+        "index_head_dim q_lora_rank hidden_size_per_layer_input o_lora_rank hc_lowrank "
+        "time_step_rank mamba_dt_rank moe_latent_size",
+    ),
+    (
+        LAYERS,
+        "num_hidden_layers n_layer n_layers num_layers decoder_layers num_decoder_layers "
+        "num_layers_per_stack num_blocks layers",
+    ),
+    (
+        2,
+        "depth encoder_layers num_encoder_layers num_key_value_heads num_kv_heads kv_n_heads "
+        "num_experts_per_tok num_experts_per_token moe_topk moe_k moe_top_k "
+        "sliding_window_pattern _sliding_window_pattern num_global_layers max_window_layers "
+        "swa_num_key_value_heads linear_num_key_heads n_groups mamba_n_groups attn_layer_period "
+        "expert_layer_period resampler_depth n_mamba_heads",
+    ),
+    (
+        HEADS,
+        "num_attention_heads n_head num_heads n_heads decoder_attention_heads attention_heads "
+        "encoder_attention_heads num_decoder_attention_heads num_encoder_attention_heads "
+        "swa_num_attention_heads linear_num_value_heads index_n_heads num_experts "
+        "n_routed_experts num_local_experts moe_num_experts mamba_n_heads mamba_num_heads "
+        "zero_expert_num moe_num_experts_per_layer resampler_n_heads",
+    ),
+    (
+        1,
+        "n_group topk_group num_expert_group num_limited_groups moe_num_shared_experts "
+        "n_shared_experts num_shared_experts moe_layer_start_index first_k_dense_replace "
+        "attn_layer_offset num_dense_layers",
+    ),
+    (
+        HEAD_SIZE,
+        "head_dim d_kv d_head v_head_dim qk_nope_head_dim swa_head_dim kv_channels dim_head "
+        "linear_key_head_dim linear_value_head_dim attention_head_size mamba_d_state "
+        "ssm_state_size mamba_head_dim mamba_d_head state_size resampler_head_dim laurel_rank "
+        "global_head_dim swa_v_head_dim gated_norm_rank query_pre_attn_scalar",
+    ),
+    (
+        8,
+        "qk_rope_head_dim rotary_dim",
+    ),
+    (
+        7,
+        "sliding_window sliding_window_size attention_window_size attention_chunk_size "
+        "local_attention window_size",
+    ),
+    (
+        VOCAB_SIZE,
+        "vocab_size decoder_vocab_size vocab_size_per_layer_input unpadded_vocab_size "
+        "bigram_vocab_size index_topk keep_window_size",
+    ),
+    (
+        256,
+        "max_position_embeddings n_positions max_seq_len max_target_positions context_length "
+        "n_ctx model_max_length max_sequence_length",
+    ),
+    (
+        14,
+        "patch_size",
+    ),
+    (
+        28,
+        "image_size",
+    ),
+)
+SIZES = {name: size for size, names in NAMES for name in names.split()}
+FILLED = (  # given also where the default is None
+    "num_key_value_heads",
+    "intermediate_size",
+    "ffn_hidden_size",
+    "head_dim",
+    "moe_intermediate_size",
+    "num_experts_per_tok",
+    "n_routed_experts",
+)
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+
+
+def shrunk(config_class, **fields):
+    """Returns a small config of the class. fields: replace those of the tables."""
+    defaults = _default(config_class)
+    known = inspect.signature(config_class.__init__).parameters
+    known = {*known, *getattr(config_class, "__dataclass_fields__", ())}
+    known |= set(config_class.attribute_map)
+    given = {}
+    for name, size in {**SIZES, **TOKENS}.items():
+        if name in known and _is_used(_value(defaults, name, size), name):
+            given[name] = size
+    for name in config_class.sub_configs:
+        inner = getattr(defaults, name, None)
+        if isinstance(inner, transformers.PreTrainedConfig):
+            own = fields.get(name, {})
+            given[name] = shrunk(type(inner), **own).to_dict()
+    for name in known:
+        value = _value(defaults, name, None)
+        is_token = name.endswith(("_token_id", "_token_index"))
+        if name not in given and is_token and isinstance(value, int) and value >= VOCAB_SIZE:
+            given[name] = 10 + len(given)
+    if "kv_lora_rank" in given and "num_key_value_heads" in given:
+        given["num_key_value_heads"] = HEADS  # latent attention has as many
+    given |= EXCEPTIONS.get(config_class.__name__, {})
+    given |= {k: v for k, v in fields.items() if k not in config_class.sub_configs}
+    return config_class(**given)
+
+
+def _value(config, name, otherwise):
+    try:
+        return getattr(config, name, otherwise)
+    except Exception:  # it differs between layers
+        return otherwise
+
+
+def _default(config_class):
+    try:
+        return config_class()
+    except Exception:  # some need arguments: they take what the tables have
+        return None
+
+
+def _is_used(value, name):
+    """A size that the model leaves out by default stays out, but for the heads and the window."""
+    if value is None:
+        return name in FILLED
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+BY_TYPE = {"full_attention": ROPE, "sliding_attention": ROPE}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
+EXCEPTIONS = {
+    "BambaConfig": MAMBA,
+    "GraniteMoeHybridConfig": MAMBA,
+    "FalconH1Config": {**MAMBA, "mamba_d_ssm": 128},
+    "Mamba2Config": {"num_heads": 8, "head_dim": 16},
+    "DbrxConfig": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4}},
+    "HunYuanDenseV1Config": {"head_dim": HEAD_SIZE},
+    "HunYuanMoEV1Config": {"head_dim": HEAD_SIZE},
+    "MinistralConfig": {"head_dim": HEAD_SIZE},
+    "ReformerConfig": {
+        "is_decoder": True,
+        "axial_pos_embds_dim": (32, 32),
+        "axial_pos_shape": (16, 16),
+        "attn_layers": ["local", "lsh"] * 2,
+    },
+    "MoshiConfig": {"sliding_window": 128},
+    "Dots1Config": {"n_shared_experts": 1},
+    "GPTNeoConfig": {"attention_types": [[["global", "local"], 2]]},
+    "Gemma3nTextConfig": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.0] * LAYERS,
+    },
+    "ZambaConfig": {"num_hidden_layers": 8, "attn_layer_period": 3, "attn_layer_offset": 2},
+    "Zamba2Config": {"num_hidden_layers": 8},
+    "ZayaConfig": {"num_experts_per_tok": 1},
+    "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
+    "CohereCompassTextConfig": {"rope_parameters": BY_TYPE},
+    "Glm4vTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
+    "Qwen2VLTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
+    "Qwen2_5_VLTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
+    "PaddleOCRTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
+    "Qwen2_5OmniTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
+    "GlmOcrTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
+    "Glm4vMoeTextConfig": {
+        "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
+    },
+    "Gemma4AssistantConfig": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "ChameleonConfig": {"vocabulary_map": {"<image>": 3}},
+    "Emu3Config": {"vocabulary_map": {"<image>": 3}},
+    "BartConfig": {"encoder_layers": LAYERS},
+}
