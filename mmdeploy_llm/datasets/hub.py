@@ -65,7 +65,8 @@ class DatasetRows:
         except ImportError:
             raise ConfigError(
                 f"{given!r} is read by the library datasets: "
-                'pip install "mmdeploy-llm[datasets]", or give Parquet files or WebDataset shards'
+                'pip install "mmdeploy-llm[datasets]", or give Parquet files or WebDataset shards; '
+                "`mmdeploy-llm caption` reads the pictures of a folder and leaves metadata aside"
             ) from None
         except ConfigError:
             raise
