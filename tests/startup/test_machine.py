@@ -20,7 +20,9 @@ CUDA = CudaFacts(torch="2", cuda=(12, 8), driver=(12, 8), architectures=("sm_90"
 @pytest.fixture
 def loads(monkeypatch):
     """Records the names of kernels that would be loaded, instead of loading them."""
-    monkeypatch.setattr(native, "load", lambda level: "cpu kernels")
+    monkeypatch.setattr(
+        native, "load", lambda level, fixed_order: "fixed" if fixed_order else "cpu kernels"
+    )
     monkeypatch.setattr(cuda, "load", lambda device: f"{device.type} kernels")
     monkeypatch.setattr(module, "read_cuda", lambda: CUDA)
 
@@ -29,6 +31,7 @@ def loads(monkeypatch):
     ("options", "found"),
     [
         ({"device": "cpu"}, "cpu kernels"),
+        ({"device": "cpu", "deterministic": True}, "fixed"),
         ({"device": "cpu", "native_kernels": False}, None),
         ({"device": "auto"}, "cuda kernels"),
         ({"device": "cuda:0"}, "cuda kernels"),
@@ -50,7 +53,7 @@ def test_without_a_card_auto_is_the_cpu(loads, monkeypatch, caplog):
 
 
 def test_without_a_compiler_plain_torch_computes_and_says_so(loads, monkeypatch, caplog):
-    def fail(level):
+    def fail(level, fixed_order):
         raise native.BuildError("no compiler")
 
     monkeypatch.setattr(native, "load", fail)
@@ -58,6 +61,8 @@ def test_without_a_compiler_plain_torch_computes_and_says_so(loads, monkeypatch,
     assert "no C++ kernels, plain torch computes the same more slowly: no compiler" in caplog.text
     with pytest.raises(ConfigError, match=r"quantization = 'int8' needs the C\+\+ kernels"):
         read_machine(EngineConfig(model="m", device="cpu", quantization="int8"))
+    with pytest.raises(ConfigError, match=r"deterministic = True needs the C\+\+ kernels"):
+        read_machine(EngineConfig(model="m", device="cpu", deterministic=True))
 
 
 def test_options_of_the_cpu_are_refused_on_a_card(loads):
