@@ -10,6 +10,7 @@ from .arrow import batch_rows
 from .rows import MAX_CELL_BYTES, MAX_SHOWN, BadItem, Lines, Row
 
 ROWS_AT_ONCE = 16
+IO_BYTES = 8 * 2**20  # that are read before they are wanted
 
 
 def is_lance(given: str) -> bool:
@@ -46,13 +47,14 @@ class LanceRows:
     def read(self, lines: Lines) -> Iterator[Row | BadItem]:
         """Yields the wanted rows. A table that cannot be read further ends with an error."""
         first = 1
-        # One batch ahead: the default of this option is to read many.
+        # One batch ahead: the defaults are to read many, and gigabytes.
         scanner = self._dataset.scanner(
             batch_size=ROWS_AT_ONCE,
             blob_handling="all_binary",
             scan_in_order=True,
             batch_readahead=1,
             fragment_readahead=1,
+            io_buffer_size=IO_BYTES,
         )
         try:
             for batch in scanner.to_batches():

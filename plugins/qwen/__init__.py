@@ -25,7 +25,7 @@ def _text_models() -> tuple[ModelSpec, ...]:
             name="qwen2_moe",
             architectures=("Qwen2MoeForCausalLM",),
             factory="mmdeploy_llm_plugins.qwen.text:Qwen2MoeForCausalLM",
-            deterministic=True,
+            # Not deterministic: torch's sigmoid of the shared expert's gate depends on the rows.
             tools="qwen",
         ),
         ModelSpec(

@@ -13,6 +13,7 @@ import pytest
 CELL_BYTES = 200_000
 FEW, MANY = 100, 1600  # rows: 20 and 320 MB
 MAX_GROWTH = 120 * 2**20
+LANCE_GROWTH = 220 * 2**20  # it reads ahead: 160 MB, for a table of 960 MB as for one of 320
 READS = r"""
 import re, sys
 from mmdeploy_llm.batch.ids import Selection
@@ -90,4 +91,5 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, suffix):
         num_bytes, peak = map(int, done.stdout.split())
         assert num_bytes >= num_rows * CELL_BYTES
         peaks.append(peak * 1024)
-    assert peaks[1] - peaks[0] < MAX_GROWTH, peaks
+    most = LANCE_GROWTH if suffix == "lance" else MAX_GROWTH
+    assert peaks[1] - peaks[0] < most, peaks

@@ -21,11 +21,18 @@ from mmdeploy_llm.startup.media import open_media, open_reader
 ROOT = Path(__file__).parents[2]
 JPEG = b"\xff\xd8\xff"
 OPENS_FILES = {  # files of processors/ and batch/ that open a path, and whose path it is
-    "mmdeploy_llm/batch/lines.py": "the input that the program names",
+    "mmdeploy_llm/batch/answers/checker.py": "the schema that the program names",
     "mmdeploy_llm/batch/report.py": "the page that the program names",
+    "mmdeploy_llm/batch/sinks/lines.py": "parts of the output",
+    "mmdeploy_llm/batch/sinks/media.py": "media of an item that has been answered",
+    "mmdeploy_llm/batch/sinks/part_writer.py": "parts of the output",
+    "mmdeploy_llm/batch/sinks/parts.py": "parts of the output",
+    "mmdeploy_llm/batch/sinks/shelves.py": "parts of the output",
+    "mmdeploy_llm/batch/sinks/tars.py": "parts of the output",
     "mmdeploy_llm/batch/storage/configuration.py": "the configurations beside the output",
     "mmdeploy_llm/batch/storage/files.py": "the output and the page that the program names",
     "mmdeploy_llm/batch/storage/identity.py": "files of the model",
+    "mmdeploy_llm/batch/storage/state.py": "how far the run of an output is",
     "mmdeploy_llm/batch/writer.py": "the output that the program names",
     "processors/remote/stores.py": "objects of a store",
     "processors/sources/beneath.py": "media of a request",
