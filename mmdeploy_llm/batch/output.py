@@ -251,7 +251,7 @@ def line_entries(file: IO[bytes], path: Path) -> Iterator[Entry]:
     """Yields the records of a file of lines; positions are bytes. Skips a torn last line."""
     begin = 0
     file.seek(0)
-    for number, line in enumerate(_whole_lines(file), 1):
+    for number, line in enumerate(whole_lines(file), 1):
         end = begin + len(line)
         yield Entry(begin=begin, end=end, record=parsed(line, path, number))
         begin = end
@@ -269,7 +269,8 @@ def _open(path: Path) -> BufferedReader:
     return BufferedReader(open_regular(path, os.O_RDONLY))
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yields the lines that end with a line break."""
     for line in file:
         if not line.endswith(b"\n"):
             return

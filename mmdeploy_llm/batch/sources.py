@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, Protocol
 
+from mmdeploy_llm.datasets.files import is_pattern
 from mmdeploy_llm.datasets.formats import KINDS, open_rows
 from mmdeploy_llm.datasets.names import is_media_name, is_url, is_video_name
 from mmdeploy_llm.datasets.rows import MAX_CELL_BYTES, BadItem, Lines, Row, Rows
@@ -173,8 +174,8 @@ def open_files(
 
 def _check_name(name: str) -> None:
     """Raises ConfigError for an input that does not exist, or is of a kind that is no batch."""
-    is_pattern = is_url(name) or any(char in name for char in "*?[{") or name.startswith("pipe:")
-    if not os.path.exists(name) and not is_pattern:
+    is_named = is_url(name) or is_pattern(name) or name.startswith("pipe:")
+    if not os.path.exists(name) and not is_named:
         raise ConfigError(f"{name!r} does not exist; {KINDS}")
     if not os.path.isdir(name) and (is_media_name(name) or name.lower().endswith(".json")):
         raise ConfigError(f"{name!r} is not a batch: {KINDS}; `caption` accepts single files")

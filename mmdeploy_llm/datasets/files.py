@@ -119,6 +119,11 @@ def suffixes_in(folder: str, suffixes: tuple[str, ...]) -> frozenset[str] | None
     return frozenset(suffix for suffix in found if suffix is not None)
 
 
+def is_pattern(given: str) -> bool:
+    """Returns whether a name has braces or wildcards."""
+    return _MAGIC.search(given) is not None
+
+
 def refuse_commands(given: str) -> None:
     """Raises ConfigError for the commands that the package webdataset would run."""
     if given.lstrip().startswith("pipe:"):
@@ -161,7 +166,7 @@ def _options(inside: str, pattern: str) -> Iterator[str]:
 def _base(given: str) -> str:
     """Returns what names of files are relative to: the folder itself, or the last folder before
     the first wildcard."""
-    if not _MAGIC.search(given) and not is_url(given) and os.path.isdir(given):
+    if not is_pattern(given) and not is_url(given) and os.path.isdir(given):
         return os.path.join(given, "")
     fixed = given[: found.start()] if (found := _MAGIC.search(given)) else given
     return fixed[: fixed.rfind("/") + 1]

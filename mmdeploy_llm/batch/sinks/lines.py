@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from io import FileIO
 from typing import IO
 
-from mmdeploy_llm.batch.output import Entry, parsed
+from mmdeploy_llm.batch.output import Entry, parsed, whole_lines
 from mmdeploy_llm.batch.records import Record
 from mmdeploy_llm.batch.storage.files import Folder, write_all
 
@@ -90,14 +90,6 @@ class LineParts:
                 out.write(line)
                 is_any = True
         return is_any
-
-
-def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yields the lines that end with a line break."""
-    for line in file:
-        if not line.endswith(b"\n"):
-            return
-        yield line
 
 
 def new_file(folder: Folder, name: str) -> FileIO:

@@ -15,13 +15,13 @@ from io import BufferedReader, FileIO
 from types import ModuleType
 from typing import IO, Any
 
-from mmdeploy_llm.batch.output import Entry
+from mmdeploy_llm.batch.output import Entry, whole_lines
 from mmdeploy_llm.batch.records import Record
 from mmdeploy_llm.batch.storage.files import Folder
 from mmdeploy_llm.errors import ConfigError
 
 from .formats import Addition, Drops, Limits, PartReader, first_positions
-from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file, whole_lines
+from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
 
 GROUP_ITEMS, GROUP_BYTES = 5_000, 16 * 2**20
 ROWS_AT_ONCE = 256
