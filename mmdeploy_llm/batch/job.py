@@ -192,7 +192,7 @@ def plan_batch(
         raise ConfigError("a batch is an iterable of dicts or a path, got one dict; put it in []")
     if isinstance(given, (str, os.PathLike)) and Path(given).resolve() == Path(output).resolve():
         raise ConfigError(f"{os.fspath(output)!r} is the input; write the output elsewhere")
-    _sink(output, settings).check(settings.mode)
+    sink = _checked_sink(output, settings)
     source = open_source(
         given,
         settings.sampling_params,
@@ -202,15 +202,17 @@ def plan_batch(
         columns=settings.columns,
         max_bytes=settings.max_media_bytes,
     )
-    return plan_source(source, output, settings)
+    return _planned(source, sink, settings)
 
 
 def plan_source(
     source: Source, output: str | os.PathLike[str], settings: BatchSettings
 ) -> BatchJob:
     """Plans a batch over a source. Raises ConfigError as `plan_batch` does."""
-    sink = _sink(output, settings)
-    sink.check(settings.mode)
+    return _planned(source, _checked_sink(output, settings), settings)
+
+
+def _planned(source: Source, sink: Sink, settings: BatchSettings) -> BatchJob:
     kept, configuration = Kept(), None
     if settings.mode == "resume":
         kept = sink.scan(
@@ -233,10 +235,13 @@ def plan_source(
     )
 
 
-def _sink(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
-    return open_sink(
+def _checked_sink(output: str | os.PathLike[str], settings: BatchSettings) -> Sink:
+    """Returns the output. Raises ConfigError when it cannot be written."""
+    sink = open_sink(
         output, settings.format, part_items=settings.part_items, journal=settings.journal
     )
+    sink.check(settings.mode)
+    return sink
 
 
 def _checked(sink: Sink, kept: Kept, settings: BatchSettings) -> Configuration | None:

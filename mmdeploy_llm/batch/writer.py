@@ -10,8 +10,6 @@ import stat
 import tempfile
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.errors import ConfigError
@@ -19,6 +17,7 @@ from mmdeploy_llm.errors import ConfigError
 from .items import Item
 from .output import Kept, Mode, PlaceOf, check_target, exists_already, scan
 from .records import Record
+from .storage.closing import Closing
 from .storage.files import FileState, Folder, OutputLostError, is_at, open_regular, write_all
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ COPY_BYTES = 2**20
 MAX_TRIES = 16  # the file may be replaced between opening and locking it
 
 
-class RecordWriter:
+class RecordWriter(Closing):
     """Writes records unbuffered, so that written records survive a killed process and only the
     last line can be torn.
 
@@ -82,17 +81,6 @@ class RecordWriter:
     def close(self) -> None:
         """Closes the file and releases its lock."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _begin(self, mode: Mode) -> int:
         """Removes what must not stay in the file and returns its size."""

@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from types import TracebackType
 from typing import Any, Self
 
+from mmdeploy_llm.batch.storage.closing import Closing
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, EngineError, MMDeployLLMError, RequestError
 from mmdeploy_llm.llm import LLM
@@ -274,7 +274,7 @@ class PoolActor:
             return self._engine
 
 
-class ClusterLLM:
+class ClusterLLM(Closing):
     """Answers one batch with engines on all machines of a Ray cluster, as many as it holds now.
 
     address: see `connect`. model, options: as for LLM. Media in prompts travel where they are
@@ -329,14 +329,6 @@ class ClusterLLM:
             self.close()
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _Run:

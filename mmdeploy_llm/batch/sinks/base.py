@@ -43,13 +43,26 @@ class RecordSink(Protocol):
     ) -> None: ...
 
 
-class Sink(Protocol):
-    """An output of a batch. name: as the user gave it. configurations: those of its records.
+class Readable(Protocol):
+    """An output that is read. name: as the user gave it. configurations: those of its records.
     state_file: says how far its run has come, see storage/state.py."""
 
     name: str
     configurations: ConfigurationFile
     state_file: Path
+
+    def entries(self) -> Iterator[Entry]:
+        """Yields all records in the order in which they were written."""
+
+    def records_at(self, positions: list[int]) -> Iterator[Record]:
+        """Yields the records at these positions, in the order of the positions."""
+
+    def modified(self) -> int | None:
+        """Returns when it was written last (ns), None when that is not known."""
+
+
+class Sink(Readable, Protocol):
+    """An output of a batch."""
 
     def check(self, mode: Mode) -> None:
         """Raises ConfigError when the output cannot be written in this mode; changes nothing."""
@@ -68,15 +81,6 @@ class Sink(Protocol):
         codes: Collection[int] | None = None,
     ) -> Kept:
         """Reads the output without changing it, see output.scan_entries."""
-
-    def entries(self) -> Iterator[Entry]:
-        """Yields all records in the order in which they were written."""
-
-    def records_at(self, positions: list[int]) -> Iterator[Record]:
-        """Yields the records at these positions, in the order of the positions."""
-
-    def modified(self) -> int | None:
-        """Returns when it was written last (ns), None when that is not known."""
 
     def writer(self, mode: Mode, kept: Kept) -> RecordSink:
         """Locks the output and removes what must not stay in it."""

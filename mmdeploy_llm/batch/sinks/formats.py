@@ -12,6 +12,7 @@ from mmdeploy_llm.batch.output import Entry
 from mmdeploy_llm.batch.records import Record
 from mmdeploy_llm.batch.storage.files import Folder
 from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.errors import ConfigError
 
 Drops = Sequence[tuple[int, int]]  # ranges of positions in one part
 
@@ -83,3 +84,11 @@ class PartFormat(Protocol):
 def first_positions(drops: Drops) -> frozenset[int]:
     """Returns the dropped positions where each record takes one."""
     return frozenset(position for begin, end in drops for position in range(begin, end))
+
+
+def damaged(name: str, error: object) -> ConfigError:
+    """Returns the error of a part that cannot be read."""
+    return ConfigError(
+        f"{name!r} is not a part of a batch's output: {error}; move it away and --resume does its "
+        "items again, or name another --output"
+    )

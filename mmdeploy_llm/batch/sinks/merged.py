@@ -6,10 +6,10 @@ import os
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Protocol
 
 from mmdeploy_llm.batch.ids import IdSet
 from mmdeploy_llm.batch.output import Entry, RecordIndex
@@ -19,29 +19,13 @@ from mmdeploy_llm.batch.storage.files import open_regular
 from mmdeploy_llm.batch.storage.state import RunState
 from mmdeploy_llm.errors import ConfigError
 
+from .base import Readable
 from .choose import SUFFIXES, is_remote, open_sink, parts_format
 from .formats import PartReader
 from .parts import FORMATS, PART_NAME
 from .shelves import RemoteShelf
 
 RECORDS_AT_ONCE = 1_000
-
-
-class Readable(Protocol):
-    """An output that is read; see Sink."""
-
-    name: str
-    configurations: ConfigurationFile
-    state_file: Path
-
-    def entries(self) -> Iterator[Entry]:
-        """Yields all records."""
-
-    def records_at(self, positions: list[int]) -> Iterator[Record]:
-        """Yields the records at these positions."""
-
-    def modified(self) -> int | None:
-        """Returns when it was written last (ns), None when that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,20 +159,14 @@ class OnePart:
 
     def entries(self) -> Iterator[Entry]:
         """Yields its records."""
-        reader = self._reader()
-        try:
+        with closing(self._reader()) as reader:
             yield from reader.entries()
-        finally:
-            reader.close()
 
     def records_at(self, positions: list[int]) -> Iterator[Record]:
         """Yields the records at these positions."""
-        reader = self._reader()
-        try:
+        with closing(self._reader()) as reader:
             for position in positions:
                 yield reader.at(position)
-        finally:
-            reader.close()
 
     def modified(self) -> int:
         """Returns when the file was written."""
@@ -199,11 +177,8 @@ class OnePart:
         return self._form.reader(file, self.name, is_open=False)
 
     def _embedded(self) -> Iterator[str]:
-        reader = self._reader()
-        try:
+        with closing(self._reader()) as reader:
             text = reader.configurations()
-        finally:
-            reader.close()
         if text is not None:
             yield text
 

@@ -20,7 +20,7 @@ from mmdeploy_llm.batch.records import Record
 from mmdeploy_llm.batch.storage.files import Folder
 from mmdeploy_llm.errors import ConfigError
 
-from .formats import Addition, Drops, Limits, PartReader, first_positions
+from .formats import Addition, Drops, Limits, PartReader, damaged, first_positions
 from .lines import MAX_BYTES, MAX_ITEMS, LineParts, LineReader, new_file
 
 GROUP_ITEMS, GROUP_BYTES = 5_000, 16 * 2**20
@@ -116,10 +116,10 @@ class ParquetParts:
         try:
             part = self._parquet.ParquetFile(file)
         except (self._arrow.ArrowException, OSError, ValueError) as error:
-            raise ConfigError(_damaged(name, error)) from None
+            raise _unreadable(name, error) from None
         missing = [column for column in ORDER if column not in part.schema_arrow.names]
         if missing:
-            raise ConfigError(_damaged(name, f"it has no column {missing[0]!r}"))
+            raise _unreadable(name, f"it has no column {missing[0]!r}")
         return part
 
 
@@ -164,16 +164,15 @@ class ParquetReader:
         try:
             batch = next(batches, None)
         except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-            raise ConfigError(_damaged(self._name, error)) from None
+            raise _unreadable(self._name, error) from None
         return None if batch is None else batch.to_pylist()
 
     def _record(self, row: Mapping[str, Any], number: int) -> Record:
         try:
             return Record.from_values(values_of(row))
         except (ValueError, RecursionError) as error:
-            raise ConfigError(
-                _damaged(self._name, f"row {number + 1} is not a record of a batch ({error})")
-            ) from None
+            reason = f"row {number + 1} is not a record of a batch ({error})"
+            raise _unreadable(self._name, reason) from None
 
 
 def row_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,11 +219,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _damaged(name: str, error: object) -> str:
-    return (
-        f"{name!r} is not a part of a batch's output: {str(error)[:MAX_SHOWN]}; move it away and "
-        "--resume does its items again, or name another --output"
-    )
+def _unreadable(name: str, error: object) -> ConfigError:
+    return damaged(name, str(error)[:MAX_SHOWN])
 
 
 def _libraries() -> tuple[ModuleType, ModuleType]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from io import BufferedReader, FileIO
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.batch.output import PART_BITS, Kept, Mode, PlaceOf, RecordIndex
 from mmdeploy_llm.batch.records import Record
+from mmdeploy_llm.batch.storage.closing import Closing
 from mmdeploy_llm.batch.storage.files import Folder, OutputLostError
 from mmdeploy_llm.batch.writer import lock
 from mmdeploy_llm.datasets.rows import BadItem
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOCK = ".lock"
 
 
-class PartsWriter:
+class PartsWriter(Closing):
     """Writes each record before the next one comes, so that a killed process loses at most the one
     that it was writing. Not thread-safe.
 
@@ -90,17 +90,6 @@ class PartsWriter:
             self._file = None
         self._lock.close()
         self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _begin(self, mode: Mode) -> None:
         """Removes what must not stay, and continues the part that grows."""

@@ -6,6 +6,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 from io import BufferedReader
 from pathlib import Path
 from typing import IO
@@ -122,24 +123,23 @@ class PartsSink:
 
     def entries(self) -> Iterator[Entry]:
         """Yields the records of all parts."""
-        for number in (*self.parts(), *self.open_parts()):
+        parts = self.parts()
+        for number in (*parts, *self.open_parts()):
             base = number << PART_BITS
-            reader = self._reader(number)
-            try:
+            with closing(self._reader(number, parts)) as reader:
                 for entry in reader.entries():
                     begin, end = base + entry.begin, base + entry.end
                     yield Entry(begin=begin, end=end, record=entry.record)
-            finally:
-                reader.close()
 
     def records_at(self, positions: list[int]) -> Iterator[Record]:
         """Yields the records at these positions; holds few parts open."""
         readers: OrderedDict[int, PartReader] = OrderedDict()
+        parts = self.parts()
         try:
             for position in positions:
                 number = position >> PART_BITS
                 if number not in readers:
-                    readers[number] = self._reader(number)
+                    readers[number] = self._reader(number, parts)
                 readers.move_to_end(number)
                 if len(readers) > MAX_OPEN:
                     readers.popitem(last=False)[1].close()
@@ -168,8 +168,10 @@ class PartsSink:
         names that begin with a dot."""
         return f".open-{number:05d}{self.form.open_suffix}"
 
-    def _reader(self, number: int) -> PartReader:
-        name = self.parts().get(number)
+    def _reader(self, number: int, parts: Mapping[int, str]) -> PartReader:
+        """Opens a part. parts: the complete ones, so that a folder at a URL is listed once for all
+        of them."""
+        name = parts.get(number)
         is_open = name is None
         file: IO[bytes]
         if name is not None:
@@ -192,12 +194,10 @@ class PartsSink:
 
     def _embedded(self) -> Iterator[str]:
         """Yields the configurations that stand in the parts."""
-        for number in self.parts():
-            reader = self._reader(number)
-            try:
+        parts = self.parts()
+        for number in parts:
+            with closing(self._reader(number, parts)) as reader:
                 text = reader.configurations()
-            finally:
-                reader.close()
             if text is not None:
                 yield text
 

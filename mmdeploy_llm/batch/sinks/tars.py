@@ -23,9 +23,8 @@ from typing import IO, Any
 from mmdeploy_llm.batch.output import Entry
 from mmdeploy_llm.batch.records import Record
 from mmdeploy_llm.batch.storage.files import Folder, write_all
-from mmdeploy_llm.errors import ConfigError
 
-from .formats import Addition, Drops, Limits
+from .formats import Addition, Drops, Limits, damaged
 from .media import Blob, LeftOutError, first_media
 
 MAX_ITEMS, MAX_BYTES = 10_000, 2**30
@@ -123,7 +122,7 @@ class TarReader:
                 offset = end
         except tarfile.HeaderError as error:
             if not self._is_open:
-                raise self._damaged(error) from None
+                raise damaged(self._name, error) from None
 
     def at(self, position: int) -> Record:
         """Returns the record of a sample."""
@@ -134,8 +133,8 @@ class TarReader:
                     return self._record(offset, info)
                 offset += BLOCK + _padded(info.size)
         except tarfile.HeaderError as error:
-            raise self._damaged(error) from None
-        raise self._damaged("a sample has no record")
+            raise damaged(self._name, error) from None
+        raise damaged(self._name, "a sample has no record")
 
     def configurations(self) -> str | None:
         """Returns those in the first global header."""
@@ -158,7 +157,7 @@ class TarReader:
 
     def _record(self, offset: int, info: tarfile.TarInfo) -> Record:
         if info.size > MAX_JSON:
-            raise self._damaged(f"{info.name!r} has {info.size} bytes")
+            raise damaged(self._name, f"{info.name!r} has {info.size} bytes")
         self._file.seek(offset + BLOCK)
         body = self._file.read(_padded(info.size))
         if len(body) < _padded(info.size):
@@ -168,13 +167,9 @@ class TarReader:
             values.pop("sample")
             return Record.from_values(values)
         except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-            raise self._damaged(f"{info.name!r} is not a record of a batch ({error})") from None
-
-    def _damaged(self, error: object) -> ConfigError:
-        return ConfigError(
-            f"{self._name!r} is not a part of a batch's output: {error}; move it away and --resume "
-            "does its items again, or name another --output"
-        )
+            raise damaged(
+                self._name, f"{info.name!r} is not a record of a batch ({error})"
+            ) from None
 
 
 def key_of_sample(record: Record, *, is_again: bool = False) -> str:

@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 from mmdeploy_llm.errors import ConfigError
+
+from .closing import Closing
 
 # O_NONBLOCK: opening a FIFO must not wait for its other end. O_NOCTTY: a terminal must not become
 # ours.
@@ -95,7 +96,7 @@ def is_at(file: IO[bytes] | FileIO, path: str | Path, folder: int | None = None)
     return os.path.samestat(found, os.fstat(file.fileno()))
 
 
-class Folder:
+class Folder(Closing):
     """An open folder. Names in it are used without following links, whatever happens to its path.
 
     path: for messages, and to notice that the folder was replaced.
@@ -223,17 +224,6 @@ class Folder:
     def close(self) -> None:
         """Closes the descriptor."""
         os.close(self._fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def write_all(file: FileIO, data: bytes) -> None:
