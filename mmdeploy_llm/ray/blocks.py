@@ -10,18 +10,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
-from mmdeploy_llm.batch.answers.rounds import Answerer
+from mmdeploy_llm.batch.answers.rounds import Answerer, Pair
 from mmdeploy_llm.desk.outcome import Answer, refused
 from mmdeploy_llm.desk.ticket import Ask
 from mmdeploy_llm.errors import EngineError, WorkerDiedError
-from mmdeploy_llm.messages import Prompt
-from mmdeploy_llm.params import SamplingParams
 
 from .deaths import MAX_DEATHS, Ledger, groups_of
 
 logger = logging.getLogger(__name__)
 
-Pair = tuple[Prompt, SamplingParams]
 DEAD = 70  # exit status of a process whose engine has died
 
 

@@ -18,14 +18,14 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, Self
 
+from mmdeploy_llm.batch.answers.rounds import Pair
 from mmdeploy_llm.batch.storage.closing import Closing
 from mmdeploy_llm.desk.outcome import Answer
 from mmdeploy_llm.errors import ConfigError, EngineError, MMDeployLLMError, RequestError
 from mmdeploy_llm.llm import LLM
-from mmdeploy_llm.messages import Prompt
 from mmdeploy_llm.params import SamplingParams
 
-from .blocks import BlockEngine, Pair, num_at_once
+from .blocks import BlockEngine, num_at_once
 from .deaths import MAX_LOADS, DeathLedger
 from .rows import Columns, refusal
 from .sizes import ActorSize, actor_size, num_beside_reading
@@ -304,9 +304,7 @@ class ClusterLLM(Closing):
             for _ in range(self.num_actors)
         ]
 
-    def answer_each(
-        self, pairs: Iterable[tuple[Prompt, SamplingParams]]
-    ) -> Generator[Answer, None, None]:
+    def answer_each(self, pairs: Iterable[Pair]) -> Generator[Answer, None, None]:
         """Yields results in the order in which their blocks end; `index` counts the pairs from 0.
         Pairs are taken as actors have room for them. May be called once: an actor without work
         ends."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from string import Formatter
 from typing import Any
 
+from mmdeploy_llm.batch.corpus.columns import Template
 from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.batch.records import record_of
 from mmdeploy_llm.desk.outcome import Answer, refused
@@ -48,13 +48,13 @@ class Columns:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _fields_of(self.prompt)
+        Template(self.prompt)
 
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns that a row must have."""
         media = filter(None, (self.image_column, self.video_column))
-        return tuple(dict.fromkeys((*_fields_of(self.prompt), *media)))
+        return tuple(dict.fromkeys((*Template(self.prompt).names, *media)))
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ class Columns:
             if name is not None
             for own in (row[name] if isinstance(row[name], list) else [row[name]])
         ]
-        text = Formatter().vformat(self.prompt, (), {name: str(row[name]) for name in self.needed})
+        text = Template(self.prompt).fill({name: str(row[name]) for name in self.needed})
         content = [*media, {"type": "text", "text": text}]
         messages = [{"role": "user", "content": content if media else text}]
         return {"messages": messages, "chat_template_kwargs": dict(self.chat_template_kwargs)}
@@ -111,25 +111,6 @@ def _record(answer: Answer) -> Any:
 
 
 _NO_PARAMS = SamplingParams()
-
-
-def _fields_of(template: str) -> list[str]:
-    """Returns the columns that a template names. Raises ConfigError for anything but {name}."""
-    try:
-        parsed = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(
-            f"the prompt {template[:80]!r} is not a template ({error}); write {{{{ and }}}} for "
-            "braces that stand for themselves"
-        ) from None
-    found = [(name, spec, conversion) for _, name, spec, conversion in parsed if name is not None]
-    for name, spec, conversion in found:
-        if spec or conversion or not name or any(mark in name for mark in ".[]"):
-            raise ConfigError(
-                f"the prompt {template[:80]!r} has {{{name}}}; only {{name}} of a column is "
-                "allowed, without attributes, indices or formats"
-            )
-    return [name for name, _, _ in found]
 
 
 def _media(value: Any) -> Any:
