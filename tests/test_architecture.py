@@ -80,7 +80,6 @@ IN_ONE_FILE = {"ray", "flash_attn", "torchao", "llguidance", "pyarrow"}
 IN_ONE_FILE |= {"datasets", "lance", "fsspec"}
 # Files that may import a library which another file imports to read corpora.
 MAY_TOO = {
-    ("fsspec", "mmdeploy_llm/batch/sinks/shelves.py"),
     ("fsspec", "processors/remote/stores.py"),
     ("pyarrow", "mmdeploy_llm/batch/sinks/parquet.py"),
 }

@@ -55,14 +55,14 @@ class File:
         return cast(BinaryIO, system.open(path, "rb"))
 
 
-def remote_folder(url: str) -> tuple[Any, str]:
+def remote_folder(url: str, use: str = "reading it") -> tuple[Any, str]:
     """Returns the file system of a URL, and the path in it. Raises ConfigError for a scheme that is
-    not known or whose library is missing."""
+    not known or whose library is missing. use: what needs the library, for the message."""
     try:
         import fsspec
     except ImportError:
         raise ConfigError(
-            f"{url[:MAX_SHOWN]!r} is a URL, and reading it needs fsspec: "
+            f"{url[:MAX_SHOWN]!r} is a URL, and {use} needs fsspec: "
             'pip install "mmdeploy-llm[fsspec]" and the library of its store (s3fs, gcsfs, ...)'
         ) from None
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 from mmdeploy_llm.batch.storage.files import Folder
+from mmdeploy_llm.datasets.files import remote_folder
 from mmdeploy_llm.errors import ConfigError
 
 BLOCK_BYTES = 2**16  # read ahead at a URL: headers of tars and footers of Parquet are small
@@ -69,15 +70,8 @@ class RemoteShelf:
     """A folder at a URL, such as s3://bucket/captions. Needs the extra `fsspec`."""
 
     def __init__(self, url: str) -> None:
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            raise ConfigError(
-                f"the output {url!r} is a URL, and writing there needs fsspec: pip install "
-                '"mmdeploy-llm[fsspec]" and the package for its protocol, such as s3fs or gcsfs'
-            ) from None
         self.name = url.rstrip("/")
-        self._fs, self._root = self._done(lambda: url_to_fs(self.name))
+        self._fs, self._root = self._done(lambda: remote_folder(self.name, "writing there"))
 
     def states(self) -> Mapping[str, object]:
         """Returns the sizes of the files, none when there is no such folder."""
@@ -123,6 +117,8 @@ class RemoteShelf:
         """Calls fsspec, whose packages raise errors of their own for a network or an account."""
         try:
             return call()
+        except ConfigError:
+            raise
         except Exception as error:
             words = str(error) or type(error).__name__
             raise ConfigError(
