@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
+from mmdeploy_llm.native import CpuKernels
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import TokenUpdate
@@ -73,7 +75,7 @@ class PagedRunner:
             atomic_media=has_atomic_media,
         )
         self._scheduler = Scheduler(config)
-        self._runner = _runner(model, config, vocab_size)
+        self._runner = cpu_runner(model, config, vocab_size)
         self._num_prompts = 0
 
     def generate(
@@ -112,20 +114,34 @@ class PagedRunner:
         )
 
 
-def _runner(model: Any, config: SchedulerConfig, vocab_size: int) -> Runner:
+def cpu_runner(
+    model: Any,
+    config: SchedulerConfig,
+    vocab_size: int,
+    *,
+    kernels: CpuKernels | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Runner:
+    """Returns a runner with the KV cache of a config. dtype: of the cache. kernels: for attention
+    and sampling; None: plain torch."""
     device = torch.device("cpu")
     shape = KVCacheShape(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=config.block_size,
-        dtype=torch.float32,
+        dtype=dtype,
     )
     return Runner(
         model=model,
-        backend=ReferenceAttention(),
+        backend=ReferenceAttention() if kernels is None else NativeAttention(kernels),
         cache=allocate(shape, config.num_blocks, device),
-        sampler=Sampler(max_num_slots=config.max_num_seqs, vocab_size=vocab_size, device=device),
+        sampler=Sampler(
+            max_num_slots=config.max_num_seqs,
+            vocab_size=vocab_size,
+            device=device,
+            kernels=kernels,
+        ),
         slots=Slots(config.max_num_seqs, config.max_model_len, config.block_size),
         device=device,
         has_atomic_media=config.atomic_media,

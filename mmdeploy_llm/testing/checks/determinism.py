@@ -7,18 +7,14 @@ from typing import Any
 
 import torch
 
-from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.kernels import Quantization
 from mmdeploy_llm.layers.fixed_order import undetermined
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.native import BuildError, CpuKernels, load
 from mmdeploy_llm.request import Request
-from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
-from mmdeploy_llm.runner.slots import Slots
-from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.schedule.scheduler import SchedulerConfig
-from mmdeploy_llm.testing.paged import BLOCK_SIZE, greedy
+from mmdeploy_llm.testing.paged import BLOCK_SIZE, cpu_runner, greedy
 from mmdeploy_llm.testing.ways import Way, Ways
 
 from .base import Check, CheckSkipped, demand
@@ -83,38 +79,11 @@ def _ways(subject: ModelSubject, model: Any, kernels: CpuKernels, dtype: torch.d
         encoder_cache_tokens=sum(span.item.num_tokens for span in spans) or 1,
         atomic_media=subject.spec.atomic_media,
     )
-    return Ways(lambda limits: _runner(model, kernels, limits, dtype, subject), config, requests)
 
+    def runner(limits: SchedulerConfig) -> Runner:
+        return cpu_runner(model, limits, subject.vocab_size, kernels=kernels, dtype=dtype)
 
-def _runner(
-    model: Any,
-    kernels: CpuKernels,
-    limits: SchedulerConfig,
-    dtype: torch.dtype,
-    subject: ModelSubject,
-) -> Runner:
-    cpu, sizes = torch.device("cpu"), subject.model
-    shape = KVCacheShape(
-        num_layers=sizes.num_layers,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        block_size=limits.block_size,
-        dtype=dtype,
-    )
-    return Runner(
-        model=model,
-        backend=NativeAttention(kernels),
-        cache=allocate(shape, limits.num_blocks, cpu),
-        sampler=Sampler(
-            max_num_slots=limits.max_num_seqs,
-            vocab_size=subject.vocab_size,
-            device=cpu,
-            kernels=kernels,
-        ),
-        slots=Slots(limits.max_num_seqs, limits.max_model_len, limits.block_size),
-        device=cpu,
-        has_atomic_media=limits.atomic_media,
-    )
+    return Ways(runner, config, requests)
 
 
 CHECKS: tuple[Check, ...] = (no_bit_depends_on_the_batch,)
