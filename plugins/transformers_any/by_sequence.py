@@ -59,10 +59,7 @@ class BySequence:
         """Returns the hidden states after the final norm, [T, hidden]."""
         self._limit.check(self._parts.name, inputs.positions)
         attn: Any = inputs.attn
-        embeds = None
-        if inputs.media_rows is not None:  # a placeholder's id may be outside the vocabulary
-            ids = inputs.token_ids.index_fill(0, inputs.media_rows, 0)
-            embeds = inputs.merge_media(self._parts.embed(ids))
+        embeds = None if inputs.media_rows is None else self._parts.embed_inputs(inputs)
         hidden = [
             self._pass(attn, number, inputs.token_ids, inputs.positions, embeds)
             for number in range(len(attn.sequences))

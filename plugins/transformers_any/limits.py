@@ -50,8 +50,8 @@ def of_decoder(name: str, decoder: nn.Module) -> Limit:
     found = rope.check(name, decoder)
     if found is not None:
         return Limit(num_tokens=found, reason="uses other rotary frequencies")
-    for name in CHOSEN:
-        chosen = getattr(config, name, None)
+    for field in CHOSEN:
+        chosen = getattr(config, field, None)
         if type(chosen) is int:
             return Limit(num_tokens=chosen, reason="chooses tokens by their scores")
     return Limit()

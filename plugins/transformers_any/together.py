@@ -58,11 +58,7 @@ class Together:
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns the hidden states after the final norm, [T, hidden]."""
         self._limit.check(self._parts.name, inputs.positions)
-        ids = inputs.token_ids
-        if inputs.media_rows is not None:  # a placeholder's id may be outside the vocabulary
-            ids = ids.index_fill(0, inputs.media_rows, 0)
-        embeds = inputs.merge_media(self._parts.embed(ids))
-        return self._decode(embeds, inputs.positions, inputs.attn)
+        return self._decode(self._parts.embed_inputs(inputs), inputs.positions, inputs.attn)
 
     def _decode(self, embeds: Tensor, positions: Tensor, attn: AttentionContext) -> Tensor:
         self._step.attn = attn

@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
+from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 from mmdeploy_llm.weights.map import Target
 
@@ -42,6 +43,13 @@ class Parts:
         """Returns the embeddings of token ids."""
         found: Tensor = self.inner.get_input_embeddings()(ids)
         return found
+
+    def embed_inputs(self, inputs: ForwardInputs) -> Tensor:
+        """Returns the embeddings of a step, those of media in place of their tokens."""
+        ids = inputs.token_ids
+        if inputs.media_rows is not None:  # a placeholder's id may be outside the vocabulary
+            ids = ids.index_fill(0, inputs.media_rows, 0)
+        return inputs.merge_media(self.embed(ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Computes the logits: [N, hidden] -> [N, vocab]."""
