@@ -153,7 +153,7 @@ def run_program(*arguments):
 
 
 def test_the_program_finds_what_plain_torch_does_not_promise(folder_of):
-    """Without the kernels the bits depend on the number of rows, and the program says where."""
+    """The bits depend on the number of rows when torch multiplies, and the program says where."""
     arguments = ["--dtype", "float32", "--longest", "70", "--json"]
     result = run_program(str(folder_of("qwen3")), *arguments, "--engine", "native_kernels=False")
     assert result.exit_code == 1, result.output

@@ -147,7 +147,7 @@ class Stream:
 
 
 def fault_of(output, case, way, count):
-    """What is wrong with the output of a case; None for nothing."""
+    """Says what is wrong with the output of a case; None when nothing is."""
     ids = list(output.outputs.token_ids)
     is_cut = output.error_code == 408 or output.outputs.finish_reason == "abort"
     if is_cut and way not in ("abort", "timeout"):
@@ -163,7 +163,7 @@ def fault_of(output, case, way, count):
 
 @dataclass(frozen=True)
 class Footprint:
-    """What the process holds: bytes of memory, threads, open files, Python's own objects."""
+    """Counts what the process holds: bytes of memory, threads, open files, Python objects."""
 
     memory: int
     threads: int
