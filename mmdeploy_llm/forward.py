@@ -115,6 +115,30 @@ class SequenceAttention(Protocol):
         ...
 
 
+class StateContext(Protocol):
+    """The states of this step's B sequences, for layers whose cache is a caches.State.
+
+    Row 0 of every tensor is zero, and is the state of a sequence that has not begun; it is never
+    written. A layer computes the states after the step from the rows `read`, and stores them in the
+    rows `write`. A sequence's two rows differ, so that a step that failed can be computed again;
+    rows of different sequences differ, but several sequences may read one row.
+
+    read, write: [B] int64 on the device.
+    query_lens: tokens of each sequence in this step, on the host; their rows follow one another.
+    num_decode: how many sequences, the first ones, have exactly one token.
+    """
+
+    read: Tensor
+    write: Tensor
+    query_lens: tuple[int, ...]
+    num_decode: int
+
+    def tensors(self, layer: int) -> tuple[Tensor, ...]:
+        """Returns the tensors of all states of `layer`, each [rows, *shape], one per shape of its
+        caches.State."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardInputs:
     """All tokens of one step: those of the first sequence, then those of the next, and so on.
@@ -123,6 +147,7 @@ class ForwardInputs:
     positions: [T] int64, or [3, T] (time, height, width) for M-RoPE models.
     in_prompt: [T] bool, False for tokens that the model generated.
     has_prompt: whether any of in_prompt may be True, known on the host without a synchronisation.
+    states: of the layers that keep one; None for a model without such layers.
     media_rows: [M] int64, ascending, the rows whose token takes a media embedding instead of its
         own.
     media_embeds: [M, media_size]; its first `hidden` columns are the embedding. Both are None when
@@ -136,6 +161,7 @@ class ForwardInputs:
     media_rows: Tensor | None = None
     media_embeds: Tensor | None = None
     has_prompt: bool = True
+    states: StateContext | None = None
 
     def merge_media(self, hidden: Tensor) -> Tensor:
         """Writes the media embeddings into their rows of `hidden` [T, hidden], and returns it."""

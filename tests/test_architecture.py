@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 # Low to high. A file imports from lower lines only; names on one line never import each other.
 LAYERS = (
     ("errors",),
-    ("params", "messages", "option_types", "deadline"),
+    ("params", "messages", "option_types", "deadline", "caches"),
     ("config",),
     ("runtime_config",),
     ("outputs",),

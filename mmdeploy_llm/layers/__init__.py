@@ -7,10 +7,18 @@ values of a new module are undefined until weights.load has filled it.
 
 from mmdeploy_llm.transfer import to_device
 
-from .decoder import CausalLM, Decoder, DecoderConfig
+from .decoder import (
+    Attention,
+    CausalLM,
+    Decoder,
+    DecoderConfig,
+    DecoderLayer,
+    DecoderStep,
+    NewLayer,
+)
 from .from_config import layer_windows, rotary_config, standard_decoder
 from .grid_lm import GridLM, media_grid
-from .linear import Linear, MergedLinear
+from .linear import Embedding, Linear, MergedLinear
 from .mlp import MLP, Activation, GatedMLP, quick_gelu
 from .moe import MoEConfig
 from .norm import LayerNorm, RMSNorm
@@ -34,9 +42,13 @@ from .vision import (
 __all__ = [
     "MLP",
     "Activation",
+    "Attention",
     "CausalLM",
     "Decoder",
     "DecoderConfig",
+    "DecoderLayer",
+    "DecoderStep",
+    "Embedding",
     "GatedMLP",
     "Grid",
     "GridLM",
@@ -44,6 +56,7 @@ __all__ = [
     "Linear",
     "MergedLinear",
     "MoEConfig",
+    "NewLayer",
     "PatchEmbed",
     "PositionTable",
     "RMSNorm",

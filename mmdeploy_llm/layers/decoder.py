@@ -13,7 +13,7 @@ with q, k, v and gate, up fused. Shapes: T tokens, H heads, K key/value heads, D
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,6 +26,7 @@ from mmdeploy_llm.forward import (
     FixedAttention,
     ForwardInputs,
     RotaryAttention,
+    StateContext,
 )
 from mmdeploy_llm.kernels import Kernels, Recording
 from mmdeploy_llm.request import MediaSpan
@@ -81,12 +82,14 @@ class DecoderStep:
     """Values that all layers share in one forward pass.
 
     rotary_attn: `attn`, if it rotates q and k itself.
+    states: see ForwardInputs.
     """
 
     rope: Rope
     attn: AttentionContext
     modality: Modality | None
     rotary_attn: RotaryAttention | None = None
+    states: StateContext | None = None
 
 
 class Attention(nn.Module):
@@ -185,6 +188,10 @@ def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | SparseMLP | Modal
     return ModalityMLP(config.hidden_size, config.moe)
 
 
+# Builds a layer, called as DecoderLayer is: (x, residual, step) -> (output, residual stream).
+NewLayer = Callable[[DecoderConfig, int], nn.Module]
+
+
 class Decoder(KernelLayer):
     """Computes hidden states after the final norm from token ids and media embeddings.
 
@@ -192,11 +199,12 @@ class Decoder(KernelLayer):
     sequences, and replayed in one call.
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, new_layer: NewLayer = DecoderLayer) -> None:
+        """new_layer: builds the layer of an index; see NewLayer."""
         super().__init__()
         self._recordings: WeakKeyDictionary[Any, Recording | None] = WeakKeyDictionary()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(new_layer(config, i) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.rotary = Rotary(config.rotary)
 
@@ -216,6 +224,7 @@ class Decoder(KernelLayer):
             attn=inputs.attn,
             modality=None if is_vision is None else Modality(is_vision),
             rotary_attn=self._rotary_attn(inputs.attn),
+            states=inputs.states,
         )
         residual, rows = None, inputs.media_rows
         features = _media_features(inputs, x.shape[1])
@@ -271,9 +280,10 @@ class CausalLM(nn.Module):
     `encode_media`, and `positions` if these differ from the token indices.
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, new_layer: NewLayer = DecoderLayer) -> None:
+        """new_layer: see Decoder."""
         super().__init__()
-        self.model = Decoder(config)
+        self.model = Decoder(config, new_layer)
         head_size = (config.hidden_size, config.vocab_size)
         self.lm_head = None if config.is_tied else Linear(*head_size)
         self.num_layers = config.num_layers

@@ -20,6 +20,7 @@ FILE = Path(__file__).with_name("surface.json")
 MODULES = (
     "mmdeploy_llm.attention.base",
     "mmdeploy_llm.errors",
+    "mmdeploy_llm.caches",
     "mmdeploy_llm.forward",
     "mmdeploy_llm.hooks",
     "mmdeploy_llm.hooks.specs",

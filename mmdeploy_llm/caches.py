@@ -1,0 +1,62 @@
+"""LayerCache: the things that a layer of a model keeps of a sequence between steps.
+
+    PagedKV     keys and values of every token, in blocks
+    SharedKV    nothing: the layer reads the keys and values of another layer
+    State       tensors of a fixed size, however long the sequence is
+
+A model without an attribute `cache` keeps the same PagedKV in all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedKV:
+    """Keys and values of every token.
+
+    value_dim: channels of a value head; None: head_dim.
+    window: a token attends to this many last tokens, itself included, so that blocks with older
+        ones only may be given back; None: to all tokens.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKV:
+    """The keys and values of an earlier layer, which has a PagedKV; this one stores none."""
+
+    layer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Tensors of a fixed size per sequence, such as a recurrent state or the tail of a convolution.
+
+    shapes: of one sequence, on one device. Tensor parallelism divides the first axis.
+    dtypes: one per shape; "model" for the model's own dtype.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.shapes) == len(self.dtypes), "a dtype for each shape"
+
+
+LayerCache = PagedKV | SharedKV | State
+
+
+def layer_caches(model: Any) -> tuple[LayerCache, ...]:
+    """Returns what each layer of a Model keeps: its `cache`, or PagedKV of one size for all."""
+    caches = getattr(model, "cache", None)
+    if caches is not None:
+        return tuple(caches)
+    uniform = PagedKV(num_kv_heads=model.num_kv_heads, head_dim=model.head_dim)
+    return (uniform,) * int(model.num_layers)
