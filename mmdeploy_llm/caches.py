@@ -9,7 +9,7 @@ A model without an attribute `cache` keeps the same PagedKV in all layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -51,6 +51,23 @@ class State:
 
 
 LayerCache = PagedKV | SharedKV | State
+
+
+def head_dims(model: Any) -> tuple[int, ...]:
+    """Returns the different sizes of the key and value heads of a Model, in channels, ascending."""
+    paged = [layer for layer in layer_caches(model) if isinstance(layer, PagedKV)]
+    sizes = {layer.head_dim for layer in paged}
+    return tuple(sorted(sizes.union(x.value_dim for x in paged if x.value_dim is not None)))
+
+
+def divided(layer: LayerCache, num_ranks: int) -> LayerCache:
+    """Returns what one of num_ranks ranks keeps of a layer under tensor parallelism: its heads."""
+    if isinstance(layer, PagedKV):
+        return replace(layer, num_kv_heads=max(1, layer.num_kv_heads // num_ranks))
+    if isinstance(layer, State):
+        shapes = tuple((shape[0] // num_ranks, *shape[1:]) for shape in layer.shapes)
+        return replace(layer, shapes=shapes)
+    return layer
 
 
 def layer_caches(model: Any) -> tuple[LayerCache, ...]:

@@ -22,8 +22,8 @@ class AttentionContext(Protocol):
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -31,6 +31,8 @@ class AttentionContext(Protocol):
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] in the cache of `layer` and returns attention of `q`
         [T, H, D] as [T, H, D], in the same dtype.
+
+        k, v: None in a layer whose cache is a caches.SharedKV: another one has stored them.
 
         scale: factor of the scores, D ** -0.5 when None. window: a token attends to the last
         `window` tokens, itself included; to all when None. softcap: a score s becomes
@@ -73,8 +75,8 @@ class RotaryAttention(AttentionContext, Protocol):
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -82,7 +84,7 @@ class RotaryAttention(AttentionContext, Protocol):
         rotary: QKRotary | None = None,
     ) -> Tensor:
         """Applies `rotary` to `q` and `k`, perhaps in place, then attends as AttentionContext
-        does."""
+        does. Without `k` there is no `rotary`."""
         ...
 
 

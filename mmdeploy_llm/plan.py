@@ -40,6 +40,8 @@ class ScheduledTokens:
     new_block_ids: appended to the request's block table before the step.
     samples: whether the next token is sampled from the logits of the last one, because it is the
         last token known so far.
+    state_rows: the rows that hold the request's states before and after the step, see
+        forward.StateContext; None for a model without states.
     """
 
     request_id: str
@@ -47,6 +49,7 @@ class ScheduledTokens:
     num_tokens: int
     new_block_ids: tuple[int, ...] = ()
     samples: bool = True
+    state_rows: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

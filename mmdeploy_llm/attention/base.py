@@ -36,7 +36,9 @@ NO_SLOT = -1  # the slot of a padding row
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCache:
     """The paged cache of all layers: keys[layer] and values[layer] are [N, P, K, D], zeroed once.
-    Caches in int8 or 8-bit floats have a scale for each token and head, [N, P, K] float32."""
+    K and D may differ between layers; a layer that shares another's cache has the same tensors, one
+    that keeps a state has none of any size. Caches in int8 or 8-bit floats have a scale for each
+    token and head, [N, P, K] float32."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]

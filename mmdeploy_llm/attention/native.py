@@ -130,8 +130,8 @@ class NativeContext:
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -142,11 +142,11 @@ class NativeContext:
         cache, slots = self._cache, self._slots
         keys, values = cache.keys[layer], cache.values[layer]
         key_scales, value_scales = cache.scales(layer)
-        q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
-        self._kernels.write_cache(k, keys, slots, key_scales)
-        self._kernels.write_cache(v, values, slots, value_scales)
+        if k is not None and v is not None:
+            self._kernels.write_cache(_with_contiguous_heads(k), keys, slots, key_scales)
+            self._kernels.write_cache(_with_contiguous_heads(v), values, slots, value_scales)
         return self._kernels.attend(
-            q,
+            _with_contiguous_heads(q),
             keys,
             values,
             self._step.visible(window),

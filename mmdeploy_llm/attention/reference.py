@@ -186,8 +186,8 @@ class ReferenceContext:
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -196,15 +196,16 @@ class ReferenceContext:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.AttentionContext."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        write_plain(k, v, keys, values, self._layout)
+        if k is not None and v is not None:
+            write_plain(k, v, keys, values, self._layout)
         calls = self._for_window(window)
         scores = _Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:-1], values.shape[-1])
         for group in calls.groups:
             out.index_copy_(0, group.rows, _attend_group(group, q, keys, values, scores))
         for chunk in calls.chunks:
             own = slice(chunk.start, chunk.end)
-            if chunk.is_own:
+            if chunk.is_own and k is not None and v is not None:
                 context_k, context_v = k[own], v[own]
             else:
                 context_k = _gather(keys, chunk.table, chunk.length).to(q.dtype)
@@ -291,7 +292,7 @@ def _attend_group(
     context_v = values.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
     rows_q = q.index_select(0, group.rows).view(num_seqs, num_kv_heads, -1, q.shape[-1])
     out = scores.attend(rows_q, context_k.transpose(1, 2), context_v.transpose(1, 2), group.mask)
-    return out.reshape(num_seqs, *q.shape[1:])
+    return out.reshape(num_seqs, q.shape[1], -1)
 
 
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: _Scores) -> Tensor:
@@ -307,4 +308,4 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: 
         mask,
         is_causal=mask is None,
     )
-    return out.permute(2, 0, 1, 3).reshape(count, num_heads, head_dim)
+    return out.permute(2, 0, 1, 3).reshape(count, num_heads, -1)

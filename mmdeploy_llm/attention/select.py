@@ -142,15 +142,16 @@ def check_installed(name: str) -> None:
 def create(
     choice: AttentionChoice,
     kernels: Kernels | None,
-    head_dim: int,
+    head_dims: Sequence[int],
     device: torch.device | None = None,
 ) -> AttentionBackend:
     """Builds the chosen backend for `device` (None: the current CUDA device). kernels: CPU kernels,
-    for the backend "native". Raises ConfigError when its library is not installed, or when it
-    cannot compute heads of head_dim channels."""
-    problem = _head_problem(choice.name, head_dim)
-    if problem:
-        raise ConfigError(f"attention_backend = {choice.name!r} {problem}")
+    for the backend "native". head_dims: channels of the heads, of all layers. Raises ConfigError
+    when its library is not installed, or when it cannot compute one of these sizes."""
+    for head_dim in head_dims:
+        problem = _head_problem(choice.name, head_dim)
+        if problem:
+            raise ConfigError(f"attention_backend = {choice.name!r} {problem}")
     if choice.name == "reference":
         return ReferenceAttention()
     if choice.name == "native":

@@ -79,8 +79,8 @@ class TritonContext:
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -91,8 +91,9 @@ class TritonContext:
         forward.RotaryAttention."""
         paged, gpu = self._backend.paged, self._backend.gpu
         pages = self._pages(layer)
-        cache = pages.keys, pages.values, self._layout, pages.key_scales, pages.value_scales
-        write_by_kernel(k, v, *cache, q=q, rotary=rotary)
+        if k is not None and v is not None:
+            cache = pages.keys, pages.values, self._layout, pages.key_scales, pages.value_scales
+            write_by_kernel(k, v, *cache, q=q, rotary=rotary)
         q = q if q.stride(2) == 1 else q.contiguous()
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         scores: Scores = paged.Scores(scale=scale, window=window, softcap=softcap)

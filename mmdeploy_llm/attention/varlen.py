@@ -112,8 +112,8 @@ class VarlenContext:
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -133,7 +133,9 @@ class VarlenContext:
         )
         self._check(layer, window, options)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        if rotary is None:
+        if k is None or v is None:
+            assert rotary is None, "a layer without keys rotates its queries itself"
+        elif rotary is None:
             self._backend.write(k, v, keys, values, self._layout)
         else:
             write_by_kernel(k, v, keys, values, self._layout, q=q, rotary=rotary)

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.caches import divided
 from mmdeploy_llm.errors import ConfigError, PluginContractError
 
 from .ranks import Ranks
@@ -311,6 +312,9 @@ def _set_heads(division: _Division) -> None:
         for name in ("num_heads", "num_kv_heads"):
             if hasattr(module, name):
                 setattr(module, name, max(1, getattr(module, name) // size))
+    model: Any = division.model
+    if getattr(model, "cache", None) is not None:
+        model.cache = tuple(divided(layer, size) for layer in model.cache)
 
 
 def _row_slices(module: Any) -> list[slice]:

@@ -63,9 +63,11 @@ class Facts:
     shape: one block of the KV cache; under tensor parallelism, of one rank's.
     num_blocks: blocks in the KV cache.
     media_size: see hooks.contracts.media_size.
+    num_state_rows: rows of states; 0 for a model without states.
     """
 
     runtime: RuntimeConfig
     shape: KVCacheShape
     num_blocks: int
     media_size: int
+    num_state_rows: int = 0

@@ -29,6 +29,7 @@ from .outcome import StepOutcome
 from .peers import Peers
 from .prompt_logprobs import prompt_entries, wants_prompt_logprobs
 from .slots import Slots
+from .states import StateTable, StepStates
 from .step_inputs import DecodeFrame, StepTensors
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,10 @@ class ForwardPass:
         has_mrope: bool,
         has_atomic_media: bool,
         peers: Peers,
+        states: StateTable | None = None,
     ) -> None:
+        """states: None for a model whose layers keep none."""
+        self._states = states
         self._model = model
         self._backend = backend
         self._cache = cache
@@ -106,6 +110,7 @@ class ForwardPass:
             batch.token_ids[: len(token_ids)].copy_(token_ids)
         replayed = None
         if self._graphs is not None and batch.frame is not None:
+            self._decode_states(batch.frame.num_seqs, scheduled)
             replayed = self._graphs.replay(batch.frame, len(scheduled))
         hidden = self._model.forward(self._inputs(batch)) if replayed is None else replayed.hidden
         self._add_prompt_logprobs(batch, hidden, outcome)
@@ -144,6 +149,7 @@ class ForwardPass:
                 in_prompt=tensors.in_prompt,
                 has_prompt=False,  # DecodeGraphs.frame_for refuses steps with prompt tokens
                 attn=self._backend.begin(tensors.layout, self._cache),
+                states=self._decode_states(tensors.token_ids.shape[0], ()),
             )
         )
         logits = self._model.logits(hidden)
@@ -164,7 +170,14 @@ class ForwardPass:
             attn=self._backend.begin(batch.layout, self._cache),
             media_rows=rows,
             media_embeds=embeds,
+            states=None if self._states is None else self._states.step(batch.scheduled),
         )
+
+    def _decode_states(
+        self, num_rows: int, scheduled: Sequence[ScheduledTokens]
+    ) -> StepStates | None:
+        """Writes the state rows of a recorded decode step, and padding, to its fixed addresses."""
+        return None if self._states is None else self._states.decode(num_rows, scheduled)
 
     def _embeds(self, key: str) -> Tensor:
         embeds = self._encoder.get(key)

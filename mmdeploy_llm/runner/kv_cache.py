@@ -1,4 +1,5 @@
-"""Allocates the KV cache. Sizes are in bytes unless the name says tokens or blocks."""
+"""Allocates what the layers of a model keep: the KV cache and the states. Sizes are in bytes unless
+the name says tokens, blocks or rows."""
 
 from __future__ import annotations
 
@@ -9,29 +10,71 @@ import numpy as np
 import torch
 
 from mmdeploy_llm.attention.base import KVCache
+from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV, State
 from mmdeploy_llm.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheShape:
-    """The shape of one block: keys and values of block_size tokens in all layers."""
+    """The shape of one block, keys and values of block_size tokens in all layers, and of one row of
+    states.
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    dtype: of keys and values. model_dtype: of states that have the model's; None: dtype.
+    """
+
+    layers: tuple[LayerCache, ...]
     block_size: int
     dtype: torch.dtype
+    model_dtype: torch.dtype | None = None
+
+    @classmethod
+    def uniform(
+        cls,
+        *,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> KVCacheShape:
+        """Returns the shape of a cache that is the same in all layers."""
+        layer = PagedKV(num_kv_heads=num_kv_heads, head_dim=head_dim)
+        return cls(layers=(layer,) * num_layers, block_size=block_size, dtype=dtype)
 
     @property
     def bytes_per_block(self) -> int:
         """Size of one block in all layers: keys, values and their scales."""
-        per_head = self.head_dim * self.dtype.itemsize + self.scale_size
-        return 2 * self.num_layers * self.num_kv_heads * per_head * self.block_size
+        return sum(
+            layer.num_kv_heads
+            * (sum(_head_dims(layer)) * self.dtype.itemsize + 2 * self.scale_size)
+            * self.block_size
+            for layer in self.layers
+            if isinstance(layer, PagedKV)
+        )
 
     @property
     def scale_size(self) -> int:
         """Size of the scale of one token and head: float32 for 8-bit caches, else 0."""
         return 4 if self.dtype.itemsize == 1 else 0
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Size of the states of one sequence in all layers; 0 for a model without states."""
+        return sum(
+            math.prod(shape) * self.state_dtype(name).itemsize
+            for layer in self.layers
+            if isinstance(layer, State)
+            for shape, name in zip(layer.shapes, layer.dtypes, strict=True)
+        )
+
+    def state_dtype(self, name: str) -> torch.dtype:
+        """Returns the dtype that a caches.State names."""
+        found = (self.model_dtype or self.dtype) if name == "model" else getattr(torch, name)
+        assert isinstance(found, torch.dtype), f"{name!r} is a dtype of torch"
+        return found
+
+
+StateTensors = dict[int, tuple[torch.Tensor, ...]]
 
 
 def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
@@ -52,18 +95,58 @@ def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCa
         ) from error
 
 
+def allocate_states(shape: KVCacheShape, num_rows: int, device: torch.device) -> StateTensors:
+    """Allocates the states of the layers that keep one, [num_rows, *shape] each, zeroed; by layer.
+    Raises ConfigError when a card has too little memory."""
+    try:
+        return {
+            index: tuple(
+                _zeros((num_rows, *size), shape.state_dtype(name), device)
+                for size, name in zip(layer.shapes, layer.dtypes, strict=True)
+            )
+            for index, layer in enumerate(shape.layers)
+            if isinstance(layer, State)
+        }
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the states of {num_rows} sequences take "
+            f"{num_rows * shape.bytes_per_state / 2**30:.2f} GiB, more than {device} has left; "
+            "lower max_num_seqs or prefix_cache_memory"
+        ) from error
+
+
 def _allocated(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
-    heads = (num_blocks, shape.block_size, shape.num_kv_heads)
-
-    def layers(size: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        return tuple(_zeros(size, dtype, device) for _ in range(shape.num_layers))
-
-    rows = (*heads, shape.head_dim)
-    keys, values = layers(rows, shape.dtype), layers(rows, shape.dtype)
+    layers: list[_LayerTensors] = []
+    for layer in shape.layers:
+        if isinstance(layer, SharedKV):
+            layers.append(layers[layer.layer])
+        elif isinstance(layer, State):
+            nothing = PagedKV(num_kv_heads=0, head_dim=0)
+            layers.append(_layer_tensors(nothing, shape, 0, device))
+        else:
+            layers.append(_layer_tensors(layer, shape, num_blocks, device))
+    keys, values, *scales = zip(*layers, strict=True)
     if not shape.scale_size:
         return KVCache(keys=keys, values=values)
-    scales = layers(heads, torch.float32), layers(heads, torch.float32)
     return KVCache(keys=keys, values=values, key_scales=scales[0], value_scales=scales[1])
+
+
+_LayerTensors = tuple[torch.Tensor, ...]  # keys and values, then their scales if there are any
+
+
+def _layer_tensors(
+    layer: PagedKV, shape: KVCacheShape, num_blocks: int, device: torch.device
+) -> _LayerTensors:
+    heads = (num_blocks, shape.block_size, layer.num_kv_heads)
+    pages = tuple(_zeros((*heads, size), shape.dtype, device) for size in _head_dims(layer))
+    if not shape.scale_size:
+        return pages
+    return (*pages, *(_zeros(heads, torch.float32, device) for _ in pages))
+
+
+def _head_dims(layer: PagedKV) -> tuple[int, int]:
+    """Returns the channels of a key head and of a value head."""
+    return layer.head_dim, layer.head_dim if layer.value_dim is None else layer.value_dim
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -32,6 +32,7 @@ from .overlap import Started
 from .peers import NoPeers, Peers
 from .retry import Retry
 from .slots import Slots
+from .states import StateTable
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +64,11 @@ class Runner:
         model_name: str | None = None,
         threads: ComputeThreads | None = None,
         peers: Peers | None = None,
+        states: StateTable | None = None,
     ) -> None:
         """model_name: the model in messages; None: the name of its class. threads: None leaves
         compute threads on the cores that the system chooses. peers: the other ranks of the model;
-        None: there are none."""
+        None: there are none. states: of the layers that keep one; None for a model without."""
         self._peers = peers or NoPeers()
         self._threads = threads
         name = model_name or type(model).__name__
@@ -88,7 +90,9 @@ class Runner:
             has_mrope=self._has_mrope,
             has_atomic_media=has_atomic_media,
             peers=self._peers,
+            states=states,
         )
+        self._has_states = states is not None
         self._retry = Retry(
             compute=lambda items: self._collect(self._launch(items)),
             reset=self._reset_sampling,
@@ -259,7 +263,7 @@ class Runner:
 
     def _can_split(self, item: ScheduledTokens) -> bool:
         """Whether the item's tokens may be computed in several passes."""
-        if item.num_tokens == 1:
+        if item.num_tokens == 1 or self._has_states:  # a state is written at the end of a step
             return False
         return not (self._has_atomic_media and self._slots[item.request_id].media_in(item))
 

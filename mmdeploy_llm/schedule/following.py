@@ -23,12 +23,20 @@ def following(
     is_full = [start == end for start, end in zip(starts, full, strict=True)]
     if not requests.pool.can_allocate(sum(is_full)):
         return None
+    if requests.rows is not None and requests.rows.num_free < len(running):
+        return None
     scheduled = []
     for state, start, needs_block in zip(running, starts, is_full, strict=True):
         new_block_ids = tuple(requests.pool.allocate(1)) if needs_block else ()
         state.request.block_ids.extend(new_block_ids)
         name = state.request.request_id
         scheduled.append(
-            ScheduledTokens(request_id=name, start=start, num_tokens=1, new_block_ids=new_block_ids)
+            ScheduledTokens(
+                request_id=name,
+                start=start,
+                num_tokens=1,
+                new_block_ids=new_block_ids,
+                state_rows=requests.step_rows(state),
+            )
         )
     return tuple(scheduled)

@@ -17,6 +17,7 @@ from .chunks import split_spans
 from .encoder_budget import EncoderBudget
 from .limits import SchedulerConfig
 from .state import RequestState
+from .states import ZERO_ROW, StateRows
 from .waiting import WaitingQueue
 
 by_order = attrgetter("order")
@@ -44,6 +45,10 @@ class Lifecycle:
             enable_prefix_caching=config.enable_prefix_caching,
             max_idle_blocks=config.max_idle_blocks,
         )
+        self.rows: StateRows | None = None
+        if config.num_state_rows:
+            idle = config.max_idle_states if config.enable_prefix_caching else 0
+            self.rows = StateRows(num_rows=config.num_state_rows, max_idle=idle)
         # Without chunks a prompt needs all its media in one step, limited only by the cache.
         is_chunked = config.enable_chunked_prefill
         self.encoder = EncoderBudget(
@@ -89,7 +94,13 @@ class Lifecycle:
         return [state for end, state in ends if end <= now]
 
     def start(self, state: RequestState, matched: Sequence[int], num_new: int, now: float) -> None:
-        """Runs the next waiting request, on `matched` cached blocks and `num_new` others."""
+        """Runs the next waiting request, on `matched` cached blocks and `num_new` others, and from
+        the state that is kept for these blocks."""
+        if self.rows is not None and matched:
+            row = self.rows.find(state.keys.key(len(matched) - 1))
+            assert row is not None, "a match ends at a kept state"
+            self.rows.share(row)
+            state.state_row = row
         request = state.request
         popped = self.waiting.pop()
         assert popped is state, "not the next one"
@@ -103,6 +114,25 @@ class Lifecycle:
             request.num_cached_tokens = request.num_computed_tokens
             self._num_queried_tokens += request.num_tokens
             self._num_cached_tokens += request.num_cached_tokens
+
+    def step_rows(self, state: RequestState) -> tuple[int, int] | None:
+        """Returns ScheduledTokens.state_rows of the request's next step; allocates the second."""
+        if self.rows is None:
+            return None
+        read = state.planned_rows[-1] if state.planned_rows else state.state_row
+        state.planned_rows.append(self.rows.allocate())
+        return read, state.planned_rows[-1]
+
+    def advance_rows(self, state: RequestState) -> None:
+        """Moves a request on to the row that a committed step has written, and keeps it where a
+        prompt's block ends."""
+        if self.rows is None:
+            return
+        self.rows.release(state.state_row)
+        state.state_row = state.planned_rows.pop(0)
+        end, size = state.request.num_computed_tokens, self._config.block_size
+        if end % size == 0 and end <= len(state.request.prompt_token_ids):
+            self.rows.keep(state.state_row, state.keys.key(end // size - 1))
 
     def preempt(self, state: RequestState) -> None:
         """Sends a running request back to the queue; content that the prefix cache loses until
@@ -149,6 +179,10 @@ class Lifecycle:
             return
         self.running.remove(state)
         self.pool.free(request.block_ids)
+        if self.rows is not None:
+            for row in (state.state_row, *state.planned_rows):
+                self.rows.release(row)
+            state.state_row, state.planned_rows = ZERO_ROW, []
         self.encoder.keep_only(request.request_id)
         self._drop[request.request_id] = None
 
@@ -171,6 +205,9 @@ class Lifecycle:
         running = [state.request for state in self.running]
         waiting = [state.request for state in self.waiting.states()]
         self.pool.check_integrity([request.block_ids for request in running])
+        if self.rows is not None:
+            held = [(state.state_row, *state.planned_rows) for state in self.running]
+            self.rows.check_integrity([row for rows in held for row in rows])
         split = {r.request_id: [span.item.key for span in split_spans(r)] for r in running}
         self.encoder.check_integrity(split)
         assert {request.request_id for request in (*running, *waiting)} == set(self.states)

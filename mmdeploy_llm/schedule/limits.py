@@ -13,6 +13,8 @@ from mmdeploy_llm.errors import (
 from mmdeploy_llm.plan import RequestFailure
 from mmdeploy_llm.request import Request, RequestStatus
 
+from .states import NUM_FIXED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -22,6 +24,8 @@ class SchedulerConfig:
     max_idle_blocks: blocks that may keep content which no request uses (None: all).
     encoder_cache_tokens: encoder outputs held at the same time.
     atomic_media: the tokens of a media item must be computed in one step.
+    num_state_rows: rows of states, fixed ones included, at least two for each of max_num_seqs; 0
+        for a model without states. max_idle_states: rows that may keep states that no request uses.
     """
 
     max_num_seqs: int
@@ -34,11 +38,15 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     encoder_cache_tokens: int = 1
     atomic_media: bool = False
+    num_state_rows: int = 0
+    max_idle_states: int = 0
 
     def __post_init__(self) -> None:
         # runtime_config.resolve ensures both; a step must reach every running request.
         assert self.max_num_batched_tokens >= self.max_num_seqs
         assert self.enable_chunked_prefill or self.max_num_batched_tokens >= self.max_model_len
+        least = NUM_FIXED + 2 * self.max_num_seqs + self.max_idle_states
+        assert self.num_state_rows == 0 or self.num_state_rows >= least
 
     @property
     def num_kv_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from mmdeploy_llm.outputs import FinishReason, TokenLogprobs
@@ -11,6 +11,7 @@ from mmdeploy_llm.plan import NewRequest
 from mmdeploy_llm.request import Request, RequestStatus
 
 from .prefix import PrefixKeys
+from .states import ZERO_ROW
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -25,6 +26,10 @@ class RequestState:
     num_prompt_logprobs: entries delivered so far.
     num_computed_logprobs: entries computed since admission.
     num_certain: last tokens in a row that were nearly certain, see EarlyStopParams.
+    state_row: of the model's states after the computed tokens. planned_rows: those that planned
+        steps will write, in order.
+    shared_end: where the tokens end that another request has computed too, but without a state
+        that was kept; one is kept there.
     """
 
     request: Request
@@ -37,6 +42,9 @@ class RequestState:
     num_prompt_logprobs: int = 0
     num_computed_logprobs: int = 0
     num_certain: int = 0
+    state_row: int = ZERO_ROW
+    planned_rows: list[int] = field(default_factory=list)
+    shared_end: int = 0
 
     @classmethod
     def of(cls, request: Request, *, number: int, max_model_len: int, block_size: int) -> Self:

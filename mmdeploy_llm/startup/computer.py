@@ -51,6 +51,7 @@ def build_computer(
             shape=cache.shape,
             num_blocks=cache.num_blocks,
             media_size=media_size(loaded.model),
+            num_state_rows=cache.num_state_rows,
         )
         runner = ready_runner(loaded, cache)
     return Computer(runner=runner, facts=facts, model=loaded.model, host=host)

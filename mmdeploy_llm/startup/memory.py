@@ -19,11 +19,12 @@ from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runner.peers import Peers
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runtime_config import MEDIA_LIMIT_DEFAULT, RuntimeConfig
+from mmdeploy_llm.schedule.states import NUM_FIXED
 
 from .loaded import LoadedModel
 from .media import build_processors
 from .runners import CachePlan, new_runner
-from .sizes import available_memory, count_blocks, kv_cache_shape
+from .sizes import available_memory, count_blocks, count_state_rows, kv_cache_shape
 from .worst_case import CudaMeter, LargestStep, Meter, cache_memory, measure
 
 logger = logging.getLogger(__name__)
@@ -37,15 +38,25 @@ def plan_cache(loaded: LoadedModel) -> CachePlan:
     runtime = loaded.runtime
     shape = kv_cache_shape(loaded.model, runtime)
     num_blocks = runtime.num_blocks_override
+    memory = runtime.kv_cache_memory_bytes
+    if memory is None and (num_blocks is None or shape.bytes_per_state):
+        memory = _cuda_memory(loaded, shape) if _is_cuda(loaded) else _cpu_memory(loaded)
+    num_state_rows = count_state_rows(shape, memory or 0, runtime)
+    if shape.bytes_per_state:
+        num_state_rows = loaded.group.least(num_state_rows)
     if num_blocks is None:
-        memory = runtime.kv_cache_memory_bytes
-        if memory is None:
-            memory = _cuda_memory(loaded, shape) if _is_cuda(loaded) else _cpu_memory(loaded)
+        assert memory is not None, "set above"
         blocks_each = -(-runtime.max_model_len // runtime.block_size)
+        memory -= num_state_rows * shape.bytes_per_state
         num_blocks = count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
         num_blocks = loaded.group.least(num_blocks)
     max_model_len = fitting_length(loaded.blueprint.config, runtime, num_blocks)
-    return CachePlan(shape=shape, num_blocks=num_blocks, max_model_len=max_model_len)
+    return CachePlan(
+        shape=shape,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        num_state_rows=num_state_rows,
+    )
 
 
 def _is_cuda(loaded: LoadedModel) -> bool:
@@ -59,7 +70,12 @@ def _cpu_memory(loaded: LoadedModel) -> int:
 
 def _cuda_memory(loaded: LoadedModel, shape: KVCacheShape) -> int:
     runtime = loaded.runtime
-    bare = CachePlan(shape=shape, num_blocks=0, max_model_len=runtime.max_model_len)
+    bare = CachePlan(
+        shape=shape,
+        num_blocks=0,
+        max_model_len=runtime.max_model_len,
+        num_state_rows=NUM_FIXED if shape.bytes_per_state else 0,
+    )
     return measured_memory(
         lambda num_blocks: new_runner(loaded, replace(bare, num_blocks=num_blocks)),
         build_processors(loaded.files, loaded.blueprint.config),

@@ -22,6 +22,7 @@ from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.runner.executor import Facts
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
+from mmdeploy_llm.schedule.states import NUM_FIXED
 
 from .blueprint import Blueprint
 from .computer import Computer
@@ -86,6 +87,8 @@ def _scheduler_config(files: ModelFiles, facts: Facts) -> SchedulerConfig:
         enable_chunked_prefill=runtime.enable_chunked_prefill,
         encoder_cache_tokens=runtime.encoder_cache_tokens,
         atomic_media=files.spec.atomic_media,
+        num_state_rows=facts.num_state_rows,
+        max_idle_states=max(0, facts.num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs),
     )
 
 
@@ -97,7 +100,7 @@ def _max_idle_blocks(facts: Facts) -> int | None:
     """
     runtime = facts.runtime
     if runtime.prefix_cache_memory_bytes is not None:
-        return max(1, runtime.prefix_cache_memory_bytes // facts.shape.bytes_per_block)
+        return max(1, runtime.prefix_cache_memory_bytes // max(1, facts.shape.bytes_per_block))
     if runtime.device != "cpu":
         return None
     longest = -(-runtime.max_model_len // runtime.block_size)

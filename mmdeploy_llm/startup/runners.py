@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmdeploy_llm.attention import select as attention
+from mmdeploy_llm.caches import head_dims
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.graphs import CudaRecorder, graph_sizes
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
+from mmdeploy_llm.runner.states import StateTable
 from mmdeploy_llm.runtime_config import AttentionChoice
 from mmdeploy_llm.sampling import make_sampler
 
@@ -22,11 +24,12 @@ WARM_UP_TOKENS = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
     """The KV cache of one runner. max_model_len: upper bound of a request's tokens, at most as many
-    as the cache holds."""
+    as the cache holds. num_state_rows: see SchedulerConfig."""
 
     shape: KVCacheShape
     num_blocks: int
     max_model_len: int
+    num_state_rows: int = 0
 
 
 def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
@@ -37,8 +40,11 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     kernels = loaded.machine.kernels
     return Runner(
         model=model,
-        backend=attention.create(chosen, kernels, model.head_dim, loaded.device),
+        backend=attention.create(chosen, kernels, head_dims(model), loaded.device),
         cache=allocate(cache.shape, cache.num_blocks, loaded.device),
+        states=StateTable(cache.shape, cache.num_state_rows, loaded.device)
+        if cache.num_state_rows
+        else None,
         sampler=make_sampler(
             max_num_slots=runtime.max_num_seqs,
             vocab_size=files.text.vocab_size,

@@ -9,14 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
+from mmdeploy_llm.schedule.states import NUM_FIXED
 
 from .cards import check_memory
 
 CPU_SHARE_OF_FREE_RAM = 0.4  # the rest is for activations, media and other programs
 CPU_MAX_BYTES = 8 * 2**30
+MAX_STATE_SHARE = 0.6  # of the memory for caches, for the states of running sequences
+KEPT_STATE_SHARE = 0.1  # the same for states of prefixes that no sequence uses
+MIN_KEPT_STATES, MAX_KEPT_STATES = 4, 1024
 
 
 def available_memory(device: torch.device, utilization: float) -> int:
@@ -36,7 +41,7 @@ def cpu_cache_memory(free: int) -> int:
 def count_blocks(shape: KVCacheShape, memory: int, max_blocks: int) -> int:
     """Returns how many blocks fit into `memory`, at most `max_blocks`, the number that all requests
     at full length would use. Raises ConfigError when not even two fit."""
-    num_blocks = min(memory // shape.bytes_per_block, max(2, max_blocks))
+    num_blocks = min(memory // max(1, shape.bytes_per_block), max(2, max_blocks))
     if num_blocks < 2:
         raise ConfigError(
             f"{memory / 2**20:.1f} MiB for the KV cache hold {num_blocks} blocks of "
@@ -44,6 +49,32 @@ def count_blocks(shape: KVCacheShape, memory: int, max_blocks: int) -> int:
             "2 are needed: raise kv_cache_memory, or free memory"
         )
     return num_blocks
+
+
+def count_state_rows(shape: KVCacheShape, memory: int, runtime: RuntimeConfig) -> int:
+    """Returns how many rows of states to allocate, fixed ones included: two for each sequence that
+    runs, and some to keep the states of prefixes. 0 for a model without states.
+
+    Raises ConfigError when those that run take more than MAX_STATE_SHARE of `memory`.
+    """
+    each = shape.bytes_per_state
+    if not each:
+        return 0
+    running = NUM_FIXED + 2 * runtime.max_num_seqs
+    if running * each > MAX_STATE_SHARE * memory:
+        fits = int(MAX_STATE_SHARE * memory) // each // 2 - 1
+        raise ConfigError(
+            f"this model keeps {each / 2**20:.1f} MiB of state for each sequence, twice while it "
+            f"runs: {runtime.max_num_seqs} sequences take {running * each / 2**30:.2f} GiB of the "
+            f"{memory / 2**30:.2f} GiB for caches; lower max_num_seqs to {max(1, fits)} or less, "
+            "or raise kv_cache_memory"
+        )
+    if not runtime.enable_prefix_caching:
+        return running
+    kept = runtime.prefix_cache_memory_bytes
+    if kept is None:
+        kept = int(KEPT_STATE_SHARE * memory)
+    return running + max(MIN_KEPT_STATES, min(MAX_KEPT_STATES, kept // each))
 
 
 def check_size(model: Any, runtime: RuntimeConfig, num_ranks: int = 1) -> Any:
@@ -79,11 +110,10 @@ def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 def kv_cache_shape(model: Any, runtime: RuntimeConfig) -> KVCacheShape:
     """Returns the shape of one block of the model's KV cache."""
     return KVCacheShape(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
+        layers=layer_caches(model),
         block_size=runtime.block_size,
         dtype=getattr(torch, runtime.kv_cache_dtype),
+        model_dtype=getattr(torch, runtime.dtype),
     )
 
 

@@ -5,12 +5,14 @@ It is slow and simple on purpose: paged attention, chunks and batches must equal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.caches import SharedKV, State, layer_caches
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.request import MediaSpan
 
@@ -29,6 +31,14 @@ class DenseSequence:
         self.embeds: dict[str, Tensor] = {}
         self.num_computed = 0
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys, values [tokens, K, D]
+        self.states: dict[int, tuple[Tensor, ...]] = {}  # layer -> states, each of its own shape
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Appends the keys and values of the next tokens, [n, K, D], to those of a layer."""
+        if layer in self.cache:
+            keys, values = self.cache[layer]
+            k, v = torch.cat([keys, k]), torch.cat([values, v])
+        self.cache[layer] = k.clone(), v.clone()
 
     def position_at(self, index: int) -> Tensor:
         """Returns the position of token `index`; generated tokens continue from the largest of the
@@ -53,20 +63,24 @@ class DenseSequence:
 
 class DenseContext:
     """The attention of one step. pieces: (sequence, number of its tokens in this step) in the
-    order of the rows."""
+    order of the rows. owners: the layer that stores the keys and values of each layer."""
 
     def __init__(
-        self, pieces: Sequence[tuple[DenseSequence, int]], has_atomic_media: bool = False
+        self,
+        pieces: Sequence[tuple[DenseSequence, int]],
+        owners: Sequence[int],
+        has_atomic_media: bool = False,
     ) -> None:
         self._pieces = pieces
+        self._owners = owners
         self._has_atomic_media = has_atomic_media
 
     def attend(
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         *,
         scale: float | None = None,
         window: int | None = None,
@@ -77,11 +91,9 @@ class DenseContext:
         for sequence, count in self._pieces:
             rows = slice(start, start + count)
             start += count
-            keys, values = k[rows], v[rows]
-            if layer in sequence.cache:
-                old_keys, old_values = sequence.cache[layer]
-                keys, values = torch.cat([old_keys, keys]), torch.cat([old_values, values])
-            sequence.cache[layer] = keys.clone(), values.clone()
+            if k is not None and v is not None:
+                sequence.extend(self._owners[layer], k[rows], v[rows])
+            keys, values = sequence.cache[self._owners[layer]]
             is_visible = _visible(sequence, count, len(keys), window, self._has_atomic_media)
             out.append(_attend(q[rows], keys, values, is_visible, scale, softcap))
         return torch.cat(out)
@@ -116,6 +128,43 @@ def _attend(
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
 
+class DenseStates:
+    """The states of one step; see forward.StateContext. `store` keeps what the layers wrote."""
+
+    def __init__(
+        self, pieces: Sequence[tuple[DenseSequence, int]], layers: Mapping[int, State], dtype: Any
+    ) -> None:
+        """pieces: as for DenseContext. layers: those that keep a state. dtype: of the model."""
+        self._sequences = [sequence for sequence, _ in pieces]
+        self.query_lens = tuple(count for _, count in pieces)
+        is_long = [count > 1 for count in self.query_lens]
+        self.num_decode = is_long.index(True) if any(is_long) else len(is_long)
+        num_rows = len(pieces)
+        self.read = torch.arange(1, num_rows + 1)
+        self.write = self.read + num_rows
+        self._by_layer = {}
+        for layer, state in layers.items():
+            columns = []
+            for index, (shape, name) in enumerate(zip(state.shapes, state.dtypes, strict=True)):
+                own = dtype if name == "model" else getattr(torch, name)
+                rows = torch.zeros(2 * num_rows + 1, *shape, dtype=own)
+                for row, sequence in enumerate(self._sequences):
+                    if layer in sequence.states:
+                        rows[row + 1] = sequence.states[layer][index]
+                columns.append(rows)
+            self._by_layer[layer] = tuple(columns)
+
+    def tensors(self, layer: int) -> tuple[Tensor, ...]:
+        """See forward.StateContext."""
+        return self._by_layer[layer]
+
+    def store(self) -> None:
+        """Keeps the states after the step for the next ones."""
+        for layer, columns in self._by_layer.items():
+            for row, sequence in enumerate(self._sequences):
+                sequence.states[layer] = tuple(x[self.write[row]].clone() for x in columns)
+
+
 class DenseRunner:
     """Runs one model (see hooks.Model) on any number of sequences.
 
@@ -128,6 +177,11 @@ class DenseRunner:
         self.model = model
         self.has_atomic_media = has_atomic_media
         self.device = device or torch.device("cpu")
+        layers = list(enumerate(layer_caches(model)))
+        self._owners = [
+            layer.layer if isinstance(layer, SharedKV) else index for index, layer in layers
+        ]
+        self._stateful = {index: layer for index, layer in layers if isinstance(layer, State)}
 
     def add(self, prompt: Sequence[int], media: Sequence[MediaSpan] = ()) -> DenseSequence:
         """Returns a new sequence, with its media encoded in one call."""
@@ -146,7 +200,10 @@ class DenseRunner:
     def step(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
         """Computes the next tokens of all sequences in one packed forward; returns the logits
         [T, vocab] of all rows."""
-        hidden = self.model.forward(self._inputs(pieces))
+        states = self._states(pieces)
+        hidden = self.model.forward(replace(self._inputs(pieces), states=states))
+        if states is not None:
+            states.store()
         for sequence, count in pieces:
             sequence.num_computed += count
         logits: Tensor = self.model.logits(hidden)
@@ -167,6 +224,12 @@ class DenseRunner:
             sequence.token_ids.append(int(logits[-1].argmax()))
         return sequence.token_ids[sequence.prompt_len :]
 
+    def _states(self, pieces: Sequence[tuple[DenseSequence, int]]) -> DenseStates | None:
+        if not self._stateful:
+            return None
+        dtype = next(iter(self.model.parameters())).dtype
+        return DenseStates(pieces, self._stateful, dtype)
+
     def _inputs(self, pieces: Sequence[tuple[DenseSequence, int]]) -> ForwardInputs:
         token_ids: list[int] = []
         positions, in_prompt = [], []
@@ -184,7 +247,7 @@ class DenseRunner:
             token_ids=torch.tensor(token_ids).to(self.device),
             positions=torch.stack(positions, -1).to(self.device),
             in_prompt=torch.tensor(in_prompt).to(self.device),
-            attn=DenseContext(pieces, self.has_atomic_media),
+            attn=DenseContext(pieces, self._owners, self.has_atomic_media),
             media_rows=torch.tensor(rows).to(self.device) if rows else None,
             media_embeds=torch.stack(embeds) if rows else None,
         )

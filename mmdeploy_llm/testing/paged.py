@@ -11,6 +11,7 @@ import torch
 
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
+from mmdeploy_llm.caches import State, layer_caches
 from mmdeploy_llm.native import CpuKernels
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.params import SamplingParams
@@ -19,13 +20,16 @@ from mmdeploy_llm.request import MediaSpan, Request
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
+from mmdeploy_llm.runner.states import StateTable
 from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
+from mmdeploy_llm.schedule.states import NUM_FIXED
 
 from .checks.base import CheckFailed
 
 BLOCK_SIZE = 4
 MAX_NUM_SEQS = 8
+MAX_IDLE_STATES = 16
 MAX_OUTPUT = 64  # tokens that a sequence may generate
 
 Prompt = tuple[Sequence[int], Sequence[MediaSpan]]
@@ -73,6 +77,8 @@ class PagedRunner:
             block_size=BLOCK_SIZE,
             encoder_cache_tokens=max(1, encoder_cache_tokens),
             atomic_media=has_atomic_media,
+            num_state_rows=num_state_rows(model),
+            max_idle_states=MAX_IDLE_STATES,
         )
         self._scheduler = Scheduler(config)
         self._runner = cpu_runner(model, config, vocab_size)
@@ -114,6 +120,12 @@ class PagedRunner:
         )
 
 
+def num_state_rows(model: Any) -> int:
+    """Returns SchedulerConfig.num_state_rows of a model."""
+    has_states = any(isinstance(layer, State) for layer in layer_caches(model))
+    return NUM_FIXED + 2 * MAX_NUM_SEQS + MAX_IDLE_STATES if has_states else 0
+
+
 def cpu_runner(
     model: Any,
     config: SchedulerConfig,
@@ -125,13 +137,7 @@ def cpu_runner(
     """Returns a runner with the KV cache of a config. dtype: of the cache. kernels: for attention
     and sampling; None: plain torch."""
     device = torch.device("cpu")
-    shape = KVCacheShape(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-        dtype=dtype,
-    )
+    shape = KVCacheShape(layers=layer_caches(model), block_size=config.block_size, dtype=dtype)
     return Runner(
         model=model,
         backend=ReferenceAttention() if kernels is None else NativeAttention(kernels),
@@ -145,6 +151,7 @@ def cpu_runner(
         slots=Slots(config.max_num_seqs, config.max_model_len, config.block_size),
         device=device,
         has_atomic_media=config.atomic_media,
+        states=StateTable(shape, config.num_state_rows, device) if config.num_state_rows else None,
     )
 
 

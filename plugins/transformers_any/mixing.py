@@ -25,7 +25,7 @@ ROUNDING_OF_HALF = 2e-2
 class Silence:
     """Attention that returns zeros."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor | None, v: Tensor | None, **_: Any) -> Tensor:
         """Returns zeros [T, H, D]."""
         return torch.zeros_like(q)
 

@@ -33,14 +33,16 @@ class Whole:
         self,
         layer: int,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         *,
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
         """See forward.AttentionContext."""
+        assert k is not None, "each layer has keys of its own"
+        assert v is not None
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         repeats = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(repeats, 1).transpose(0, 1).float() for x in (k, v))

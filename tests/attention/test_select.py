@@ -154,7 +154,7 @@ def test_unsupported_head_sizes_raise(head_dim, name):
 def create(name, head_dim=64):
     choice = AttentionChoice(name=name, block_size=64)
     return selection.create(
-        choice, SimpleNamespace(attention=object()), head_dim, torch.device("cpu")
+        choice, SimpleNamespace(attention=object()), (head_dim,), torch.device("cpu")
     )
 
 

@@ -99,7 +99,7 @@ class Model:
 
 
 def make(sizes=None, recorder=None, **options):
-    shape = KVCacheShape(
+    shape = KVCacheShape.uniform(
         num_layers=1, num_kv_heads=1, head_dim=HIDDEN, block_size=BLOCK, dtype=torch.float32
     )
     runner = Runner(

@@ -9,7 +9,9 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner import kv_cache
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 
-SHAPE = KVCacheShape(num_layers=3, num_kv_heads=2, head_dim=8, block_size=16, dtype=torch.bfloat16)
+SHAPE = KVCacheShape.uniform(
+    num_layers=3, num_kv_heads=2, head_dim=8, block_size=16, dtype=torch.bfloat16
+)
 
 
 def test_num_bytes_of_a_block():

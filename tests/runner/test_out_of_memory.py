@@ -74,7 +74,7 @@ def runner(model):
 
 
 def make(model, *, has_atomic_media=False):
-    shape = KVCacheShape(
+    shape = KVCacheShape.uniform(
         num_layers=1, num_kv_heads=1, head_dim=HIDDEN, block_size=BLOCK, dtype=torch.float32
     )
     return Runner(

@@ -117,7 +117,7 @@ def engines(graphs, tokenizer):
 
 
 def new_runner(graphs, sampler, model, num_blocks=64, **options):
-    shape = KVCacheShape(
+    shape = KVCacheShape.uniform(
         num_layers=1, num_kv_heads=1, head_dim=HIDDEN, block_size=BLOCK, dtype=torch.float32
     )
     return Runner(

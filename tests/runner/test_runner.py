@@ -62,7 +62,7 @@ def model():
 
 @pytest.fixture
 def runner(model):
-    shape = KVCacheShape(
+    shape = KVCacheShape.uniform(
         num_layers=1, num_kv_heads=1, head_dim=HIDDEN, block_size=BLOCK, dtype=torch.float32
     )
     return Runner(

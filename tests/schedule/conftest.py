@@ -127,6 +127,7 @@ class CheckingExecutor:
         self.cells = {}
         self.encoded = {}  # key -> number of tokens
         self.num_encodes = Counter()
+        self.states = {0: 0}  # row -> the cell after which its state is; 0: before the first
         self.num_computed_tokens = 0
         self.may_miss = False  # after a step that raised, drop and forget may name unknown ids
 
@@ -140,6 +141,7 @@ class CheckingExecutor:
         self._start(plan)
         self._encode(plan)
         self._check_items(plan)
+        self._check_rows(plan)
         for item in plan.scheduled:
             slot = self.slots[item.request_id]
             if slot.num_computed is None:
@@ -205,6 +207,16 @@ class CheckingExecutor:
                         assert item.start <= span.offset
                         assert span.end <= end
 
+    def _check_rows(self, plan):
+        rows = [item.state_rows for item in plan.scheduled]
+        if not self.config.num_state_rows:
+            assert set(rows) <= {None}
+            return
+        writes = [write for _, write in rows]
+        assert len(set(writes)) == len(writes), "two requests write one row"
+        assert not {read for read, _ in rows} & set(writes), "a row both read and written"
+        assert all(2 <= row < self.config.num_state_rows for row in writes)
+
     def _poison_new_blocks(self, slot, item):
         size = self.config.block_size
         for block in item.new_block_ids:
@@ -235,6 +247,11 @@ class CheckingExecutor:
             previous = self._cell(slot, position - 1) if position else 0
             place = (slot.table[position // size], position % size)
             self.cells[place] = next_cell(previous, content_of(slot.view, position))
+        if item.state_rows is not None:
+            read, write = item.state_rows
+            before = self._cell(slot, item.start - 1) if item.start else 0
+            assert self.states[read] == before, "the state of other tokens"
+            self.states[write] = self._cell(slot, end - 1)
         self.num_computed_tokens += item.num_tokens
         slot.num_computed = end
         if slot.params.prompt_logprobs is not None and item.start < slot.prompt_len:

@@ -27,6 +27,23 @@ SCENES = {
     "atomic media, small steps": {"atomic_media": True, "max_num_batched_tokens": 9},
     "one at a time": {"max_num_seqs": 1, "num_blocks": 16},
     "large blocks": {"block_size": 16, "num_blocks": 8},
+    "states": {"num_state_rows": 20, "max_idle_states": 10},
+    "states, tiny pool": {"num_blocks": 17, "num_state_rows": 14, "max_idle_states": 4},
+    "states, few idle": {"num_state_rows": 11, "max_idle_states": 1, "num_blocks": 64},
+    "states, no prefix cache": {"num_state_rows": 10, "enable_prefix_caching": False},
+    "states, whole prompts": {
+        "num_state_rows": 20,
+        "max_idle_states": 10,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 64,
+    },
+    "states, atomic media": {
+        "num_state_rows": 20,
+        "max_idle_states": 10,
+        "atomic_media": True,
+        "num_blocks": 20,
+        "encoder_cache_tokens": 10,
+    },
 }
 NUM_REQUESTS = 250
 EOS = (7,)

@@ -133,7 +133,7 @@ def measured(runtime, model, meter, processors, peers=None):
             device=CPU,
         )
 
-    on_cpu = SimpleNamespace(block_size=BLOCK, kv_cache_dtype="float32")
+    on_cpu = SimpleNamespace(block_size=BLOCK, kv_cache_dtype="float32", dtype="float32")
     found = memory.measured_memory(
         new_runner, processors, runtime, model, meter, peers or NoPeers()
     )

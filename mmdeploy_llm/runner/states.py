@@ -1,0 +1,79 @@
+"""StepStates: the states of the layers of a model that keep one, and which rows a step reads and
+writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.plan import ScheduledTokens
+from mmdeploy_llm.transfer import to_device_together
+
+from .kv_cache import KVCacheShape, allocate_states
+
+PADDING = (0, 1)  # a row of padding reads the zeros and writes a row that nobody reads
+
+
+class StepStates:
+    """A forward.StateContext over the tensors of a StateTable."""
+
+    def __init__(
+        self,
+        read: Tensor,
+        write: Tensor,
+        query_lens: tuple[int, ...],
+        by_layer: Mapping[int, tuple[Tensor, ...]],
+    ) -> None:
+        self.read, self.write, self.query_lens = read, write, query_lens
+        is_long = [count > 1 for count in query_lens]
+        self.num_decode = is_long.index(True) if any(is_long) else len(query_lens)
+        self._by_layer = by_layer
+
+    def tensors(self, layer: int) -> tuple[Tensor, ...]:
+        """See forward.StateContext."""
+        return self._by_layer[layer]
+
+
+class StateTable:
+    """The states of all layers and rows. The runner is its only user; the layers of the model write
+    the tensors."""
+
+    def __init__(self, shape: KVCacheShape, num_rows: int, device: torch.device) -> None:
+        self._by_layer = allocate_states(shape, num_rows, device)
+        self._device = device
+        self._decodes: dict[int, StepStates] = {}  # by number of sequences
+
+    def step(self, scheduled: Sequence[ScheduledTokens]) -> StepStates:
+        """Returns the states of a step. Those of decode steps with the same number of sequences
+        keep their addresses."""
+        counts = tuple(item.num_tokens for item in scheduled)
+        if max(counts) == 1:
+            return self.decode(len(scheduled), scheduled)
+        read, write = self._rows(scheduled, 0)
+        return StepStates(read, write, counts, self._by_layer)
+
+    def decode(self, num_rows: int, scheduled: Sequence[ScheduledTokens]) -> StepStates:
+        """Returns the states of a decode step of num_rows sequences, those after the scheduled ones
+        being padding. Tensors keep their addresses."""
+        read, write = self._rows(scheduled, num_rows - len(scheduled))
+        states = self._decodes.get(num_rows)
+        if states is None:
+            states = StepStates(read.clone(), write.clone(), (1,) * num_rows, self._by_layer)
+            self._decodes[num_rows] = states
+        states.read.copy_(read)
+        states.write.copy_(write)
+        return states
+
+    def _rows(
+        self, scheduled: Sequence[ScheduledTokens], num_padding: int
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the rows that the items read, and those that they write. Items of a warm-up have
+        no rows of their own."""
+        rows = [PADDING if item.state_rows is None else item.state_rows for item in scheduled]
+        both = np.array(rows + [PADDING] * num_padding, dtype=np.int64)
+        columns = np.ascontiguousarray(both.T)
+        read, write = to_device_together((columns[0], columns[1]), self._device)
+        return read, write

@@ -1,0 +1,98 @@
+"""StateRows: the rows of the state tensors, which request holds them, and what kept ones hold."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+ZERO_ROW = 0  # always zero: the state before a sequence's first token
+PADDING_ROW = 1  # written by padding of recorded steps, never read
+NUM_FIXED = 2
+
+
+class StateRows:
+    """All rows of the states, by index. The scheduler is the only writer.
+
+        allocate           keep (under the key of the tokens so far)
+    FREE ------> IN USE ------------------------------------------> IN USE, with key
+     ^             |                                                  |  ^
+     |   release   |                                        last user |  | find + share
+     +-------------+                                          leaves  v  |
+     +------------------- evicted, least recently used first -------- IDLE
+
+    A step reads one row of a request and writes another, so that a step that failed can be
+    computed again. A row with a key is never written again. At most `max_idle` rows are idle.
+    """
+
+    def __init__(self, *, num_rows: int, max_idle: int) -> None:
+        """num_rows: with the two fixed ones."""
+        self.num_rows = num_rows
+        self._max_idle = max_idle
+        self._free = list(range(num_rows - 1, NUM_FIXED - 1, -1))  # a stack: low ones first
+        self._num_users: dict[int, int] = {}
+        self._key_of: dict[int, bytes] = {}
+        self._row_of: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_free(self) -> int:
+        """Rows that can be allocated, idle ones included."""
+        return len(self._free) + len(self._idle)
+
+    def allocate(self) -> int:
+        """Returns a row with one user. The caller ensures that one is free."""
+        row = self._free.pop() if self._free else self._evict()
+        self._num_users[row] = 1
+        return row
+
+    def find(self, key: bytes) -> int | None:
+        """Returns the row that holds the state after these tokens; None if none does."""
+        return self._row_of.get(key)
+
+    def share(self, row: int) -> None:
+        """Adds a user to a row with a key."""
+        self._idle.pop(row, None)
+        self._num_users[row] = self._num_users.get(row, 0) + 1
+
+    def keep(self, row: int, key: bytes) -> None:
+        """Keeps the content of a row in use for later requests, unless another row holds it."""
+        if self._max_idle and key not in self._row_of:
+            self._row_of[key] = row
+            self._key_of[row] = key
+
+    def release(self, row: int) -> None:
+        """Removes a user of a row; of the zero row that changes nothing."""
+        if row == ZERO_ROW:
+            return
+        self._num_users[row] -= 1
+        if self._num_users[row]:
+            return
+        del self._num_users[row]
+        if row not in self._key_of:
+            self._free.append(row)
+            return
+        self._idle[row] = None
+        if len(self._idle) > self._max_idle:
+            self._free.append(self._evict())
+
+    def _evict(self) -> int:
+        """Returns the row that was idle longest, without its content."""
+        row, _ = self._idle.popitem(last=False)
+        del self._row_of[self._key_of.pop(row)]
+        return row
+
+    def check_integrity(self, held: Iterable[int]) -> None:
+        """Raises AssertionError unless the counts agree with `held`, the rows of all requests, one
+        entry for each use."""
+        users: dict[int, int] = {}
+        for row in held:
+            if row != ZERO_ROW:
+                users[row] = users.get(row, 0) + 1
+        assert users == self._num_users, f"wrong users of rows: {users}, {self._num_users}"
+        assert all(count == 1 or row in self._key_of for row, count in users.items())
+        free = [*self._free, *self._idle]
+        assert len(set(free)) == len(free) == self.num_rows - NUM_FIXED - len(users), "lost rows"
+        assert not set(free) & set(users), "rows both free and in use"
+        assert set(self._idle) <= set(self._key_of), "an idle row without a key"
+        assert len(self._idle) <= self._max_idle, "too many idle rows"
+        assert {key: row for row, key in self._key_of.items()} == self._row_of, "keys differ"
