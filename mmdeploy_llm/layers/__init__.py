@@ -17,6 +17,8 @@ from .decoder import (
     NewLayer,
 )
 from .from_config import layer_windows, rotary_config, standard_decoder
+from .gated_attention import GatedAttention
+from .gated_delta import GatedDeltaConfig, GatedDeltaNet
 from .grid_lm import GridLM, media_grid
 from .linear import Embedding, Linear, MergedLinear
 from .mlp import MLP, Activation, GatedMLP, quick_gelu
@@ -49,6 +51,9 @@ __all__ = [
     "DecoderLayer",
     "DecoderStep",
     "Embedding",
+    "GatedAttention",
+    "GatedDeltaConfig",
+    "GatedDeltaNet",
     "GatedMLP",
     "Grid",
     "GridLM",

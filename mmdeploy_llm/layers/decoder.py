@@ -35,7 +35,7 @@ from .kernel_layer import KernelLayer
 from .linear import Embedding, Linear, MergedLinear
 from .mlp import GatedMLP
 from .moe import Modality, ModalityMLP, MoEConfig, SparseMLP
-from .norm import RMSNorm
+from .norm import RMSNorm, ZeroCenteredRMSNorm
 from .rotary import Rope, Rotary, RotaryConfig
 
 MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
@@ -48,6 +48,7 @@ class DecoderConfig:
     qk_norm: norm the channels of every head before rope (q_norm, k_norm).
     post_norms: norm the outputs of attention and MLP before they are added to the residual stream
         (post_self_attn_layernorm, post_mlp_layernorm).
+    zero_centered_norms: norms multiply by 1 + weight.
     windows: for each layer, the number of tokens that a token attends to, itself included; None:
         all.
     moe_layers: indices of the layers whose MLP is sparse.
@@ -66,6 +67,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     is_tied: bool = False
     qk_norm: bool = False
+    zero_centered_norms: bool = False
     post_norms: bool = False
     windows: tuple[int | None, ...] | None = None
     moe: MoEConfig | None = None
@@ -75,6 +77,11 @@ class DecoderConfig:
     def head_dim(self) -> int:
         """Channels of a head, D."""
         return self.rotary.head_dim
+
+    def new_norm(self, size: int) -> RMSNorm:
+        """Returns a norm of the model's kind over `size` channels."""
+        kind = ZeroCenteredRMSNorm if self.zero_centered_norms else RMSNorm
+        return kind(size, self.norm_eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +119,8 @@ class Attention(nn.Module):
         self.o_proj = Linear(q_size, config.hidden_size, bias=config.out_bias)
         self.q_norm = self.k_norm = None
         if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
+            self.q_norm = config.new_norm(config.head_dim)
+            self.k_norm = config.new_norm(config.head_dim)
 
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
         """Computes attention with its projections, [T, hidden] -> [T, hidden]."""
@@ -158,21 +165,31 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.input_layernorm = config.new_norm(config.hidden_size)
+        self.add_mixer(config, layer)
+        self.post_attention_layernorm = config.new_norm(config.hidden_size)
         self.mlp = _make_mlp(config, layer)
         self.post_self_attn_layernorm = self.post_mlp_layernorm = None
         if config.post_norms:
-            self.post_self_attn_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
-            self.post_mlp_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
+            self.post_self_attn_layernorm = config.new_norm(config.hidden_size)
+            self.post_mlp_layernorm = config.new_norm(config.hidden_size)
+
+    def add_mixer(self, config: DecoderConfig, layer: int) -> None:
+        """Adds the module that `mix` calls; a family whose layers mix tokens otherwise overrides
+        both."""
+        self.self_attn = Attention(config, layer)
+
+    def mix(self, x: Tensor, step: DecoderStep) -> Tensor:
+        """Mixes the tokens of each sequence, [T, hidden] -> [T, hidden]."""
+        out: Tensor = self.self_attn(x, step)
+        return out
 
     def forward(
         self, x: Tensor, residual: Tensor | None, step: DecoderStep
     ) -> tuple[Tensor, Tensor]:
         """Returns (output, residual stream), both [T, hidden], not yet added."""
         x, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn(x, step)
+        x = self.mix(x, step)
         if self.post_self_attn_layernorm is not None:
             x = self.post_self_attn_layernorm(x)
         x, residual = self.post_attention_layernorm.add(x, residual)
@@ -205,7 +222,7 @@ class Decoder(KernelLayer):
         self._recordings: WeakKeyDictionary[Any, Recording | None] = WeakKeyDictionary()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(new_layer(config, i) for i in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.norm = config.new_norm(config.hidden_size)
         self.rotary = Rotary(config.rotary)
 
     def forward(self, inputs: ForwardInputs, is_vision: Tensor | None = None) -> Tensor:

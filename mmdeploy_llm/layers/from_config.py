@@ -16,9 +16,12 @@ from .rotary import RotaryConfig
 STATIC_ROPE_TYPES = ("linear", "llama3", "yarn")
 
 
-def standard_decoder(config: Any, rotary: RotaryConfig | None = None) -> DecoderConfig:
+def standard_decoder(
+    config: Any, rotary: RotaryConfig | None = None, *, intermediate_size: int | None = None
+) -> DecoderConfig:
     """Converts the sizes of a text config, without biases, windows or experts. rotary: default
-    rotary_config(config). A family adds its options with dataclasses.replace.
+    rotary_config(config). intermediate_size: of dense layers; None: the config's. A family adds its
+    options with dataclasses.replace.
 
     Raises ModelNotSupportedError for activations other than silu.
     """
@@ -30,7 +33,7 @@ def standard_decoder(config: Any, rotary: RotaryConfig | None = None) -> Decoder
     return DecoderConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=intermediate_size or config.intermediate_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads or config.num_attention_heads,

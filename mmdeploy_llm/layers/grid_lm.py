@@ -11,7 +11,7 @@ from torch import Tensor
 from mmdeploy_llm.request import MediaInput, MediaSpan
 from mmdeploy_llm.transfer import to_device
 
-from .decoder import CausalLM, DecoderConfig
+from .decoder import CausalLM, DecoderConfig, DecoderLayer, NewLayer
 from .vision import Grid, grid_positions
 
 
@@ -22,8 +22,11 @@ class GridLM(CausalLM):
     merge_size: patches that become one token, along each side.
     """
 
-    def __init__(self, decoder: DecoderConfig, *, merge_size: int) -> None:
-        super().__init__(decoder)
+    def __init__(
+        self, decoder: DecoderConfig, new_layer: NewLayer = DecoderLayer, *, merge_size: int
+    ) -> None:
+        """new_layer: see Decoder."""
+        super().__init__(decoder, new_layer)
         self.merge_size = merge_size
 
     @abstractmethod

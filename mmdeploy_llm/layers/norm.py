@@ -21,8 +21,11 @@ class RMSNorm(KernelLayer):
     cast to x's dtype, then times weight. On the CPU plain torch is bit-equal to transformers.
 
     Kernels round as plain torch does. Without kernels CUDA uses torch's fused kernel, which rounds
-    once less in bf16: it applies the weight before the cast.
+    once less in bf16: it applies the weight before the cast. has_kernels: whether the kernels
+    compute this kind of norm.
     """
+
+    has_kernels = True
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -60,6 +63,26 @@ class RMSNorm(KernelLayer):
         if self.kernels is None or x.dim() != 2 or not residual.is_contiguous():
             return False
         return self.kernels.takes(x, residual, self.weight)
+
+
+class ZeroCenteredRMSNorm(RMSNorm):
+    """Computes x / sqrt(mean(x ** 2) + eps) * (1 + weight) over the last axis in float32, and casts
+    the result to x's dtype, as Gemma and Qwen3.5 do. In plain torch."""
+
+    has_kernels = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns norm(x), of the shape and dtype of `x`."""
+        wide = x.float()
+        scale = wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
+        return (wide * scale * (1 + self.weight.float())).to(x.dtype)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See RMSNorm."""
+        if residual is None:
+            return self(x), x
+        residual.add_(x)
+        return self(residual), residual
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -137,6 +137,8 @@ class KernelRope(Rope):
         """Returns this rope as data for attention's kernel; None if the kernels do not accept
         `x`."""
         weights = [norm.weight for norm in norms or ()]
+        if not all(norm.has_kernels for norm in norms or ()):
+            return None
         if not self._kernels.takes(x, *weights):
             return None
         q_weight, k_weight = weights or (None, None)
@@ -161,7 +163,7 @@ class KernelRope(Rope):
 
     def norm_and_rotate(self, x: Tensor, num_q_heads: int, q: RMSNorm, k: RMSNorm) -> Tensor:
         """Norms and rotates in place if the kernels accept the tensors; see Rope."""
-        if not self._kernels.takes(x, q.weight, k.weight):
+        if not (q.has_kernels and self._kernels.takes(x, q.weight, k.weight)):
             return super().norm_and_rotate(x, num_q_heads, q, k)
         self._kernels.norm_and_rotate(
             x,

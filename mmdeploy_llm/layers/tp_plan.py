@@ -17,6 +17,7 @@ from torch import nn
 from mmdeploy_llm.errors import PluginContractError
 
 from .decoder import Attention, CausalLM, Decoder
+from .gated_delta import GatedDeltaNet
 from .mlp import MLP, GatedMLP
 from .moe import Experts, ModalityMLP, SparseMLP
 from .vision import VisionAttention
@@ -27,11 +28,12 @@ STYLES: Mapping[type[nn.Module], Mapping[str, str]] = {
     VisionAttention: {"qkv": "heads", "proj": "rowwise-partial"},
     GatedMLP: {"gate_up_proj": "colwise", "down_proj": "rowwise-partial"},
     MLP: {"fc1": "colwise", "fc2": "rowwise-partial"},
+    GatedDeltaNet: {"conv1d": "state-heads", "out_proj": "rowwise-partial"},
     Experts: {"": "experts-partial"},
     Decoder: {"embed_tokens": "vocab"},
     CausalLM: {"lm_head": "vocab"},
 }
-SUMS = (Attention, VisionAttention, GatedMLP, MLP, SparseMLP, ModalityMLP)
+SUMS = (Attention, GatedDeltaNet, VisionAttention, GatedMLP, MLP, SparseMLP, ModalityMLP)
 
 
 def tp_plan(

@@ -199,8 +199,29 @@ def _colwise(division: _Division, path: str) -> None:
 def _heads(division: _Division, path: str) -> None:
     num_heads, unit = division.heads[path.rpartition(".")[0]]
     whole = _row_slices(division.model.get_submodule(path))
-    ranges = [division.heads_of(rows.stop - rows.start, unit, num_heads) for rows in whole]
+    # A part may have more rows for each head than the others: queries with a gate, for example.
+    least = getattr(division.model.get_submodule(path.rpartition(".")[0]), "head_dim", unit)
+    sizes = [rows.stop - rows.start for rows in whole]
+    ranges = [division.heads_of(n, max(n // num_heads, least), num_heads) for n in sizes]
     _hold_rows(division, path, ranges)
+
+
+def _state_heads(division: _Division, path: str) -> None:
+    """Divides the layer around a convolution with a state by its heads: its attribute `head_rows`
+    names the rows of each parameter that belong to heads, `num_key_heads` and `num_value_heads`
+    count these."""
+    path = path.rpartition(".")[0]
+    module: Any = division.model.get_submodule(path)
+    for name in ("num_key_heads", "num_value_heads"):
+        first, stop = division.even(getattr(module, name), "heads of linear attention")
+        setattr(module, name, stop - first)
+    for name, parts in module.head_rows.items():
+        held = []
+        for rows in parts:
+            first, stop = division.even(rows.stop - rows.start, "rows of linear attention")
+            held.append((rows.start + first, rows.start + stop))
+        parent, _, own = name.rpartition(".")
+        division.hold(f"{path}.{parent}" if parent else path, own, 0, tuple(held))
 
 
 def _hold_rows(division: _Division, path: str, ranges: list[Range]) -> None:
@@ -337,5 +358,6 @@ STYLES: Mapping[str, Callable[[_Division, str], None]] = {
     "experts-partial": _experts_partial,
     "vocab": _vocab,
     "whole": _whole,
+    "state-heads": _state_heads,
     "sum": _sum,
 }

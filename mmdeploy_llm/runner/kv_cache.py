@@ -150,7 +150,7 @@ def _head_dims(layer: PagedKV) -> tuple[int, int]:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
     num_bytes = math.prod(size) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(size, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(size)

@@ -6,7 +6,6 @@ It is slow and simple on purpose: paged attention, chunks and batches must equal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -200,10 +199,10 @@ class DenseRunner:
     def step(self, pieces: Sequence[tuple[DenseSequence, int]]) -> Tensor:
         """Computes the next tokens of all sequences in one packed forward; returns the logits
         [T, vocab] of all rows."""
-        states = self._states(pieces)
-        hidden = self.model.forward(replace(self._inputs(pieces), states=states))
-        if states is not None:
-            states.store()
+        inputs = self._inputs(pieces)
+        hidden = self.model.forward(inputs)
+        if isinstance(inputs.states, DenseStates):
+            inputs.states.store()
         for sequence, count in pieces:
             sequence.num_computed += count
         logits: Tensor = self.model.logits(hidden)
@@ -250,4 +249,5 @@ class DenseRunner:
             attn=DenseContext(pieces, self._owners, self.has_atomic_media),
             media_rows=torch.tensor(rows).to(self.device) if rows else None,
             media_embeds=torch.stack(embeds) if rows else None,
+            states=self._states(pieces),
         )

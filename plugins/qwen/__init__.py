@@ -1,5 +1,5 @@
-"""Qwen2, Qwen2.5 and Qwen3 text models, dense and with experts; Qwen2-VL, Qwen2.5-VL
-and Qwen3-VL."""
+"""Qwen2, Qwen2.5 and Qwen3 text models, dense and with experts; Qwen2-VL, Qwen2.5-VL and Qwen3-VL;
+Qwen3.5 with and without media."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmdeploy_llm.hooks import ModelSpec, hookimpl
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
     """Returns the specs of the families, named as in transformers."""
-    return (*_text_models(), *_vl_models())
+    return (*_text_models(), *_vl_models(), *_hybrid_models())
 
 
 def _text_models() -> tuple[ModelSpec, ...]:
@@ -80,6 +80,44 @@ def _vl_models() -> tuple[ModelSpec, ...]:
             factory="mmdeploy_llm_plugins.qwen.vl3:Qwen3VLMoeForConditionalGeneration",
             deterministic=True,
             media=("image", "video"),
+            reasoning="qwen3",
+            tools="qwen",
+        ),
+    )
+
+
+def _hybrid_models() -> tuple[ModelSpec, ...]:
+    text = "mmdeploy_llm_plugins.qwen.qwen35:Qwen35ForCausalLM"
+    vl = "mmdeploy_llm_plugins.qwen.qwen35:Qwen35ForConditionalGeneration"
+    media = ("image", "video")
+    return (
+        ModelSpec(
+            name="qwen3_5_text",
+            architectures=("Qwen3_5ForCausalLM",),
+            factory=text,
+            reasoning="qwen3",
+            tools="qwen",
+        ),
+        ModelSpec(
+            name="qwen3_5_moe_text",
+            architectures=("Qwen3_5MoeForCausalLM",),
+            factory=text,
+            reasoning="qwen3",
+            tools="qwen",
+        ),
+        ModelSpec(
+            name="qwen3_5",
+            architectures=("Qwen3_5ForConditionalGeneration",),
+            factory=vl,
+            media=media,
+            reasoning="qwen3",
+            tools="qwen",
+        ),
+        ModelSpec(
+            name="qwen3_5_moe",
+            architectures=("Qwen3_5MoeForConditionalGeneration",),
+            factory=vl,
+            media=media,
             reasoning="qwen3",
             tools="qwen",
         ),

@@ -38,7 +38,8 @@ class Merger(nn.Module):
 
 class DeepstackTower(VisionEncoder):
     """Pixels [P, patch_dim] of all grids -> [M, out_hidden_size * (1 + taps)]: each row holds a
-    token, then the features of the tapped layers for the first layers of the decoder."""
+    token, then the features of the tapped layers for the first layers of the decoder. A config
+    without `deepstack_visual_indexes` taps no layer."""
 
     def __init__(self, config: Any) -> None:
         size, patch = config.hidden_size, config.patch_size
@@ -57,7 +58,7 @@ class DeepstackTower(VisionEncoder):
             align_corners=True,
         )
         super().__init__(encoder)
-        self.taps = tuple(config.deepstack_visual_indexes)
+        self.taps = tuple(getattr(config, "deepstack_visual_indexes", ()))
         self.merger = Merger(config, is_late=False)
         self.deepstack_merger_list = nn.ModuleList(Merger(config, is_late=True) for _ in self.taps)
 

@@ -21,7 +21,7 @@ QWEN3 = MediaProcessorSpec(
     name="qwen3-image",
     kind="image",
     factory="mmdeploy_llm_processors.image.processor:Qwen3ImageProcessor",
-    models=("qwen3_vl", "qwen3_vl_moe"),
+    models=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
 )
 PADDLEOCR = MediaProcessorSpec(
     name="paddleocr-image",

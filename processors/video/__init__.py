@@ -21,7 +21,7 @@ QWEN3 = MediaProcessorSpec(
     name="qwen3-video",
     kind="video",
     factory="mmdeploy_llm_processors.video.qwen3:Qwen3VideoProcessor",
-    models=("qwen3_vl", "qwen3_vl_moe"),
+    models=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
 )
 
 

@@ -116,6 +116,21 @@ CASES = {
             **WINDOW,
         },
     ),
+    # Three layers with states, then one of gated attention, whose heads are half rotated.
+    "qwen3.5": ("qwen3_5_text", {}),
+    # Key heads that serve one value head each, biases, another order of layers, a tied head.
+    "qwen3.5 order": (
+        "qwen3_5_text",
+        {
+            "seed": 1,
+            "attention_bias": True,
+            "linear_num_key_heads": 4,
+            "layer_types": [*["full_attention", "linear_attention"] * 2],
+            **TIED,
+        },
+    ),
+    # Experts in every layer, and a gated shared expert.
+    "qwen3.5 moe": ("qwen3_5_moe_text", {}),
     # Every second layer is sparse, with normalised weights.
     "qwen3 moe": ("qwen3_moe", {}),
     # Weights not normalised, a dense layer by its index, biases, windows in all layers.

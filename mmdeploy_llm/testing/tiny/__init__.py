@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from . import ernie, glm, llama, paddleocr, qwen, qwen_vl
+from . import ernie, glm, llama, paddleocr, qwen, qwen35, qwen_vl
 from .common import (
     ERNIE_TOKENS,
     IMAGE_MEAN,
@@ -34,6 +34,7 @@ FAMILIES: Mapping[str, Family] = {
     **llama.FAMILIES,
     **paddleocr.FAMILIES,
     **qwen.FAMILIES,
+    **qwen35.FAMILIES,
     **qwen_vl.FAMILIES,
 }
 ARCHITECTURES: Mapping[str, str] = {name: fam.architecture for name, fam in FAMILIES.items()}
