@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mmdeploy_llm.caches import PagedKV, layer_caches
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.linear import Embedding
@@ -173,5 +174,11 @@ class MediaFlops:
 def kv_block_bytes(model: Model, dtype: str, block_size: int) -> int:
     """Returns the bytes of one KV block in all layers; 8-bit caches store a float32 scale per
     head and token."""
-    per_head = model.head_dim * VALUE_BYTES[dtype] + (4 if VALUE_BYTES[dtype] == 1 else 0)
-    return 2 * model.num_layers * model.num_kv_heads * per_head * block_size
+    scale = 4 if VALUE_BYTES[dtype] == 1 else 0
+    return sum(
+        layer.num_kv_heads
+        * ((layer.head_dim + (layer.value_dim or layer.head_dim)) * VALUE_BYTES[dtype] + 2 * scale)
+        * block_size
+        for layer in layer_caches(model)
+        if isinstance(layer, PagedKV)
+    )

@@ -44,6 +44,8 @@ class ModelConformance(Conformance):
     cases: name -> grids of a prompt's media (one frame is an image, more are a video); by default
         text only.
     tolerance: largest allowed difference of float32 logits.
+    bf16_tolerance: largest allowed error of bfloat16 logits, its standard deviation relative to
+        that of the logits. Raise it only to what the reference itself has.
     make_prompt: override it if the family's prompts have another form.
     make_reference: override it if transformers does not have the model.
     """
@@ -52,6 +54,7 @@ class ModelConformance(Conformance):
     spec: ClassVar[ModelSpec]
     cases: ClassVar[Mapping[str, Sequence[Grid]]] = TEXT_CASES
     tolerance: ClassVar[float] = 1e-4
+    bf16_tolerance: ClassVar[float] = 0.15
 
     @staticmethod
     def write(folder: Path) -> None:
@@ -90,6 +93,7 @@ class ModelConformance(Conformance):
             config=read_checkpoint(folder).config,
             cases=cls.cases,
             tolerance=cls.tolerance,
+            bf16_tolerance=cls.bf16_tolerance,
             make_prompt=cls.make_prompt,
             make_reference=cls.make_reference,
         )

@@ -12,7 +12,7 @@ from mmdeploy_llm.request import MediaSpan
 from .reference import random_media
 
 # Families whose prompts have text between the frames of a video.
-FRAMES_APART = ("qwen3_vl", "qwen3_vl_moe")
+FRAMES_APART = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 def make_prompt(

@@ -138,6 +138,22 @@ class TestQwen3VLMoe(VisionConformance):
         assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
 
 
+class TestQwen35(VisionConformance):
+    """Layers with states, gated attention, a tower without features of inner layers."""
+
+    spec = SPECS["qwen3_5"]
+    tolerance = 2e-3  # see TOLERANCES in test_text_models.py
+    bf16_tolerance = 0.25
+
+
+class TestQwen35Moe(VisionConformance):
+    """The same with experts in every layer."""
+
+    spec = SPECS["qwen3_5_moe"]
+    tolerance = 2e-3
+    bf16_tolerance = 0.35  # transformers' own error is 27 %
+
+
 def test_windows_are_contiguous_in_their_frames():
     order, lengths = window_order([(1, 10, 12), (2, 4, 4)], merge_size=2, window_size=4)
     assert sorted(order.tolist()) == list(range(30 + 8))

@@ -21,9 +21,9 @@ from mmdeploy_llm import LLM
 from mmdeploy_llm.hooks import hookimpl
 from mmdeploy_llm.testing.tiny import MAX_PIXELS, MIN_PIXELS, write_tiny
 
-QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 ERNIE = ("ernie4_5_vl_moe",)
-QWEN3 = ("qwen3_vl", "qwen3_vl_moe")
+QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 IMAGE_TOKENS = {
     **dict.fromkeys((*ERNIE, "paddleocr_vl"), "<|IMAGE_PLACEHOLDER|>"),
     **dict.fromkeys(QWEN, "<|image_pad|>"),
@@ -250,9 +250,9 @@ class Stats:
         self.steps.append(stats)
 
 
-# One family of each kind: dense with windows, M-RoPE, atomic media with experts by modality. The
+# One family of each kind: dense with windows, M-RoPE, experts by modality, layers with states. The
 # conformance kit compares every family with transformers, test_exact_chat.py every one with media.
-VL_FAMILIES = ("qwen2_5_vl", "ernie4_5_vl_moe")
+VL_FAMILIES = ("qwen2_5_vl", "ernie4_5_vl_moe", "qwen3_5")
 FAMILIES = ("mistral", *VL_FAMILIES)
 
 

@@ -44,6 +44,7 @@ class ModelSubject:
     tolerance: float
     make_prompt: Callable[..., Prompt]
     make_reference: Callable[[Path], Any]
+    bf16_tolerance: float = 0.15
 
     @cached_property
     def reference(self) -> Any:

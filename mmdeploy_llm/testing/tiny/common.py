@@ -77,7 +77,8 @@ def randomize(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         values = torch.randn_like(parameter)
         if "norm" in name or ".ln" in name:
-            shift = 1.0 if name.endswith("weight") else 0.0
+            is_centered = not parameter.any()  # it starts at zero and 1 is added
+            shift = 1.0 if name.endswith("weight") and not is_centered else 0.0
             parameter.data = values * 0.1 + shift
         elif parameter.ndim == 1 or "correction_bias" in name:
             parameter.data = values * 0.05
