@@ -171,3 +171,11 @@ class ForwardInputs:
             return hidden
         embeds = self.media_embeds[:, : hidden.shape[1]]
         return hidden.index_copy_(0, self.media_rows, embeds.to(hidden.dtype))
+
+    def media_features(self, size: int) -> Sequence[Tensor]:
+        """Splits the columns of the media embeddings after the first `size` into tensors [M, size];
+        tensor i is added after layer i."""
+        if self.media_embeds is None or self.media_embeds.shape[1] == size:
+            return ()
+        parts: Sequence[Tensor] = self.media_embeds[:, size:].split(size, 1)  # type: ignore[no-untyped-call]
+        return parts

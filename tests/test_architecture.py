@@ -71,7 +71,7 @@ USES_THE_KIT = {  # package -> parts of the kit that it runs
     "doctor": {"mmdeploy_llm.testing.reference", "mmdeploy_llm.testing.tiny"},
 }
 KNOWS_THE_VERSION = {"cli", "scaffold"}
-PLUGIN_API = {"hooks", "messages", "forward", "request", "errors", "layers"}
+PLUGIN_API = {"caches", "hooks", "messages", "forward", "request", "errors", "layers"}
 PLUGIN_API |= {"attention.base", "weights.map"}
 TORCH_FREE = {"schedule", "delivery", "datasets"} | {
     name for name in RANK if RANK[name] <= RANK["hooks"]

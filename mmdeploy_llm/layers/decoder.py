@@ -244,7 +244,7 @@ class Decoder(KernelLayer):
             states=inputs.states,
         )
         residual, rows = None, inputs.media_rows
-        features = _media_features(inputs, x.shape[1])
+        features = inputs.media_features(x.shape[1])
         for index, layer in enumerate(self.layers):
             x, residual = layer(x, residual, step)
             if rows is not None and index < len(features):
@@ -280,14 +280,6 @@ class Decoder(KernelLayer):
 def _can_record(inputs: ForwardInputs) -> bool:
     """Whether the step is so small that its kernels should be recorded, and has no media."""
     return inputs.media_rows is None and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
-
-
-def _media_features(inputs: ForwardInputs, size: int) -> Sequence[Tensor]:
-    """Splits the columns of the media embeddings after the first `size` into tensors [M, size];
-    tensor i is added after layer i."""
-    if inputs.media_embeds is None or inputs.media_embeds.shape[1] == size:
-        return ()
-    return torch.split(inputs.media_embeds[:, size:], size, 1)
 
 
 class CausalLM(nn.Module):

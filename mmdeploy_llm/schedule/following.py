@@ -36,7 +36,7 @@ def following(
                 start=start,
                 num_tokens=1,
                 new_block_ids=new_block_ids,
-                state_rows=requests.step_rows(state),
+                state_rows=None if requests.rows is None else requests.rows.plan(state),
             )
         )
     return tuple(scheduled)

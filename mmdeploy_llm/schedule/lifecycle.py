@@ -17,7 +17,7 @@ from .chunks import split_spans
 from .encoder_budget import EncoderBudget
 from .limits import SchedulerConfig
 from .state import RequestState
-from .states import ZERO_ROW, StateRows
+from .states import StateRows
 from .waiting import WaitingQueue
 
 by_order = attrgetter("order")
@@ -48,7 +48,9 @@ class Lifecycle:
         self.rows: StateRows | None = None
         if config.num_state_rows:
             idle = config.max_idle_states if config.enable_prefix_caching else 0
-            self.rows = StateRows(num_rows=config.num_state_rows, max_idle=idle)
+            self.rows = StateRows(
+                num_rows=config.num_state_rows, max_idle=idle, block_size=config.block_size
+            )
         # Without chunks a prompt needs all its media in one step, limited only by the cache.
         is_chunked = config.enable_chunked_prefill
         self.encoder = EncoderBudget(
@@ -97,10 +99,7 @@ class Lifecycle:
         """Runs the next waiting request, on `matched` cached blocks and `num_new` others, and from
         the state that is kept for these blocks."""
         if self.rows is not None and matched:
-            row = self.rows.find(state.keys.key(len(matched) - 1))
-            assert row is not None, "a match ends at a kept state"
-            self.rows.share(row)
-            state.state_row = row
+            self.rows.start(state, len(matched))
         request = state.request
         popped = self.waiting.pop()
         assert popped is state, "not the next one"
@@ -114,25 +113,6 @@ class Lifecycle:
             request.num_cached_tokens = request.num_computed_tokens
             self._num_queried_tokens += request.num_tokens
             self._num_cached_tokens += request.num_cached_tokens
-
-    def step_rows(self, state: RequestState) -> tuple[int, int] | None:
-        """Returns ScheduledTokens.state_rows of the request's next step; allocates the second."""
-        if self.rows is None:
-            return None
-        read = state.planned_rows[-1] if state.planned_rows else state.state_row
-        state.planned_rows.append(self.rows.allocate())
-        return read, state.planned_rows[-1]
-
-    def advance_rows(self, state: RequestState) -> None:
-        """Moves a request on to the row that a committed step has written, and keeps it where a
-        prompt's block ends."""
-        if self.rows is None:
-            return
-        self.rows.release(state.state_row)
-        state.state_row = state.planned_rows.pop(0)
-        end, size = state.request.num_computed_tokens, self._config.block_size
-        if end % size == 0 and end <= len(state.request.prompt_token_ids):
-            self.rows.keep(state.state_row, state.keys.key(end // size - 1))
 
     def preempt(self, state: RequestState) -> None:
         """Sends a running request back to the queue; content that the prefix cache loses until
@@ -180,9 +160,7 @@ class Lifecycle:
         self.running.remove(state)
         self.pool.free(request.block_ids)
         if self.rows is not None:
-            for row in (state.state_row, *state.planned_rows):
-                self.rows.release(row)
-            state.state_row, state.planned_rows = ZERO_ROW, []
+            self.rows.leave(state)
         self.encoder.keep_only(request.request_id)
         self._drop[request.request_id] = None
 

@@ -48,6 +48,7 @@ class Scheduler:
         self._config = config
         self._requests = Lifecycle(config)
         self._pool = self._requests.pool
+        self._rows = self._requests.rows
         self._encoder = self._requests.encoder
         self._failed: list[TokenUpdate] = []  # failed outside a commit; the next commit reports it
         self._num_steps = 0
@@ -223,7 +224,7 @@ class Scheduler:
                 start=request.num_computed_tokens,
                 num_tokens=1,
                 new_block_ids=new_block_ids,
-                state_rows=self._requests.step_rows(state),
+                state_rows=None if self._rows is None else self._rows.plan(state),
             )
         )
 
@@ -257,7 +258,7 @@ class Scheduler:
 
     def _next_chunk(self, state: RequestState, start: int, draft: StepDraft) -> Chunk:
         num_tokens = draft.num_tokens_left
-        if self._requests.rows is not None:
+        if self._rows is not None:
             num_tokens = tokens_to_border(state, start, num_tokens, self._config)
         return next_chunk(state.request, start, num_tokens, self._config, self._encoder)
 
@@ -277,7 +278,7 @@ class Scheduler:
                 num_tokens=chunk.num_tokens,
                 new_block_ids=new_block_ids,
                 samples=chunk.end == request.num_tokens,
-                state_rows=self._requests.step_rows(state),
+                state_rows=None if self._rows is None else self._rows.plan(state),
             )
         )
         if chunk.waits_for_encoder:
@@ -321,18 +322,7 @@ class Scheduler:
             while (whole := whole_spans_end(request, 0, end)) < end:
                 end = whole // block_size * block_size
             del matched[end // block_size :]
-        return matched if self._requests.rows is None else self._with_state(state, matched)
-
-    def _with_state(self, state: RequestState, matched: list[int]) -> list[int]:
-        """Returns the first blocks of `matched` that end where a state is kept. Has one kept at
-        the end of all of them."""
-        rows = self._requests.rows
-        assert rows is not None, "the model has states"
-        count = len(matched)
-        while count and rows.find(state.keys.key(count - 1)) is None:
-            count -= 1
-        state.shared_end = len(matched) * self._config.block_size
-        return matched[:count]
+        return matched if self._rows is None else self._rows.match(state, matched)
 
     def _num_reserved_blocks(self) -> int:
         """Returns how many blocks an admission leaves free: one per running request that may grow.
@@ -356,7 +346,8 @@ class Scheduler:
         if num_full > num_registered:
             self._pool.register(request.block_ids, state.keys, num_registered, num_full)
             state.num_registered_blocks = num_full
-        self._requests.advance_rows(state)
+        if self._rows is not None:
+            self._rows.commit(state)
         if request.media and item.start < request.media[-1].end:
             split = split_spans(request)
             self._encoder.keep_only(request.request_id, split[0].item.key if split else None)

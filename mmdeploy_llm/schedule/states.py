@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .state import RequestState
 
 ZERO_ROW = 0  # always zero: the state before a sequence's first token
 PADDING_ROW = 1  # written by padding of recorded steps, never read
@@ -24,8 +28,9 @@ class StateRows:
     computed again. A row with a key is never written again. At most `max_idle` rows are idle.
     """
 
-    def __init__(self, *, num_rows: int, max_idle: int) -> None:
-        """num_rows: with the two fixed ones."""
+    def __init__(self, *, num_rows: int, max_idle: int, block_size: int) -> None:
+        """num_rows: with the two fixed ones. block_size: of the KV cache, in tokens."""
+        self._block_size = block_size
         self.num_rows = num_rows
         self._max_idle = max_idle
         self._free = list(range(num_rows - 1, NUM_FIXED - 1, -1))  # a stack: low ones first
@@ -74,6 +79,45 @@ class StateRows:
         self._idle[row] = None
         if len(self._idle) > self._max_idle:
             self._free.append(self._evict())
+
+    # The rows of a request: one holds its state, and each planned step will write another.
+
+    def match(self, state: RequestState, blocks: list[int]) -> list[int]:
+        """Returns the first of the cached blocks of a request, up to the last one after which a
+        state is kept. Has one kept at the end of all of them."""
+        count = len(blocks)
+        while count and self.find(state.keys.key(count - 1)) is None:
+            count -= 1
+        state.shared_end = len(blocks) * self._block_size
+        return blocks[:count]
+
+    def start(self, state: RequestState, num_blocks: int) -> None:
+        """Starts a request from the state that is kept for its first num_blocks blocks."""
+        row = self.find(state.keys.key(num_blocks - 1))
+        assert row is not None, "a match ends at a kept state"
+        self.share(row)
+        state.state_row = row
+
+    def plan(self, state: RequestState) -> tuple[int, int]:
+        """Returns ScheduledTokens.state_rows of a request's next step; allocates the second."""
+        read = state.planned_rows[-1] if state.planned_rows else state.state_row
+        state.planned_rows.append(self.allocate())
+        return read, state.planned_rows[-1]
+
+    def commit(self, state: RequestState) -> None:
+        """Moves a request on to the row that a committed step has written, and keeps it where a
+        block of the prompt ends."""
+        self.release(state.state_row)
+        state.state_row = state.planned_rows.pop(0)
+        end = state.request.num_computed_tokens
+        if end % self._block_size == 0 and end <= len(state.request.prompt_token_ids):
+            self.keep(state.state_row, state.keys.key(end // self._block_size - 1))
+
+    def leave(self, state: RequestState) -> None:
+        """Releases all rows of a request."""
+        for row in (state.state_row, *state.planned_rows):
+            self.release(row)
+        state.state_row, state.planned_rows = ZERO_ROW, []
 
     def _evict(self) -> int:
         """Returns the row that was idle longest, without its content."""

@@ -115,7 +115,7 @@ def test_no_step_runs_ahead_without_a_free_row(kit):
 class TestRows:
     @pytest.fixture
     def rows(self):
-        return StateRows(num_rows=6, max_idle=2)
+        return StateRows(num_rows=6, max_idle=2, block_size=4)
 
     def test_a_kept_row_outlives_its_request_until_it_is_the_oldest(self, rows):
         held = [rows.allocate() for _ in range(3)]
