@@ -15,6 +15,8 @@ from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.quantized import readable_files
 
+from .packing import awq_tensors, gptq_tensors, grouped, random_codes
+
 LAYER = "model.layers.0.mlp.up_proj"
 
 
@@ -43,51 +45,25 @@ def random():
     return torch.Generator().manual_seed(0)
 
 
-def words_of(codes, num_bits):
-    """Packs codes [r, c] into int32 [r, c * num_bits / 32], one value at a time."""
-    per_word = 32 // num_bits
-    rows = []
-    for row in codes.tolist():
-        words = []
-        for start in range(0, len(row), per_word):
-            word = sum(code << num_bits * i for i, code in enumerate(row[start : start + per_word]))
-            words.append(word - 2**32 if word >= 2**31 else word)
-        rows.append(words)
-    return torch.tensor(rows, dtype=torch.int32)
-
-
-def grouped(codes, zeros, scales, group_of):
-    """Dequantises codes [n, k] with zeros and scales [n, G], one value at a time, in float16."""
-    out = torch.empty(codes.shape, dtype=scales.dtype)
-    for row in range(codes.shape[0]):
-        for column in range(codes.shape[1]):
-            group = int(group_of[column])
-            difference = int(codes[row, column]) - int(zeros[row, group])
-            out[row, column] = torch.tensor(difference, dtype=scales.dtype) * scales[row, group]
-    return out
-
-
 class TestGPTQ:
     @pytest.mark.parametrize("num_bits", [4, 8])
     @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
     @pytest.mark.parametrize("has_order", [False, True])
     def test_values(self, read, random, num_bits, version, has_order):
         n, k, size = 16, 64, 32
-        codes = torch.randint(0, 2**num_bits, (n, k), generator=random)
-        zeros = torch.randint(1, 2**num_bits, (n, k // size), generator=random)
-        scales = torch.rand(n, k // size, generator=random).half()
+        codes, zeros, scales = random_codes(n, k, size, random, num_bits)
         group_of = torch.arange(k) // size
         if has_order:
             group_of = group_of[torch.randperm(k, generator=random)]
-        tensors = {
-            f"{LAYER}.qweight": words_of(codes, num_bits).T,
-            f"{LAYER}.qzeros": words_of((zeros - int(version == "gptq")).T, num_bits),
-            f"{LAYER}.scales": scales.T,
-            f"{LAYER}.g_idx": group_of.int(),
-            "norm.weight": torch.ones(3),
-        }
+        stored = gptq_tensors(
+            LAYER, codes, zeros, scales, group_of, num_bits=num_bits, version=version
+        )
         found = read(
-            tensors, quant_method="gptq", bits=num_bits, group_size=size, checkpoint_format=version
+            {**stored, "norm.weight": torch.ones(3)},
+            quant_method="gptq",
+            bits=num_bits,
+            group_size=size,
+            checkpoint_format=version,
         )
         assert sorted(found) == [f"{LAYER}.weight", "norm.weight"]
         assert torch.equal(found[f"{LAYER}.weight"], grouped(codes, zeros, scales, group_of))
@@ -105,20 +81,9 @@ class TestGPTQ:
 
 def test_awq(read, random):
     n, k, size = 16, 64, 32
-    codes = torch.randint(0, 16, (n, k), generator=random)
-    zeros = torch.randint(0, 16, (n, k // size), generator=random)
-    scales = torch.rand(n, k // size, generator=random).half()
-    order = [0, 2, 4, 6, 1, 3, 5, 7]  # the outputs of a word, lowest bits first
-
-    def packed(values):
-        return words_of(values.T.reshape(-1, n // 8, 8)[..., order].flatten(1), 4)
-
-    tensors = {
-        f"{LAYER}.qweight": packed(codes),
-        f"{LAYER}.qzeros": packed(zeros),
-        f"{LAYER}.scales": scales.T,
-    }
-    found = read(tensors, quant_method="awq", bits=4, group_size=size, version="gemm")
+    codes, zeros, scales = random_codes(n, k, size, random)
+    stored = awq_tensors(LAYER, codes, zeros, scales)
+    found = read(stored, quant_method="awq", bits=4, group_size=size, version="gemm")
     wanted = grouped(codes, zeros, scales, torch.arange(k) // size)
     assert torch.equal(found[f"{LAYER}.weight"], wanted)
 
