@@ -14,6 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.weights.files import SafetensorsFile
 from mmdeploy_llm.weights.quantized import readable_files
+from mmdeploy_llm.weights.quantized.settings import quantization_settings
 
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes
 
@@ -250,6 +251,38 @@ class TestRefusals:
     def test_a_setting_of_the_wrong_type(self, read):
         with pytest.raises(CheckpointError, match=r"quantization_config\.bits of config\.json"):
             read({"a.weight": torch.ones(2)}, quant_method="gptq", bits="many")
+
+    @pytest.mark.parametrize("pattern", ["(a+)+$", "(.*.*)*x", ".*.*.*.*x", "(", "x" * 501])
+    def test_a_pattern_that_is_made_to_hurt(self, read, pattern):
+        tensors = {f"{LAYER}.weight_scale": torch.ones(1)}
+        group = {"targets": [f"re:{pattern}"], "weights": {"num_bits": 8}}
+        with pytest.raises(CheckpointError, match=r"has the (malformed )?pattern"):
+            read(tensors, format="int-quantized", config_groups={"one": group})
+
+    @pytest.mark.parametrize("values", [5, [1], "awq"])
+    def test_no_object(self, values):
+        with pytest.raises(CheckpointError, match="must be an object"):
+            quantization_settings(SimpleNamespace(quantization_config=values))
+
+    @pytest.mark.parametrize(
+        ("method", "settings", "tensors"),
+        [
+            ("awq", {}, {"qweight": [4], "qzeros": [4], "scales": [4]}),
+            ("gptq", {"bits": 4}, {"qweight": [0, 4], "qzeros": [1, 1], "scales": [1, 4]}),
+            ("gptq", {"bits": 4}, {"qweight": [4, 4, 4], "qzeros": [4], "scales": [4]}),
+        ],
+    )
+    def test_parts_that_are_no_matrices(self, read, method, settings, tensors):
+        stored = {
+            f"{LAYER}.{name}": torch.zeros(shape, dtype=torch.int32)
+            for name, shape in tensors.items()
+        }
+        with pytest.raises(CheckpointError, match="must be a matrix"):
+            read(stored, quant_method=method, **settings)
+
+    def test_a_block_of_no_size(self, read):
+        with pytest.raises(CheckpointError, match=r"quantization_config\.weight_block_size\.0"):
+            read({"a.weight": torch.ones(2)}, quant_method="fp8", weight_block_size=[0, 4])
 
     def test_a_missing_part(self, read):
         tensors = {f"{LAYER}.qweight": torch.zeros(4, 8, dtype=torch.int32)}

@@ -44,7 +44,7 @@ def awq_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[QuantizedL
             raise refuse("AWQ", found, "4 bits and version 'gemm'", name)
         needed = {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales"}
         parts = stored.parts(name, needed)
-        k, num_words = stored.check(parts["codes"], None, torch.int32).shape
+        k, num_words = stored.matrix(parts["codes"], torch.int32)
         n = num_words * PER_WORD
         group_size = k if settings.group_size <= 0 else settings.group_size
         num_groups = -(-k // group_size)

@@ -31,7 +31,7 @@ def unpack_dense(words: Tensor, num_bits: int, count: int) -> Tensor:
         return unpack_words(words, num_bits)[:, :count]
     starts = torch.arange(count) * num_bits
     index, shift = starts // WORD, starts % WORD
-    wide = words.long() & 0xFFFF_FFFF
+    wide: Tensor = words.long() & 0xFFFF_FFFF
     wide = torch.cat([wide, wide.new_zeros(wide.shape[0], 1)], 1)
     both = wide[:, index] | (wide[:, index + 1] << WORD)
     return ((both >> shift) & (2**num_bits - 1)).to(torch.uint8)

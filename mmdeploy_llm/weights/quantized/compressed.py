@@ -13,13 +13,12 @@ Asymmetric ones have weight_zero_point, those ordered by activations weight_g_id
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
@@ -27,6 +26,7 @@ from mmdeploy_llm.errors import CheckpointError
 from .bits import float4, power_of_two, unpack_dense, unpack_nibbles
 from .layer import GroupedMatrix, QuantizedLayer
 from .method import FLOATS, Stored, refuse
+from .patterns import matches
 from .settings import SchemeSettings, read_settings
 
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group", "token"]
@@ -44,7 +44,7 @@ class WeightArgs(SchemeSettings):
     symmetric: bool = True
     strategy: Strategy | None = None
     group_size: int | None = None
-    block_structure: tuple[int, int] | None = None
+    block_structure: tuple[PositiveInt, PositiveInt] | None = None
 
 
 class ConfigGroup(SchemeSettings):
@@ -89,7 +89,7 @@ def _group_of(name: str, settings: CompressedSettings) -> ConfigGroup:
         for group in groups:
             for target in group.targets:
                 if target.startswith("re:"):
-                    if is_pattern and re.match(target.removeprefix("re:"), name):
+                    if is_pattern and matches(target.removeprefix("re:"), name):
                         return group
                 elif not is_pattern and target == name:
                     return group
@@ -150,10 +150,7 @@ def _naive(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
     code = torch.int8 if args.type == "int" else torch.float8_e4m3fn
     if args.num_bits != 8:
         raise refuse("compressed-tensors", f"{args.num_bits}-bit {args.type}", "8 bits", name)
-    shape = stored.check(parts["codes"], None, code).shape
-    if len(shape) != 2:
-        raise refuse("compressed-tensors", f"{len(shape)} axes", "weights of two axes", name)
-    n, k = shape
+    n, k = stored.matrix(parts["codes"], code)
     dtype, group_size = _scales(name, args, stored, n, k)
     block_rows = args.block_structure[0] if args.strategy == "block" and args.block_structure else 1
     return QuantizedLayer(
@@ -214,8 +211,10 @@ def _four_bit_floats(
     if has_global:
         needed["global"] = ".weight_global_scale"
     parts = stored.parts(name, needed)
-    n, half = stored.check(parts["codes"], None, torch.uint8).shape
-    size = args.group_size or (16 if has_global else 32)
+    n, half = stored.matrix(parts["codes"], torch.uint8)
+    size = 16 if has_global else 32
+    if args.group_size not in (None, size):
+        raise refuse("compressed-tensors", f"groups of {args.group_size}", f"of {size}", name)
     code = torch.float8_e4m3fn if has_global else torch.uint8
     stored.check(parts["scales"], (n, -(-2 * half // size)), code)
     if has_global:

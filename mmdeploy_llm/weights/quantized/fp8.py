@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from .bits import power_of_two
 from .layer import GroupedMatrix, QuantizedLayer
-from .method import FLOATS, Stored, refuse
+from .method import FLOATS, Stored
 from .settings import SchemeSettings, read_settings
 
 EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)  # scales that are powers of two
@@ -26,7 +27,7 @@ class FP8Settings(SchemeSettings):
     """quantization_config of fine-grained FP8. weight_block_size: rows and columns that share a
     scale; None: all."""
 
-    weight_block_size: tuple[int, int] | None = None
+    weight_block_size: tuple[PositiveInt, PositiveInt] | None = None
 
 
 def fp8_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[QuantizedLayer]:
@@ -34,10 +35,7 @@ def fp8_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[QuantizedL
     settings = read_settings(FP8Settings, values)
     for name in stored.names(".weight_scale_inv"):
         parts = stored.parts(name, {"codes": ".weight", "scales": ".weight_scale_inv"})
-        entry = stored.check(parts["codes"], None, torch.float8_e4m3fn)
-        if len(entry.shape) != 2:
-            raise refuse("FP8", f"{len(entry.shape)} axes", "weights of two axes", name)
-        n, k = entry.shape
+        n, k = stored.matrix(parts["codes"], torch.float8_e4m3fn)
         rows, columns = settings.weight_block_size or (n, k)
         shape = (-(-n // rows), -(-k // columns))
         found = stored.entries[parts["scales"]].shape

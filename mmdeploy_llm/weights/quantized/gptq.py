@@ -47,7 +47,7 @@ def gptq_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[Quantized
 def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
     needed = {"codes": ".qweight", "zeros": ".qzeros", "scales": ".scales"}
     parts = stored.parts(name, needed, {"group_of": ".g_idx"})
-    num_words, n = stored.check(parts["codes"], None, torch.int32).shape
+    num_words, n = stored.matrix(parts["codes"], torch.int32)
     k = num_words * WORD // settings.bits
     group_size = k if settings.group_size <= 0 else settings.group_size
     num_groups = -(-k // group_size)

@@ -68,6 +68,15 @@ class Stored:
             )
         return entry
 
+    def matrix(self, key: str, dtype: torch.dtype) -> tuple[int, int]:
+        """Returns the shape of a stored matrix. Raises CheckpointError for anything else."""
+        shape = self.check(key, None, dtype).shape
+        if len(shape) != 2 or not all(shape):
+            raise CheckpointError(
+                f"{key} in {self.files[key].path} has shape {list(shape)}, but must be a matrix"
+            )
+        return shape[0], shape[1]
+
 
 Layers = Callable[[Mapping[str, Any], Stored], Iterator[QuantizedLayer]]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .bits import float4, unpack_nibbles
 from .layer import QuantizedLayer
-from .method import Stored
+from .method import Stored, refuse
 
 BLOCK_BYTES = 16
 
@@ -24,10 +24,11 @@ def mxfp4_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[Quantize
     del values  # the format has no options
     for name in stored.names("_blocks"):
         parts = stored.parts(name, {"blocks": "_blocks", "scales": "_scales"})
-        num_experts, n, num_blocks, _ = stored.check(
-            parts["blocks"], (*stored.entries[parts["scales"]].shape, BLOCK_BYTES), torch.uint8
-        ).shape
-        stored.check(parts["scales"], None, torch.uint8)
+        shape = stored.check(parts["scales"], None, torch.uint8).shape
+        stored.check(parts["blocks"], (*shape, BLOCK_BYTES), torch.uint8)
+        if len(shape) != 3 or not all(shape):
+            raise refuse("MXFP4", f"scales of shape {list(shape)}", "stacks of experts", name)
+        num_experts, n, num_blocks = shape
         yield QuantizedLayer(
             name=name,
             key=name,

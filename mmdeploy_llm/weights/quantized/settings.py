@@ -19,14 +19,20 @@ class SchemeSettings(BaseModel):
 
 
 def quantization_settings(config: Any) -> Mapping[str, Any] | None:
-    """Returns the quantization_config of a transformers config; None when it has none."""
+    """Returns the quantization_config of a transformers config; None when it has none. Raises
+    CheckpointError when it is no object."""
     found = getattr(config, "quantization_config", None)
     if found is None:
         found = getattr(config, "compression_config", None)
     if found is None or isinstance(found, Mapping):
         return found
-    as_dict: Mapping[str, Any] = found.to_dict()
-    return as_dict
+    to_dict = getattr(found, "to_dict", None)
+    values: object = to_dict() if callable(to_dict) else None
+    if not isinstance(values, Mapping):
+        raise CheckpointError(
+            f"quantization_config in config.json must be an object, got {str(found)[:80]!r}"
+        )
+    return values
 
 
 def read_settings(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
