@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,15 @@ DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    # Parts of quantised weights.
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
+LOADABLE = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 # Tensors whose dtype or device changes pass through a buffer of this many bytes.
 STAGING_BYTES = 32 * 2**20
 
@@ -37,12 +45,33 @@ class Entry:
     offset: int
 
 
+class TensorFile(Protocol):
+    """The tensors of a file, ready to be read into parameters."""
+
+    @property
+    def path(self) -> Path:
+        """The file, for messages."""
+        ...
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """The tensors, by key."""
+        ...
+
+    def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
+        """Fills the contiguous `out` with values of tensor `key`, starting at value `first_value`.
+
+        Casts to `out`'s dtype. transpose: the file stores the last two axes swapped (`out.mT`).
+        """
+        ...
+
+
 class SafetensorsFile:
     """An open safetensors file, used as a context manager. `entries`: key -> stored tensor."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file and reads its header. Raises CheckpointError when it is not a complete
-        safetensors file of floats."""
+        safetensors file of supported dtypes."""
         self.path = path
         self.entries = _read_entries(path)
         self._fd = os.open(path, os.O_RDONLY)
@@ -59,10 +88,7 @@ class SafetensorsFile:
         os.close(self._fd)
 
     def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
-        """Fills the contiguous `out` with values of tensor `key`, starting at value `first_value`.
-
-        Casts to `out`'s dtype. transpose: the file stores the last two axes swapped (`out.mT`).
-        """
+        """See TensorFile."""
         entry = self.entries[key]
         offset = entry.offset + first_value * entry.dtype.itemsize
         if transpose:
@@ -120,8 +146,7 @@ def _read_entries(path: Path) -> dict[str, Entry]:
 def _entry(path: Path, key: str, raw: Mapping[str, Any], data_start: int) -> Entry:
     if raw["dtype"] not in DTYPES:
         raise CheckpointError(
-            f"{key} in {path} has dtype {raw['dtype']}; supported dtypes: {', '.join(DTYPES)}. "
-            "Pre-quantized checkpoints are not supported"
+            f"{key} in {path} has dtype {raw['dtype']}; supported dtypes: {', '.join(DTYPES)}"
         )
     begin, end = raw["data_offsets"]
     entry = Entry(dtype=DTYPES[raw["dtype"]], shape=tuple(raw["shape"]), offset=data_start + begin)

@@ -33,9 +33,10 @@ from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.parallel import Share
 
 from .bounds import bounded_building
-from .files import SafetensorsFile
+from .files import LOADABLE, SafetensorsFile, TensorFile
 from .find import find_weights
 from .map import Target
+from .quantized import readable_files
 from .shard import Read, fill, fill_share
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def build_model(
         if load_format != "dummy":
             paths = find_weights(checkpoint.folder)
             files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
-            reads = _plan(model, files, whole)
+            reads = _plan(model, readable_files(files, checkpoint.config), whole)
         shares = split(model) if split is not None else {}
         empty = partial(torch.empty, device=device) if memory is None else memory.empty
         _materialize(model, dtype, empty)
@@ -97,7 +98,7 @@ def build_model(
 
 
 def _plan(
-    model: nn.Module, files: Sequence[SafetensorsFile], shapes: Mapping[str, tuple[int, ...]]
+    model: nn.Module, files: Sequence[TensorFile], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[Read]:
     pieces: list[Read] = []
     surplus: list[str] = []
@@ -120,11 +121,17 @@ def _targets(model: nn.Module, key: str) -> Sequence[Target] | None:
 
 
 def _piece(
-    file: SafetensorsFile, key: str, target: Target, shapes: Mapping[str, tuple[int, ...]]
+    file: TensorFile, key: str, target: Target, shapes: Mapping[str, tuple[int, ...]]
 ) -> Read:
     """Returns the read that fills `target`. Raises CheckpointError when the shapes differ."""
     if target.name not in shapes:
         raise PluginContractError(f"weight_targets({key!r}) names no parameter: {target.name!r}")
+    if file.entries[key].dtype not in LOADABLE:
+        raise CheckpointError(
+            f"{key} in {file.path} has dtype {_dtype_name(file, key)}, and {target.name} needs "
+            "floats: either the weights are quantised and config.json has no quantization_config "
+            "that says how, or it does not name this layer"
+        )
     stored, wanted = file.entries[key].shape, shapes[target.name]
     if target.index is not None:
         start, wanted = target.index * math.prod(wanted[1:]), wanted[1:]
@@ -158,10 +165,14 @@ def _piece(
     )
 
 
+def _dtype_name(file: TensorFile, key: str) -> str:
+    return str(file.entries[key].dtype).removeprefix("torch.")
+
+
 def _check_coverage(
     pieces: Iterable[Read],
     shapes: Mapping[str, tuple[int, ...]],
-    files: Sequence[SafetensorsFile],
+    files: Sequence[TensorFile],
 ) -> None:
     """Raises CheckpointError unless exactly one read fills every value of every parameter."""
     by_name: dict[str, list[Read]] = defaultdict(list)
@@ -181,7 +192,7 @@ def _check_coverage(
     _raise_if(twice, "these keys fill values that another key fills too", files)
 
 
-def _raise_if(names: Sequence[str], what: str, files: Sequence[SafetensorsFile]) -> None:
+def _raise_if(names: Sequence[str], what: str, files: Sequence[TensorFile]) -> None:
     if names:
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         raise CheckpointError(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmdeploy_llm.parallel import Share
 
-from .files import STAGING_BYTES, SafetensorsFile
+from .files import STAGING_BYTES, TensorFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Read:
     transpose: whether the file stores the last two axes swapped.
     """
 
-    file: SafetensorsFile
+    file: TensorFile
     key: str
     name: str
     start: int

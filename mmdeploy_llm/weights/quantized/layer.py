@@ -1,0 +1,78 @@
+"""QuantizedLayer: the tensors that hold one quantised weight, and how they are read. Shapes: n rows
+(outputs), k columns (inputs), G groups of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class WeightRows(Protocol):
+    """A weight whose rows (first axis) are dequantised when they are asked for."""
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """Returns rows start .. end, in the dtype of the layer's entry."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedLayer:
+    """One weight of a checkpoint that is stored quantised.
+
+    name: the layer, for messages. key: the name under which the weight appears.
+    parts: keys of the stored tensors, by the role that `decode` knows them by.
+    shape, dtype: of the dequantised weight.
+    decode: makes the weight of the stored tensors, by role.
+    """
+
+    name: str
+    key: str
+    parts: Mapping[str, str]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    decode: Callable[[Mapping[str, Tensor]], WeightRows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedMatrix:
+    """A matrix of small numbers that share scales: (codes - zeros) * scales, computed in `dtype`.
+
+    codes: [n, k], integers or 8-bit floats.
+    scales: [n / block_rows (rounded up), G]. zeros: the same shape; None: all are 0.
+    group_of: [k] int64, the group of each column; None: G equal runs of group_size columns, the
+        last one perhaps shorter.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    group_size: int
+    dtype: torch.dtype
+    zeros: Tensor | None = None
+    group_of: Tensor | None = None
+    block_rows: int = 1
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """See WeightRows."""
+        values = self.codes[start:end].to(self.dtype)
+        if self.zeros is not None:
+            values = values - self._spread(self.zeros.to(self.dtype), start, end)
+        return values * self._spread(self.scales.to(self.dtype), start, end)
+
+    def _spread(self, facts: Tensor, start: int, end: int) -> Tensor:
+        """Repeats one value of each group for its rows start .. end and its columns: [end - start,
+        k]."""
+        if self.block_rows > 1:
+            first = start // self.block_rows
+            facts = facts[first : -(-end // self.block_rows)]
+            facts = facts.repeat_interleave(self.block_rows, 0)
+            skipped = start - first * self.block_rows
+            facts = facts[skipped : skipped + end - start]
+        else:
+            facts = facts[start:end]
+        if self.group_of is not None:
+            return facts[:, self.group_of]
+        return facts.repeat_interleave(self.group_size, 1)[:, : self.codes.shape[1]]

@@ -1,0 +1,116 @@
+"""Shows the quantised layers of a checkpoint's files as tensors of floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.weights.files import Entry, SafetensorsFile, TensorFile
+
+from .awq import awq_layers
+from .compressed import compressed_layers
+from .fp8 import fp8_layers
+from .gptq import gptq_layers
+from .layer import QuantizedLayer, WeightRows
+from .method import Layers, Stored
+from .mxfp4 import mxfp4_layers
+from .settings import quantization_settings
+
+METHODS: Mapping[str, Layers] = MappingProxyType(
+    {
+        "awq": awq_layers,
+        "compressed-tensors": compressed_layers,
+        "fp8": fp8_layers,
+        "gptq": gptq_layers,
+        "mxfp4": mxfp4_layers,
+    }
+)
+# Scales of activations and of the KV cache: the engine has its own.
+IGNORED = (
+    ".input_scale",
+    ".input_zero_point",
+    ".input_global_scale",
+    ".output_scale",
+    ".activation_scale",
+    ".k_scale",
+    ".v_scale",
+)
+ROWS_BYTES = 64 * 2**20  # of floats that are dequantised at a time
+
+
+def readable_files(files: Sequence[SafetensorsFile], config: Any) -> Sequence[TensorFile]:
+    """Returns files whose entries are ready to load: `files` themselves if they are not quantised,
+    else one more in front, with the quantised layers.
+
+    config: transformers' config. Raises CheckpointError for a method or a scheme that is not known,
+    naming it and the layer.
+    """
+    settings = quantization_settings(config)
+    if settings is None:
+        return files
+    method = str(settings.get("quant_method", "compressed-tensors"))
+    if method not in METHODS:
+        raise CheckpointError(
+            f"quantization_config in config.json says that {method!r} quantised the weights, "
+            f"which is not supported; supported: {', '.join(METHODS)}"
+        )
+    owners = {key: file for file in files for key in file.entries}
+    stored = Stored({key: file.entries[key] for key, file in owners.items()}, owners)
+    layers = tuple(METHODS[method](settings, stored))
+    used = {key for layer in layers for key in layer.parts.values()}
+    used.update(key for key in owners if key.endswith(IGNORED))
+    plain = [_Selection(file, used) for file in files]
+    return [QuantizedFile(files[0].path, layers, stored), *plain]
+
+
+class _Selection:
+    """A file without the tensors that were shown otherwise."""
+
+    def __init__(self, file: SafetensorsFile, used: Iterable[str]) -> None:
+        self._file = file
+        self.path = file.path
+        hidden = set(used)
+        self.entries = {key: entry for key, entry in file.entries.items() if key not in hidden}
+
+    def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
+        """See TensorFile."""
+        self._file.read_into(key, out, first_value=first_value, transpose=transpose)
+
+
+class QuantizedFile:
+    """The quantised layers of a checkpoint as a file of floats; dequantises what is read."""
+
+    def __init__(self, path: Path, layers: Sequence[QuantizedLayer], stored: Stored) -> None:
+        self.path = path
+        self._layers = {layer.key: layer for layer in layers}
+        self._stored = stored
+        self.entries = {
+            layer.key: Entry(dtype=layer.dtype, shape=layer.shape, offset=0) for layer in layers
+        }
+
+    def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
+        """See TensorFile. first_value: the first one of a row."""
+        layer = self._layers[key]
+        row_size = math.prod(layer.shape[1:])
+        first, rest = divmod(first_value, row_size)
+        assert rest == 0, "a quantised weight is read by whole rows"
+        parts = {role: self._stored.read(name) for role, name in layer.parts.items()}
+        _copy_rows(layer.decode(parts), layer.shape, first, out, transpose=transpose)
+
+
+def _copy_rows(
+    weight: WeightRows, shape: Sequence[int], first: int, out: Tensor, *, transpose: bool
+) -> None:
+    """Dequantises the rows from `first` on that fill `out`, a bounded number at a time."""
+    target = out.mT if transpose else out
+    rows = target.view(-1, *shape[1:]) if target.is_contiguous() else target
+    step = max(1, ROWS_BYTES // (4 * math.prod(shape[1:])))
+    for start in range(0, rows.shape[0], step):
+        end = min(start + step, rows.shape[0])
+        rows[start:end].copy_(weight.rows(first + start, first + end))

@@ -1,0 +1,48 @@
+"""Reads quantization_config, which config.json holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mmdeploy_llm.errors import CheckpointError
+
+Settings = TypeVar("Settings", bound="SchemeSettings")
+
+
+class SchemeSettings(BaseModel):
+    """The fields of quantization_config that say how a file is read; others are not needed."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+def quantization_settings(config: Any) -> Mapping[str, Any] | None:
+    """Returns the quantization_config of a transformers config; None when it has none. Raises
+    CheckpointError when it is no object."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        found = getattr(config, "compression_config", None)
+    if found is None or isinstance(found, Mapping):
+        return found
+    to_dict = getattr(found, "to_dict", None)
+    values: object = to_dict() if callable(to_dict) else None
+    if not isinstance(values, Mapping):
+        raise CheckpointError(
+            f"quantization_config in config.json must be an object, got {str(found)[:80]!r}"
+        )
+    return values
+
+
+def read_settings(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
+    """Validates the settings of one method. Raises CheckpointError, naming the field."""
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(
+            f"quantization_config.{place} of config.json cannot be read: {first['msg']}, got "
+            f"{str(first.get('input'))[:80]!r}"
+        ) from None
