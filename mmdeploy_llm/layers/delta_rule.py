@@ -20,16 +20,14 @@ def normalized(x: Tensor) -> Tensor:
     return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def delta_step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
     """Computes one token of each sequence. q, k: [B, H, K]. v: [B, H, V]. g, beta: [B, H]. state:
-    [B, H, K, V]. Returns ([B, H, V], the new state)."""
-    state = state * g.exp()[..., None, None]
+    [B, H, K, V], which becomes the new state. Returns [B, H, V]."""
+    state.mul_(g.exp()[..., None, None])
     known = torch.matmul(k[..., None, :], state).squeeze(-2)
     change = (v - known) * beta[..., None]
-    state = state + k[..., None] * change[..., None, :]
-    return torch.matmul(q[..., None, :], state).squeeze(-2), state
+    state.addcmul_(k[..., None], change[..., None, :])
+    return torch.matmul(q[..., None, :], state).squeeze(-2)
 
 
 def delta_sequence(

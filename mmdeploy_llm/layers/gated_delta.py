@@ -169,9 +169,9 @@ def _delta(
     count, out = states.num_decode, torch.empty_like(v)
     if count:
         rows = slice(count)
-        before = matrices[states.read[rows]]
-        out[rows], after = delta_step(q[rows], k[rows], v[rows], g[rows], beta[rows], before)
-        matrices.index_copy_(0, states.write[rows], after)
+        state = matrices[states.read[rows]]
+        out[rows] = delta_step(q[rows], k[rows], v[rows], g[rows], beta[rows], state)
+        matrices.index_copy_(0, states.write[rows], state)
     start = count
     for index, length in enumerate(states.query_lens[count:], count):
         rows = slice(start, start + length)

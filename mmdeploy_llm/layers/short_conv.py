@@ -36,15 +36,24 @@ class ShortConv(nn.Module):
         for index, length in enumerate(states.query_lens[count:], count):
             end = start + length
             row, written = states.read[index], states.write[index]
-            padded = torch.cat([state[row], x[start:end].T], 1)
-            out[start:end] = F.conv1d(padded[None], self.weight, groups=x.shape[1])[0].T
-            state[written] = padded[:, length:]
+            padded = torch.cat([state[row].T, x[start:end]])
+            out[start:end] = self._convolved(padded, length)
+            state[written] = padded[length:].T
             start = end
         return F.silu(out) if self.has_silu else out
+
+    def _convolved(self, padded: Tensor, length: int) -> Tensor:
+        """Convolves the last `length` of the rows [length + k - 1, C], in float32: torch has no
+        fast convolution in bf16 on every CPU."""
+        weight, wide = self.weight[:, 0].float(), padded.float()
+        out = wide[:length] * weight[:, 0]
+        for index in range(1, weight.shape[1]):
+            out.addcmul_(wide[index : index + length], weight[:, index])
+        return out.to(padded.dtype)
 
     def _decode(self, x: Tensor, state: Tensor, states: StateContext) -> Tensor:
         """Convolves one token of each sequence, [B, C]."""
         rows = slice(x.shape[0])
         window = torch.cat([state[states.read[rows]], x[:, :, None]], 2)
         state.index_copy_(0, states.write[rows], window[..., 1:])
-        return (window * self.weight[:, 0]).sum(-1)
+        return (window.float() * self.weight[:, 0].float()).sum(-1).to(x.dtype)

@@ -27,8 +27,8 @@ def matches(pattern: str, name: str) -> bool:
     if parsed is None or _num_repeats(parsed) > MAX_REPEATS:
         raise CheckpointError(
             f"quantization_config in config.json has the pattern {pattern[:80]!r}, which could "
-            f"take for ever; patterns have up to {MAX_PATTERN} characters and {MAX_REPEATS} repeats, "
-            "none within another"
+            f"take for ever; patterns have up to {MAX_PATTERN} characters and {MAX_REPEATS} "
+            "repeats, none within another"
         )
     return re.match(pattern, name) is not None
 
