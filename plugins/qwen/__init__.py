@@ -1,5 +1,5 @@
 """Qwen2, Qwen2.5 and Qwen3 text models, dense and with experts; Qwen2-VL, Qwen2.5-VL and Qwen3-VL;
-Qwen3.5 with and without media."""
+Qwen3-Next; Qwen3.5 with and without media."""
 
 from __future__ import annotations
 
@@ -91,6 +91,13 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
     vl = "mmdeploy_llm_plugins.qwen.qwen35:Qwen35ForConditionalGeneration"
     media = ("image", "video")
     return (
+        ModelSpec(
+            name="qwen3_next",
+            architectures=("Qwen3NextForCausalLM",),
+            factory="mmdeploy_llm_plugins.qwen.next:Qwen3NextForCausalLM",
+            reasoning="qwen3",
+            tools="qwen",
+        ),
         ModelSpec(
             name="qwen3_5_text",
             architectures=("Qwen3_5ForCausalLM",),

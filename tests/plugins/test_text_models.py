@@ -131,6 +131,8 @@ CASES = {
     ),
     # Experts in every layer, and a gated shared expert.
     "qwen3.5 moe": ("qwen3_5_moe_text", {"seed": 1}),
+    # A dense layer by its index; projections of the linear attention fused by key heads.
+    "qwen3 next": ("qwen3_next", {"seed": 2}),
     # Every second layer is sparse, with normalised weights.
     "qwen3 moe": ("qwen3_moe", {}),
     # Weights not normalised, a dense layer by its index, biases, windows in all layers.
@@ -150,9 +152,9 @@ CASES = {
 
 # The norm after the gated delta rule divides by the size of its output, small ones included, which
 # makes more of rounding.
-TOLERANCES = {"qwen3_5_text": 5e-4, "qwen3_5_moe_text": 5e-4}
+TOLERANCES = {"qwen3_5_text": 5e-4, "qwen3_5_moe_text": 5e-4, "qwen3_next": 5e-4}
 # transformers' own error in bf16 is 9 % here, and 27 % in the model with media and experts.
-BF16_TOLERANCES = {"qwen3_5_moe_text": 0.25}
+BF16_TOLERANCES = {"qwen3_5_moe_text": 0.25, "qwen3_next": 0.25}
 
 
 class TestModels(ModelConformance):

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of Qwen3.5, dense and with experts, with and without media."""
+"""Tiny checkpoints of Qwen3-Next and of Qwen3.5, dense and with experts, with and without media."""
 
 from __future__ import annotations
 
@@ -95,7 +95,16 @@ def _family(architecture: str, make_config: Any, *, has_media: bool) -> Family:
     )
 
 
+def _next(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields = _text_fields(tokenizer, options, **EXPERTS)
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    return transformers.Qwen3NextConfig(
+        **{"mlp_only_layers": [1], **fields, "rope_parameters": rope}
+    )
+
+
 FAMILIES: Mapping[str, Family] = {
+    "qwen3_next": _family("Qwen3NextForCausalLM", _next, has_media=False),
     "qwen3_5_text": _family("Qwen3_5ForCausalLM", _dense, has_media=False),
     "qwen3_5_moe_text": _family("Qwen3_5MoeForCausalLM", _experts, has_media=False),
     "qwen3_5": _family("Qwen3_5ForConditionalGeneration", _vl, has_media=True),
