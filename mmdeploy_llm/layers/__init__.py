@@ -25,6 +25,7 @@ from .mlp import MLP, Activation, GatedMLP, quick_gelu
 from .moe import MoEConfig
 from .norm import LayerNorm, RMSNorm
 from .rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
+from .short_conv import GatedShortConv
 from .vision import (
     Grid,
     PatchEmbed,
@@ -55,6 +56,7 @@ __all__ = [
     "GatedDeltaConfig",
     "GatedDeltaNet",
     "GatedMLP",
+    "GatedShortConv",
     "Grid",
     "GridLM",
     "LayerNorm",

@@ -77,6 +77,7 @@ class GatedRMSNorm(nn.Module):
 class GatedDeltaNet(nn.Module):
     """Mixes the tokens of each sequence by the gated delta rule."""
 
+    divided_counts = ("num_key_heads", "num_value_heads")
     # Decays are computed in float32.
     fp32_parameters = ("A_log", "dt_bias")
 

@@ -1,23 +1,31 @@
-"""ShortConv: a causal convolution over a few tokens, whose last inputs are a state."""
+"""Causal convolutions over a few tokens, whose last inputs are a state: ShortConv, and
+GatedShortConv with the gates and projections of LFM2."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
 
-from .linear import empty_parameter
+from .linear import Linear, empty_parameter
 
 
 class ShortConv(nn.Module):
     """Convolves each of C channels with its own k weights over the last k tokens, then applies silu
-    if has_silu. weight: [C, 1, k], as torch's Conv1d has it. state: [C, k - 1], the last inputs."""
+    if has_silu. weight: [C, 1, k], as torch's Conv1d has it. bias: [C] or None. state: [C, k - 1],
+    the last inputs."""
 
-    def __init__(self, num_channels: int, kernel_size: int, *, has_silu: bool) -> None:
+    def __init__(
+        self, num_channels: int, kernel_size: int, *, has_silu: bool, has_bias: bool = False
+    ) -> None:
         super().__init__()
         self.weight = empty_parameter(num_channels, 1, kernel_size)
+        self.bias = empty_parameter(num_channels) if has_bias else None
         self.has_silu = has_silu
 
     @property
@@ -40,6 +48,8 @@ class ShortConv(nn.Module):
             out[start:end] = self._convolved(padded, length)
             state[written] = padded[length:].T
             start = end
+        if self.bias is not None:
+            out += self.bias
         return F.silu(out) if self.has_silu else out
 
     def _convolved(self, padded: Tensor, length: int) -> Tensor:
@@ -57,3 +67,42 @@ class ShortConv(nn.Module):
         window = torch.cat([state[states.read[rows]], x[:, :, None]], 2)
         state.index_copy_(0, states.write[rows], window[..., 1:])
         return (window.float() * self.weight[:, 0].float()).sum(-1).to(x.dtype)
+
+
+class GatedShortConv(nn.Module):
+    """Computes out_proj(C * conv(B * x)), where in_proj gives B, C and x (LFM2)."""
+
+    divided_counts = ("num_channels",)
+
+    def __init__(
+        self, hidden_size: int, kernel_size: int, layer: int, *, has_bias: bool = False
+    ) -> None:
+        """layer: its index in the model."""
+        super().__init__()
+        self.layer = layer
+        self.num_channels = hidden_size  # of this rank
+        self.in_proj = Linear(hidden_size, 3 * hidden_size, bias=has_bias)
+        self.conv = ShortConv(hidden_size, kernel_size, has_silu=False, has_bias=has_bias)
+        self.out_proj = Linear(hidden_size, hidden_size, bias=has_bias)
+
+    @staticmethod
+    def state_of(hidden_size: int, kernel_size: int) -> State:
+        """Returns the state of a sequence."""
+        return State(shapes=((hidden_size, kernel_size - 1),), dtypes=("model",))
+
+    @property
+    def head_rows(self) -> Mapping[str, tuple[slice, ...]]:
+        """The rows of each parameter that belong to channels; read by tensor parallelism."""
+        size = self.conv.weight.shape[0]
+        parts = tuple(slice(index * size, (index + 1) * size) for index in range(3))
+        rows = {"in_proj.weight": parts, "conv.weight": parts[:1]}
+        if self.conv.bias is not None:
+            rows |= {"in_proj.bias": parts, "conv.bias": parts[:1]}
+        return rows
+
+    def forward(self, x: Tensor, states: StateContext) -> Tensor:
+        """Computes the layer, [T, hidden] -> [T, hidden], and writes the state."""
+        (state,) = states.tensors(self.layer)
+        before, after, values = torch.split(self.in_proj(x), self.num_channels, 1)
+        out: Tensor = self.out_proj(after * self.conv(before * values, state, states))
+        return out

@@ -20,6 +20,7 @@ from .decoder import Attention, CausalLM, Decoder
 from .gated_delta import GatedDeltaNet
 from .mlp import MLP, GatedMLP
 from .moe import Experts, ModalityMLP, SparseMLP
+from .short_conv import GatedShortConv
 from .vision import VisionAttention
 
 # Module -> styles of its submodules; "" is the module itself.
@@ -28,12 +29,22 @@ STYLES: Mapping[type[nn.Module], Mapping[str, str]] = {
     VisionAttention: {"qkv": "heads", "proj": "rowwise-partial"},
     GatedMLP: {"gate_up_proj": "colwise", "down_proj": "rowwise-partial"},
     MLP: {"fc1": "colwise", "fc2": "rowwise-partial"},
+    GatedShortConv: {"conv": "state-heads", "out_proj": "rowwise-partial"},
     GatedDeltaNet: {"conv1d": "state-heads", "out_proj": "rowwise-partial"},
     Experts: {"": "experts-partial"},
     Decoder: {"embed_tokens": "vocab"},
     CausalLM: {"lm_head": "vocab"},
 }
-SUMS = (Attention, GatedDeltaNet, VisionAttention, GatedMLP, MLP, SparseMLP, ModalityMLP)
+SUMS = (
+    Attention,
+    GatedDeltaNet,
+    GatedShortConv,
+    VisionAttention,
+    GatedMLP,
+    MLP,
+    SparseMLP,
+    ModalityMLP,
+)
 
 
 def tp_plan(

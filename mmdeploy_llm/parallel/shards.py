@@ -208,17 +208,17 @@ def _heads(division: _Division, path: str) -> None:
 
 def _state_heads(division: _Division, path: str) -> None:
     """Divides the layer around a convolution with a state by its heads: its attribute `head_rows`
-    names the rows of each parameter that belong to heads, `num_key_heads` and `num_value_heads`
+    names the rows of each parameter that belong to heads, `divided_counts` the attributes that
     count these."""
     path = path.rpartition(".")[0]
     module: Any = division.model.get_submodule(path)
-    for name in ("num_key_heads", "num_value_heads"):
-        first, stop = division.even(getattr(module, name), "heads of linear attention")
+    for name in module.divided_counts:
+        first, stop = division.even(getattr(module, name), "heads of layers with states")
         setattr(module, name, stop - first)
     for name, parts in module.head_rows.items():
         held = []
         for rows in parts:
-            first, stop = division.even(rows.stop - rows.start, "rows of linear attention")
+            first, stop = division.even(rows.stop - rows.start, "rows of layers with states")
             held.append((rows.start + first, rows.start + stop))
         parent, _, own = name.rpartition(".")
         division.hold(f"{path}.{parent}" if parent else path, own, 0, tuple(held))

@@ -37,8 +37,8 @@ def plan_cache(loaded: LoadedModel) -> CachePlan:
     is too small, or smaller than the options require."""
     runtime = loaded.runtime
     shape = kv_cache_shape(loaded.model, runtime)
-    num_blocks = runtime.num_blocks_override
     memory = runtime.kv_cache_memory_bytes
+    num_blocks = runtime.num_blocks_override
     if memory is None and (num_blocks is None or shape.bytes_per_state):
         memory = _cuda_memory(loaded, shape) if _is_cuda(loaded) else _cpu_memory(loaded)
     num_state_rows = count_state_rows(shape, memory or 0, runtime)

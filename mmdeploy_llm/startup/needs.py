@@ -14,14 +14,21 @@ from mmdeploy_llm.weights.bounds import bounded_building
 from .blueprint import draw_blueprint
 from .machine import read_machine
 from .model_files import naming, read_model_files
-from .sizes import count_blocks, cpu_cache_memory, kv_cache_shape, weight_bytes
+from .sizes import (
+    count_blocks,
+    count_state_rows,
+    cpu_cache_memory,
+    kv_cache_shape,
+    weight_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeeds:
     """The memory of a model, of all its engines together.
 
-    device: where it is taken. num_threads: compute threads of an engine.
+    device: where it is taken. num_threads: compute threads of an engine. kv_cache: with the states
+        of layers that keep one.
     """
 
     device: str
@@ -48,16 +55,18 @@ def count_needs(config: EngineConfig, free: int) -> MemoryNeeds:
     is_module = isinstance(model, nn.Module)
     weights = weight_bytes(model, getattr(torch, runtime.dtype)) if is_module else 0
     shape = kv_cache_shape(model, runtime)
+    memory = runtime.kv_cache_memory_bytes
+    if memory is None:
+        memory = cpu_cache_memory(free - count * weights) // count
+    num_state_rows = count_state_rows(shape, memory, runtime)
+    states = num_state_rows * shape.bytes_per_state
     num_blocks = runtime.num_blocks_override
     if num_blocks is None:
-        memory = runtime.kv_cache_memory_bytes
-        if memory is None:
-            memory = cpu_cache_memory(free - count * weights) // count
         longest = -(-runtime.max_model_len // runtime.block_size)
-        num_blocks = count_blocks(shape, memory, runtime.max_num_seqs * longest)
+        num_blocks = count_blocks(shape, memory - states, runtime.max_num_seqs * longest)
     return MemoryNeeds(
         device=runtime.device,
         num_threads=runtime.num_threads,
         weights=count * weights,
-        kv_cache=count * num_blocks * shape.bytes_per_block,
+        kv_cache=count * (num_blocks * shape.bytes_per_block + states),
     )

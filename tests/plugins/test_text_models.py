@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import ernie, glm, llama, qwen, reasoning
+from mmdeploy_llm_plugins import ernie, glm, lfm, llama, qwen, reasoning
 from safetensors import safe_open
 
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -12,7 +12,7 @@ from mmdeploy_llm.testing.model_conformance import ModelConformance, build
 from mmdeploy_llm.testing.tiny import write_tiny
 
 SPECS = {
-    spec.name: spec for plugin in (ernie, glm, llama, qwen) for spec in plugin.provide_models()
+    spec.name: spec for plugin in (ernie, glm, lfm, llama, qwen) for spec in plugin.provide_models()
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 6}
 YARN = {
@@ -133,6 +133,13 @@ CASES = {
     "qwen3.5 moe": ("qwen3_5_moe_text", {"seed": 1}),
     # A dense layer by its index; projections of the linear attention fused by key heads.
     "qwen3 next": ("qwen3_next", {"seed": 2}),
+    # Short convolutions with a state and attention in turn; the MLP's size is adjusted, head tied.
+    "lfm2": ("lfm2", {}),
+    # Biases of the convolutions, an MLP of the config's size, an untied head.
+    "lfm2 biases": (
+        "lfm2",
+        {"seed": 1, "conv_bias": True, "block_auto_adjust_ff_dim": False, **UNTIED},
+    ),
     # Every second layer is sparse, with normalised weights.
     "qwen3 moe": ("qwen3_moe", {}),
     # Weights not normalised, a dense layer by its index, biases, windows in all layers.

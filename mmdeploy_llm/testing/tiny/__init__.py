@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from . import ernie, glm, llama, paddleocr, qwen, qwen35, qwen_vl
+from . import ernie, glm, lfm, llama, paddleocr, qwen, qwen35, qwen_vl
 from .common import (
     ERNIE_TOKENS,
     IMAGE_MEAN,
@@ -31,6 +31,7 @@ from .common import (
 FAMILIES: Mapping[str, Family] = {
     **ernie.FAMILIES,
     **glm.FAMILIES,
+    **lfm.FAMILIES,
     **llama.FAMILIES,
     **paddleocr.FAMILIES,
     **qwen.FAMILIES,
