@@ -11,11 +11,11 @@ from .decoder import (
     Attention,
     CausalLM,
     Decoder,
-    DecoderConfig,
     DecoderLayer,
     DecoderStep,
     NewLayer,
 )
+from .decoder_config import DecoderConfig
 from .from_config import layer_windows, rotary_config, standard_decoder
 from .gated_attention import GatedAttention
 from .gated_delta import GatedDeltaConfig, GatedDeltaNet

@@ -13,7 +13,7 @@ with q, k, v and gate, up fused. Shapes: T tokens, H heads, K key/value heads, D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,57 +31,15 @@ from mmdeploy_llm.forward import (
 from mmdeploy_llm.kernels import Kernels, Recording
 from mmdeploy_llm.request import MediaSpan
 
+from .decoder_config import DecoderConfig
 from .kernel_layer import KernelLayer
 from .linear import Embedding, Linear, MergedLinear
 from .mlp import GatedMLP
-from .moe import Modality, ModalityMLP, MoEConfig, SparseMLP
-from .norm import RMSNorm, ZeroCenteredRMSNorm
-from .rotary import Rope, Rotary, RotaryConfig
+from .moe import Modality, ModalityMLP, SparseMLP
+from .norm import RMSNorm
+from .rotary import Rope, Rotary
 
 MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
-    """Sizes and options of a Decoder.
-
-    qk_norm: norm the channels of every head before rope (q_norm, k_norm).
-    post_norms: norm the outputs of attention and MLP before they are added to the residual stream
-        (post_self_attn_layernorm, post_mlp_layernorm).
-    zero_centered_norms: norms multiply by 1 + weight.
-    windows: for each layer, the number of tokens that a token attends to, itself included; None:
-        all.
-    moe_layers: indices of the layers whose MLP is sparse.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    rotary: RotaryConfig
-    norm_eps: float
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    is_tied: bool = False
-    qk_norm: bool = False
-    zero_centered_norms: bool = False
-    post_norms: bool = False
-    windows: tuple[int | None, ...] | None = None
-    moe: MoEConfig | None = None
-    moe_layers: frozenset[int] = frozenset()
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of a head, D."""
-        return self.rotary.head_dim
-
-    def new_norm(self, size: int) -> RMSNorm:
-        """Returns a norm of the model's kind over `size` channels."""
-        kind = ZeroCenteredRMSNorm if self.zero_centered_norms else RMSNorm
-        return kind(size, self.norm_eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +47,7 @@ class DecoderStep:
     """Values that all layers share in one forward pass.
 
     rotary_attn: `attn`, if it rotates q and k itself.
-    states: see ForwardInputs.
+    states: see ForwardInputs. local_rope: of the layers with a window; None: `rope`.
     """
 
     rope: Rope
@@ -97,6 +55,11 @@ class DecoderStep:
     modality: Modality | None
     rotary_attn: RotaryAttention | None = None
     states: StateContext | None = None
+    local_rope: Rope | None = None
+
+    def rope_for(self, window: int | None) -> Rope:
+        """Returns the rope of a layer with this window."""
+        return self.rope if window is None or self.local_rope is None else self.local_rope
 
 
 class Attention(nn.Module):
@@ -109,6 +72,11 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.window = None if config.windows is None else config.windows[layer]
+        self.options: Mapping[str, Any] = {
+            "window": self.window,
+            "scale": config.score_scale,
+            "softcap": config.score_softcap,
+        }
         self.num_heads = config.num_heads
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -125,28 +93,29 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
         """Computes attention with its projections, [T, hidden] -> [T, hidden]."""
         num_rotated = self.num_heads + self.num_kv_heads
+        rope = step.rope_for(self.window)
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         attended = None
         if step.rotary_attn is not None:
-            attended = self._rotate_in(step.rotary_attn, qkv, step)
+            attended = self._rotate_in(step.rotary_attn, qkv, rope)
         if attended is None:
-            qk = self._rotated(qkv[:, :num_rotated], step.rope)
+            qk = self._rotated(qkv[:, :num_rotated], rope)
             q, k, v = qk[:, : self.num_heads], qk[:, self.num_heads :], qkv[:, num_rotated:]
-            attended = step.attn.attend(self.layer, q, k, v, window=self.window)
+            attended = step.attn.attend(self.layer, q, k, v, **self.options)
         out: Tensor = self.o_proj(attended.flatten(1))
         return out
 
-    def _rotate_in(self, attn: RotaryAttention, qkv: Tensor, step: DecoderStep) -> Tensor | None:
+    def _rotate_in(self, attn: RotaryAttention, qkv: Tensor, rope: Rope) -> Tensor | None:
         """Returns attention that norms and rotates q and k itself; None if the kernels do not
         accept them."""
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = self.q_norm, self.k_norm
-        rotary = step.rope.qk_rotary(qkv, norms)
+        rotary = rope.qk_rotary(qkv, norms)
         if rotary is None:
             return None
         q, k, v = torch.split(qkv, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
-        return attn.attend(self.layer, q, k, v, window=self.window, rotary=rotary)
+        return attn.attend(self.layer, q, k, v, rotary=rotary, **self.options)
 
     def _rotated(self, qk: Tensor, rope: Rope) -> Tensor:
         """Returns the heads `qk` [T, H + K, D] after norm, if the model has one, and rotation."""
@@ -199,7 +168,12 @@ class DecoderLayer(nn.Module):
 
 def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | SparseMLP | ModalityMLP:
     if config.moe is None or layer not in config.moe_layers:
-        return GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        return GatedMLP(
+            config.hidden_size,
+            config.intermediate_size,
+            bias=config.mlp_bias,
+            activation=config.activation,
+        )
     if config.moe.vision_intermediate_size is None:
         return SparseMLP(config.hidden_size, config.moe)
     return ModalityMLP(config.hidden_size, config.moe)
@@ -224,6 +198,8 @@ class Decoder(KernelLayer):
         self.layers = nn.ModuleList(new_layer(config, i) for i in range(config.num_layers))
         self.norm = config.new_norm(config.hidden_size)
         self.rotary = Rotary(config.rotary)
+        self.local_rotary = None if config.local_rotary is None else Rotary(config.local_rotary)
+        self.embed_scale = config.embed_scale
 
     def forward(self, inputs: ForwardInputs, is_vision: Tensor | None = None) -> Tensor:
         """Returns [T, hidden]. is_vision: [T] bool, tokens for the vision experts of
@@ -235,9 +211,13 @@ class Decoder(KernelLayer):
 
     def _compute(self, inputs: ForwardInputs, is_vision: Tensor | None) -> Tensor:
         """Looks up the embeddings and runs all layers and the final norm."""
-        x = inputs.merge_media(self.embed_tokens(inputs.token_ids))
+        embeds = self.embed_tokens(inputs.token_ids)
+        if self.embed_scale != 1:
+            embeds *= torch.tensor(self.embed_scale, dtype=embeds.dtype)
+        x = inputs.merge_media(embeds)
         step = DecoderStep(
             rope=self.rotary(inputs.positions),
+            local_rope=self.local_rotary(inputs.positions) if self.local_rotary else None,
             attn=inputs.attn,
             modality=None if is_vision is None else Modality(is_vision),
             rotary_attn=self._rotary_attn(inputs.attn),
@@ -300,6 +280,7 @@ class CausalLM(nn.Module):
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
+        self.logit_softcap = config.logit_softcap
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""
@@ -313,4 +294,10 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Multiplies by the output head, [N, hidden] -> [N, vocab]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return head.product(hidden)
+        logits = head.product(hidden)
+        return logits if self.logit_softcap is None else soft_capped(logits, self.logit_softcap)
+
+
+def soft_capped(logits: Tensor, cap: float) -> Tensor:
+    """Returns cap * tanh(logits / cap)."""
+    return torch.tanh(logits / cap).mul_(cap)

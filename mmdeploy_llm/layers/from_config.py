@@ -9,7 +9,7 @@ import torch
 
 from mmdeploy_llm.errors import ModelNotSupportedError
 
-from .decoder import DecoderConfig
+from .decoder_config import DecoderConfig
 from .rotary import RotaryConfig
 
 # Scaled variants whose frequencies are the same for every sequence length.

@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .decoder import Attention, DecoderConfig, DecoderStep
+from .decoder import Attention, DecoderStep
+from .decoder_config import DecoderConfig
 from .linear import MergedLinear
 
 
@@ -26,7 +27,8 @@ class GatedAttention(Attention):
         rows = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         both, k, v = rows.split([2 * heads, kv_heads, kv_heads], 1)
         q, gate = both.unflatten(1, (heads, 2)).unbind(2)
-        qk = self._rotated(torch.cat([q, k], 1), step.rope)
-        attended = step.attn.attend(self.layer, qk[:, :heads], qk[:, heads:], v, window=self.window)
+        rope = step.rope_for(self.window)
+        qk = self._rotated(torch.cat([q, k], 1), rope)
+        attended = step.attn.attend(self.layer, qk[:, :heads], qk[:, heads:], v, **self.options)
         out: Tensor = self.o_proj((attended * gate.sigmoid()).flatten(1))
         return out

@@ -11,7 +11,8 @@ from torch import Tensor
 from mmdeploy_llm.request import MediaInput, MediaSpan
 from mmdeploy_llm.transfer import to_device
 
-from .decoder import CausalLM, DecoderConfig, DecoderLayer, NewLayer
+from .decoder import CausalLM, DecoderLayer, NewLayer
+from .decoder_config import DecoderConfig
 from .vision import Grid, grid_positions
 
 

@@ -35,10 +35,19 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 
 class GatedMLP(KernelLayer):
-    """Computes down(silu(gate(x)) * up(x)). Checkpoint names: gate_proj, up_proj, down_proj."""
+    """Computes down(activation(gate(x)) * up(x)), silu by default. Checkpoint names: gate_proj,
+    up_proj, down_proj."""
 
-    def __init__(self, size: int, intermediate_size: int, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
+        activation: ActivationName = "silu",
+    ) -> None:
         super().__init__()
+        self.activation = None if activation == "silu" else Activation(activation)
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj = MergedLinear(size, parts, bias=bias)
         self.down_proj = Linear(intermediate_size, size, bias=bias)
@@ -46,6 +55,10 @@ class GatedMLP(KernelLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Computes the MLP, [T, size] -> [T, size]."""
+        if self.activation is not None:
+            gate, up = self.gate_up_proj(x).chunk(2, -1)
+            other: Tensor = self.down_proj(self.activation(gate.contiguous()) * up)
+            return other
         if self.kernels is None and (x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS):
             out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
             return out

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import ernie, glm, lfm, llama, qwen, reasoning
+from mmdeploy_llm_plugins import ernie, gemma, glm, lfm, llama, qwen, reasoning
 from safetensors import safe_open
 
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -12,7 +12,9 @@ from mmdeploy_llm.testing.model_conformance import ModelConformance, build
 from mmdeploy_llm.testing.tiny import write_tiny
 
 SPECS = {
-    spec.name: spec for plugin in (ernie, glm, lfm, llama, qwen) for spec in plugin.provide_models()
+    spec.name: spec
+    for plugin in (ernie, gemma, glm, lfm, llama, qwen)
+    for spec in plugin.provide_models()
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 6}
 YARN = {
@@ -139,6 +141,21 @@ CASES = {
     "lfm2 biases": (
         "lfm2",
         {"seed": 1, "conv_bias": True, "block_auto_adjust_ff_dim": False, **UNTIED},
+    ),
+    # Norms that multiply by 1 + weight, scaled embeddings, tanh-GELU.
+    "gemma": ("gemma", {}),
+    # Soft caps of scores and logits, windows in every second layer, norms after attention and MLP.
+    "gemma2": ("gemma2", {}),
+    # Local layers with another rotary base; global ones scaled; norms of the heads.
+    "gemma3": ("gemma3_text", {}),
+    "gemma3 soft cap": (
+        "gemma3_text",
+        {
+            "seed": 1,
+            "attention_bias": True,
+            "final_logit_softcapping": 3.0,
+            **UNTIED,
+        },
     ),
     # Every second layer is sparse, with normalised weights.
     "qwen3 moe": ("qwen3_moe", {}),

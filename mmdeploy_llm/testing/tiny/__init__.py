@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from . import ernie, glm, lfm, llama, paddleocr, qwen, qwen35, qwen_vl
+from . import ernie, gemma, glm, lfm, llama, paddleocr, qwen, qwen35, qwen_vl
 from .common import (
     ERNIE_TOKENS,
     IMAGE_MEAN,
@@ -30,6 +30,7 @@ from .common import (
 
 FAMILIES: Mapping[str, Family] = {
     **ernie.FAMILIES,
+    **gemma.FAMILIES,
     **glm.FAMILIES,
     **lfm.FAMILIES,
     **llama.FAMILIES,

@@ -1,0 +1,67 @@
+"""DecoderConfig: the sizes and options of the standard decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmdeploy_llm.kernels import ActivationName
+
+from .moe import MoEConfig
+from .norm import RMSNorm, ZeroCenteredRMSNorm
+from .rotary import RotaryConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and options of a Decoder.
+
+    qk_norm: norm the channels of every head before rope (q_norm, k_norm).
+    post_norms: norm the outputs of attention and MLP before they are added to the residual stream
+        (post_self_attn_layernorm, post_mlp_layernorm).
+    zero_centered_norms: norms multiply by 1 + weight.
+    windows: for each layer, the number of tokens that a token attends to, itself included; None:
+        all.
+    local_rotary: rotary embedding of the layers with a window; None: `rotary`.
+    moe_layers: indices of the layers whose MLP is sparse.
+    activation: of dense MLPs, by its name in transformers.
+    embed_scale: factor of the token embeddings, media not included; it is rounded to the model's
+        dtype.
+    score_scale: factor of attention scores; None: head_dim ** -0.5.
+    score_softcap, logit_softcap: attention scores, and logits, s become cap * tanh(s / cap); None:
+        no cap.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    rotary: RotaryConfig
+    norm_eps: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    is_tied: bool = False
+    qk_norm: bool = False
+    zero_centered_norms: bool = False
+    post_norms: bool = False
+    windows: tuple[int | None, ...] | None = None
+    local_rotary: RotaryConfig | None = None
+    activation: ActivationName = "silu"
+    embed_scale: float = 1.0
+    score_scale: float | None = None
+    score_softcap: float | None = None
+    logit_softcap: float | None = None
+    moe: MoEConfig | None = None
+    moe_layers: frozenset[int] = frozenset()
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head, D."""
+        return self.rotary.head_dim
+
+    def new_norm(self, size: int) -> RMSNorm:
+        """Returns a norm of the model's kind over `size` channels."""
+        kind = ZeroCenteredRMSNorm if self.zero_centered_norms else RMSNorm
+        return kind(size, self.norm_eps)

@@ -1,0 +1,101 @@
+"""Gemma text models: the standard decoder with norms that multiply by 1 + weight, scaled embeddings
+and tanh-GELU.
+
+version  norms after attention and MLP   q and k norms   scores and logits   local layers
+1        no                              no              no                  no
+2        yes                             no              soft caps           every second
+3        yes                             yes             cap of logits       most, with another rope
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any, Final
+
+from mmdeploy_llm.errors import ModelNotSupportedError
+from mmdeploy_llm.layers import (
+    CausalLM,
+    DecoderConfig,
+    RotaryConfig,
+    layer_windows,
+    rotary_config,
+)
+from mmdeploy_llm.weights.map import Target, WeightMap
+
+ACTIVATION: Final = "gelu_pytorch_tanh"
+# From the published names of versions 2 and 3 to ours, whose norms are named by what they follow.
+RENAMES = (
+    (r"\.post_attention_layernorm\.", ".post_self_attn_layernorm."),
+    (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
+    (r"\.post_feedforward_layernorm\.", ".post_mlp_layernorm."),
+)
+
+
+class GemmaForCausalLM(CausalLM):
+    """transformers' GemmaForCausalLM, Gemma2ForCausalLM and Gemma3ForCausalLM."""
+
+    def __init__(self, config: Any) -> None:
+        decoder = decoder_config(config)
+        super().__init__(decoder)
+        ignored = ("^lm_head",) if decoder.is_tied else ()
+        renames = RENAMES if decoder.post_norms else ()
+        self._weights = WeightMap(self, renames=renames, ignored=ignored)
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        return self._weights.targets(key)
+
+
+def decoder_config(config: Any) -> DecoderConfig:
+    """Converts the config of one of the versions. Raises ModelNotSupportedError for another
+    activation and for attention in both directions."""
+    activation = getattr(config, "hidden_activation", None) or config.hidden_act
+    if activation != ACTIVATION or getattr(config, "use_bidirectional_attention", None):
+        raise ModelNotSupportedError(
+            f"hidden_activation {activation!r} and use_bidirectional_attention "
+            f"{config.use_bidirectional_attention!r} of this {config.model_type} model are not "
+            f"supported, only {ACTIVATION!r} and attention to earlier tokens"
+        )
+    is_first = config.model_type == "gemma"
+    rotary, local = _rotaries(config)
+    scalar = getattr(config, "query_pre_attn_scalar", config.head_dim)
+    return DecoderConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        rotary=rotary,
+        local_rotary=local,
+        norm_eps=config.rms_norm_eps,
+        qkv_bias=config.attention_bias,
+        out_bias=config.attention_bias,
+        is_tied=config.tie_word_embeddings,
+        qk_norm=config.model_type == "gemma3_text",
+        zero_centered_norms=True,
+        post_norms=not is_first,
+        windows=None if is_first else layer_windows(config),
+        activation=ACTIVATION,
+        embed_scale=config.hidden_size**0.5,
+        score_scale=scalar**-0.5,
+        # Version 3 has the field, and transformers' attention does not read it.
+        score_softcap=config.attn_logit_softcapping if config.model_type == "gemma2" else None,
+        logit_softcap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def _rotaries(config: Any) -> tuple[RotaryConfig, RotaryConfig | None]:
+    """Returns the rotary embedding of global layers, and that of local ones where it differs."""
+    rope = config.rope_parameters
+    if "full_attention" not in rope:
+        return rotary_config(config), None
+
+    def of(kind: str) -> RotaryConfig:
+        parameters: Mapping[str, Any] = rope[kind]
+        own = copy(config)
+        own.rope_parameters = parameters
+        return rotary_config(own)
+
+    return of("full_attention"), of("sliding_attention")
