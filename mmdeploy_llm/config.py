@@ -116,7 +116,8 @@ class EngineConfig(FrozenParams):
         ge=1,
         description="bytes of the KV cache that may hold prefixes no running request uses; None: "
         "on CPU those of one request of max_model_len, at most an eighth of the KV cache; on CUDA "
-        "all of it",
+        "all of it. Models whose layers keep states may hold as many bytes of these too (None: a "
+        "tenth of the memory for caches)",
     )
     enable_chunked_prefill: bool = Field(
         default=True,

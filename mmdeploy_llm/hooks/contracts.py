@@ -355,7 +355,9 @@ class Model(Protocol):
     """A model, as a ModelSpec's factory builds it: an ordinary nn.Module for one device.
 
     Shapes: T tokens, N rows whose logits are needed. An attribute `media_size` states the width of
-    the rows of `encode_media` where it is not hidden_size; see `media_size`.
+    the rows of `encode_media` where it is not hidden_size; see `media_size`. An attribute `cache`
+    states what each layer keeps where that is not the same keys and values in all; see
+    `caches.layer_caches`.
     """
 
     num_layers: int
