@@ -50,6 +50,13 @@ def plan_cache(loaded: LoadedModel) -> CachePlan:
         memory -= num_state_rows * shape.bytes_per_state
         num_blocks = count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
         num_blocks = loaded.group.least(num_blocks)
+    if num_state_rows:
+        logger.info(
+            "%d states of %.1f MiB, %d of them for prefixes that no request uses",
+            num_state_rows,
+            shape.bytes_per_state / 2**20,
+            num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs,
+        )
     max_model_len = fitting_length(loaded.blueprint.config, runtime, num_blocks)
     return CachePlan(
         shape=shape,

@@ -234,10 +234,19 @@ def scales_of(weights, n, k, random, dtype):
     return state
 
 
+WORDS = torch.zeros(2, 2, dtype=torch.int32)
+
+
+def test_weights_that_were_dequantised_are_read_as_they_are(read):
+    weight = torch.rand(2, 3)
+    found = read({"a.weight": weight}, quant_method="bitsandbytes")
+    assert torch.equal(found["a.weight"], weight)
+
+
 class TestRefusals:
     def test_an_unknown_method(self, read):
         with pytest.raises(CheckpointError, match="'bitsandbytes' quantised the weights, which is"):
-            read({"a.weight": torch.ones(2)}, quant_method="bitsandbytes")
+            read({"a.weight": torch.ones(2, dtype=torch.uint8)}, quant_method="bitsandbytes")
 
     def test_an_unknown_scheme_names_the_layer(self, read):
         tensors = {f"{LAYER}.qweight": torch.zeros(1, 1, dtype=torch.int32)}
@@ -250,11 +259,11 @@ class TestRefusals:
 
     def test_a_setting_of_the_wrong_type(self, read):
         with pytest.raises(CheckpointError, match=r"quantization_config\.bits of config\.json"):
-            read({"a.weight": torch.ones(2)}, quant_method="gptq", bits="many")
+            read({"a.qweight": WORDS}, quant_method="gptq", bits="many")
 
     @pytest.mark.parametrize("pattern", ["(a+)+$", "(.*.*)*x", ".*.*.*.*x", "(", "x" * 501])
     def test_a_pattern_that_is_made_to_hurt(self, read, pattern):
-        tensors = {f"{LAYER}.weight_scale": torch.ones(1)}
+        tensors = {f"{LAYER}.weight_scale": torch.ones(1), f"{LAYER}.weight": WORDS}
         group = {"targets": [f"re:{pattern}"], "weights": {"num_bits": 8}}
         with pytest.raises(CheckpointError, match=r"has the (malformed )?pattern"):
             read(tensors, format="int-quantized", config_groups={"one": group})
@@ -282,7 +291,7 @@ class TestRefusals:
 
     def test_a_block_of_no_size(self, read):
         with pytest.raises(CheckpointError, match=r"quantization_config\.weight_block_size\.0"):
-            read({"a.weight": torch.ones(2)}, quant_method="fp8", weight_block_size=[0, 4])
+            read({"a.qweight": WORDS}, quant_method="fp8", weight_block_size=[0, 4])
 
     def test_a_missing_part(self, read):
         tensors = {f"{LAYER}.qweight": torch.zeros(4, 8, dtype=torch.int32)}

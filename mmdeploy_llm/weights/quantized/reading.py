@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.weights.files import Entry, SafetensorsFile, TensorFile
+from mmdeploy_llm.weights.files import LOADABLE, Entry, SafetensorsFile, TensorFile
 
 from .awq import awq_layers
 from .compressed import compressed_layers
@@ -52,8 +52,9 @@ def readable_files(files: Sequence[SafetensorsFile], config: Any) -> Sequence[Te
     naming it and the layer.
     """
     settings = quantization_settings(config)
-    if settings is None:
-        return files
+    entries = (entry for file in files for entry in file.entries.values())
+    if settings is None or all(entry.dtype in LOADABLE for entry in entries):
+        return files  # a config may still name the method after the weights were dequantised
     method = str(settings.get("quant_method", "compressed-tensors"))
     if method not in METHODS:
         raise CheckpointError(
