@@ -39,12 +39,15 @@ class SharedKV:
 class State:
     """Tensors of a fixed size per sequence, such as a recurrent state or the tail of a convolution.
 
-    shapes: of one sequence, on one device. Tensor parallelism divides the first axis.
+    shapes: of one sequence, on one device.
     dtypes: one per shape; "model" for the model's own dtype.
+    is_replicated: whether tensor parallelism keeps all of it on every rank, and does not divide the
+        first axis.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
+    is_replicated: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.shapes) == len(self.dtypes), "a dtype for each shape"
@@ -64,7 +67,7 @@ def divided(layer: LayerCache, num_ranks: int) -> LayerCache:
     """Returns what one of num_ranks ranks keeps of a layer under tensor parallelism: its heads."""
     if isinstance(layer, PagedKV):
         return replace(layer, num_kv_heads=max(1, layer.num_kv_heads // num_ranks))
-    if isinstance(layer, State):
+    if isinstance(layer, State) and not layer.is_replicated:
         shapes = tuple((shape[0] // num_ranks, *shape[1:]) for shape in layer.shapes)
         return replace(layer, shapes=shapes)
     return layer

@@ -21,6 +21,7 @@ from .gated_attention import GatedAttention
 from .gated_delta import GatedDeltaConfig, GatedDeltaNet
 from .grid_lm import GridLM, media_grid
 from .linear import Embedding, Linear, MergedLinear
+from .mamba2 import Mamba2, Mamba2Config
 from .mlp import MLP, Activation, GatedMLP, quick_gelu
 from .moe import MoEConfig
 from .norm import LayerNorm, RMSNorm
@@ -61,6 +62,8 @@ __all__ = [
     "GridLM",
     "LayerNorm",
     "Linear",
+    "Mamba2",
+    "Mamba2Config",
     "MergedLinear",
     "MoEConfig",
     "NewLayer",

@@ -135,6 +135,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = config.new_norm(config.hidden_size)
+        self.residual_scale = config.residual_scale
         self.add_mixer(config, layer)
         self.post_attention_layernorm = config.new_norm(config.hidden_size)
         self.mlp = _make_mlp(config, layer)
@@ -158,12 +159,16 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns (output, residual stream), both [T, hidden], not yet added."""
         x, residual = self.input_layernorm.add(x, residual)
-        x = self.mix(x, step)
+        x = self._scaled(self.mix(x, step))
         if self.post_self_attn_layernorm is not None:
             x = self.post_self_attn_layernorm(x)
         x, residual = self.post_attention_layernorm.add(x, residual)
         x = self.mlp(x, step.modality) if isinstance(self.mlp, ModalityMLP) else self.mlp(x)
+        x = self._scaled(x)
         return x if self.post_mlp_layernorm is None else self.post_mlp_layernorm(x), residual
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.residual_scale == 1 else x * self.residual_scale
 
 
 def _make_mlp(config: DecoderConfig, layer: int) -> GatedMLP | SparseMLP | ModalityMLP:
@@ -280,7 +285,7 @@ class CausalLM(nn.Module):
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
-        self.logit_softcap = config.logit_softcap
+        self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
         """Returns None: token i is at position i."""
@@ -295,6 +300,8 @@ class CausalLM(nn.Module):
         """Multiplies by the output head, [N, hidden] -> [N, vocab]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = head.product(hidden)
+        if self.logit_scale != 1:
+            logits = logits * self.logit_scale
         return logits if self.logit_softcap is None else soft_capped(logits, self.logit_softcap)
 
 

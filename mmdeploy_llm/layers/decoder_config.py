@@ -26,6 +26,7 @@ class DecoderConfig:
     activation: of dense MLPs, by its name in transformers.
     embed_scale: factor of the token embeddings, media not included; it is rounded to the model's
         dtype.
+    residual_scale: factor of the outputs of attention and MLP. logit_scale: of the logits.
     score_scale: factor of attention scores; None: head_dim ** -0.5.
     score_softcap, logit_softcap: attention scores, and logits, s become cap * tanh(s / cap); None:
         no cap.
@@ -50,6 +51,8 @@ class DecoderConfig:
     local_rotary: RotaryConfig | None = None
     activation: ActivationName = "silu"
     embed_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     score_scale: float | None = None
     score_softcap: float | None = None
     logit_softcap: float | None = None

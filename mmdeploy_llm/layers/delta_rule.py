@@ -40,8 +40,8 @@ def delta_sequence(
     of padding have k = 0, beta = 0 and g = 0, which change nothing.
     """
     count, chunk = q.shape[0], min(CHUNK, q.shape[0])
-    q, k, v = (_chunks(x, chunk) for x in (q, k, v))  # [H, chunks, chunk, ..]
-    g, beta = (_chunks(x[..., None], chunk) for x in (g, beta))  # [H, chunks, chunk, 1]
+    q, k, v = (chunks_of(x, chunk) for x in (q, k, v))  # [H, chunks, chunk, ..]
+    g, beta = (chunks_of(x[..., None], chunk) for x in (g, beta))  # [H, chunks, chunk, 1]
     total = g.cumsum(2)
     decay = (total - total.mT).tril().exp().tril()
     k_beta = k * beta
@@ -60,7 +60,7 @@ def delta_sequence(
     return out.flatten(1, 2)[:, :count].transpose(0, 1), state
 
 
-def _chunks(x: Tensor, chunk: int) -> Tensor:
+def chunks_of(x: Tensor, chunk: int) -> Tensor:
     """Pads x [n, H, D] with zeros and returns it as [H, chunks, chunk, D]."""
     padded = F.pad(x, (0, 0, 0, 0, 0, -x.shape[0] % chunk))
     return padded.transpose(0, 1).reshape(x.shape[1], -1, chunk, x.shape[2])

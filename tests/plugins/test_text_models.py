@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import ernie, gemma, glm, lfm, llama, qwen, reasoning
+from mmdeploy_llm_plugins import ernie, gemma, glm, granite, lfm, llama, qwen, reasoning
 from safetensors import safe_open
 
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -13,7 +13,7 @@ from mmdeploy_llm.testing.tiny import write_tiny
 
 SPECS = {
     spec.name: spec
-    for plugin in (ernie, gemma, glm, lfm, llama, qwen)
+    for plugin in (ernie, gemma, glm, granite, lfm, llama, qwen)
     for spec in plugin.provide_models()
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 6}
@@ -155,6 +155,23 @@ CASES = {
             "attention_bias": True,
             "final_logit_softcapping": 3.0,
             **UNTIED,
+        },
+    ),
+    # Factors on embeddings, scores, residuals and logits.
+    "granite": ("granite", {}),
+    # Mamba-2 layers with two groups, no rotation, experts beside a shared MLP.
+    "granite 4": ("granite_hybrid", {}),
+    # The same without experts, with rotation, biases and a tied head.
+    "granite 4 dense": (
+        "granite_hybrid",
+        {
+            "seed": 1,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            **TIED,
         },
     ),
     # Every second layer is sparse, with normalised weights.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from . import ernie, gemma, glm, lfm, llama, paddleocr, qwen, qwen35, qwen_vl
+from . import ernie, gemma, glm, granite, lfm, llama, paddleocr, qwen, qwen35, qwen_vl
 from .common import (
     ERNIE_TOKENS,
     IMAGE_MEAN,
@@ -32,6 +32,7 @@ FAMILIES: Mapping[str, Family] = {
     **ernie.FAMILIES,
     **gemma.FAMILIES,
     **glm.FAMILIES,
+    **granite.FAMILIES,
     **lfm.FAMILIES,
     **llama.FAMILIES,
     **paddleocr.FAMILIES,

@@ -1,0 +1,22 @@
+"""Granite of IBM: the dense models of version 3, and Granite 4 with Mamba-2 layers."""
+
+from __future__ import annotations
+
+from mmdeploy_llm.hooks import ModelSpec, hookimpl
+
+
+@hookimpl
+def provide_models() -> tuple[ModelSpec, ...]:
+    """Returns the specs of both versions."""
+    return (
+        ModelSpec(
+            name="granite",
+            architectures=("GraniteForCausalLM",),
+            factory="mmdeploy_llm_plugins.granite.text:GraniteForCausalLM",
+        ),
+        ModelSpec(
+            name="granite_hybrid",
+            architectures=("GraniteMoeHybridForCausalLM",),
+            factory="mmdeploy_llm_plugins.granite.hybrid:GraniteHybridForCausalLM",
+        ),
+    )

@@ -1,0 +1,39 @@
+"""Granite: the standard decoder with factors on embeddings, scores, residuals and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mmdeploy_llm.layers import CausalLM, DecoderConfig, standard_decoder
+from mmdeploy_llm.weights.map import Target, WeightMap
+
+
+class GraniteForCausalLM(CausalLM):
+    """transformers' GraniteForCausalLM."""
+
+    def __init__(self, config: Any) -> None:
+        decoder = replace(
+            with_factors(standard_decoder(config), config),
+            out_bias=config.attention_bias,
+            mlp_bias=config.mlp_bias,
+        )
+        super().__init__(decoder)
+        self._weights = WeightMap(self, ignored=("^lm_head",) if decoder.is_tied else ())
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        return self._weights.targets(key)
+
+
+def with_factors(decoder: DecoderConfig, config: Any) -> DecoderConfig:
+    """Adds the factors of a Granite config."""
+    return replace(
+        decoder,
+        qkv_bias=config.attention_bias,
+        embed_scale=config.embedding_multiplier,
+        score_scale=config.attention_multiplier,
+        residual_scale=config.residual_multiplier,
+        logit_scale=1 / config.logits_scaling,
+    )
