@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from .option_types import CacheDType, CpuLevel, Domains, DType, Names, Schemes
+from .option_types import CacheDType, CpuLevel, Domains, DType, Names, Quantization, Schemes
 from .params import MAX_SEED, EarlyStopParams, FrozenParams, read_early_stop
 from .params.counterparts import SERVING_OPTIONS
 
@@ -96,10 +96,14 @@ class EngineConfig(FrozenParams):
         description="number of KV cache blocks, on any device; None: as many as kv_cache_memory "
         "holds",
     )
-    quantization: Literal["int8"] | None = Field(
+    quantization: Quantization | None = Field(
         default=None,
-        description="int8, on CPU only: computes linear layers and experts with 8-bit weights and "
-        "activations; None: in dtype",
+        description="rounds the weights of linear layers and experts while loading, on CPU only. "
+        "int8 (w8a8): 8-bit weights and activations; int8wo (wint8): 8-bit weights; int4 (wint4): "
+        "4-bit weights in groups of 64, 8 bits in the output head and vision towers; int4a8: the "
+        "same with 8-bit activations; None: weights stay as the checkpoint stores them. Weights "
+        "that are stored in 4 or 8 bits stay so in any case, and int8 and int4a8 then say only "
+        "that activations are rounded",
     )
     kv_cache_dtype: CacheDType = Field(
         default="auto",

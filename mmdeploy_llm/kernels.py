@@ -29,9 +29,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from .coded import Bits, CodedWeight
     from .hooks import PixelKernels
 
-Quantization = Literal["int8"]
+# How weights are rounded when they are packed, and whether x is rounded too:
+#     int8     8 bits, a scale for each row; x in 8 bits, a scale for every 128 values of a row
+#     int4     4 bits, a scale and a zero for 64 values; x as it is
+#     int8wo   8 bits, a scale and a zero for 128 values; x as it is
+#     int4a8   weights as int4; x as int8
+Quantization = Literal["int8", "int4", "int8wo", "int4a8"]
 ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu"]  # transformers' names
 
 
@@ -306,9 +312,19 @@ class Kernels(Protocol):
         ...
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
-        """Lays `weight` [n, k] out for products, rounded to int8 if requested; None where
-        `can_pack` is False. Without rounding, the memory of `weight` is reused: its values are
+        """Lays `weight` [n, k] out for products, rounded if requested; None where `can_pack` is
+        False. Without rounding, the memory of `weight` is reused: its values are
         lost."""
+        ...
+
+    def can_pack_coded(self, bits: Bits, group_size: int, k: int) -> bool:
+        """Whether `pack_coded` lays out a CodedWeight like this."""
+        ...
+
+    def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
+        """Lays out a weight of few bits for products; `can_pack_coded` must be True. Its memory is
+        reused: its values are lost. rounds: whether rows of x are rounded to int8, with a scale for
+        every 128 values."""
         ...
 
     def record(

@@ -14,6 +14,7 @@ DTYPES = {
     "fp32": "float32",
     "float": "float32",
 }
+QUANTIZATIONS = {"w8a8": "int8", "wint4": "int4", "wint8": "int8wo"}
 DOMAIN = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
 OWN_RULES = frozenset({"http", "https", "file", "local", "data"})  # have options of their own
@@ -24,6 +25,11 @@ def _dtype_name(value: Any) -> Any:
     name = str(value).removeprefix("torch.")
     is_name = isinstance(value, str) or name != str(value)
     return DTYPES.get(name, name) if is_name else value
+
+
+def _quantization_name(value: Any) -> Any:
+    """Turns FastDeploy's names into ours."""
+    return QUANTIZATIONS.get(value, value) if isinstance(value, str) else value
 
 
 def _names(value: Any) -> Any:
@@ -57,6 +63,9 @@ def _schemes(value: tuple[str, ...]) -> tuple[str, ...]:
 
 CpuLevel = Literal["avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"]
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
+Quantization = Annotated[
+    Literal["int8", "int4", "int8wo", "int4a8"], BeforeValidator(_quantization_name)
+]
 CacheDType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8"], BeforeValidator(_dtype_name)
 ]

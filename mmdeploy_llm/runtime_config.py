@@ -108,6 +108,11 @@ def resolve(
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)
+    if config.quantization is not None and dtype == "float16":
+        raise ConfigError(
+            f"quantization = {config.quantization!r} computes in bfloat16 or float32, but dtype is "
+            "float16: choose one of these with dtype, or leave dtype out"
+        )
     max_num_seqs, max_model_len = max_num_seqs_of(config, is_cuda), _max_model_len(config, model)
     kv_cache_dtype = _kv_cache_dtype(config, dtype)
     attention = choose_attention(

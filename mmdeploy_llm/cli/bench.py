@@ -66,7 +66,8 @@ Batch = Annotated[
     typer.Option(min=1, help="Upper limit of requests that run at the same time (max_num_seqs)."),
 ]
 Quantization = Annotated[
-    str | None, typer.Option(help="int8: linear layers with 8-bit weights (CPU only).")
+    str | None,
+    typer.Option(help="int8, int4, int8wo or int4a8: weights in 8 or 4 bits (CPU only)."),
 ]
 KVCacheDType = Annotated[
     str,

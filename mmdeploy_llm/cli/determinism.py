@@ -51,7 +51,8 @@ Mode = Annotated[
     bool, typer.Option("--mode", help="Compute with deterministic=True, which promises this.")
 ]
 Quantization = Annotated[
-    str | None, typer.Option(help="int8: linear layers with 8-bit weights (CPU only).")
+    str | None,
+    typer.Option(help="int8, int4, int8wo or int4a8: weights in 8 or 4 bits (CPU only)."),
 ]
 Longest = Annotated[
     int,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.coded import Bits, CodedWeight
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording
 
@@ -93,6 +94,15 @@ class CudaKernels:
         """Returns None: products read weights as they are."""
         del weight, quantization
         return None
+
+    def can_pack_coded(self, bits: Bits, group_size: int, k: int) -> bool:
+        """Returns False: no product reads weights of few bits."""
+        del bits, group_size, k
+        return False
+
+    def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
+        """Must not be called: `can_pack_coded` is False."""
+        raise AssertionError(f"{weight.bits} bits, {rounds=}")
 
     def record(
         self, function: Callable[..., Tensor], *inputs: Tensor

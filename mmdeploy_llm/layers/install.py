@@ -3,6 +3,9 @@ kernels every layer computes the same in plain torch, which is the reference."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from torch import nn
 
 from mmdeploy_llm.kernels import Kernels, Quantization
@@ -12,22 +15,35 @@ from .kernel_layer import KernelLayer
 from .linear import Linear
 from .moe import Experts, Router, SoftmaxRouter
 
+# How weights outside of a decoder's layers are rounded.
+ELSEWHERE: Mapping[Quantization, Quantization] = MappingProxyType(
+    {"int8": "int8", "int4": "int8wo", "int8wo": "int8wo", "int4a8": "int8"}
+)
+
 
 def install_kernels(
     model: nn.Module, kernels: Kernels, quantization: Quantization | None = None
 ) -> None:
     """Lets the layers of `model` compute with `kernels` from now on, on tensors that these accept.
 
-    Packs the weights of linear layers, routers and experts where the kernels can;
-    quantization="int8" rounds them, except exact ones, and the rows of x in each product.
+    Packs the weights of linear layers, routers and experts where the kernels can. `quantization`
+    rounds them, except exact ones; in 4 bits only those of a decoder's layers, which are most of a
+    language model, and the others, an output head or a vision tower, in 8 bits.
     """
+    in_layers = {
+        part
+        for module in model.modules()
+        if isinstance(module, CausalLM)
+        for part in module.model.layers.modules()
+    }
+    elsewhere = quantization if quantization is None or not in_layers else ELSEWHERE[quantization]
     for module in model.modules():
         if isinstance(module, KernelLayer):
             module.kernels = kernels
     for module in model.modules():
         if isinstance(module, Linear | Router | SoftmaxRouter | Experts):
-            module.pack(kernels, quantization)
+            module.pack(kernels, quantization if module in in_layers else elsewhere)
     # The largest weight comes last: in int8 it needs memory that the others have freed by then.
     for module in model.modules():
         if isinstance(module, CausalLM) and module.lm_head is None:
-            module.model.embed_tokens.pack(kernels, quantization)
+            module.model.embed_tokens.pack(kernels, elsewhere)

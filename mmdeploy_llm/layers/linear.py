@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.coded import CodedWeight
 from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
 
 from .kernel_layer import KernelLayer
@@ -53,9 +54,17 @@ def has_product(dtype: torch.dtype) -> bool:
     return dtype is not torch.float16 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
+def rounds_inputs(quantization: Quantization | None) -> bool:
+    """Whether products round the rows of x too."""
+    return quantization in ("int8", "int4a8")
+
+
 class Matrix(nn.Module):
     """A weight [n, k] to multiply by; k may be several axes. Once it is packed, `weight` is empty:
-    [0, k], of the same dtype. is_exact: whether the weight is never rounded."""
+    [0, k], of the same dtype.
+
+    is_exact: whether the weight is never rounded.
+    """
 
     is_exact = False
 
@@ -63,6 +72,17 @@ class Matrix(nn.Module):
         super().__init__()
         self.weight = empty_parameter(n, k)
         self.packed: PackedWeight | None = None
+        self._coded: CodedWeight | None = None
+
+    def can_hold_coded(self, name: str) -> bool:
+        """Whether `hold_coded` takes this parameter."""
+        return name == "weight" and not self.is_exact
+
+    def hold_coded(self, name: str, weight: CodedWeight) -> None:
+        """Takes the weight in few bits, as its checkpoint stores it, until it is packed. The
+        parameter `name` should be a placeholder by then."""
+        assert self.can_hold_coded(name)
+        self._coded = weight
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiplies x [..., k] -> [..., n]. Raises ValueError for another width."""
@@ -74,8 +94,13 @@ class Matrix(nn.Module):
         return self.packed.product(flat, bias).view(*x.shape[:-1], -1)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
-        """Lays the weight out for `kernels`, rounded to int8 if requested; leaves it unchanged if
-        they cannot pack it."""
+        """Lays the weight out for `kernels`, rounded if requested; leaves it unchanged if they
+        cannot pack it. A weight that is in few bits already stays as it is, and `quantization` says
+        only whether x is rounded."""
+        if self._coded is not None:
+            self.packed = kernels.pack_coded(self._coded, rounds=rounds_inputs(quantization))
+            self._coded = None
+            return
         weight = self.weight.detach().flatten(1)
         self.packed = kernels.pack(weight, None if self.is_exact else quantization)
         if self.packed is not None:
@@ -104,6 +129,11 @@ class Embedding(Matrix, KernelLayer):
         if rows is None and self.kernels is not None:
             rows = self._kernel_rows(self.kernels)
         return F.embedding(token_ids, self.weight) if rows is None else rows(token_ids)
+
+    def can_hold_coded(self, name: str) -> bool:
+        """Returns False: rows are looked up unrounded."""
+        del name
+        return False
 
     def _kernel_rows(self, kernels: Kernels) -> Callable[[Tensor], Tensor] | None:
         """Returns the kernels' lookup in the weight as it is; None if they have none for it."""

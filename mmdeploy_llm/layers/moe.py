@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.coded import CodedWeight
 from mmdeploy_llm.kernels import ExpertKernels, Kernels, PackedWeight, Quantization
 
 from .kernel_layer import KernelLayer
-from .linear import Linear, Matrix, emptied, empty_parameter, plain_linear
+from .linear import Linear, Matrix, emptied, empty_parameter, plain_linear, rounds_inputs
 from .mlp import GatedMLP, silu_mul
 
 
@@ -106,9 +107,11 @@ class Experts(KernelLayer):
 
     def __init__(self, num_experts: int, size: int, intermediate_size: int) -> None:
         super().__init__()
+        self.num_experts = num_experts
         self.gate_up_proj = empty_parameter(num_experts, 2 * intermediate_size, size)
         self.down_proj = empty_parameter(num_experts, size, intermediate_size)
         self._packed: list[tuple[PackedWeight | None, PackedWeight | None]] | None = None
+        self._coded: dict[str, CodedWeight] = {}
         self.expert_parts = {
             "gate_proj": ("gate_up_proj", slice(0, intermediate_size)),
             "up_proj": ("gate_up_proj", slice(intermediate_size, 2 * intermediate_size)),
@@ -178,6 +181,8 @@ class Experts(KernelLayer):
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Packs as Matrix.pack does: either all matrices or none."""
+        if self._coded:
+            return self._pack_coded(kernels, rounds=rounds_inputs(quantization))
         stacks = self.gate_up_proj.detach(), self.down_proj.detach()
         if not all(kernels.can_pack(stack, quantization) for stack in stacks):
             return
@@ -186,6 +191,26 @@ class Experts(KernelLayer):
         )
         self._packed = list(zip(gate_up, down, strict=True))
         self.gate_up_proj, self.down_proj = emptied(self.gate_up_proj), emptied(self.down_proj)
+
+    def can_hold_coded(self, name: str) -> bool:
+        """Whether `hold_coded` takes this parameter."""
+        return name in ("gate_up_proj", "down_proj")
+
+    def hold_coded(self, name: str, weight: CodedWeight) -> None:
+        """Takes the matrices of all experts in few bits, one below the other, as their checkpoint
+        stores them, until they are packed. Both stacks must be given."""
+        self._coded[name] = weight
+
+    def _pack_coded(self, kernels: Kernels, *, rounds: bool) -> None:
+        gate_up, down = (
+            [
+                kernels.pack_coded(part, rounds=rounds)
+                for part in self._coded[name].split(self.num_experts)
+            ]
+            for name in ("gate_up_proj", "down_proj")
+        )
+        self._packed = list(zip(gate_up, down, strict=True))
+        self._coded.clear()
 
     def _run_grouped(self, x: Tensor, counts: Tensor) -> Tensor:
         """Runs all experts as `_run_loop` does, without copying the counts to the host."""

@@ -3,38 +3,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmdeploy_llm.coded import Bits
 from mmdeploy_llm.kernels import PackedWeight, Quantization
 
-from .library import DTYPES, Library
+from .coded import CodedProducts
+from .library import DTYPES
 
 PANEL = 64  # rows of a panel, as in gemm.h
+# Bits and columns of a group.
+CODES: Mapping[str, tuple[Bits, int]] = MappingProxyType(
+    {"int4": (4, 64), "int4a8": (4, 64), "int8wo": (8, 128)}
+)
 MANY_ROWS, MANY_S8_ROWS = 16, 128  # that the portable level leaves to torch: of floats, of int8
 WIDE_VALUES, MIN_WIDE_PANELS = 2**20, 8  # of a wide copy, which should stay in the cache
 
 
-class Products(Library):
+class Products(CodedProducts):
     """Packs weights and multiplies by them."""
 
     def can_pack(self, weight: Tensor, quantization: Quantization | None) -> bool:
-        """Whether `pack` lays out a weight [..., n, k] like this. In float32, torch's own products
-        are as fast as ours on processors without wide registers, and need no other layout."""
+        """Whether `pack` lays out a weight [..., n, k] like this. Unrounded and in float32, torch's
+        own products are as fast as ours on processors without wide registers, and need no other
+        layout."""
         is_plain = weight.dtype is torch.float32 and quantization is None
         is_ours = self.has_wide_registers or self.has_fixed_order
         return self.takes(weight) and (is_ours or not is_plain)
 
     def pack(self, weight: Tensor, quantization: Quantization | None) -> PackedWeight | None:
-        """Lays `weight` [n, k] out for products, rounded to int8 if requested; None where
-        `can_pack` is False. Without rounding, the memory of `weight` is reused: its values are
-        lost."""
+        """Lays `weight` [n, k] out for products, rounded if requested; None where `can_pack` is
+        False. Without rounding, the memory of `weight` is reused: its values are lost."""
         if not self.can_pack(weight, quantization):
             return None
-        return S8Weight(self, weight) if quantization else FloatWeight(self, weight)
+        if quantization is None:
+            return FloatWeight(self, weight)
+        if quantization == "int8":
+            return S8Weight(self, weight)
+        bits, group_size = CODES[quantization]
+        coded = self.round_codes(weight.contiguous(), bits, min(group_size, weight.shape[1]))
+        return self.pack_coded(coded, rounds=quantization == "int4a8")
 
     def pack_float(self, weight: Tensor) -> Tensor:
         """Lays out float32 or bf16 `weight` [n, k], contiguous, k even in bf16, for `linear_float`.

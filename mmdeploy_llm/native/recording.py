@@ -34,6 +34,7 @@ RECORDABLE = (
     "mm_linear_f32",
     "mm_look_up",
     "mm_angles",
+    "mm_linear_codes",
 )
 # Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
 # copy: the memory of their result shows whether they did.
@@ -56,9 +57,11 @@ VIEWS = {
     "view",
 }
 NUM_ARGUMENTS = 14
-BYTES_PER_VALUE = {"mm_linear_bf16": 2, "mm_linear_s8": 1, "mm_linear_f32": 4}
-PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3, "mm_linear_f32": 2}  # index of the weights
-K = {"mm_linear_bf16": 7, "mm_linear_s8": 9, "mm_linear_f32": 7}  # index of k
+# Index of the weights, and of k.
+PACKED = {"mm_linear_bf16": 2, "mm_linear_s8": 3, "mm_linear_f32": 2, "mm_linear_codes": 3}
+K = {"mm_linear_bf16": 7, "mm_linear_s8": 9, "mm_linear_f32": 7, "mm_linear_codes": 10}
+BITS_PER_VALUE = {"mm_linear_bf16": 16, "mm_linear_s8": 8, "mm_linear_f32": 32}
+CODE_BITS = 15  # of the first argument of mm_linear_codes
 ALIGNMENT = 64
 
 
@@ -167,7 +170,8 @@ class Recorder:
         for name, arguments in reversed(self._calls):
             if name in PACKED:
                 done.append((name, (*arguments[:-2], *following)))
-                following = arguments[PACKED[name]], arguments[K[name]] * BYTES_PER_VALUE[name]
+                bits = BITS_PER_VALUE.get(name, arguments[0] & CODE_BITS)
+                following = arguments[PACKED[name]], arguments[K[name]] * bits // 8
             else:
                 done.append((name, arguments))
         return done[::-1]

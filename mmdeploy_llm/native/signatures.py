@@ -87,6 +87,13 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32
     ),
     "mm_temper": (c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32),
+    "mm_round_codes": (
+        c_int32, c_void_p, c_int64, c_int64, c_int32, c_int64, c_void_p, c_void_p, c_void_p, c_int32
+    ),
+    "mm_linear_codes": (
+        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64,
+        c_int64, c_int64, c_int32, c_void_p, c_int64,
+    ),
     "mm_cut": (
         c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int32
     ),

@@ -18,6 +18,7 @@ from mmdeploy_llm.parallel import FirstRank, Ranks, shares_of
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.weights.bounds import bounded_building
+from mmdeploy_llm.weights.kept import CanKeep
 from mmdeploy_llm.weights.load import Split, build_model
 
 from .blueprint import Blueprint
@@ -93,6 +94,7 @@ def load_model(
         load_format=blueprint.config.load_format,
         split=split,
         memory=None if machine.kernels is None else machine.kernels.memory,
+        can_keep=_can_keep(runtime, machine),
     )
     if machine.kernels is not None and isinstance(model, nn.Module):
         install_kernels(model, machine.kernels, blueprint.config.quantization)
@@ -109,6 +111,14 @@ def load_model(
         threads=threads,
         group=group,
     )
+
+
+def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
+    """Returns which weights of few bits the kernels multiply by; None in a dtype that they have no
+    products for."""
+    if machine.kernels is None or runtime.dtype == "float16":
+        return None
+    return machine.kernels.can_pack_coded
 
 
 def check_divisible(files: ModelFiles, num_ranks: int) -> None:

@@ -107,7 +107,7 @@ def load_kernels(config: EngineConfig, *, is_cpu: bool) -> Kernels | None:
             logger.warning("no C++ kernels, plain torch computes the same more slowly: %s", error)
     needs = {
         "native_kernels = True": config.native_kernels,
-        "quantization = 'int8'": config.quantization,
+        f"quantization = {config.quantization!r}": config.quantization,
         "cpu_level": config.cpu_level,
         "deterministic = True": config.deterministic,
         "cpu_affinity": config.cpu_affinity is not None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -35,6 +35,7 @@ from mmdeploy_llm.parallel import Share
 from .bounds import bounded_building
 from .files import LOADABLE, SafetensorsFile, TensorFile
 from .find import find_weights
+from .kept import CanKeep, hold, kept_reads
 from .map import Target
 from .quantized import readable_files
 from .shard import Read, fill, fill_share
@@ -60,6 +61,7 @@ def build_model(
     load_format: LoadFormat = "auto",
     split: Split | None = None,
     memory: WeightMemory | None = None,
+    can_keep: CanKeep | None = None,
 ) -> Any:
     """Builds `factory(checkpoint.config)` and loads its weights; eval mode, no gradients.
 
@@ -69,6 +71,8 @@ def build_model(
         always the same.
     split: under tensor parallelism, reduces the model to this rank's shard; only the shard is read.
     memory: allocator for weights on the CPU; None allocates with torch on `device`.
+    can_keep: which weights of few bits stay as they are until the kernels pack them; None: all are
+        dequantised. Shards are dequantised too.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
@@ -86,13 +90,15 @@ def build_model(
             paths = find_weights(checkpoint.folder)
             files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
             reads = _plan(model, readable_files(files, checkpoint.config), whole)
+        kept = {} if can_keep is None or split is not None else kept_reads(model, reads, can_keep)
         shares = split(model) if split is not None else {}
         empty = partial(torch.empty, device=device) if memory is None else memory.empty
-        _materialize(model, dtype, empty)
+        _materialize(model, dtype, empty, kept)
         if load_format == "dummy":
             _fill_dummy(model, whole, shares)
         else:
-            _read(model, reads, whole, shares)
+            _read(model, [read for read in reads if read.name not in kept], whole, shares)
+            _hold(model, kept, memory)
     _init_buffers(model, device)
     return model.eval()
 
@@ -201,13 +207,27 @@ def _raise_if(names: Sequence[str], what: str, files: Sequence[TensorFile]) -> N
         )
 
 
-def _materialize(model: nn.Module, dtype: torch.dtype, empty: Callable[..., Tensor]) -> None:
-    """Replaces the meta parameters by tensors that `empty` allocates, with undefined values."""
-    for module in model.modules():
+def _materialize(
+    model: nn.Module, dtype: torch.dtype, empty: Callable[..., Tensor], kept: Container[str]
+) -> None:
+    """Replaces the meta parameters by tensors that `empty` allocates, with undefined values; those
+    in `kept` by placeholders without rows."""
+    for path, module in model.named_modules():
         keep = getattr(module, "fp32_parameters", ())
         for name, param in module.named_parameters(recurse=False):
             own = torch.float32 if name in keep else dtype
-            setattr(module, name, nn.Parameter(empty(param.shape, dtype=own), requires_grad=False))
+            shape = list(param.shape)
+            if f"{path}.{name}" in kept:
+                shape[-2] = 0
+            setattr(module, name, nn.Parameter(empty(shape, dtype=own), requires_grad=False))
+
+
+def _hold(
+    model: nn.Module, kept: Mapping[str, Sequence[Read]], memory: WeightMemory | None
+) -> None:
+    sizes = [hold(model, name, reads, memory).num_bytes for name, reads in kept.items()]
+    if sizes:
+        logger.info("%d weights stay in few bits: %.2f GB", len(sizes), sum(sizes) / 1e9)
 
 
 def _read(

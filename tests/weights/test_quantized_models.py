@@ -14,9 +14,10 @@ from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.testing import write_checkpoint
 from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 
-from .packing import awq_tensors, gptq_tensors, grouped, random_codes
+from .packing import awq_tensors, gptq_tensors, grouped, random_codes, words_of
 
-SIZE = 16  # columns of a group
+SIZE, WIDE = 16, 32  # columns of a group; the kernels multiply by groups of 32
+KEPT = {"awq 32", "gptq 32", "packed", "w8a8"}
 PROMPTS = ([5, 9, 200, 31, 7], [40, 41, 42])
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -35,6 +36,34 @@ def gptq(name, shape, random):
     return gptq_tensors(name, codes, zeros, scales, group_of), weight
 
 
+def packed(name, shape, random):
+    """compressed-tensors, asymmetric, in groups of 32 columns."""
+    codes, zeros, scales = random_codes(*shape, WIDE, random)
+    scales = scales.bfloat16()
+    weight = grouped(codes, zeros, scales, torch.arange(shape[1]) // WIDE)
+    tensors = {
+        f"{name}.weight_packed": words_of(codes, 4),
+        f"{name}.weight_scale": scales,
+        f"{name}.weight_zero_point": words_of(zeros.T, 4).T,
+        f"{name}.weight_shape": torch.tensor(shape),
+    }
+    return tensors, weight
+
+
+def in_wide_groups(make):
+    """Returns the method with groups of 32 columns in a row, which the kernels multiply by."""
+
+    def made(name, shape, random):
+        codes, zeros, scales = random_codes(*shape, WIDE, random)
+        group_of = torch.arange(shape[1]) // WIDE
+        weight = grouped(codes, zeros, scales, group_of)
+        if make is awq:
+            return awq_tensors(name, codes, zeros, scales), weight
+        return gptq_tensors(name, codes, zeros, scales, group_of), weight
+
+    return made
+
+
 def fp8(name, shape, random):
     codes = (torch.randn(shape, generator=random) / shape[1] ** 0.5).to(torch.float8_e4m3fn)
     n, k = (-(-size // 32) for size in shape)
@@ -50,7 +79,19 @@ def int8(name, shape, random):
     return {f"{name}.weight": codes, f"{name}.weight_scale": scales}, codes * scales
 
 
+PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": WIDE, "symmetric": False}
 METHODS = {
+    "awq 32": (in_wide_groups(awq), {"quant_method": "awq", "bits": 4, "group_size": WIDE}),
+    "gptq 32": (in_wide_groups(gptq), {"quant_method": "gptq", "bits": 4, "group_size": WIDE}),
+    "packed": (
+        packed,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": PACKED}},
+            "ignore": ["lm_head"],
+        },
+    ),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": SIZE, "version": "gemm"}),
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": SIZE, "desc_act": True}),
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [32, 32]}),
@@ -118,16 +159,39 @@ def reference_tokens(folder):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_tokens(tmp_path, method):
+def test_tokens(tmp_path, method, caplog):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
-    assert tokens_of(quantised) == reference_tokens(dequantised)
+    expected = reference_tokens(dequantised)
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        assert tokens_of(quantised) == expected
+    # q, k and v in one, o, gate and up in one, down: in each of three layers.
+    assert ("12 weights stay in few bits" in caplog.text) == (method in KEPT)
+    assert tokens_of(quantised, native_kernels=False) == expected
 
 
-def test_experts(tmp_path):
+@pytest.mark.parametrize("method", ["awq", "awq 32"])
+def test_experts(tmp_path, method, caplog):
     plain = write_tiny("qwen3_moe", tmp_path / "plain", head_dim=16, moe_intermediate_size=32)
-    quantised, dequantised = quantised_pair(tmp_path, "awq", plain)
-    assert tokens_of(quantised) == reference_tokens(dequantised)
+    quantised, dequantised = quantised_pair(tmp_path, method, plain)
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        assert tokens_of(quantised) == reference_tokens(dequantised)
+    assert ("weights stay in few bits" in caplog.text) == (method in KEPT)
+
+
+def test_activations_are_rounded_on_request(tmp_path):
+    """The weights stay as they are stored; log-probabilities show that x was rounded."""
+    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+    folder, _ = quantised_pair(tmp_path, "packed", plain)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = []
+    for quantization in (None, "int4a8"):
+        with LLM(str(folder), dtype="float32", quantization=quantization) as llm:
+            (out,) = llm.generate([list(range(5, 60))], params)
+        scores = [next(iter(each.values())).logprob for each in out.prompt_logprobs[1:]]
+        found.append(torch.tensor(scores))
+    difference = (found[0] - found[1]).abs().max()
+    assert 1e-5 < difference < 0.3
 
 
 def test_a_model_of_transformers(tmp_path):

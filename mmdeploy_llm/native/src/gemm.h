@@ -253,6 +253,18 @@ struct RowsOf {
     }
 };
 
+// out [num] = sums, plus `bias` unless it is null.
+template <typename T>
+MM_INLINE void write_row(T* out, const float* sums, const T* bias, int64_t num) {
+    if (bias == nullptr) {
+#pragma omp simd
+        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c]);
+    } else {
+#pragma omp simd
+        for (int64_t c = 0; c < num; ++c) out[c] = store<T>(sums[c] + load(bias[c]));
+    }
+}
+
 // x [rows][k], k a multiple of a unit's values; bias [n] or null; out [rows][n].
 template <typename Format, typename T>
 void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* out, int64_t rows,
@@ -265,16 +277,7 @@ void linear(const T* x, int64_t x_stride, const void* packed, const T* bias, T* 
                                  part, count, ahead, sums, adds);
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
-        T* result = out + row * n + first;
-        if (bias == nullptr) {
-#pragma omp simd
-            for (int64_t c = 0; c < num; ++c) result[c] = store<T>(sums[c]);
-        } else {
-#pragma omp simd
-            for (int64_t c = 0; c < num; ++c) {
-                result[c] = store<T>(sums[c] + load(bias[first + c]));
-            }
-        }
+        write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num);
     };
     multiply(packed, rows, n, k / VALUES, num_threads, next, strip, write);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attention.h"
+#include "codes.h"
 #include "gemm.h"
 #include "numbers.h"
 #include "pixels.h"
@@ -58,6 +59,31 @@ void activate_by(int32_t kind, void* values, int64_t rows, int64_t size, int32_t
         case mm::QUICK_GELU: return mm::activate<mm::QUICK_GELU>(x, rows, size, num_threads);
         default: return mm::activate<mm::SILU>(x, rows, size, num_threads);
     }
+}
+
+// bits: of a code. group: columns of a group. with_offsets, rounds: see codes.h.
+struct CodeFormat {
+    int32_t bits;
+    bool has_offsets;
+    bool rounds;
+};
+
+// number: bits + 16 (has offsets) + 32 (x is rounded to int8).
+CodeFormat code_format(int32_t number) {
+    return {number & 15, (number & 16) != 0, (number & 32) != 0};
+}
+
+template <typename T>
+void linear_codes_by(CodeFormat format, const void* x, int64_t x_stride, const void* codes,
+                     const void* facts, int64_t group, const void* bias, void* out, int64_t rows,
+                     int64_t n, int64_t k, int32_t num_threads, const mm::Next& next) {
+    const mm::Groups groups(k, group, format.has_offsets);
+    mm::with_codes<T>(format.bits, format.rounds, [&](auto of) {
+        mm::linear_codes<decltype(of)>(static_cast<const T*>(x), x_stride, codes,
+                                       static_cast<const uint32_t*>(facts), groups,
+                                       static_cast<const T*>(bias), static_cast<T*>(out), rows, n,
+                                       k, num_threads, next);
+    });
 }
 
 // A recorded call: the function's index in RECORDABLE and its arguments, eight bytes each.
@@ -265,6 +291,30 @@ void mm_linear_s8(int32_t dtype, const void* x, int64_t x_stride, const uint8_t*
     }
 }
 
+// format: of the codes, see code_format; plus 64 if x is bf16.
+void mm_linear_codes(int32_t format, const void* x, int64_t x_stride, const void* codes,
+                     const void* facts, int64_t group, const void* bias, void* out, int64_t rows,
+                     int64_t n, int64_t k, int32_t num_threads, const void* next_packed,
+                     int64_t next_row_bytes) {
+    const mm::Next next = next_of(next_packed, next_row_bytes);
+    const auto run = (format & 64) == 0 ? linear_codes_by<float> : linear_codes_by<bf16>;
+    run(code_format(format), x, x_stride, codes, facts, group, bias, out, rows, n, k, num_threads,
+        next);
+}
+
+void mm_round_codes(int32_t dtype, const void* weights, int64_t n, int64_t k, int32_t bits,
+                    int64_t group, void* units, float* scales, uint8_t* zeros,
+                    int32_t num_threads) {
+    uint8_t* out = static_cast<uint8_t*>(units);
+    if (dtype == FLOAT) {
+        mm::round_codes(static_cast<const float*>(weights), n, k, bits, group, out, scales, zeros,
+                        num_threads);
+    } else {
+        mm::round_codes(static_cast<const bf16*>(weights), n, k, bits, group, out, scales, zeros,
+                        num_threads);
+    }
+}
+
 void mm_largest(int32_t dtype, const void* logits, int64_t stride, int64_t rows, int64_t size,
                 int64_t num, float* values, int64_t* ids, int32_t num_threads) {
     if (dtype == FLOAT) {
@@ -327,7 +377,7 @@ void (*const RECORDABLE[])(const int64_t*) = {
     recorded<mm_rms_norm>,    recorded<mm_norm_heads>,  recorded<mm_silu_mul>,
     recorded<mm_rotate>,      recorded<mm_attend>,      recorded<mm_write_cache>,
     recorded<mm_linear_bf16>, recorded<mm_linear_s8>,   recorded<mm_linear_f32>,
-    recorded<mm_look_up>,     recorded<mm_angles>,
+    recorded<mm_look_up>,     recorded<mm_angles>,      recorded<mm_linear_codes>,
 };
 
 void mm_run(const Call* calls, int64_t num) {

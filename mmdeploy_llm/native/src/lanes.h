@@ -91,6 +91,9 @@ MM_INLINE Ints splat(const void* from) {
 #endif
 }
 
+// Returns a register whose lanes are all `word`.
+MM_INLINE Ints splat_word(uint32_t word) { return splat(&word); }
+
 // Returns words & mask. The mask is read from memory at each use: in a loop it would keep a register
 // that the sums need.
 template <uint32_t MASK>

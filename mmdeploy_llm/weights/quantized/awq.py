@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .bits import unpack_words
-from .layer import GroupedMatrix, QuantizedLayer
+from .layer import Coding, GroupedMatrix, QuantizedLayer
 from .method import FLOATS, Stored, refuse
 from .settings import SchemeSettings, read_settings
 
@@ -57,6 +57,7 @@ def awq_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[QuantizedL
             shape=(n, k),
             dtype=dtype,
             decode=partial(_decode, group_size=group_size),
+            coding=Coding(bits=4, group_size=group_size),
         )
 
 

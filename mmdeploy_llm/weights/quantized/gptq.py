@@ -18,7 +18,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import CheckpointError
 
 from .bits import WORD, unpack_words
-from .layer import GroupedMatrix, QuantizedLayer
+from .layer import Coding, GroupedMatrix, QuantizedLayer
 from .method import FLOATS, Stored, refuse
 from .settings import SchemeSettings, read_settings
 
@@ -55,6 +55,9 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
     dtype = stored.check(parts["scales"], (num_groups, n), *FLOATS).dtype
     if "group_of" in parts:
         stored.check(parts["group_of"], (k,), torch.int32)
+        runs = torch.arange(k, dtype=torch.int32) // group_size
+        if torch.equal(stored.read(parts["group_of"]), runs):
+            parts["runs"] = parts.pop("group_of")  # says nothing that group_size does not say
     return QuantizedLayer(
         name=name,
         key=f"{name}.weight",
@@ -68,7 +71,12 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
             group_size=group_size,
             offset=OFFSETS[settings.checkpoint_format],
         ),
+        coding=_coding(settings.bits, group_size) if "group_of" not in parts else None,
     )
+
+
+def _coding(bits: int, group_size: int) -> Coding:
+    return Coding(bits=8 if bits == 8 else 4, group_size=group_size)
 
 
 def _decode(

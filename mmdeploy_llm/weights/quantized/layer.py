@@ -10,6 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.coded import Bits, CodedWeight, units_of
+
+MAX_ZERO = 255  # a CodedWeight keeps codes of zero in 8 bits
+
 
 class WeightRows(Protocol):
     """A weight whose rows (first axis) are dequantised when they are asked for."""
@@ -20,6 +24,19 @@ class WeightRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Coding:
+    """How a layer's integers become a CodedWeight.
+
+    bits, group_size: of the CodedWeight.
+    lowest: the stored integer that becomes code 0.
+    """
+
+    bits: Bits
+    group_size: int
+    lowest: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedLayer:
     """One weight of a checkpoint that is stored quantised.
 
@@ -27,6 +44,8 @@ class QuantizedLayer:
     parts: keys of the stored tensors, by the role that `decode` knows them by.
     shape, dtype: of the dequantised weight.
     decode: makes the weight of the stored tensors, by role.
+    coding: how the weight can stay in few bits; None where its values are no integers, or where its
+        groups are no runs of columns.
     """
 
     name: str
@@ -35,6 +54,7 @@ class QuantizedLayer:
     shape: tuple[int, ...]
     dtype: torch.dtype
     decode: Callable[[Mapping[str, Tensor]], WeightRows]
+    coding: Coding | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +81,27 @@ class GroupedMatrix:
         if self.zeros is not None:
             values = values - self._spread(self.zeros.to(self.dtype), start, end)
         return values * self._spread(self.scales.to(self.dtype), start, end)
+
+    def coded(self, coding: Coding) -> CodedWeight:
+        """Returns the matrix in few bits. Its codes must be integers, its groups runs of
+        columns."""
+        assert self.group_of is None
+        assert self.block_rows == 1
+        codes = (self.codes.to(torch.int16) - coding.lowest).to(torch.uint8)
+        zeros = torch.full(self.scales.shape, -coding.lowest, dtype=torch.int32)
+        if self.zeros is not None:
+            zeros += self.zeros
+        scales = self.scales.float().contiguous()
+        fits = int(zeros.min()) >= 0 and int(zeros.max()) <= MAX_ZERO
+        return CodedWeight(
+            bits=coding.bits,
+            k=codes.shape[1],
+            group_size=coding.group_size,
+            units=units_of(codes, coding.bits),
+            scales=scales,
+            offsets=None if fits else scales * zeros,
+            zeros=zeros.to(torch.uint8) if fits else None,
+        )
 
     def _spread(self, facts: Tensor, start: int, end: int) -> Tensor:
         """Repeats one value of each group for its rows start .. end and its columns: [end - start,

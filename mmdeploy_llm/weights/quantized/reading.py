@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmdeploy_llm.coded import CodedWeight
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.weights.files import LOADABLE, Entry, SafetensorsFile, TensorFile
 
@@ -17,7 +18,7 @@ from .awq import awq_layers
 from .compressed import compressed_layers
 from .fp8 import fp8_layers
 from .gptq import gptq_layers
-from .layer import QuantizedLayer, WeightRows
+from .layer import Coding, GroupedMatrix, QuantizedLayer, WeightRows
 from .method import Layers, Stored
 from .mxfp4 import mxfp4_layers
 from .settings import quantization_settings
@@ -95,14 +96,28 @@ class QuantizedFile:
             layer.key: Entry(dtype=layer.dtype, shape=layer.shape, offset=0) for layer in layers
         }
 
+    def coding(self, key: str) -> Coding | None:
+        """Returns how a weight can stay in few bits; None where it cannot."""
+        return self._layers[key].coding
+
+    def read_coded(self, key: str) -> CodedWeight:
+        """Reads a weight that has a coding."""
+        layer = self._layers[key]
+        matrix = self._decoded(layer)
+        assert layer.coding is not None
+        assert isinstance(matrix, GroupedMatrix)
+        return matrix.coded(layer.coding)
+
+    def _decoded(self, layer: QuantizedLayer) -> WeightRows:
+        return layer.decode({role: self._stored.read(name) for role, name in layer.parts.items()})
+
     def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
         """See TensorFile. first_value: the first one of a row."""
         layer = self._layers[key]
         row_size = math.prod(layer.shape[1:])
         first, rest = divmod(first_value, row_size)
         assert rest == 0, "a quantised weight is read by whole rows"
-        parts = {role: self._stored.read(name) for role, name in layer.parts.items()}
-        _copy_rows(layer.decode(parts), layer.shape, first, out, transpose=transpose)
+        _copy_rows(self._decoded(layer), layer.shape, first, out, transpose=transpose)
 
 
 def _copy_rows(

@@ -1,0 +1,148 @@
+"""CodedWeight: a matrix in 4 or 8 bits, as the kernels and the readers of checkpoints exchange it.
+
+Groups of columns of a row share a scale and an offset:
+
+    weight = scale * code - offset        codes: 0 .. 15, or 0 .. 255
+
+An offset is scale * zero where the code of zero is an integer, as in most formats.
+
+Shapes: n rows (outputs), k columns (inputs), G groups of a row, U units of a row. A unit is four
+bytes: 4 codes of 8 bits, or 8 codes of 4 bits, of which byte j holds code j below code 4 + j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .kernels import WeightMemory
+
+Bits = Literal[4, 8]
+UNIT_BYTES = 4
+# The kernels keep an integer zero in the lowest bits of its scale, where these are free.
+ZERO_BITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CodedWeight:
+    """A weight [n, k] in few bits.
+
+    group_size: columns of a group; the last group of a row may be shorter.
+    units: [n, U] int32, contiguous.
+    scales: [n, G] float32.
+    offsets: [n, G] float32; None where `zeros` says them.
+    zeros: [n, G] uint8, the codes of zero; None with offsets.
+    """
+
+    bits: Bits
+    k: int
+    group_size: int
+    units: Tensor
+    scales: Tensor
+    offsets: Tensor | None = None
+    zeros: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.offsets is None) is not (self.zeros is None)
+        assert self.units.dtype is torch.int32
+        assert self.units.shape[1] == num_units(self.k, self.bits)
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return self.units.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of all parts."""
+        parts = (self.units, self.scales, self.offsets, self.zeros)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def codes(self) -> Tensor:
+        """Returns the codes, [n, k] uint8."""
+        data = self.units.view(torch.uint8)
+        if self.bits == 4:
+            quads = data.view(self.n, -1, UNIT_BYTES)
+            data = torch.cat([quads & 15, quads >> 4], -1).view(self.n, -1)
+        return data[:, : self.k]
+
+    def dequantize(self) -> Tensor:
+        """Returns the weight, [n, k] float32: scale * (code - zero) in one rounding, or scale *
+        code - offset in two."""
+        codes = self.codes().float()
+        scales = self._spread(self.scales)
+        if self.zeros is not None:
+            return (codes - self._spread(self.zeros.float())) * scales
+        assert self.offsets is not None
+        return codes * scales - self._spread(self.offsets)
+
+    def with_offsets(self) -> CodedWeight:
+        """Returns the same weight with offsets for zeros."""
+        if self.zeros is None:
+            return self
+        return replace(self, offsets=self.scales * self.zeros, zeros=None)
+
+    def rows(self, start: int, end: int) -> CodedWeight:
+        """Returns rows start .. end, in the same memory."""
+        return replace(
+            self,
+            units=self.units[start:end],
+            scales=self.scales[start:end],
+            offsets=None if self.offsets is None else self.offsets[start:end],
+            zeros=None if self.zeros is None else self.zeros[start:end],
+        )
+
+    def split(self, num: int) -> list[CodedWeight]:
+        """Returns `num` equal runs of rows, in the same memory."""
+        size = self.n // num
+        return [self.rows(start, start + size) for start in range(0, self.n, size)]
+
+    def _spread(self, facts: Tensor) -> Tensor:
+        return facts.repeat_interleave(self.group_size, 1)[:, : self.k]
+
+
+def joined(parts: Sequence[CodedWeight], memory: WeightMemory | None) -> CodedWeight:
+    """Returns weights of the same layout, one below the other. memory: allocates the units."""
+    if any(part.zeros is None for part in parts):
+        parts = [part.with_offsets() for part in parts]
+    first, n = parts[0], sum(part.n for part in parts)
+    empty = torch.empty if memory is None else memory.empty
+    units = empty((n, first.units.shape[1]), dtype=torch.int32)
+    torch.cat([part.units for part in parts], out=units)
+
+    def facts(name: str) -> Tensor | None:
+        found = [getattr(part, name) for part in parts]
+        return None if found[0] is None else torch.cat(found)
+
+    scales = facts("scales")
+    assert scales is not None
+    return replace(
+        first, units=units, scales=scales, offsets=facts("offsets"), zeros=facts("zeros")
+    )
+
+
+def num_units(k: int, bits: Bits) -> int:
+    """Returns the units that k codes take."""
+    return -(-k * bits // (8 * UNIT_BYTES))
+
+
+def units_of(codes: Tensor, bits: Bits) -> Tensor:
+    """Returns codes [n, k] uint8 as units [n, U] int32; codes that fill the last unit are 0."""
+    n, k = codes.shape
+    padded = F.pad(codes, (0, num_units(k, bits) * UNIT_BYTES * 8 // bits - k))
+    if bits == 4:
+        low, high = padded.view(n, -1, 2, UNIT_BYTES).unbind(2)
+        padded = (low | (high << 4)).view(n, -1)
+    return padded.contiguous().view(torch.int32)
+
+
+def zeros_fit(scales: Tensor) -> bool:
+    """Whether the lowest bits of all scales, float32, are free for a code of zero."""
+    mask = (1 << ZERO_BITS) - 1
+    return not bool((scales.view(torch.int32) & mask).any())

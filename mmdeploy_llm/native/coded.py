@@ -1,0 +1,122 @@
+"""Matrix products with weights of 4 or 8 bits, see src/codes.h."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmdeploy_llm.coded import Bits, CodedWeight, num_units, zeros_fit
+
+from .library import DTYPES, Library
+
+PANEL = 64  # rows of a panel, as in gemm.h
+STEP = 32  # groups of columns are multiples of it
+# Parts of a format's number, beside its bits; see mm_linear_codes in kernels.cpp.
+HAS_OFFSETS, ROUNDS, IS_BF16 = 16, 32, 64
+
+
+class CodedProducts(Library):
+    """Packs weights of few bits, rounds weights to them, and multiplies by them."""
+
+    def can_pack_coded(self, bits: Bits, group_size: int, k: int) -> bool:
+        """Whether `pack_coded` lays out a weight like this."""
+        del bits
+        return group_size % STEP == 0 or group_size >= k
+
+    def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> CodedPanels:
+        """Lays `weight` out for products. The memory of its units is reused where n is a multiple
+        of 64: their values are lost. rounds: whether rows of x are rounded to int8, with a scale
+        for every 128 values."""
+        return CodedPanels(self, weight, rounds=rounds)
+
+    def pack_units(self, units: Tensor) -> Tensor:
+        """Lays out units [n, U] int32, contiguous, as panels [n / 64, U, 64]. Reuses their memory
+        where n is a multiple of 64."""
+        n, num = units.shape
+        shape = (-(-n // PANEL), num, PANEL)
+        packed = self.memory.empty(shape, dtype=torch.int32) if n % PANEL else units.view(shape)
+        self._library.mm_pack_units(
+            units.data_ptr(), n, num, packed.data_ptr(), torch.get_num_threads()
+        )
+        return packed
+
+    def round_codes(self, weight: Tensor, bits: Bits, group_size: int) -> CodedWeight:
+        """Rounds `weight` [n, k], float32 or bf16, contiguous, to codes with integer zeros. Scales
+        have the precision of bf16. In 4 bits each group's range is cut where that makes the sum of
+        its squared errors smaller: to 1, 0.95, ... 0.75 of its smallest and largest value."""
+        n, k = weight.shape
+        num_groups = -(-k // group_size)
+        units = self.memory.empty((n, num_units(k, bits)), dtype=torch.int32)
+        scales, zeros = torch.empty(n, num_groups), torch.empty(n, num_groups, dtype=torch.uint8)
+        self._library.mm_round_codes(
+            DTYPES[weight.dtype],
+            weight.data_ptr(),
+            n,
+            k,
+            bits,
+            group_size,
+            units.data_ptr(),
+            scales.data_ptr(),
+            zeros.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return CodedWeight(
+            bits=bits, k=k, group_size=group_size, units=units, scales=scales, zeros=zeros
+        )
+
+    def linear_codes(self, x: Tensor, weight: CodedPanels, bias: Tensor | None) -> Tensor:
+        """Multiplies `x` [T, k] -> [T, n]. bias: [n] of x's dtype."""
+        assert x.shape[1] == weight.k, f"rows of {x.shape[1]} values times {weight.k} columns"
+        out = self._empty((x.shape[0], weight.n), dtype=x.dtype)
+        self._library.mm_linear_codes(
+            weight.format | (IS_BF16 if x.dtype is torch.bfloat16 else 0),
+            x.data_ptr(),
+            x.stride(0),
+            weight.units.data_ptr(),
+            weight.facts.data_ptr(),
+            weight.group_size,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            weight.n,
+            weight.k,
+            torch.get_num_threads(),
+            None,
+            0,
+        )
+        return out
+
+
+class CodedPanels:
+    """A kernels.PackedWeight in few bits."""
+
+    rows = None  # the layout rounds them
+
+    def __init__(self, kernels: CodedProducts, weight: CodedWeight, *, rounds: bool) -> None:
+        self._kernels = kernels
+        self.n, self.k, self.group_size = weight.n, weight.k, weight.group_size
+        has_zeros = weight.zeros is not None and zeros_fit(weight.scales)
+        self.format = weight.bits | (0 if has_zeros else HAS_OFFSETS) | (ROUNDS if rounds else 0)
+        self.facts = _panels_of(_facts(weight) if has_zeros else _facts(weight.with_offsets()))
+        self.units = kernels.pack_units(weight.units)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiplies x [T, k] -> [T, n]."""
+        return self._kernels.linear_codes(x, self, bias)
+
+
+def _facts(weight: CodedWeight) -> Tensor:
+    """Returns the words of each row's groups, [n, G] or [n, 2 G] int32: scales whose lowest bits
+    are the codes of zero, or scales and offsets in turn."""
+    scales = weight.scales.view(torch.int32)
+    if weight.zeros is not None:
+        return scales | weight.zeros
+    assert weight.offsets is not None
+    return torch.stack([scales, weight.offsets.view(torch.int32)], -1).flatten(1)
+
+
+def _panels_of(facts: Tensor) -> Tensor:
+    """Returns facts [n, words] as panels [n / 64, words, 64]."""
+    padded = F.pad(facts, (0, 0, 0, -facts.shape[0] % PANEL))
+    return padded.view(-1, PANEL, facts.shape[1]).transpose(1, 2).contiguous()

@@ -1,0 +1,400 @@
+// Computes out = x w^T + bias with weights that are stored in 4 or 8 bits: groups of columns of a row
+// have a scale and an offset,
+//     w = scale * code - offset        code: 0 .. 15, or 0 .. 255
+// so that a group of a product is  scale * sum x code  -  offset * sum x.
+//
+//     codes    [n / 64][unit][64]   a unit is four bytes: 4 codes of 8 bits, or 8 codes of 4 bits, in
+//                                   which the byte j holds the code j below the code 4 + j
+//     facts    [n / 64][group][64]  scales as floats; the lowest 8 bits of each are the code that
+//                                   stands for 0. With offsets: two such rows, scales and offsets
+//
+// x is multiplied as it is, or rounded to int8 with a scale for every 128 values of a row. Codes
+// become operands of the level's best product in registers: bf16 pairs, bytes, or floats. Parts of a
+// unit come in the order that is cheapest to extract, and x is arranged in that order.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "gemm.h"
+#include "numbers.h"
+#include "parallel.h"
+#include "tiles.h"
+
+namespace mm {
+
+template <int BITS>
+MM_INLINE Ints code_of(Ints words, int part) {
+    constexpr uint32_t MASK = (1u << BITS) - 1;
+    return (Ints)((Words)words >> uint32_t(BITS * part)) & splat_word(MASK);
+}
+
+// Returns the column, within its unit, of the code that starts at bit BITS * index.
+template <int BITS>
+constexpr int64_t column_of(int index) {
+    if (BITS == 8) return index;
+    return index % 2 == 0 ? index / 2 : 4 + index / 2;
+}
+
+// Codes as floats: one of each unit at a time.
+template <int BITS>
+struct FloatCodes {
+    using X = float;
+    using Sums = Floats;
+    static constexpr int PARTS = 32 / BITS;
+    static constexpr bool RELOADS = BITS == 4;
+    static constexpr bool ROUNDS = false;  // whether x is rounded to int8
+    static constexpr int64_t column(int64_t i) { return column_of<BITS>(int(i)); }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return (Ints)to_floats(code_of<BITS>(words, part));
+    }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) {
+        return multiply_add((Floats)x, (Floats)w, sums);
+    }
+};
+
+// The halves of a 32-bit lane hold the codes `part` and `part` + PARTS of a unit.
+template <int BITS>
+struct PairsOfCodes {
+    static constexpr int PARTS = 16 / BITS;
+    static constexpr int64_t column(int64_t i) {
+        return column_of<BITS>(int(i / 2 + i % 2 * PARTS));
+    }
+    static MM_INLINE Ints pairs(Ints words, int part) {
+        constexpr uint32_t MASK = BITS == 4 ? 0x000f000fu : 0x00ff00ffu;
+        return (Ints)((Words)words >> uint32_t(BITS * part)) & splat_word(MASK);
+    }
+};
+
+#ifdef MM_HAS_BF16_DOT
+template <int BITS>
+struct Bf16Codes : PairsOfCodes<BITS> {
+    using X = bf16;
+    using Sums = Floats;
+    static constexpr bool RELOADS = false;
+    static constexpr bool ROUNDS = false;
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const Ints pairs = PairsOfCodes<BITS>::pairs(words, part);
+        if constexpr (BITS == 4) {
+            return (Ints)_mm512_permutexvar_epi16((__m512i)pairs, bf16_of_codes());
+        } else {
+            const Words low = (Words)to_floats(pairs & splat_word(0xffffu));
+            const Words high = (Words)to_floats((Ints)((Words)pairs >> 16));
+            return (Ints)((low >> 16) | high);  // the lower half of `high` is 0: 8 bits are exact
+        }
+    }
+    static MM_INLINE Floats add(Floats sums, Ints x, Ints w) { return add_bf16_pairs(sums, x, w); }
+
+  private:
+    // 0 .. 15 in bf16, by index.
+    static MM_INLINE __m512i bf16_of_codes() {
+        return _mm512_castsi256_si512(_mm256_setr_epi16(
+            0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+            0x4130, 0x4140, 0x4150, 0x4160, 0x4170));
+    }
+};
+#else
+template <int BITS>
+using Bf16Codes = FloatCodes<BITS>;
+#endif
+
+#ifdef MM_HAS_S8_DOT
+template <int BITS>
+struct S8Codes {
+    using X = int8_t;
+    using Sums = Ints;
+    static constexpr int PARTS = 8 / BITS;
+    static constexpr bool RELOADS = false;
+    static constexpr bool ROUNDS = true;
+    static constexpr int64_t column(int64_t i) { return i; }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        if constexpr (BITS == 8) return words;
+        return (Ints)((Words)words >> uint32_t(4 * part)) & splat_word(0x0f0f0f0fu);
+    }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
+};
+#else
+template <int BITS>
+struct S8Codes : PairsOfCodes<BITS> {
+    using X = int16_t;
+    using Sums = Ints;
+    static constexpr bool RELOADS = BITS == 4;
+    static constexpr bool ROUNDS = true;
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return PairsOfCodes<BITS>::pairs(words, part);
+    }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_pairs(sums, x, w); }
+};
+#endif
+
+MM_INLINE Floats as_floats(Floats sums) { return sums; }
+MM_INLINE Floats as_floats(Ints sums) { return to_floats(sums); }
+
+// The groups of a weight [n][k]. group: columns of a group, a multiple of 32, or k or more.
+struct Groups {
+    int64_t group;
+    int64_t num;
+    int64_t step;  // columns that one call of a tile adds: they have one scale, of the weight and of x
+    bool has_offsets;
+
+    Groups(int64_t k, int64_t size, bool offsets)
+        : group(size),
+          num((k + size - 1) / size),
+          step(size >= k || size % GROUP == 0 ? GROUP : size % 64 == 0 ? 64 : 32),
+          has_offsets(offsets) {}
+    int64_t rows() const { return has_offsets ? 2 * num : num; }  // of facts
+};
+
+// Rows of x in the order of the format: values [rows][width]; for each step of a row the sum of its
+// values, and if they are rounded their scale.
+template <typename Format>
+struct ArrangedRows {
+    using X = typename Format::X;
+    static constexpr int64_t VALUES = Format::PARTS * 4 / sizeof(X);  // of a unit
+    int64_t width;
+    int64_t steps;
+    std::unique_ptr<X[]> values;
+    std::vector<float> scales;
+    std::vector<float> sums;
+
+    ArrangedRows(int64_t rows, int64_t k, int64_t step)
+        : width(round_up(k, VALUES)),
+          steps((k + step - 1) / step),
+          values(new X[rows * width]),
+          scales(Format::ROUNDS ? rows * steps : 0),
+          sums(rows * steps) {}
+
+    template <typename T>
+    void fill(const T* x, int64_t row, int64_t k, int64_t step) {
+        for (int64_t first = 0; first < k; first += GROUP) {
+            const int64_t count = std::min(GROUP, k - first);
+            if constexpr (Format::ROUNDS) {
+                int8_t rounded[GROUP];
+                const float scale = quantize(x + first, count, rounded);
+                add_steps(row, first, count, step, rounded, scale);
+            } else {
+                add_steps(row, first, count, step, x + first, 1.0f);
+            }
+        }
+    }
+
+  private:
+    // Arranges `count` values from column `first` on, and sums them by steps.
+    template <typename V>
+    void add_steps(int64_t row, int64_t first, int64_t count, int64_t step, const V* from,
+                   float scale) {
+        for (int64_t at = 0; at < count; at += step) {
+            const int64_t num = std::min(step, count - at), index = row * steps + (first + at) / step;
+            float sum = 0.0f;
+            for (int64_t i = 0; i < num; ++i) sum += as_float(from[at + i]);
+            sums[index] = sum * scale;
+            if constexpr (Format::ROUNDS) scales[index] = scale;
+        }
+        X* to = values.get() + row * width + first;
+        for (int64_t unit = 0; unit < count; unit += VALUES) {
+#pragma GCC unroll 8
+            for (int64_t i = 0; i < VALUES; ++i) {
+                const int64_t column = unit + Format::column(i);
+                to[unit + i] = column < count ? as_x(from[column]) : X{};
+            }
+        }
+    }
+    static MM_INLINE float as_float(int8_t value) { return float(value); }
+    template <typename V>
+    static MM_INLINE float as_float(V value) {
+        return load(value);
+    }
+    static MM_INLINE X as_x(int8_t value) {
+        if constexpr (std::is_integral_v<X>) {
+            return X(value);
+        } else {
+            return X{};
+        }
+    }
+    template <typename V>
+    static MM_INLINE X as_x(V value) {
+        if constexpr (std::is_integral_v<X>) {
+            return X{};
+        } else {
+            return convert<X>(value);
+        }
+    }
+};
+
+// Adds to out [ROWS][NUM registers] one step: the products with `units` units of codes, times the
+// scales of x and of the weights, less the offsets. x_scales, x_sums: point to the first row's step;
+// the next row's is `steps` further. scales, offsets: of the columns.
+template <typename Format, int ROWS, int NUM>
+__attribute__((noinline)) void code_tile(const typename Format::X* x, int64_t x_stride,
+                                         const void* codes, int64_t units, const float* x_scales,
+                                         const float* x_sums, int64_t steps, const float* scales,
+                                         const float* offsets, Ahead& ahead, float* out,
+                                         bool adds) {
+    typename Format::Sums sums[ROWS][NUM] = {};
+    add_units<Format, ROWS, NUM>(x, x_stride, codes, PANEL, units, ahead, sums);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+        const Floats x_sum = all_lanes(-x_sums[r * steps]);
+        const Floats x_scale = all_lanes(Format::ROUNDS ? x_scales[r * steps] : 1.0f);
+#pragma GCC unroll 8
+        for (int b = 0; b < NUM; ++b) {
+            float* to = out + r * PANEL + b * LANES;
+            Floats sum = as_floats(sums[r][b]);
+            if (Format::ROUNDS) sum = sum * x_scale;
+            const Floats old = adds ? load_lanes<Floats>(to) : Floats{};
+            const Floats less = multiply_add(load_lanes<Floats>(offsets + b * LANES), x_sum, old);
+            store_lanes(to, multiply_add(load_lanes<Floats>(scales + b * LANES), sum, less));
+        }
+    }
+}
+
+// Reads the scales and offsets of a group of a panel.
+MM_INLINE void read_facts(const uint32_t* facts, bool has_offsets, float* scales, float* offsets) {
+    if (has_offsets) {
+        std::memcpy(scales, facts, PANEL * sizeof(float));
+        std::memcpy(offsets, facts + PANEL, PANEL * sizeof(float));
+        return;
+    }
+#pragma omp simd
+    for (int64_t c = 0; c < PANEL; ++c) {
+        scales[c] = bits_to_float(facts[c] & 0xffffff00u);
+        offsets[c] = scales[c] * float(int32_t(facts[c] & 0xffu));
+    }
+}
+
+// sums [ROWS][64] = rows from `row` on, over units `unit` .. `unit + units`, or plus that, in whole
+// steps except at the end. facts: those of the panel.
+template <typename Format, int ROWS>
+void code_strip(const ArrangedRows<Format>& x, int64_t row, int64_t unit, const char* codes,
+                const uint32_t* facts, const Groups& groups, int64_t units, Ahead ahead,
+                float* sums, bool adds) {
+    constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
+    alignas(64) float scales[PANEL], offsets[PANEL];
+    const int64_t step_units = groups.step / VALUES;
+    constexpr int64_t COLUMNS = tile_registers(ROWS) * LANES;
+    ahead.num = (ahead.num * COLUMNS + PANEL - 1) / PANEL;
+    int64_t read = -1;
+    for (int64_t done = 0; done < units; done += step_units) {
+        const int64_t count = std::min(step_units, units - done), first = (unit + done) * VALUES;
+        const int64_t group = first / groups.group, at = row * x.steps + first / groups.step;
+        if (group != read) {
+            const int64_t index = groups.has_offsets ? 2 * group : group;
+            read_facts(facts + index * PANEL, groups.has_offsets, scales, offsets);
+            read = group;
+        }
+        for (int64_t column = 0; column < PANEL; column += COLUMNS) {
+            code_tile<Format, ROWS, tile_registers(ROWS)>(
+                x.values.get() + row * x.width + first, x.width,
+                codes + done * UNIT_BYTES + column * 4, count, x.scales.data() + at,
+                x.sums.data() + at, x.steps, scales + column, offsets + column, ahead,
+                sums + column, adds || done > 0);
+        }
+    }
+}
+
+// x [rows][k], out [rows][n], bias [n] or null.
+template <typename Format, typename T>
+void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_t* facts,
+                  const Groups& groups, const T* bias, T* out, int64_t rows, int64_t n, int64_t k,
+                  int num_threads, const Next& next = {}) {
+    constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
+    ArrangedRows<Format> arranged(rows, k, groups.step);
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            arranged.fill(x + row * x_stride, row, k, groups.step);
+        }
+    });
+    const int64_t units = arranged.width / VALUES;
+    const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
+                           Ahead ahead, float* sums, bool adds) {
+        const int64_t panel = (part - static_cast<const char*>(codes)) / (units * UNIT_BYTES);
+        code_strip<Format, num>(arranged, row, unit, part, facts + panel * groups.rows() * PANEL,
+                                groups, count, ahead, sums, adds);
+    };
+    const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
+        write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num);
+    };
+    multiply(codes, rows, n, units, num_threads, next, strip, write);
+}
+
+// Writes the codes of one group, `count` values, and returns the sum of their squared errors. scale
+// may be 0 where all values are.
+MM_INLINE float round_group(const float* w, int64_t count, float scale, float zero, float largest,
+                            uint8_t* codes) {
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    float error = 0.0f;
+#pragma omp simd reduction(+ : error)
+    for (int64_t i = 0; i < count; ++i) {
+        float code = std::nearbyint(w[i] * inverse) + zero;
+        code = code < 0.0f ? 0.0f : (code > largest ? largest : code);
+        const float off = w[i] - (code - zero) * scale;
+        codes[i] = uint8_t(int32_t(code));
+        error += off * off;
+    }
+    return error;
+}
+
+constexpr float RATIOS[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
+
+// Rounds one group to `bits` bits with the best of these ranges, or the whole range of 8 bits.
+inline void round_best(const float* w, int64_t count, int32_t bits, uint8_t* codes, float* scale,
+                       uint8_t* zero) {
+    float low = 0.0f, high = 0.0f;
+#pragma omp simd reduction(min : low) reduction(max : high)
+    for (int64_t i = 0; i < count; ++i) {
+        low = w[i] < low ? w[i] : low;
+        high = w[i] > high ? w[i] : high;
+    }
+    const float largest = bits == 4 ? 15.0f : 255.0f;
+    std::vector<uint8_t> own(count);
+    float best = INFINITY;
+    for (int ratio = 0; ratio < (bits == 4 ? 6 : 1); ++ratio) {
+        const float step = rounded<bf16>((high - low) * RATIOS[ratio] / largest);
+        const float at = step > 0.0f ? std::nearbyint(-low * RATIOS[ratio] / step) : 0.0f;
+        const float limited = at < 0.0f ? 0.0f : (at > largest ? largest : at);
+        const float error = round_group(w, count, step, limited, largest, own.data());
+        if (ratio > 0 && !(error < best)) continue;
+        best = error;
+        *scale = step;
+        *zero = uint8_t(int32_t(limited));
+        std::memcpy(codes, own.data(), count);
+    }
+}
+
+// Rounds w [n][k] to codes of `bits` bits: units [n][units], scales and zeros [n][groups].
+template <typename T>
+void round_codes(const T* w, int64_t n, int64_t k, int32_t bits, int64_t group, uint8_t* units,
+                 float* scales, uint8_t* zeros, int num_threads) {
+    const int64_t per_unit = 32 / bits, num_units = (k + per_unit - 1) / per_unit;
+    const int64_t groups = (k + group - 1) / group;
+    parallel_parts(n, num_threads, [&](int64_t begin, int64_t end) {
+        std::vector<float> wide(std::min(group, k));
+        std::vector<uint8_t> codes(num_units * per_unit);
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t g = 0; g < groups; ++g) {
+                const int64_t first = g * group, count = std::min(group, k - first);
+                for (int64_t i = 0; i < count; ++i) wide[i] = load(w[row * k + first + i]);
+                round_best(wide.data(), count, bits, codes.data() + first,
+                           scales + row * groups + g, zeros + row * groups + g);
+            }
+            uint8_t* out = units + row * num_units * 4;
+            for (int64_t i = 0; i < num_units * 4; ++i) {
+                const int64_t at = i / 4 * 8 + i % 4;
+                out[i] = bits == 8 ? codes[i] : uint8_t(codes[at] | codes[at + 4] << 4);
+            }
+        }
+    });
+}
+
+// Calls run with the format that multiplies x of type T by codes of `bits` bits.
+template <typename T, typename Run>
+void with_codes(int32_t bits, bool rounds, const Run& run) {
+    using Four = std::conditional_t<std::is_same_v<T, float>, FloatCodes<4>, Bf16Codes<4>>;
+    using Eight = std::conditional_t<std::is_same_v<T, float>, FloatCodes<8>, Bf16Codes<8>>;
+    if (bits == 4) return rounds ? run(S8Codes<4>()) : run(Four());
+    return rounds ? run(S8Codes<8>()) : run(Eight());
+}
+
+}  // namespace mm

@@ -1,0 +1,144 @@
+"""Products with weights of 4 and 8 bits, compared with plain torch and with a float64 product."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmdeploy_llm.coded import CodedWeight, units_of
+
+from .test_kernels import DTYPES, values
+
+RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+
+
+def rounded_group(w, bits):
+    """Rounds one group as `round_codes` promises; the first of equally good ranges."""
+    largest, best = 2**bits - 1, None
+    low, high = w.min().clamp(max=0), w.max().clamp(min=0)
+    for ratio in RATIOS if bits == 4 else (1.0,):
+        ratio = torch.tensor(ratio)
+        scale = ((high - low) * ratio / largest).bfloat16().float()
+        if scale == 0:
+            return torch.zeros_like(w), scale, torch.tensor(0.0)
+        zero = (-low * ratio / scale).round().clamp(0, largest)
+        codes = ((w * (1 / scale)).round() + zero).clamp(0, largest)
+        error = float((((codes - zero) * scale - w).double() ** 2).sum())
+        if best is None or error < best[0] * (1 - 1e-6):
+            best = error, codes, scale, zero
+    return best[1:]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("n", "k", "group_size"), [(3, 64, 32), (2, 150, 64), (5, 7, 7)])
+def test_rounding(kernels, dtype, bits, n, k, group_size):
+    weight = values(n, k, dtype=dtype)
+    weight[0, :group_size] = 0
+    weight[-1, :group_size] = weight[-1, :group_size].abs()
+    found = kernels.round_codes(weight, bits, group_size)
+    codes, parts = found.codes(), weight.float().split(group_size, 1)
+    different = 0
+    for group, part in enumerate(parts):
+        own = codes[:, group * group_size :][:, : part.shape[1]]
+        for row in range(n):
+            expected, scale, zero = rounded_group(part[row], bits)
+            if found.scales[row, group] != scale:  # two ranges that are equally good but for sums
+                different += 1
+                continue
+            assert found.zeros[row, group] == zero
+            assert (own[row].float() - expected).abs().max() <= 1  # between two codes
+            assert (own[row].float() == expected).float().mean() > 0.9
+    assert different <= 1
+    assert not codes[0, :group_size].any()
+
+
+CASES = [(1, 64, 256), (5, 130, 200), (7, 63, 1030), (33, 200, 64), (1, 1, 1), (200, 70, 160)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("group_size", [32, 64, 128, 1030])
+def test_products(kernels, dtype, bits, rounds, group_size):
+    for rows, n, k in CASES:
+        coded = kernels.round_codes(values(n, k, dtype=torch.float32), bits, min(group_size, k))
+        if not kernels.can_pack_coded(bits, coded.group_size, k):
+            continue
+        x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
+        bias = values(n, dtype=dtype)
+        weight = coded.dequantize().double()
+        expected = rounded_rows(x) if rounds else x.double()
+        expected = expected @ weight.T + bias.double()
+        for form in (coded.with_offsets(), coded):
+            own = replace(form, units=form.units.clone())
+            found = kernels.pack_coded(own, rounds=rounds).product(x, bias).double()
+            slack = x.float().abs().max() / 127 * weight.abs().max() * 1.5 if rounds else 0
+            tolerance = 1e-5 if dtype is torch.float32 else 2**-7
+            scale = (x.double().abs() @ weight.abs().T).max()
+            limit = slack + 2e-6 * scale + tolerance * expected.abs()
+            assert ((found - expected).abs() <= limit).all()
+
+
+def rounded_rows(x):
+    """Returns x as it is with a scale for every 128 values."""
+    parts = []
+    for part in x.float().split(128, 1):
+        step = part.abs().amax(1, keepdim=True) / 127
+        parts.append((part / step.clamp(min=1e-30)).round() * step)
+    return torch.cat(parts, 1).double()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integers_are_exact(kernels, bits):
+    """Largest products of one sign: no sum saturates."""
+    largest, k = 2**bits - 1, 520
+    for sign in (1, -1):
+        for rows in (1, 2, 3, 6, 7):
+            x = torch.full((rows, k), 127 * sign)
+            codes = torch.full((70, k), largest, dtype=torch.uint8)
+            codes[::3, ::5] = 0
+            weight = CodedWeight(
+                bits=bits,
+                k=k,
+                group_size=128,
+                units=units_of(codes, bits),
+                scales=torch.ones(70, 5),
+                zeros=torch.zeros(70, 5, dtype=torch.uint8),
+            )
+            found = kernels.pack_coded(weight, rounds=True).product(x.float(), None)
+            assert torch.equal(found.long(), x @ codes.long().T)
+
+
+def test_zeros(kernels):
+    coded = kernels.round_codes(torch.zeros(3, 64), 4, 32)
+    assert not coded.dequantize().any()
+    found = kernels.pack_coded(coded, rounds=True).product(torch.zeros(2, 64), None)
+    assert torch.equal(found, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("k", [64, 1090])
+def test_a_row_has_the_same_bits_in_every_batch(kernels, bits, rounds, k):
+    coded = kernels.round_codes(values(130, k, dtype=torch.bfloat16), bits, 64)
+    packed, x = kernels.pack_coded(coded, rounds=rounds), values(200, k, dtype=torch.bfloat16)
+    alone = torch.cat([packed.product(row, None) for row in x.split(1)])
+    for num in (*range(2, 34), 191, 192, 193, 200):
+        assert torch.equal(packed.product(x[:num], None), alone[:num]), num
+
+
+def test_packing_needs_no_memory_of_its_own(kernels):
+    coded = kernels.round_codes(values(128, 64, dtype=torch.float32), 4, 32)
+    assert kernels.pack_coded(coded, rounds=False).units.data_ptr() == coded.units.data_ptr()
+
+
+def test_every_level(kernels_of_level):
+    for dtype in DTYPES:
+        for bits in (4, 8):
+            test_rounding(kernels_of_level, dtype, bits, 2, 150, 64)
+            for rounds in (False, True):
+                test_products(kernels_of_level, dtype, bits, rounds, 64)
+    for bits in (4, 8):
+        test_integers_are_exact(kernels_of_level, bits)
+        test_a_row_has_the_same_bits_in_every_batch(kernels_of_level, bits, True, 64)

@@ -1,0 +1,64 @@
+"""CodedWeight: codes in units, scales and zeros."""
+
+import pytest
+import torch
+
+from mmdeploy_llm.coded import CodedWeight, joined, units_of, zeros_fit
+
+
+def a_weight(bits, n=3, k=70, group_size=32):
+    random = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 2**bits, (n, k), generator=random, dtype=torch.uint8)
+    num = -(-k // group_size)
+    weight = CodedWeight(
+        bits=bits,
+        k=k,
+        group_size=group_size,
+        units=units_of(codes, bits),
+        scales=torch.rand(n, num, generator=random).bfloat16().float(),
+        zeros=torch.randint(0, 2**bits, (n, num), generator=random, dtype=torch.uint8),
+    )
+    return weight, codes
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("k", [1, 8, 70])
+def test_codes(bits, k):
+    weight, codes = a_weight(bits, k=k)
+    assert torch.equal(weight.codes(), codes)
+    assert weight.num_bytes == weight.units.nbytes + weight.scales.nbytes + weight.zeros.nbytes
+
+
+def test_a_unit_of_four_bits():
+    """Byte j holds code j below code 4 + j."""
+    units = units_of(torch.arange(8, dtype=torch.uint8)[None], 4)
+    assert units.view(torch.uint8).tolist() == [[0x40, 0x51, 0x62, 0x73]]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_dequantize(bits):
+    weight, codes = a_weight(bits)
+    for row in range(3):
+        for column in range(70):
+            group = column // 32
+            steps = int(codes[row, column]) - int(weight.zeros[row, group])
+            expected = steps * weight.scales[row, group]
+            assert weight.dequantize()[row, column] == expected
+    torch.testing.assert_close(weight.with_offsets().dequantize(), weight.dequantize())
+
+
+def test_rows_and_joined():
+    weight, _ = a_weight(4, n=6)
+    whole = weight.dequantize()
+    parts = weight.split(3)
+    assert [part.n for part in parts] == [2, 2, 2]
+    assert torch.equal(joined(parts, None).dequantize(), whole)
+    mixed = joined([parts[0], parts[1].with_offsets(), parts[2]], None)
+    assert mixed.zeros is None
+    torch.testing.assert_close(mixed.dequantize(), whole)
+
+
+def test_zeros_fit():
+    assert zeros_fit(torch.rand(4, 4).bfloat16().float())
+    assert zeros_fit(torch.rand(4, 4).half().float())
+    assert not zeros_fit(torch.tensor([1 / 3]))
