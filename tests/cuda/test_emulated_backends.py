@@ -70,7 +70,7 @@ def test_media_that_attend_to_themselves_do_not_make_the_host_wait(cases, new_ca
     )
     layout = cases.with_lengths(case.layout)
     choice = AttentionChoice(name=name, block_size=case.cache.block_size)
-    backend = select.create(choice, None, 16, torch.device("cuda"))
+    backend = select.create(choice, None, (16,), torch.device("cuda"))
     card.waits.clear()
     found = backend.begin(layout, case.cache).attend(0, case.q, case.k, case.v)
     assert not card.waits

@@ -15,7 +15,7 @@ from mmdeploy_llm.testing.tiny import write_tiny
 # Models whose heads the CUDA backends do not compute, since these need multiples of 8 channels.
 LARGER_HEADS = {
     "qwen2": {"hidden_size": 96},
-    **{name: {"head_dim": 24} for name in ("glm", "glm4", "llama", "qwen3", "qwen3_moe")},
+    **{name: {"head_dim": 24} for name in ("gemma", "glm", "glm4", "llama", "qwen3", "qwen3_moe")},
 }
 NOT_HERE = re.compile("cannot be imported|takes no|compute capability|needs a CUDA device")
 

@@ -44,7 +44,7 @@ def name(request):
 def backend(name):
     limits = selection.LIMITS[name]
     choice = AttentionChoice(name=name, block_size=limits.block_size)
-    return selection.create(choice, None, 128, torch.device("cuda"))
+    return selection.create(choice, None, (128,), torch.device("cuda"))
 
 
 def block_sizes(name):

@@ -13,6 +13,7 @@ TEXTS = [
     "a",
     "There are two of them; a red circle and a blue square on a white background" * 2,
 ]
+STATES = {"qwen3_5"}
 SIZES = [(70, 90), (150, 60), (112, 112)]
 
 
@@ -128,7 +129,9 @@ def test_small_encoder_cache(vl_reference, make_llm, make_picture):
 
 
 def test_logprobs_of_the_prompt(reference, make_llm, make_picture):
-    """Every log-probability of every prompt position is within 2e-4."""
+    """Every log-probability of every prompt position is within 2e-4; where layers keep states,
+    which add up over the whole prompt, within 5e-4."""
+    atol = 5e-4 if reference.family in STATES else 2e-4
     llm, _ = make_llm(reference.folder, max_logprobs=-1, max_num_batched_tokens=40)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1)
     for text, images in cases(reference, make_picture):
@@ -137,7 +140,7 @@ def test_logprobs_of_the_prompt(reference, make_llm, make_picture):
         assert output.prompt_logprobs[0] is None
         for entry, row in zip(output.prompt_logprobs[1:], want, strict=False):
             got = torch.tensor([entry[token].logprob for token in range(len(row))])
-            torch.testing.assert_close(got, row, atol=2e-4, rtol=0)
+            torch.testing.assert_close(got, row, atol=atol, rtol=0)
         assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
 
 
