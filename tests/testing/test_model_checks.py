@@ -171,6 +171,12 @@ class FewerLayersThanItHas(Text):
         self.num_layers = config.num_hidden_layers - 1
 
 
+class NarrowerHeadsThanItHas(Text):
+    def __init__(self, config):
+        super().__init__(config)
+        self.head_dim //= 2
+
+
 class RemembersWhereItWas(Text):
     """Is wrong when a prompt's first step does not start at position 0."""
 
@@ -245,6 +251,7 @@ BROKEN = [
     ),
     (CountsItsOwnRows, {"chunks_equal_the_whole", "*"}, "take positions from inputs.positions"),
     (AveragesOverSequences, IN_A_BATCH, "rows of other sequences must not count"),
+    (NarrowerHeadsThanItHas, PAGED, "in the paged runner"),
     (FewerLayersThanItHas, {"shapes_are_right", "*"}, "forward .*IndexError"),
     (
         RemembersWhereItWas,
