@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
@@ -264,17 +265,54 @@ MM_INLINE void read_facts(const uint32_t* facts, bool has_offsets, float* scales
     }
 }
 
+// Codes as operands, which many strips of rows read: each unit has become PARTS units.
+template <typename Format>
+struct Unpacked {
+    struct Operands : Format {  // hides what unpacking has done
+        static constexpr int PARTS = 1;
+        static constexpr bool RELOADS = false;
+        static MM_INLINE Ints widen(Ints words, int) { return words; }
+    };
+    int64_t product = 0;  // the call that this chunk belongs to
+    const char* codes = nullptr;
+    std::vector<uint32_t> words;
+
+    // Unpacks a chunk, unless it is there already.
+    const char* of(int64_t own_product, const char* own, int64_t units) {
+        if (product != own_product || codes != own) {
+            product = own_product;
+            codes = own;
+            words.resize(units * Format::PARTS * PANEL);
+            for (int64_t unit = 0; unit < units; ++unit) {
+                for (int part = 0; part < Format::PARTS; ++part) {
+                    uint32_t* to = words.data() + (unit * Format::PARTS + part) * PANEL;
+                    for (int64_t c = 0; c < PANEL; c += LANES) {
+                        const Ints from = load_lanes<Ints>(own + unit * UNIT_BYTES + c * 4);
+                        store_lanes(to + c, Format::widen(from, part));
+                    }
+                }
+            }
+        }
+        return reinterpret_cast<const char*>(words.data());
+    }
+};
+
+constexpr int64_t UNPACKED_ROWS = 2 * STRIP + 1;  // from which chunks are unpacked first
+constexpr int64_t UNPACKED_UNITS = 128;  // of a chunk, whose operands stay in the cache
+
 // sums [ROWS][64] = rows from `row` on, over units `unit` .. `unit + units`, or plus that, in whole
-// steps except at the end. facts: those of the panel.
-template <typename Format, int ROWS>
+// steps except at the end. facts: those of the panel. Operands: the format that multiplies `codes`,
+// which have `expansion` units for one.
+template <typename Format, typename Operands, int ROWS>
 void code_strip(const ArrangedRows<Format>& x, int64_t row, int64_t unit, const char* codes,
                 const uint32_t* facts, const Groups& groups, int64_t units, Ahead ahead,
                 float* sums, bool adds) {
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
+    constexpr int64_t EXPANSION = Format::PARTS / Operands::PARTS;
     alignas(64) float scales[PANEL], offsets[PANEL];
     const int64_t step_units = groups.step / VALUES;
     constexpr int64_t COLUMNS = tile_registers(ROWS) * LANES;
-    ahead.num = (ahead.num * COLUMNS + PANEL - 1) / PANEL;
+    ahead.num = (ahead.num * COLUMNS + EXPANSION * PANEL - 1) / (EXPANSION * PANEL);
     int64_t read = -1;
     for (int64_t done = 0; done < units; done += step_units) {
         const int64_t count = std::min(step_units, units - done), first = (unit + done) * VALUES;
@@ -285,9 +323,9 @@ void code_strip(const ArrangedRows<Format>& x, int64_t row, int64_t unit, const 
             read = group;
         }
         for (int64_t column = 0; column < PANEL; column += COLUMNS) {
-            code_tile<Format, ROWS, tile_registers(ROWS)>(
+            code_tile<Operands, ROWS, tile_registers(ROWS)>(
                 x.values.get() + row * x.width + first, x.width,
-                codes + done * UNIT_BYTES + column * 4, count, x.scales.data() + at,
+                codes + done * EXPANSION * UNIT_BYTES + column * 4, count * EXPANSION, x.scales.data() + at,
                 x.sums.data() + at, x.steps, scales + column, offsets + column, ahead,
                 sums + column, adds || done > 0);
         }
@@ -300,6 +338,8 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
                   const Groups& groups, const T* bias, T* out, int64_t rows, int64_t n, int64_t k,
                   int num_threads, const Next& next = {}) {
     constexpr int64_t VALUES = ArrangedRows<Format>::VALUES;
+    static std::atomic<int64_t> num_products{0};
+    const int64_t product = ++num_products;
     ArrangedRows<Format> arranged(rows, k, groups.step);
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
@@ -310,13 +350,21 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
     const auto strip = [&](auto num, int64_t row, int64_t unit, const char* part, int64_t count,
                            Ahead ahead, float* sums, bool adds) {
         const int64_t panel = (part - static_cast<const char*>(codes)) / (units * UNIT_BYTES);
-        code_strip<Format, num>(arranged, row, unit, part, facts + panel * groups.rows() * PANEL,
-                                groups, count, ahead, sums, adds);
+        const uint32_t* own = facts + panel * groups.rows() * PANEL;
+        if (Format::PARTS == 1 || rows < UNPACKED_ROWS) {
+            code_strip<Format, Format, num>(arranged, row, unit, part, own, groups, count, ahead,
+                                            sums, adds);
+        } else {
+            static thread_local Unpacked<Format> unpacked;
+            const char* words = unpacked.of(product, part, count);
+            code_strip<Format, typename Unpacked<Format>::Operands, num>(
+                arranged, row, unit, words, own, groups, count, ahead, sums, adds);
+        }
     };
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num);
     };
-    multiply(codes, rows, n, units, num_threads, next, strip, write);
+    multiply(codes, rows, n, units, num_threads, next, strip, write, UNPACKED_UNITS);
 }
 
 // Writes the codes of one group, `count` values, and returns the sum of their squared errors. scale

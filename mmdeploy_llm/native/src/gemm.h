@@ -119,9 +119,10 @@ inline Ahead ahead_of(const char* next, int64_t next_bytes, int64_t strip, int64
     return {next + done * 64, done < lines ? num : 0, every};
 }
 
-// Returns the units of a chunk, so that all are nearly equal and hold whole groups.
-inline int64_t chunk_of(int64_t units, int64_t rows) {
-    const int64_t largest = rows <= STRIP ? SMALL_PART_UNITS : PART_UNITS;
+// Returns the units of a chunk, so that all are nearly equal and hold whole groups. part_units: the
+// largest number for many rows.
+inline int64_t chunk_of(int64_t units, int64_t rows, int64_t part_units) {
+    const int64_t largest = rows <= STRIP ? SMALL_PART_UNITS : part_units;
     const int64_t num = (units + largest - 1) / largest;
     return round_up((units + num - 1) / num, GROUP_UNITS);
 }
@@ -132,10 +133,11 @@ inline int64_t chunk_of(int64_t units, int64_t rows) {
 // write(row, first column, sums of the row, number of columns): stores them.
 template <typename Strip, typename Write>
 void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int num_threads,
-              const Next& next_product, const Strip& strip, const Write& write) {
+              const Next& next_product, const Strip& strip, const Write& write,
+              int64_t part_units = PART_UNITS) {
     const int64_t panels = (n + PANEL - 1) / PANEL;
     const int64_t blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    const int64_t chunk = chunk_of(units, rows);
+    const int64_t chunk = chunk_of(units, rows, part_units);
     const char* weights = static_cast<const char*>(packed);
     parallel_ahead(panels * blocks, num_threads, [&](int64_t task, int64_t next_task) {
         const int64_t panel = task % panels, first_row = task / panels * ROW_BLOCK;
