@@ -101,22 +101,8 @@ template <int BITS>
 using Bf16Codes = FloatCodes<BITS>;
 #endif
 
-#ifdef MM_HAS_S8_DOT
-template <int BITS>
-struct S8Codes {
-    using X = int8_t;
-    using Sums = Ints;
-    static constexpr int PARTS = 8 / BITS;
-    static constexpr bool RELOADS = false;
-    static constexpr bool ROUNDS = true;
-    static constexpr int64_t column(int64_t i) { return i; }
-    static MM_INLINE Ints widen(Ints words, int part) {
-        if constexpr (BITS == 8) return words;
-        return (Ints)((Words)words >> uint32_t(4 * part)) & splat_word(0x0f0f0f0fu);
-    }
-    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
-};
-#else
+// Codes times rounded x. Bytes are multiplied as they are where the level can: all of them with VNNI,
+// those of 4 bits with AVX2.
 template <int BITS>
 struct S8Codes : PairsOfCodes<BITS> {
     using X = int16_t;
@@ -127,6 +113,37 @@ struct S8Codes : PairsOfCodes<BITS> {
         return PairsOfCodes<BITS>::pairs(words, part);
     }
     static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_pairs(sums, x, w); }
+};
+
+#ifdef MM_HAS_SMALL_DOT
+template <>
+struct S8Codes<4> {
+    using X = int8_t;
+    using Sums = Ints;
+    static constexpr int PARTS = 2;
+    static constexpr bool RELOADS = NUM_REGISTERS == 16;
+    static constexpr bool ROUNDS = true;
+    static constexpr int64_t column(int64_t i) { return i; }
+    static MM_INLINE Ints widen(Ints words, int part) {
+        return (Ints)((Words)words >> uint32_t(4 * part)) & splat_word(0x0f0f0f0fu);
+    }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) {
+        return add_small_quadruples(sums, w, x);
+    }
+};
+#endif
+
+#ifdef MM_HAS_S8_DOT
+template <>
+struct S8Codes<8> {
+    using X = int8_t;
+    using Sums = Ints;
+    static constexpr int PARTS = 1;
+    static constexpr bool RELOADS = false;
+    static constexpr bool ROUNDS = true;
+    static constexpr int64_t column(int64_t i) { return i; }
+    static MM_INLINE Ints widen(Ints words, int) { return words; }
+    static MM_INLINE Ints add(Ints sums, Ints x, Ints w) { return add_quadruples(sums, w, x); }
 };
 #endif
 

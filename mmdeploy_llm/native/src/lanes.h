@@ -163,6 +163,25 @@ MM_INLINE Ints add_quadruples(Ints sums, Ints unsigned_bytes, Ints signed_bytes)
 
 #endif
 
+#if defined(MM_HAS_S8_DOT) || MM_VECTOR_BYTES >= 32
+#define MM_HAS_SMALL_DOT 1
+
+// Adds to each lane the products of its four bytes from 0 to 15 and four signed bytes, whose sums of
+// two fit into 16 bits.
+MM_INLINE Ints add_small_quadruples(Ints sums, Ints small, Ints signed_bytes) {
+#ifdef MM_HAS_S8_DOT
+    return add_quadruples(sums, small, signed_bytes);
+#elif MM_VECTOR_BYTES == 64
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)small, (__m512i)signed_bytes);
+    return add_pairs(sums, (Ints)pairs, splat_word(0x00010001u));
+#else
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)small, (__m256i)signed_bytes);
+    return add_pairs(sums, (Ints)pairs, splat_word(0x00010001u));
+#endif
+}
+
+#endif
+
 MM_INLINE Floats to_floats(Ints values) {
 #if MM_VECTOR_BYTES == 64
     return (Floats)_mm512_cvtepi32_ps((__m512i)values);
