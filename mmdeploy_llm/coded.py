@@ -142,6 +142,18 @@ def units_of(codes: Tensor, bits: Bits) -> Tensor:
     return padded.contiguous().view(torch.int32)
 
 
+def units_of_words(words: Tensor) -> Tensor:
+    """Returns codes of 4 bits, int32 [n, U] with the first of its eight in the lowest bits of each
+    word, as units [n, U]."""
+    return _apart(words & 0xFFFF) | (_apart((words >> 16) & 0xFFFF) << 4)
+
+
+def _apart(words: Tensor) -> Tensor:
+    """Moves the four codes in the lower half of each word to the lower halves of its bytes."""
+    words = (words | (words << 8)) & 0x00FF00FF
+    return (words | (words << 4)) & 0x0F0F0F0F
+
+
 def zeros_fit(scales: Tensor) -> bool:
     """Whether the lowest bits of all scales, float32, are free for a code of zero."""
     mask = (1 << ZERO_BITS) - 1

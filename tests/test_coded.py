@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmdeploy_llm.coded import CodedWeight, joined, units_of, zeros_fit
+from mmdeploy_llm.coded import CodedWeight, joined, units_of, units_of_words, zeros_fit
 
 
 def a_weight(bits, n=3, k=70, group_size=32):
@@ -33,6 +33,14 @@ def test_a_unit_of_four_bits():
     """Byte j holds code j below code 4 + j."""
     units = units_of(torch.arange(8, dtype=torch.uint8)[None], 4)
     assert units.view(torch.uint8).tolist() == [[0x40, 0x51, 0x62, 0x73]]
+
+
+def test_words():
+    codes = torch.randint(0, 16, (5, 24), dtype=torch.uint8)
+    words = torch.zeros(5, 3, dtype=torch.int64)
+    for index in range(8):
+        words |= codes[:, index::8].long() << 4 * index
+    assert torch.equal(units_of_words(words.to(torch.int32)), units_of(codes, 4))
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -24,7 +24,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import CheckpointError
 
 from .bits import float4, power_of_two, unpack_dense, unpack_nibbles
-from .layer import Coding, GroupedMatrix, QuantizedLayer
+from .layer import Coding, GroupedMatrix, PackedNibbles, QuantizedLayer
 from .method import FLOATS, Stored, refuse
 from .patterns import matches
 from .settings import SchemeSettings, read_settings
@@ -125,25 +125,21 @@ def _packed(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
     )
 
 
-def _coding(bits: int, group_size: int) -> Coding:
-    """Returns the coding of signed integers."""
-    return Coding(
-        bits=4 if bits <= 4 else 8,
-        group_size=group_size,
-        lowest=-(2 ** (bits - 1)),
-    )
+def _coding(bits: int, group_size: int, lowest: int = 0) -> Coding:
+    return Coding(bits=4 if bits <= 4 else 8, group_size=group_size, lowest=lowest)
 
 
 def _decode_packed(
     parts: Mapping[str, Tensor], *, bits: int, n: int, k: int, group_size: int
 ) -> GroupedMatrix:
     scales = parts["scales"].view(-1, parts["scales"].shape[-1]).expand(n, -1)
-    offset, zeros = 2 ** (bits - 1), None
+    zeros = torch.full(scales.shape, 2 ** (bits - 1), dtype=torch.uint8)
     if "zeros" in parts:  # packed along the rows
-        packed = parts["zeros"].T.contiguous()
-        zeros = (unpack_dense(packed, bits, n).T.to(torch.int16) - offset).to(torch.int8)
+        zeros = unpack_dense(parts["zeros"].T.contiguous(), bits, n).T
+    is_nibbles = bits == 4
+    words = parts["codes"]
     return GroupedMatrix(
-        codes=(unpack_dense(parts["codes"], bits, k).to(torch.int16) - offset).to(torch.int8),
+        codes=PackedNibbles(words, k) if is_nibbles else unpack_dense(words, bits, k),
         scales=scales,
         zeros=zeros,
         group_of=parts["group_of"].long() if "group_of" in parts else None,
@@ -170,7 +166,9 @@ def _naive(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
         shape=(n, k),
         dtype=dtype,
         decode=partial(_decode_naive, n=n, group_size=group_size, block_rows=block_rows),
-        coding=_coding(8, group_size) if args.type == "int" and block_rows == 1 else None,
+        coding=_coding(8, group_size, lowest=-128)
+        if args.type == "int" and block_rows == 1
+        else None,
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import CheckpointError
 
 from .bits import WORD, unpack_words
-from .layer import Coding, GroupedMatrix, QuantizedLayer
+from .layer import Coding, GroupedMatrix, PackedNibbles, QuantizedLayer
 from .method import FLOATS, Stored, refuse
 from .settings import SchemeSettings, read_settings
 
@@ -89,9 +89,10 @@ def _decode(
             f"{name}.g_idx names groups {group_of.min()} to {group_of.max()}, but there are "
             f"{num_groups}; the file is damaged"
         )
+    # Words lie along the inputs: each column of words becomes a row of codes.
+    words = parts["codes"].T.contiguous()
     return GroupedMatrix(
-        # Words lie along the inputs: each column of words becomes a row of codes.
-        codes=unpack_words(parts["codes"].T.contiguous(), bits),
+        codes=PackedNibbles(words, words.shape[1] * 8) if bits == 4 else unpack_words(words, bits),
         scales=parts["scales"].T,
         zeros=unpack_words(parts["zeros"], bits).T + offset,
         group_size=group_size,

@@ -10,7 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.coded import Bits, CodedWeight, units_of
+from mmdeploy_llm.coded import Bits, CodedWeight, units_of, units_of_words
+
+from .bits import unpack_words
 
 MAX_ZERO = 255  # a CodedWeight keeps codes of zero in 8 bits
 
@@ -57,17 +59,35 @@ class QuantizedLayer:
     coding: Coding | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PackedNibbles:
+    """Codes [n, k] from 0 to 15, eight in each word of [n, k / 8 (rounded up)] int32, the first one
+    in its lowest bits. Rows are unpacked when they are asked for."""
+
+    words: Tensor
+    k: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the codes."""
+        return self.words.shape[0], self.k
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        """Returns the codes of some rows, uint8."""
+        return unpack_words(self.words[rows], 4)[:, : self.k]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedMatrix:
     """A matrix of small numbers that share scales: (codes - zeros) * scales, computed in `dtype`.
 
-    codes: [n, k], integers or 8-bit floats.
+    codes: [n, k], integers or 8-bit floats, or PackedNibbles.
     scales: [n / block_rows (rounded up), G]. zeros: the same shape; None: all are 0.
     group_of: [k] int64, the group of each column; None: G equal runs of group_size columns, the
         last one perhaps shorter.
     """
 
-    codes: Tensor
+    codes: Tensor | PackedNibbles
     scales: Tensor
     group_size: int
     dtype: torch.dtype
@@ -87,7 +107,11 @@ class GroupedMatrix:
         columns."""
         assert self.group_of is None
         assert self.block_rows == 1
-        codes = (self.codes.to(torch.int16) - coding.lowest).to(torch.uint8)
+        if isinstance(self.codes, PackedNibbles):
+            units = units_of_words(self.codes.words)
+        else:
+            codes = (self.codes.to(torch.int16) - coding.lowest).to(torch.uint8)
+            units = units_of(codes, coding.bits)
         zeros = torch.full(self.scales.shape, -coding.lowest, dtype=torch.int32)
         if self.zeros is not None:
             zeros += self.zeros
@@ -95,9 +119,9 @@ class GroupedMatrix:
         fits = int(zeros.min()) >= 0 and int(zeros.max()) <= MAX_ZERO
         return CodedWeight(
             bits=coding.bits,
-            k=codes.shape[1],
+            k=self.codes.shape[1],
             group_size=coding.group_size,
-            units=units_of(codes, coding.bits),
+            units=units,
             scales=scales,
             offsets=None if fits else scales * zeros,
             zeros=zeros.to(torch.uint8) if fits else None,
