@@ -1,19 +1,19 @@
-"""Compares the logits of int8 and bf16 for every prompt token of the text workload.
+"""Compares the logits of quantised weights and of bf16 for every prompt token of the text workload.
 
-    python examples/benchmarks/int8_quality.py MODEL_FOLDER
+    python examples/benchmarks/quantization_quality.py MODEL_FOLDER
 
-Runs all prompts of a text model in one step over a paged cache: in bf16, with int8 linear layers,
-with int8 linear layers and KV cache, and with an int8 KV cache only. Prints for each int8 run,
-compared with bf16: the mean cosine of the logits, the share of tokens with the same most probable
-next token, and that share among tokens where bf16's top two logits clearly differ (random weights
-produce many ties).
+Runs all prompts of a text model in one step over a paged cache: in bf16, with each quantization of
+the weights, and with an int8 KV cache. Prints for each run, compared with bf16: the mean
+Kullback-Leibler divergence of a token in nats, the mean cosine of the logits, the share of tokens
+with the same most probable next token, and that share among tokens where bf16's top two logits
+clearly differ (random weights produce many ties).
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import workloads
@@ -25,6 +25,7 @@ from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.kernels import Quantization
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.weights.load import build_model
@@ -50,7 +51,7 @@ def logits(
     """Returns the logits [tokens, vocab] of all prompts, computed with a KV cache of `dtype`."""
     lengths = tuple(len(prompt) for prompt in prompts)
     blocks_each = -(-max(lengths) // BLOCK_SIZE)
-    shape = KVCacheShape(
+    shape = KVCacheShape.uniform(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
@@ -82,11 +83,13 @@ def logits(
 def compare(name: str, found: Tensor, expected: Tensor) -> None:
     """Prints one line of statistics."""
     cosines = torch.cosine_similarity(found.float(), expected.float(), -1)
+    ours, theirs = (x.float().log_softmax(-1) for x in (found, expected))
+    divergence = (theirs.exp() * (theirs - ours)).sum(-1)
     is_same = found.argmax(-1) == expected.argmax(-1)
     first, second = expected.float().topk(2).values.unbind(-1)
     is_clear = first - second > CLEAR_MARGIN * expected.float().std()
     print(
-        f"{name}: cosine {cosines.mean():.5f} (lowest {cosines.min():.5f}), same top token "
+        f"{name}: KL {divergence.mean():.5f}, cosine {cosines.mean():.5f} (lowest {cosines.min():.5f}), same top token "
         f"{is_same.float().mean():.2%}; where the choice is clear ({is_clear.float().mean():.0%} "
         f"of tokens) {is_same[is_clear].float().mean():.2%}"
     )
@@ -100,9 +103,10 @@ def main() -> None:
     kernels = native.load()
     prompts = [list(request.token_ids) for request in workloads.text()][:16]
     expected = logits(load(folder, kernels, None), kernels, prompts, torch.bfloat16)
-    quantized = load(folder, kernels, "int8")
-    compare("int8", logits(quantized, kernels, prompts, torch.bfloat16), expected)
-    compare("int8, KV too", logits(quantized, kernels, prompts, torch.int8), expected)
+    for quantization in get_args(Quantization):
+        quantized = load(folder, kernels, quantization)
+        compare(quantization, logits(quantized, kernels, prompts, torch.bfloat16), expected)
+        del quantized
     plain = load(folder, kernels, None)
     compare("bf16, KV in int8", logits(plain, kernels, prompts, torch.int8), expected)
 
