@@ -127,11 +127,13 @@ class StateContext(Protocol):
 
     read, write: [B] int64 on the device.
     query_lens: tokens of each sequence in this step, on the host; their rows follow one another.
+    starts: [B + 1] int64 on the host, the first row of each sequence, followed by T.
     num_decode: how many sequences, the first ones, have exactly one token.
     """
 
     read: Tensor
     write: Tensor
+    starts: Tensor
     query_lens: tuple[int, ...]
     num_decode: int
 

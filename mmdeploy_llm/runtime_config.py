@@ -108,11 +108,6 @@ def resolve(
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)
-    if config.quantization is not None and dtype == "float16":
-        raise ConfigError(
-            f"quantization = {config.quantization!r} computes in bfloat16 or float32, but dtype is "
-            "float16: choose one of these with dtype, or leave dtype out"
-        )
     max_num_seqs, max_model_len = max_num_seqs_of(config, is_cuda), _max_model_len(config, model)
     kv_cache_dtype = _kv_cache_dtype(config, dtype)
     attention = choose_attention(
@@ -161,6 +156,11 @@ def _dtype(config: EngineConfig, model: ModelLimits, is_cuda: bool) -> str:
     """Returns the dtype that computes fastest without giving other tokens than the checkpoint's. It
     is the checkpoint's own: bfloat16 has led or equalled float32 at every level, with kernels and
     without, in what was measured (examples/benchmarks/RESULTS.md). CPUs compute float16 slowly."""
+    if config.dtype == "float16" and config.quantization is not None:
+        raise ConfigError(
+            f"quantization = {config.quantization!r} computes in bfloat16 or float32, but dtype is "
+            "float16: choose one of these with dtype, or leave dtype out"
+        )
     if config.dtype != "auto":
         return config.dtype
     return "bfloat16" if model.dtype == "float16" and not is_cuda else model.dtype

@@ -31,7 +31,7 @@ LAYERS = (
     ("request",),
     ("plan", "forward"),
     ("hooks",),
-    ("transfer", "coded", "kernels"),
+    ("transfer", "kernels"),
     ("native", "cuda", "parallel"),
     ("grammars",),
     ("attention", "layers", "sampling", "weights"),

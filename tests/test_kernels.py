@@ -19,6 +19,7 @@ from mmdeploy_llm.kernels import (
     ThreadKernels,
     WeightMemory,
 )
+from mmdeploy_llm.kernels.states import NormKernels, StateKernels
 
 CAPABILITIES = {
     "memory": WeightMemory,
@@ -26,12 +27,24 @@ CAPABILITIES = {
     "attention": AttentionKernels,
     "experts": ExpertKernels,
     "activations": ActivationKernels,
+    "norms": NormKernels,
+    "states": StateKernels,
     "draws": DrawKernels,
     "pixels": PixelKernels,
     "threads": ThreadKernels,
 }
 OFFERED = {
-    "cpu": {"memory", "inputs", "attention", "activations", "draws", "pixels", "threads"},
+    "cpu": {
+        "memory",
+        "inputs",
+        "attention",
+        "activations",
+        "norms",
+        "states",
+        "draws",
+        "pixels",
+        "threads",
+    },
     "cuda": {"experts"},
 }
 
@@ -67,7 +80,7 @@ def assert_implements(implementation, protocol):
 
 
 def test_every_method_has_the_signature_of_the_interface(own):
-    assert len(methods(Kernels)) == 8
+    assert len(methods(Kernels)) == 10
     assert_implements(own, Kernels)
     assert isinstance(own.samples_on_device, bool)
 

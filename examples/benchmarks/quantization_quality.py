@@ -89,9 +89,10 @@ def compare(name: str, found: Tensor, expected: Tensor) -> None:
     first, second = expected.float().topk(2).values.unbind(-1)
     is_clear = first - second > CLEAR_MARGIN * expected.float().std()
     print(
-        f"{name}: KL {divergence.mean():.5f}, cosine {cosines.mean():.5f} (lowest {cosines.min():.5f}), same top token "
-        f"{is_same.float().mean():.2%}; where the choice is clear ({is_clear.float().mean():.0%} "
-        f"of tokens) {is_same[is_clear].float().mean():.2%}"
+        f"{name}: KL {divergence.mean():.5f}, cosine {cosines.mean():.5f} (lowest "
+        f"{cosines.min():.5f}), same top token {is_same.float().mean():.2%}; where the "
+        f"choice is clear ({is_clear.float().mean():.0%} of tokens) "
+        f"{is_same[is_clear].float().mean():.2%}"
     )
 
 

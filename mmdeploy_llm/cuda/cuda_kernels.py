@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.coded import Bits, CodedWeight
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight
 
 from . import experts as experts_module
 from . import heads, rows
@@ -23,7 +23,7 @@ class CudaKernels:
     on CUDA are chosen in attention/ and sampling/."""
 
     samples_on_device = True
-    memory = inputs = attention = activations = draws = pixels = threads = None
+    memory = inputs = attention = activations = norms = states = draws = pixels = threads = None
 
     def __init__(self, device: torch.device) -> None:
         """device: where the tensors are; a CPU only with Triton's interpreter."""

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
+from mmdeploy_llm.kernels.states import DeltaInputs
 
 from .delta_rule import delta_sequence, delta_step, normalized
+from .kernel_layer import KernelLayer
 from .linear import Linear, MergedLinear, empty_parameter
 from .short_conv import ShortConv
 
@@ -74,7 +76,7 @@ class GatedRMSNorm(nn.Module):
         return (normed * F.silu(gate.float())).to(gate.dtype)
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(KernelLayer):
     """Mixes the tokens of each sequence by the gated delta rule."""
 
     divided_counts = ("num_key_heads", "num_value_heads")
@@ -119,16 +121,42 @@ class GatedDeltaNet(nn.Module):
         fused = torch.split(self.in_proj(x), [2 * key_size + value_size, value_size, *heads], 1)
         qkv, z, b, a = fused
         qkv = self.conv1d(qkv, conv_state, states)
+        inputs = self._inputs(qkv, z, a, b)
+        kernels = None if self.kernels is None else self.kernels.states
+        if kernels is not None and kernels.can_delta(inputs, matrices):
+            out = kernels.gated_delta(inputs, matrices, states)
+        else:
+            out = self._in_torch(inputs, matrices, states)
+        result: Tensor = self.out_proj(out)
+        return result
+
+    def _inputs(self, qkv: Tensor, z: Tensor, a: Tensor, b: Tensor) -> DeltaInputs:
+        return DeltaInputs(
+            qkv=qkv,
+            z=z,
+            a=a,
+            b=b,
+            a_log=self.A_log,
+            dt_bias=self.dt_bias,
+            norm_weight=self.norm.weight,
+            eps=self.norm.eps,
+        )
+
+    def _in_torch(self, inputs: DeltaInputs, matrices: Tensor, states: StateContext) -> Tensor:
+        """Computes what StateKernels.gated_delta does."""
+        config = self.config
+        key_size = self.num_key_heads * config.key_head_dim
+        value_size = self.num_value_heads * config.value_head_dim
+        qkv, z = inputs.qkv, inputs.z
         q, k, v = torch.split(qkv, [key_size, key_size, value_size], 1)
-        g = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
+        g = -self.A_log.exp() * F.softplus(inputs.a.float() + self.dt_bias)
         q, k = (normalized(_heads(y, config.key_head_dim)) for y in (q, k))
         repeats = self.num_value_heads // self.num_key_heads
         q, k = (y.repeat_interleave(repeats, 1) for y in (q * config.key_head_dim**-0.5, k))
         v = _heads(v.float(), config.value_head_dim)
-        out = _delta(q, k, v, g, b.float().sigmoid(), matrices, states)
-        normed = self.norm(out, _heads(z, config.value_head_dim))
-        result: Tensor = self.out_proj(normed.flatten(1))
-        return result
+        out = _delta(q, k, v, g, inputs.b.float().sigmoid(), matrices, states)
+        normed: Tensor = self.norm(out, _heads(z, config.value_head_dim))
+        return normed.flatten(1)
 
     @property
     def head_rows(self) -> Mapping[str, tuple[slice, ...]]:

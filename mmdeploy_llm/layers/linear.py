@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmdeploy_llm.coded import CodedWeight
 from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
+from mmdeploy_llm.kernels.coded import CodedWeight
 
 from .kernel_layer import KernelLayer
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmdeploy_llm.kernels.states import NormKernels
+
 from .kernel_layer import KernelLayer
 from .linear import empty_parameter
 from .rows import row_chunks
@@ -67,12 +69,16 @@ class RMSNorm(KernelLayer):
 
 class ZeroCenteredRMSNorm(RMSNorm):
     """Computes x / sqrt(mean(x ** 2) + eps) * (1 + weight) over the last axis in float32, and casts
-    the result to x's dtype, as Gemma and Qwen3.5 do. In plain torch."""
+    the result to x's dtype, as Gemma and Qwen3.5 do."""
 
-    has_kernels = False
+    has_kernels = False  # none that norm and rotate heads at once
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns norm(x), of the shape and dtype of `x`."""
+        kernels = self._norms(x)
+        if kernels is not None and x.is_contiguous():
+            flat = x.view(-1, x.shape[-1])
+            return kernels.centred_norm(flat, self.weight, self.eps).view(x.shape)
         wide = x.float()
         scale = wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
         return (wide * scale * (1 + self.weight.float())).to(x.dtype)
@@ -81,8 +87,16 @@ class ZeroCenteredRMSNorm(RMSNorm):
         """See RMSNorm."""
         if residual is None:
             return self(x), x
+        kernels = self._norms(x)
+        if kernels is not None and self._can_join(x, residual):
+            return kernels.centred_norm(x, self.weight, self.eps, residual), residual
         residual.add_(x)
         return self(residual), residual
+
+    def _norms(self, x: Tensor) -> NormKernels | None:
+        if self.kernels is None or not self.kernels.takes(x, self.weight):
+            return None
+        return self.kernels.norms
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

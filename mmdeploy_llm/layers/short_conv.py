@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
 
+from .kernel_layer import KernelLayer
 from .linear import Linear, empty_parameter
 
 
-class ShortConv(nn.Module):
+class ShortConv(KernelLayer):
     """Convolves each of C channels with its own k weights over the last k tokens, then applies silu
     if has_silu. weight: [C, 1, k], as torch's Conv1d has it. bias: [C] or None. state: [C, k - 1],
     the last inputs."""
@@ -37,6 +38,11 @@ class ShortConv(nn.Module):
     def forward(self, x: Tensor, state: Tensor, states: StateContext) -> Tensor:
         """Convolves the tokens [T, C] of all sequences and writes their last inputs. state:
         [rows, C, k - 1]."""
+        kernels = None if self.kernels is None else self.kernels.states
+        if kernels is not None and kernels.can_convolve(x, self.weight, state):
+            return kernels.short_conv(
+                x, self.weight, self.bias, state, states, has_silu=self.has_silu
+            )
         count, out = states.num_decode, torch.empty_like(x)
         if count:
             out[:count] = self._decode(x[:count], state, states)

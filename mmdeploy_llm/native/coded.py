@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.coded import Bits, CodedWeight, num_units, zeros_fit
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight, num_units, zeros_fit
 
 from .library import DTYPES, Library
 

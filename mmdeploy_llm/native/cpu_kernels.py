@@ -19,6 +19,7 @@ from .library import DTYPES
 from .prebuilt import find_prebuilt
 from .products import Products
 from .signatures import AttentionArgs
+from .states import StateProducts
 
 INT8 = 2
 ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
@@ -26,7 +27,7 @@ MAX_HEAD_DIM = 512  # as in attention.h
 MAX_GROUP = 256  # TILE_ROWS in attention.h
 
 
-class CpuKernels(Products, Draws):
+class CpuKernels(Products, StateProducts, Draws):
     """Kernels for float32 and bf16 tensors on the CPU; see kernels.Kernels for the interface and
     the shapes. They have all capabilities but `experts`."""
 
@@ -46,6 +47,16 @@ class CpuKernels(Products, Draws):
     @property
     def activations(self) -> CpuKernels:
         """Activations of an MLP."""
+        return self
+
+    @property
+    def norms(self) -> CpuKernels:
+        """Norms whose weights are centred on zero."""
+        return self
+
+    @property
+    def states(self) -> CpuKernels:
+        """Layers with a state of each sequence."""
         return self
 
     @property
@@ -80,6 +91,17 @@ class CpuKernels(Products, Draws):
     ) -> Tensor:
         """Returns norm(x) * weight for rows [T, size]. With a residual [T, size], adds x to it in
         place and norms the sum."""
+        return self._norm(x, weight, eps, residual, is_centred=False)
+
+    def centred_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """Returns norm(x) * (1 + weight); see kernels.NormKernels."""
+        return self._norm(x, weight, eps, residual, is_centred=True)
+
+    def _norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, *, is_centred: bool
+    ) -> Tensor:
         out = self._empty(x.shape, dtype=x.dtype)
         self._library.mm_rms_norm(
             DTYPES[x.dtype],
@@ -91,6 +113,7 @@ class CpuKernels(Products, Draws):
             x.shape[0],
             x.shape[1],
             eps,
+            is_centred,
             torch.get_num_threads(),
         )
         return out

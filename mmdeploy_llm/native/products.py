@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.coded import Bits
 from mmdeploy_llm.kernels import PackedWeight, Quantization
+from mmdeploy_llm.kernels.coded import Bits
 
 from .coded import CodedProducts
 from .library import DTYPES

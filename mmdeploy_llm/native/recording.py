@@ -35,6 +35,8 @@ RECORDABLE = (
     "mm_look_up",
     "mm_angles",
     "mm_linear_codes",
+    "mm_short_conv",
+    "mm_delta_rule",
 )
 # Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
 # copy: the memory of their result shows whether they did.

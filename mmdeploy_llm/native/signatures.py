@@ -34,6 +34,35 @@ class AttentionArgs(Structure):
     )
 
 
+class DeltaArgs(Structure):
+    """Arguments of mm_delta_rule, as in states.h."""
+
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("qkv_stride", c_int64),
+        ("z", c_void_p),
+        ("z_stride", c_int64),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("ab_stride", c_int64),
+        ("a_log", c_void_p),
+        ("dt_bias", c_void_p),
+        ("norm_weight", c_void_p),
+        ("matrices", c_void_p),
+        ("out", c_void_p),
+        ("starts", c_void_p),
+        ("read", c_void_p),
+        ("write", c_void_p),
+        ("num_sequences", c_int64),
+        ("key_heads", c_int64),
+        ("value_heads", c_int64),
+        ("key_dim", c_int64),
+        ("value_dim", c_int64),
+        ("eps", c_float),
+        ("num_threads", c_int32),
+    )
+
+
 # Without a result, but for those in RESULTS.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mm_look_up": (
@@ -44,7 +73,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_int32,
     ),
     "mm_rms_norm": (
-        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int32
+        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float,
+        c_int32, c_int32,
     ),
     "mm_silu_mul": (
         c_int32, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32
@@ -58,6 +88,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_int32,
     ),
     "mm_attend": (c_int32, c_int32, POINTER(AttentionArgs)),
+    "mm_short_conv": (
+        c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
+        c_void_p, c_int64, c_int64, c_int32, c_int32,
+    ),
+    "mm_delta_rule": (c_int32, POINTER(DeltaArgs)),
     "mm_write_cache": (
         c_int32, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
         c_int64, c_int32,

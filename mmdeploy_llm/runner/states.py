@@ -4,6 +4,7 @@ writes."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ class StepStates:
         by_layer: Mapping[int, tuple[Tensor, ...]],
     ) -> None:
         self.read, self.write, self.query_lens = read, write, query_lens
+        self.starts = torch.tensor((0, *accumulate(query_lens)))
         is_long = [count > 1 for count in query_lens]
         self.num_decode = is_long.index(True) if any(is_long) else len(query_lens)
         self._by_layer = by_layer

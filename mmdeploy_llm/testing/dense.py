@@ -6,6 +6,7 @@ It is slow and simple on purpose: paged attention, chunks and batches must equal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -136,6 +137,7 @@ class DenseStates:
         """pieces: as for DenseContext. layers: those that keep a state. dtype: of the model."""
         self._sequences = [sequence for sequence, _ in pieces]
         self.query_lens = tuple(count for _, count in pieces)
+        self.starts = torch.tensor((0, *accumulate(self.query_lens)))
         is_long = [count > 1 for count in self.query_lens]
         self.num_decode = is_long.index(True) if any(is_long) else len(is_long)
         num_rows = len(pieces)

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from mmdeploy_llm.coded import Bits, CodedWeight, joined
 from mmdeploy_llm.kernels import WeightMemory
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight, joined
 
 from .quantized import Coding, QuantizedFile
 from .shard import Read

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmdeploy_llm.coded import CodedWeight, units_of
+from mmdeploy_llm.kernels.coded import CodedWeight, units_of
 
 from .test_kernels import DTYPES, values
 

@@ -14,6 +14,7 @@
 #include "rows.h"
 #include "runtime.h"
 #include "sample.h"
+#include "states.h"
 #include "threads.h"
 
 using mm::bf16;
@@ -140,15 +141,15 @@ void mm_angles(const int64_t* positions, int64_t stride, const int64_t* axes,
 
 void mm_rms_norm(int32_t dtype, const void* x, int64_t x_stride, void* residual,
                  const void* weight, void* out, int64_t rows, int64_t size, float eps,
-                 int32_t num_threads) {
+                 int32_t is_centred, int32_t num_threads) {
     if (dtype == FLOAT) {
         mm::rms_norm(static_cast<const float*>(x), x_stride, static_cast<float*>(residual),
                      static_cast<const float*>(weight), static_cast<float*>(out), rows, size, eps,
-                     num_threads);
+                     is_centred != 0, num_threads);
     } else {
         mm::rms_norm(static_cast<const bf16*>(x), x_stride, static_cast<bf16*>(residual),
                      static_cast<const bf16*>(weight), static_cast<bf16*>(out), rows, size, eps,
-                     num_threads);
+                     is_centred != 0, num_threads);
     }
 }
 
@@ -202,6 +203,33 @@ void mm_attend(int32_t dtype, int32_t cache_dtype, const mm::AttentionArgs* args
         attend_over<float>(*args, cache_dtype);
     } else {
         attend_over<bf16>(*args, cache_dtype);
+    }
+}
+
+// starts: [num + 1]; read, write: [num]; see StateRows.
+void mm_short_conv(int32_t dtype, const void* x, int64_t x_stride, const void* weights,
+                   const void* bias, void* states, void* out, const int64_t* starts,
+                   const int64_t* read, const int64_t* write, int64_t num, int64_t channels,
+                   int32_t taps_and_silu, int32_t num_threads) {
+    const mm::StateRows rows{num, starts, read, write};
+    const int64_t taps = taps_and_silu & 15;
+    const bool has_silu = (taps_and_silu & 16) != 0;
+    if (dtype == FLOAT) {
+        mm::short_conv(static_cast<const float*>(x), x_stride, static_cast<const float*>(weights),
+                       static_cast<const float*>(bias), static_cast<float*>(states),
+                       static_cast<float*>(out), rows, channels, taps, has_silu, num_threads);
+    } else {
+        mm::short_conv(static_cast<const bf16*>(x), x_stride, static_cast<const bf16*>(weights),
+                       static_cast<const bf16*>(bias), static_cast<bf16*>(states),
+                       static_cast<bf16*>(out), rows, channels, taps, has_silu, num_threads);
+    }
+}
+
+void mm_delta_rule(int32_t dtype, const mm::DeltaArgs* args) {
+    if (dtype == FLOAT) {
+        mm::delta_rule<float>(*args);
+    } else {
+        mm::delta_rule<bf16>(*args);
     }
 }
 
@@ -378,6 +406,7 @@ void (*const RECORDABLE[])(const int64_t*) = {
     recorded<mm_rotate>,      recorded<mm_attend>,      recorded<mm_write_cache>,
     recorded<mm_linear_bf16>, recorded<mm_linear_s8>,   recorded<mm_linear_f32>,
     recorded<mm_look_up>,     recorded<mm_angles>,      recorded<mm_linear_codes>,
+    recorded<mm_short_conv>,  recorded<mm_delta_rule>,
 };
 
 void mm_run(const Call* calls, int64_t num) {

@@ -53,13 +53,21 @@ inline void angles(const int64_t* positions, int64_t stride, const int64_t* axes
 }
 
 // out = norm(in) * weight; `out` may be `in`. The normed value is rounded to T before the weight is
-// applied, as in transformers' modules.
+// applied, as in transformers' modules. is_centred: times 1 + weight, and rounded only at the end.
 template <typename T>
-inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float eps) {
+inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float eps,
+                     bool is_centred = false) {
     float squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
     for (int64_t c = 0; c < size; ++c) squares += load(in[c]) * load(in[c]);
     const float scale = 1.0f / std::sqrt(squares / float(size) + eps);
+    if (is_centred) {
+#pragma omp simd
+        for (int64_t c = 0; c < size; ++c) {
+            out[c] = store<T>(load(in[c]) * scale * (1.0f + load(weight[c])));
+        }
+        return;
+    }
 #pragma omp simd
     for (int64_t c = 0; c < size; ++c) {
         out[c] = store<T>(rounded<T>(load(in[c]) * scale) * load(weight[c]));
@@ -69,7 +77,7 @@ inline void norm_row(const T* in, const T* weight, T* out, int64_t size, float e
 // out = norm(x + residual) * weight, residual += x; without a residual out = norm(x) * weight.
 template <typename T>
 void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out, int64_t rows,
-              int64_t size, float eps, int num_threads) {
+              int64_t size, float eps, bool is_centred, int num_threads) {
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             const T* in = x + row * x_stride;
@@ -79,7 +87,7 @@ void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out
                 for (int64_t c = 0; c < size; ++c) sum[c] = store<T>(load(in[c]) + load(sum[c]));
                 in = sum;
             }
-            norm_row(in, weight, out + row * size, size, eps);
+            norm_row(in, weight, out + row * size, size, eps, is_centred);
         }
     });
 }

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.coded import Bits, CodedWeight, units_of, units_of_words
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight, units_of, units_of_words
 
 from .bits import unpack_words
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mmdeploy_llm.coded import CodedWeight
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.kernels.coded import CodedWeight
 from mmdeploy_llm.weights.files import LOADABLE, Entry, SafetensorsFile, TensorFile
 
 from .awq import awq_layers

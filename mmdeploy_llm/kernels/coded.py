@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .kernels import WeightMemory
+    from . import WeightMemory
 
 Bits = Literal[4, 8]
 UNIT_BYTES = 4

@@ -14,6 +14,8 @@ None on the other:
     threads        x           places compute threads on cores
     experts              x     routing and mixture of experts in few launches
     activations    x           functions of single values
+    norms          x           norms with weights centred on zero
+    states         x           layers with a state of each sequence
 
 Shapes: T tokens, H query heads, K key/value heads, D head size, B sequences, N blocks, P tokens in
 a block, E experts, k experts of a token.
@@ -29,8 +31,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from mmdeploy_llm.hooks import PixelKernels
+
     from .coded import Bits, CodedWeight
-    from .hooks import PixelKernels
+    from .states import NormKernels, StateKernels
 
 # How weights are rounded when they are packed, and whether x is rounded too:
 #     int8     8 bits, a scale for each row; x in 8 bits, a scale for every 128 values of a row
@@ -253,6 +257,16 @@ class Kernels(Protocol):
     @property
     def activations(self) -> ActivationKernels | None:
         """Activations of an MLP; None: torch computes them."""
+        ...
+
+    @property
+    def norms(self) -> NormKernels | None:
+        """Norms whose weights are centred on zero; None: torch computes them."""
+        ...
+
+    @property
+    def states(self) -> StateKernels | None:
+        """Layers with a state of each sequence, on the host; None: torch computes them."""
         ...
 
     @property

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mmdeploy_llm.coded import CodedWeight, joined, units_of, units_of_words, zeros_fit
+from mmdeploy_llm.kernels.coded import CodedWeight, joined, units_of, units_of_words, zeros_fit
 
 
 def a_weight(bits, n=3, k=70, group_size=32):

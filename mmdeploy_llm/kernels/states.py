@@ -1,0 +1,75 @@
+"""Parts of kernels.Kernels for layers that keep a state of each sequence, and for their norms.
+
+Shapes: T tokens, H value heads, D channels of a key, V of a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmdeploy_llm.forward import StateContext
+
+
+class NormKernels(Protocol):
+    """Computes norms that not every device has kernels for."""
+
+    def centred_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """Returns norm(x) * (1 + weight) for rows [T, size], rounded once. With a residual
+        [T, size], adds x to it in place and norms the sum."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaInputs:
+    """The inputs of a layer of the gated delta rule with K key heads.
+
+    qkv: [T, 2 K D + H V], after the convolution. z: [T, H V]. a, b: [T, H], of one stride.
+    a_log, dt_bias: [H] float32. norm_weight: [V]. eps: of the norm.
+    """
+
+    qkv: Tensor
+    z: Tensor
+    a: Tensor
+    b: Tensor
+    a_log: Tensor
+    dt_bias: Tensor
+    norm_weight: Tensor
+    eps: float
+
+
+class StateKernels(Protocol):
+    """Computes layers with a state of each sequence on the host. They read and write the rows of
+    the states that `states` names."""
+
+    def can_convolve(self, x: Tensor, weight: Tensor, state: Tensor) -> bool:
+        """Whether `short_conv` takes tensors like these."""
+        ...
+
+    def short_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        states: StateContext,
+        *,
+        has_silu: bool,
+    ) -> Tensor:
+        """Convolves each channel of x [T, C] with its weights [C, 1, k] over the last k tokens,
+        adds `bias` [C], and applies silu: [T, C]. state: [rows, C, k - 1], the last inputs."""
+        ...
+
+    def can_delta(self, inputs: DeltaInputs, matrices: Tensor) -> bool:
+        """Whether `gated_delta` takes tensors like these."""
+        ...
+
+    def gated_delta(self, inputs: DeltaInputs, matrices: Tensor, states: StateContext) -> Tensor:
+        """Runs the gated delta rule and its gated norm, [T, H V]. matrices: [rows, H, D, V]
+        float32."""
+        ...
