@@ -35,6 +35,7 @@ from mmdeploy_llm.parallel import Share
 from .bounds import bounded_building
 from .files import LOADABLE, SafetensorsFile, TensorFile
 from .find import find_weights
+from .gguf import GGUFFile, read_headers
 from .map import Target
 from .quantized import readable_files
 from .shard import Read, fill, fill_share
@@ -83,9 +84,7 @@ def build_model(
     with ExitStack() as stack:
         reads: list[Read] = []
         if load_format != "dummy":
-            paths = find_weights(checkpoint.folder)
-            files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
-            reads = _plan(model, readable_files(files, checkpoint.config), whole)
+            reads = _plan(model, _open(checkpoint, stack), whole)
         shares = split(model) if split is not None else {}
         empty = partial(torch.empty, device=device) if memory is None else memory.empty
         _materialize(model, dtype, empty)
@@ -95,6 +94,15 @@ def build_model(
             _read(model, reads, whole, shares)
     _init_buffers(model, device)
     return model.eval()
+
+
+def _open(checkpoint: Checkpoint, stack: ExitStack) -> Sequence[TensorFile]:
+    """Returns the files of a checkpoint, ready to be read. stack: closes them."""
+    if checkpoint.gguf_files:
+        return [stack.enter_context(GGUFFile(read_headers(checkpoint.gguf_files)))]
+    paths = find_weights(checkpoint.folder)
+    files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
+    return readable_files(files, checkpoint.config)
 
 
 def _plan(

@@ -102,10 +102,10 @@ class QuantizedFile:
         first, rest = divmod(first_value, row_size)
         assert rest == 0, "a quantised weight is read by whole rows"
         parts = {role: self._stored.read(name) for role, name in layer.parts.items()}
-        _copy_rows(layer.decode(parts), layer.shape, first, out, transpose=transpose)
+        copy_rows(layer.decode(parts), layer.shape, first, out, transpose=transpose)
 
 
-def _copy_rows(
+def copy_rows(
     weight: WeightRows, shape: Sequence[int], first: int, out: Tensor, *, transpose: bool
 ) -> None:
     """Dequantises the rows from `first` on that fill `out`, a bounded number at a time."""
