@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from mmdeploy_llm.errors import CheckpointError
-
 from .facts import Facts
 from .families import Family, family_of
 from .header import Header, Scalar
@@ -113,14 +111,11 @@ def _qwen3(facts: Facts) -> Values:
 
 
 def _experts(facts: Facts) -> Values:
-    num_layers = facts.whole("block_count", high=MAX_LAYERS)
-    is_dense = [f"blk.{i}.ffn_gate_inp.weight" not in facts.tensors for i in range(num_layers)]
-    first = _first_sparse(facts)
     return {
         "num_experts": facts.whole("expert_count"),
         "num_experts_per_tok": facts.whole("expert_used_count"),
-        "moe_intermediate_size": facts.shape(f"blk.{first}.ffn_down_exps.weight", 3)[2],
-        "mlp_only_layers": [i for i, dense in enumerate(is_dense) if dense],
+        "moe_intermediate_size": facts.shape("blk.0.ffn_down_exps.weight", 3)[2],
+        "mlp_only_layers": [],
         "decoder_sparse_step": 1,
         "use_sliding_window": False,
     }
@@ -130,18 +125,8 @@ def _qwen2moe(facts: Facts) -> Values:
     return _experts(facts) | {
         "qkv_bias": _has_biases(facts, "attn_q"),
         "norm_topk_prob": False,
-        "shared_expert_intermediate_size": facts.shape(
-            f"blk.{_first_sparse(facts)}.ffn_down_shexp.weight", 2
-        )[1],
+        "shared_expert_intermediate_size": facts.shape("blk.0.ffn_down_shexp.weight", 2)[1],
     }
-
-
-def _first_sparse(facts: Facts) -> int:
-    """Returns the first layer with experts."""
-    for layer in range(facts.whole("block_count", high=MAX_LAYERS)):
-        if f"blk.{layer}.ffn_gate_inp.weight" in facts.tensors:
-            return layer
-    raise CheckpointError(f"{facts.header.paths[0]} holds no layer with experts")
 
 
 def _qwen3moe(facts: Facts) -> Values:

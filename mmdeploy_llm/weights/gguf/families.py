@@ -27,7 +27,7 @@ MLP = {
 }
 DENSE = {**ATTENTION, **MLP, "ffn_norm": "post_attention_layernorm"}
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-ROUTER = {"ffn_gate_inp": "mlp.gate"}
+SPARSE = {**ATTENTION, "ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.gate"}
 SHARED_EXPERT = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -110,7 +110,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen2moe": Family(
             model_type="qwen2_moe",
             model="Qwen2MoeForCausalLM",
-            layer={**DENSE, **ROUTER, **SHARED_EXPERT},
+            layer={**SPARSE, **SHARED_EXPERT},
             new_axes={"ffn_gate_inp_shexp": 0},
             has_experts=True,
         ),
@@ -120,7 +120,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "qwen3moe": Family(
             model_type="qwen3_moe",
             model="Qwen3MoeForCausalLM",
-            layer={**DENSE, **HEAD_NORMS, **ROUTER},
+            layer={**SPARSE, **HEAD_NORMS},
             has_experts=True,
         ),
         "gemma": Family(model_type="gemma", model="GemmaForCausalLM", adds_one=True),

@@ -20,7 +20,7 @@ from mmdeploy_llm.intake.checkpoint.gguf import check_tokenizer, config_of
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights.gguf import GGUFFile, read_headers
 
-from ..weights.gguf_writing import write_gguf
+from .gguf_writing import write_gguf
 
 HUGE = 2**60
 STRING, ARRAY, UINT32, FLOAT32 = 8, 9, 4, 6
@@ -149,7 +149,9 @@ def test_a_sparse_file_that_backs_a_huge_count(tmp_path, kind):
     path = tmp_path / "a.gguf"
     path.write_bytes(header(array("tokenizer.ggml.tokens", kind, 2**34)))
     os.truncate(path, 2**38)
-    with pytest.raises(CheckpointError, match="items in 'tokenizer.ggml.tokens'; allowed: 4194304"):
+    with pytest.raises(
+        CheckpointError, match=r"items in 'tokenizer.ggml.tokens'; allowed: 4194304"
+    ):
         read_headers([path])
 
 
@@ -187,7 +189,7 @@ def test_what_lies_beside_a_file_is_not_opened(tiny):
     os.mkfifo(tiny.parent / "added_tokens.json")
     (tiny.parent / "special_tokens_map.json").write_text("[")
     with LLM(model=str(tiny), quiet=True, max_model_len=64) as llm:
-        assert llm.generate("The quick").outputs.text is not None
+        assert llm.generate("The quick")[0].error_code == 200
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -229,7 +231,7 @@ def test_damaged_files(tiny, seed):
         ("merges", ["a " * 3000], "allowed: up to 2049 characters"),
         ("merges", ["a"], "cannot be loaded"),
         ("bos_token_id", 99999, "is 99999; allowed: 0 to 383"),
-        ("eos_token_id", 2**31, "is 2147483648; allowed"),
+        ("eos_token_id", 2**31, "2147483648.*; allowed"),
     ],
 )
 def test_a_hostile_tokenizer(tmp_path, key, value, message):
