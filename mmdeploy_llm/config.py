@@ -24,11 +24,12 @@ class EngineConfig(FrozenParams):
     """
 
     model: str = Field(
-        description="a local folder, a model's id on the Hugging Face hub, or the name of a "
-        "bundled model"
+        description="a local folder or GGUF file, a model's id on the Hugging Face hub, or the "
+        "name of a bundled model"
     )
     tokenizer: str | None = Field(
-        default=None, description="folder or hub id of another tokenizer; None: the model's own"
+        default=None,
+        description="folder, GGUF file or hub id of another tokenizer; None: the model's own",
     )
     revision: str | None = Field(
         default=None, description="branch, tag or commit on the hub; None: its main branch"

@@ -11,7 +11,7 @@ from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.hooks.model_folder import library_error, shown
 
 from .checkpoint import check_files
-from .checkpoint.gguf import has_tokenizer, tokenizer_file
+from .checkpoint.gguf import has_tokenizer, tokenizer_file, without_additions
 from .text_facts import text_config
 from .unicode_text import check_unicode
 
@@ -26,7 +26,7 @@ def load_tokenizer(folder: Path, gguf_file: Path | None = None) -> Any:
     """
     if gguf_file is not None and not has_tokenizer(folder):
         with tokenizer_file(gguf_file) as alone:
-            return _load(alone, gguf_file.name)
+            return without_additions(_load(alone, gguf_file.name))
     check_files(folder)
     return _load(folder)
 

@@ -214,6 +214,6 @@ class TestRefusals:
     def test_without_the_library(self, tmp_path, monkeypatch):
         path = write_tensors(tmp_path / "a.gguf", {})
         monkeypatch.setitem(sys.modules, "gguf", None)
-        message = "needs the package gguf, which is not installed: pip install 'mmdeploy-llm[gguf]'"
+        message = 'needs the package gguf, which is not installed: pip install "mmdeploy-llm[gguf]"'
         with pytest.raises(CheckpointError, match=re.escape(message)):
             read_headers([path])

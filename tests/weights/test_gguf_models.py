@@ -9,9 +9,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.cli import app
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
+from mmdeploy_llm.intake.tokenizer import load_tokenizer
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 from mmdeploy_llm.weights.gguf import GGUFFile, read_headers
@@ -243,3 +246,77 @@ def test_ids_that_end_an_answer(tmp_path):
     )
     (tmp_path / "config.json").unlink()
     assert read_checkpoint(path).config.eos_token_id == [make_tokenizer("qwen3").eos_token_id, 3]
+
+
+def test_texts_that_are_no_token_of_the_file(tmp_path):
+    """transformers adds <|endoftext|> to every byte-level vocabulary, after the last row of the
+    embedding."""
+    source = tmp_path / "source"
+    write_model("qwen3", source)
+    path = write_gguf(source, tmp_path / "tiny.gguf", "qwen3")
+    wanted = make_tokenizer("qwen3")
+    found = load_tokenizer(tmp_path, path)
+    text = "a <|endoftext|> <|im_end|><think>"
+    assert found(text)["input_ids"] == wanted(text)["input_ids"]
+    assert len(found) == len(wanted)
+    assert found.special_tokens_map == wanted.special_tokens_map
+    ids = list(range(len(wanted)))
+    assert found.decode(ids, skip_special_tokens=True) == wanted.decode(
+        ids, skip_special_tokens=True
+    )
+
+
+def test_a_sentencepiece_vocabulary(tmp_path):
+    """Tokens of pieces with scores, and bytes for all else; there are no merges."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    kinds = [2, 3, 3, *[6] * 256]
+    words = ["\u2581", "t", "h", "e", "th", "the", "\u2581the", "c", "a", "ca", "cat", "\u2581cat"]
+    write_model("llama", tmp_path, vocab_size=len(pieces) + len(words))
+
+    def extra(writer):
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_list([*pieces, *words])
+        writer.add_token_scores([0.0] * len(pieces) + [float(-i) for i in range(len(words))])
+        writer.add_token_types([*kinds, *[1] * len(words)])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(0)
+
+    place = tmp_path / "place"
+    place.mkdir()
+    path = write_gguf(tmp_path, place / "tiny.gguf", "llama", tokenizer=False, extra=extra)
+    tokenizer = load_tokenizer(place, path)
+    first = len(pieces)
+    ids = tokenizer("the cat\u00e9")["input_ids"]
+    assert ids == [1, first + 6, first + 11, 3 + 0xC3, 3 + 0xA9]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the cat\u00e9"
+    with LLM(model=str(path), quiet=True, max_model_len=64) as llm:
+        assert llm.generate(["the cat"], PARAMS)[0].prompt_token_ids == ids[:3]
+
+
+def test_weights_in_8_bits(tmp_path):
+    """Weights that were dequantised are quantised again, as those of any other file."""
+    source = tmp_path / "source"
+    write_model("qwen3", source, head_dim=16)
+    path = write_gguf(source, tmp_path / "tiny.gguf", "qwen3", kind="BF16")
+    weights = {key: tensor.float() for key, tensor in stored([path]).items()}
+    save_file(weights, source / "model.safetensors", {"format": "pt"})
+    assert generated(path, quantization="int8") == generated(source, quantization="int8")
+
+
+def test_the_command_line(tmp_path):
+    source, place = tmp_path / "source", tmp_path / "place"
+    write_model("llama", source, head_dim=16)
+    place.mkdir()
+    path = write_gguf(source, place / "tiny-Q8_0.gguf", "llama", kind="Q8_0")
+    for model in (place, path):
+        words = ["generate", "Describe", "--model", str(model), "--max-tokens", "4"]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    write_gguf(source, place / "tiny-F32.gguf", "llama")
+    done = CliRunner().invoke(app, ["generate", "Describe", "--model", str(place)])
+    assert done.exit_code != 0
+    assert "holds 2 models: tiny-F32.gguf, tiny-Q8_0.gguf; name one" in " ".join(
+        done.output.split()
+    )

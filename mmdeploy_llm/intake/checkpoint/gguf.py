@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from .schema import MAX_VOCABULARY, check_config
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 KINDS = ("gpt2", "llama")  # byte-level BPE and SentencePiece: those that transformers converts
 PREFIX = "tokenizer.ggml."
+NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id")
 HINT = "or give tokenizer='a folder with tokenizer.json'"
 # Characters: the merges of a vocabulary without any are found by cutting tokens everywhere.
@@ -55,6 +57,32 @@ def tokenizer_file(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mmdeploy-llm-") as folder:
         (Path(folder) / path.name).symlink_to(path.resolve())
         yield Path(folder)
+
+
+def without_additions(tokenizer: Any) -> Any:
+    """Returns a tokenizer made of a GGUF file without the tokens that are not in the file.
+
+    transformers adds defaults of its classes, such as <|endoftext|>, after the last token: a prompt
+    with that text would have an id for which the model has no embedding.
+    """
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    def is_known(token: str | None) -> bool:
+        return token is not None and token in vocabulary
+
+    vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    if len(tokenizer) == len(vocabulary):
+        return tokenizer
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    spec["added_tokens"] = [each for each in spec["added_tokens"] if is_known(each["content"])]
+    named = tokenizer.special_tokens_map
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(spec)),
+        chat_template=tokenizer.chat_template,
+        clean_up_tokenization_spaces=False,
+        **{name: named[name] for name in NAMED if is_known(named.get(name))},
+    )
 
 
 def check_tokenizer(header: Header) -> None:

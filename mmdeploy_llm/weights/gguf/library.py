@@ -13,7 +13,7 @@ import torch
 
 from mmdeploy_llm.errors import CheckpointError
 
-INSTALL = "pip install 'mmdeploy-llm[gguf]'"
+INSTALL = 'pip install "mmdeploy-llm[gguf]"'
 PLAIN: Mapping[str, torch.dtype] = MappingProxyType(
     {
         "F64": torch.float64,
