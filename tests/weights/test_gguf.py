@@ -12,7 +12,7 @@ import torch
 
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.testing.tiny import write_tiny
-from mmdeploy_llm.weights.gguf import GGUFFile, find_gguf, gguf_config, read_headers
+from mmdeploy_llm.weights.gguf import GGUFFile, find_gguf, gguf_config, read_headers, rows
 from mmdeploy_llm.weights.gguf.families import FAMILIES
 from mmdeploy_llm.weights.gguf.library import readable_types
 from mmdeploy_llm.weights.quantized import reading
@@ -60,6 +60,7 @@ def test_values_are_those_of_the_library(tmp_path, monkeypatch, kind):
         wanted = torch.from_numpy(gguf.dequantize(data, number).copy())
     n, k = wanted.shape
     monkeypatch.setattr(reading, "ROWS_BYTES", 5 * 4 * k)
+    monkeypatch.setattr(rows, "SLICE_VALUES", 2 * k)
     key = "model.layers.3.self_attn.v_proj.weight"
     entry, found = read(path, key, (n, k))
     assert (entry.shape, entry.dtype) == ((n, k), torch.float32)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
 
 from .header import StoredTensor
+
+SLICE_VALUES = 2**18  # dequantised at a time: what they need stays in a core's cache
 
 
 class TensorRows:
@@ -24,8 +28,11 @@ class TensorRows:
         self._paths = tuple(paths)
         self._descriptors: list[int] = []
         self._stack = ExitStack()
+        # NumPy computes without the interpreter's lock, and each call on one core.
+        self._pool = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="gguf")
 
     def __enter__(self) -> TensorRows:
+        self._stack.callback(self._pool.shutdown)
         try:
             for path in self._paths:
                 descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -49,7 +56,17 @@ class TensorRows:
         plain floats or dequantised to float32."""
         data = np.empty((end - start, tensor.row_bytes), dtype=np.uint8)
         self._fill(tensor.file, data.reshape(-1).data, tensor.offset + start * data.shape[1])
-        return tensor.type.rows(data)
+        if tensor.type.dtype is not None:
+            return tensor.type.rows(data)
+        out = torch.empty(end - start, tensor.shape[-1])
+        step = max(1, SLICE_VALUES // tensor.shape[-1])
+
+        def fill(first: int) -> None:
+            out[first : first + step] = tensor.type.rows(data[first : first + step])
+
+        for _ in self._pool.map(fill, range(0, end - start, step)):
+            pass
+        return out
 
     def _fill(self, file: int, view: memoryview, offset: int) -> None:
         done = 0
