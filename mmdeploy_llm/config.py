@@ -316,8 +316,9 @@ class EngineConfig(FrozenParams):
     )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(
         default="auto",
-        description="auto and safetensors read the checkpoint's safetensors files; dummy fills the "
-        "weights with random numbers, for measurements of speed",
+        description="auto reads the checkpoint's safetensors files, or the GGUF file that is named "
+        "or alone in the folder; safetensors only the former; dummy fills the weights with random "
+        "numbers, for measurements of speed",
     )
     quiet: bool = Field(
         default=False,

@@ -20,6 +20,8 @@ ARCHITECTURES = {  # family of tiny checkpoints -> general.architecture
     "qwen2_moe": "qwen2moe",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
@@ -66,6 +68,8 @@ def converted(tensors, arch, config):
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     heads = config["num_attention_heads"], config["num_key_value_heads"]
     for key, tensor in stacked(tensors).items():
+        if arch.startswith("qwen35"):
+            key, tensor = hybrid(key, tensor, config)
         if key == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
@@ -101,6 +105,34 @@ def stacked(tensors):
     return found
 
 
+def hybrid(key, tensor, config):
+    """Changes a tensor of Qwen3.5, whose value heads become tiles."""
+    if "linear_attn" in key and "linear_attn.norm" not in key:
+        tensor = tiled(key.split("linear_attn.")[1], tensor, config)
+    elif key.endswith("norm.weight") and "linear_attn.norm" not in key:
+        tensor = tensor + 1
+    if key.endswith("A_log"):
+        tensor = -torch.exp(tensor)
+    return key.replace(".dt_bias", ".dt_proj.bias"), tensor
+
+
+def tiled(name, tensor, config):
+    num_keys, num_values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    size = config["linear_value_head_dim"]
+    if name == "out_proj.weight":
+        return tiled("in_proj_z.weight", tensor.T, config).T.contiguous()
+    start = 0
+    if name in ("in_proj_qkv.weight", "conv1d.weight"):
+        start = 2 * num_keys * config["linear_key_head_dim"]
+    elif name != "in_proj_z.weight":
+        size = 1
+    if name == "conv1d.weight":
+        tensor = tensor.squeeze(1)
+    values = tensor[start:].reshape(num_keys, num_values // num_keys, size, *tensor.shape[1:])
+    values = values.swapaxes(0, 1).reshape(tensor[start:].shape)
+    return torch.cat([tensor[:start], values])
+
+
 def permuted(tensor, num_heads):
     halves = tensor.reshape(num_heads, 2, tensor.shape[0] // num_heads // 2, *tensor.shape[1:])
     return halves.swapaxes(1, 2).reshape(tensor.shape)
@@ -120,7 +152,7 @@ def llama3_factors(config):
 def add_tensor(writer, name, tensor, kind):
     """Quantises matrices; small tensors stay in float32."""
     values = tensor.float().contiguous().numpy()
-    is_small = values.ndim == 1 or "ffn_gate_inp" in name or "shortconv.conv" in name
+    is_small = values.ndim == 1 or "ffn_gate_inp" in name or "conv" in name
     number = gguf.GGMLQuantizationType["F32" if is_small else kind]
     data = gguf.quantize(values, number)
     if number in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
@@ -137,7 +169,8 @@ def add_metadata(writer, arch, config):
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
@@ -145,7 +178,7 @@ def add_metadata(writer, arch, config):
     if arch not in ("granite", "phi3"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if arch in ("llama", "granite", "glm4", "phi3"):
+    if arch in ("llama", "granite", "glm4", "phi3", "qwen35", "qwen35moe"):
         writer.add_rope_dimension_count(int(head_dim * shared.get("partial_rotary_factor", 1.0)))
     if shared.get("rope_type") in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(shared["rope_type"]))
@@ -159,6 +192,22 @@ def _moe(writer, config):
     writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
     writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def _qwen35(writer, config):
+    values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(values)
+    writer.add_full_attention_interval(4)
+    writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
+
+
+def _qwen35moe(writer, config):
+    _qwen35(writer, config)
+    _moe(writer, config)
 
 
 def _gemma2(writer, config):
@@ -210,6 +259,8 @@ def _phi3(writer, config):
 OWN = {
     "qwen2moe": _moe,
     "qwen3moe": _moe,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "granite": _granite,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
+from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.intake.checkpoint import read_checkpoint
 from mmdeploy_llm.intake.tokenizer import load_tokenizer
 from mmdeploy_llm.testing.reference import Reference
@@ -59,6 +61,8 @@ CASES = {
     "qwen2 moe": ("qwen2_moe", {"mlp_only_layers": [], "norm_topk_prob": False}),
     "qwen3": ("qwen3", {}),
     "qwen3 moe": ("qwen3_moe", {"decoder_sparse_step": 1}),
+    "qwen3.5": ("qwen3_5_text", {"linear_num_value_heads": 6}),
+    "qwen3.5 moe": ("qwen3_5_moe_text", {}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "num_hidden_layers": 4}),
     "gemma3": ("gemma3_text", GEMMA3),
@@ -136,7 +140,7 @@ def test_weights_are_those_that_were_converted(tmp_path, family):
     has_head = "lm_head.weight" in found
     assert sorted(found) == sorted(key for key in wanted if has_head or key != "lm_head.weight")
     for key, tensor in found.items():
-        if "norm" in key:  # 1 was added and subtracted
+        if "norm" in key or key.endswith("A_log"):  # 1 was added and subtracted; exp and log
             torch.testing.assert_close(tensor, wanted[key], rtol=0, atol=2e-7)
         else:
             assert torch.equal(tensor, wanted[key]), key
@@ -320,3 +324,27 @@ def test_the_command_line(tmp_path):
     assert "holds 2 models: tiny-F32.gguf, tiny-Q8_0.gguf; name one" in " ".join(
         done.output.split()
     )
+
+
+def test_layers_that_predict_further_tokens_are_not_used(tmp_path):
+    source = tmp_path / "source"
+    write_model("qwen3_5_text", source)
+
+    def extra(writer):
+        writer.kv_data[0].pop("qwen35.block_count")
+        writer.add_block_count(5)
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        writer.add_tensor("blk.4.nextn.eh_proj.weight", np.zeros((64, 128), dtype=np.float32))
+
+    path = write_gguf(source, tmp_path / "tiny.gguf", "qwen3_5_text", extra=extra)
+    reference = Reference(source)
+    assert generated(path) == [reference.generate(ids, NUM_TOKENS) for ids in PROMPTS]
+
+
+def test_safetensors_files_when_they_are_asked_for(tmp_path):
+    write_model("qwen3", tmp_path)
+    path = write_gguf(tmp_path, tmp_path / "tiny.gguf", "qwen3")
+    assert generated(path, load_format="safetensors") == generated(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no \*.safetensors file"):
+        generated(path, load_format="safetensors")

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from .facts import Facts
+from .facts import Facts, num_layers
 from .families import Family, family_of
 from .header import Header, Scalar
 from .rope import MAX_HEAD_DIM, factors_of, rope_parameters
 
-MAX_LAYERS = 10_000
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of a text, a turn, a message
+NO_MLP = "qwen35moe"  # has experts in every layer, and its files state no size of an MLP
 GEMMA_PERIOD = 6  # every so many layers of Gemma 3, one attends to everything
 # llama.cpp knows these models, whose scores are scaled by other channels, by their layers.
 WIDE_HEADS = MappingProxyType({"gemma2": 46, "gemma3": 62})
@@ -43,7 +43,7 @@ def _shared(facts: Facts, family: Family) -> Values:
         "model_type": family.model_type,
         "architectures": [family.model],
         "hidden_size": hidden_size,
-        "num_hidden_layers": facts.whole("block_count", high=MAX_LAYERS),
+        "num_hidden_layers": num_layers(facts),
         "num_attention_heads": num_heads,
         "max_position_embeddings": facts.whole("context_length"),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
@@ -55,10 +55,11 @@ def _shared(facts: Facts, family: Family) -> Values:
         "eos_token_id": _ends(facts),
     }
     if facts.header.architecture != "lfm2":
-        values["intermediate_size"] = facts.whole("feed_forward_length")
         values["num_key_value_heads"] = facts.whole("attention.head_count_kv", num_heads)
         values["head_dim"] = head_dim = _head_dim(facts, num_heads, hidden_size)
         values["rope_parameters"] = rope_parameters(facts, head_dim)
+    if facts.header.architecture != NO_MLP:
+        values["intermediate_size"] = facts.whole("feed_forward_length")
     return values
 
 
@@ -134,6 +135,36 @@ def _qwen3moe(facts: Facts) -> Values:
     return _experts(facts) | biases | {"norm_topk_prob": True}
 
 
+def _qwen35(facts: Facts) -> Values:
+    period = facts.whole("full_attention_interval", 4)
+    num_values = facts.whole("ssm.time_step_rank")
+    shared = rope_parameters(facts, facts.whole("attention.key_length", high=MAX_HEAD_DIM))
+    sections = facts.values("rope.dimension_sections") or ()
+    return {
+        "attention_bias": f"blk.{period - 1}.attn_q.bias" in facts.tensors,
+        "layer_types": [
+            "linear_attention" if (i + 1) % period else "full_attention"
+            for i in range(num_layers(facts))
+        ],
+        "linear_conv_kernel_dim": facts.whole("ssm.conv_kernel"),
+        "linear_key_head_dim": facts.whole("ssm.state_size"),
+        "linear_num_key_heads": facts.whole("ssm.group_count"),
+        "linear_num_value_heads": num_values,
+        "linear_value_head_dim": max(1, facts.whole("ssm.inner_size") // num_values),
+        "rope_parameters": shared
+        | {"mrope_section": [each for each in sections if each], "mrope_interleaved": True},
+    }
+
+
+def _qwen35moe(facts: Facts) -> Values:
+    experts = _experts(facts)
+    kept = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    return _qwen35(facts) | {
+        **{name: experts[name] for name in kept},
+        "shared_expert_intermediate_size": facts.shape("blk.0.ffn_down_shexp.weight", 2)[1],
+    }
+
+
 def _gemma(facts: Facts) -> Values:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -144,20 +175,20 @@ def _gemma(facts: Facts) -> Values:
 def _score_scalar(facts: Facts) -> int:
     """Returns query_pre_attn_scalar, which no metadata hold, by llama.cpp's rule."""
     num_heads, hidden = facts.whole("attention.head_count"), facts.whole("embedding_length")
-    if facts.whole("block_count", high=MAX_LAYERS) == WIDE_HEADS[facts.header.architecture]:
+    if num_layers(facts) == WIDE_HEADS[facts.header.architecture]:
         return max(1, hidden // num_heads)
     return _head_dim(facts, num_heads, hidden)
 
 
 def _layer_types(facts: Facts, period: int) -> list[str]:
     """Returns the kind of each layer: as stated for each, else all but every so many slide."""
-    num_layers = facts.whole("block_count", high=MAX_LAYERS)
+    count = num_layers(facts)
     slides: Sequence[Scalar] | None = facts.values("attention.sliding_window_pattern")
     if slides is None:
         period = facts.whole("attention.sliding_window_pattern", period)
-        slides = [(i + 1) % period != 0 for i in range(num_layers)]
-    if len(slides) != num_layers:
-        raise facts.wrong("attention.sliding_window_pattern", f"{num_layers} values")
+        slides = [(i + 1) % period != 0 for i in range(count)]
+    if len(slides) != count:
+        raise facts.wrong("attention.sliding_window_pattern", f"{count} values")
     return ["sliding_attention" if each else "full_attention" for each in slides]
 
 
@@ -187,8 +218,7 @@ def _gemma3(facts: Facts) -> Values:
         values["sliding_window"] = facts.whole("attention.sliding_window")
         values["layer_types"] = _layer_types(facts, GEMMA_PERIOD)
     else:
-        num_layers = facts.whole("block_count", high=MAX_LAYERS)
-        values["layer_types"] = ["full_attention"] * num_layers
+        values["layer_types"] = ["full_attention"] * num_layers(facts)
     return values
 
 
@@ -224,14 +254,13 @@ def _phi3(facts: Facts) -> Values:
 
 def _lfm2(facts: Facts) -> Values:
     heads = facts.values("attention.head_count_kv")
-    num_layers = facts.whole("block_count", high=MAX_LAYERS)
-    is_good = heads is not None and len(heads) == num_layers
+    count = num_layers(facts)
+    is_good = heads is not None and len(heads) == count
     if heads is None or not is_good or not all(type(each) is int and each >= 0 for each in heads):
-        raise facts.wrong("attention.head_count_kv", f"a number for each of {num_layers} layers")
+        raise facts.wrong("attention.head_count_kv", f"a number for each of {count} layers")
     kinds = ["full_attention" if each else "conv" for each in heads]
     first = kinds.index("conv") if "conv" in kinds else 0
     return {
-        "intermediate_size": facts.whole("feed_forward_length"),
         "block_auto_adjust_ff_dim": False,  # the stated size is the final one
         "num_key_value_heads": max(heads) or facts.whole("attention.head_count"),
         "layer_types": kinds,
@@ -260,6 +289,8 @@ OF_FAMILY: Mapping[str, Callable[[Facts], Values]] = MappingProxyType(
         "qwen2moe": _qwen2moe,
         "qwen3": _qwen3,
         "qwen3moe": _qwen3moe,
+        "qwen35": _qwen35,
+        "qwen35moe": _qwen35moe,
         "gemma": _gemma,
         "gemma2": _gemma2,
         "gemma3": _gemma3,

@@ -12,6 +12,8 @@ from .header import Header, Scalar, StoredTensor
 MAX_WHOLE = 2**31
 MIN_NUMBER, MAX_NUMBER = 1e-30, 1e30
 
+MAX_LAYERS = 10_000
+
 
 class Facts:
     """The metadata of one model. Keys are given without the architecture before them."""
@@ -93,3 +95,13 @@ class Facts:
 
     def _file(self) -> str:
         return self.header.paths[0].name
+
+
+def num_layers(facts: Facts) -> int:
+    """Returns the number of decoder layers, without those that predict further tokens. Raises
+    CheckpointError when it is missing or out of range."""
+    extra = facts.whole("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
+    found = facts.whole("block_count", high=MAX_LAYERS) - extra
+    if found < 1:
+        raise facts.wrong("nextn_predict_layers", "fewer than block_count")
+    return found

@@ -60,9 +60,15 @@ class Family:
     layer: names within a layer. outer: names outside the layers.
     permuted: tensors whose rows the converter reordered in each head, from the halves that
         transformers rotates to the pairs that llama.cpp rotates -> metadata key of their heads.
-    adds_one: whether 1 was added to the weights of norms.
+    whole: names within a layer that have no ".weight" or ".bias" in both.
+    adds_one: whether 1 was added to the weights of norms, but for `plain_norms`.
+    tiled: tensors whose value heads were reordered -> which rows they are: "values" (all), "heads"
+        (one row for each head), "after keys" (those after queries and keys).
+    tiled_columns: the tensor whose columns were.
+    logs: tensors that hold -exp(value).
     new_axes: tensors from which an axis of size 1 was removed -> the axis.
     has_experts: whether experts may be stacked.
+    has_extra_layers: whether layers that predict further tokens may follow.
     """
 
     model_type: str
@@ -76,11 +82,38 @@ class Family:
         }
     )
     permuted: Mapping[str, str] = field(default_factory=dict)
+    whole: Mapping[str, str] = field(default_factory=dict)
     adds_one: bool = False
+    plain_norms: tuple[str, ...] = ()
+    tiled: Mapping[str, str] = field(default_factory=dict)
+    tiled_columns: str = ""
+    logs: tuple[str, ...] = ()
     new_axes: Mapping[str, int] = field(default_factory=dict)
     has_experts: bool = False
+    has_extra_layers: bool = False
 
 
+GATED_DELTA = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+GATED_DELTA_WHOLE = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+TILED = {
+    "attn_qkv": "after keys",
+    "attn_gate": "values",
+    "ssm_alpha": "heads",
+    "ssm_beta": "heads",
+    "ssm_conv1d": "after keys",
+    "ssm_a": "heads",
+    "ssm_dt.bias": "heads",
+}
+HYBRID = {**ATTENTION, **HEAD_NORMS, **GATED_DELTA}
+HYBRID["post_attention_norm"] = "post_attention_layernorm"
 LFM2_LAYER = {
     "attn_norm": "operator_norm",
     "attn_q": "self_attn.q_proj",
@@ -122,6 +155,33 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             model="Qwen3MoeForCausalLM",
             layer={**SPARSE, **HEAD_NORMS},
             has_experts=True,
+        ),
+        "qwen35": Family(
+            model_type="qwen3_5_text",
+            model="Qwen3_5ForCausalLM",
+            layer={**HYBRID, **MLP},
+            whole=GATED_DELTA_WHOLE,
+            adds_one=True,
+            plain_norms=("ssm_norm",),
+            tiled=TILED,
+            tiled_columns="ssm_out",
+            logs=("ssm_a",),
+            new_axes={"ssm_conv1d": 1},
+            has_extra_layers=True,
+        ),
+        "qwen35moe": Family(
+            model_type="qwen3_5_moe_text",
+            model="Qwen3_5MoeForCausalLM",
+            layer={**HYBRID, "ffn_gate_inp": "mlp.gate", **SHARED_EXPERT},
+            whole=GATED_DELTA_WHOLE,
+            adds_one=True,
+            plain_norms=("ssm_norm",),
+            tiled=TILED,
+            tiled_columns="ssm_out",
+            logs=("ssm_a",),
+            new_axes={"ssm_conv1d": 1, "ffn_gate_inp_shexp": 0},
+            has_experts=True,
+            has_extra_layers=True,
         ),
         "gemma": Family(model_type="gemma", model="GemmaForCausalLM", adds_one=True),
         "gemma2": Family(

@@ -16,12 +16,13 @@ from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.weights.files import Entry
 from mmdeploy_llm.weights.quantized.reading import copy_rows
 
-from .facts import Facts
+from .facts import Facts, num_layers
 from .families import EXPERTS, NOT_WEIGHTS, Family, family_of
 from .header import Header, StoredTensor
+from .order import Order, halves_to_pairs, tiled_heads
 from .rows import TensorRows
 
-LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(.+)\.(weight|bias)")
+LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(.+)")
 OUTER_NAME = re.compile(r"([a-z_]+)\.(weight|bias)")
 MAX_ENTRIES = 500_000
 
@@ -32,15 +33,17 @@ class _Source:
 
     first_row: the first row of the entry in the stored tensor, all but its last axis as one.
     shape: of the entry.
-    num_heads: of a tensor whose rows were reordered within each head; None: they were not.
-    subtracts: what the converter added to every value.
+    rows, columns: their order, where the converter changed it.
+    subtracts: what the converter added to every value. is_log: it stored -exp(value).
     """
 
     tensor: StoredTensor
     first_row: int
     shape: tuple[int, ...]
-    num_heads: int | None = None
+    rows: Order | None = None
+    columns: Order | None = None
     subtracts: float = 0.0
+    is_log: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -94,27 +97,22 @@ class _Weight:
         source = self._source
         if len(source.tensor.shape) == 1:  # few values
             values = self._rows.read(source.tensor, 0, 1).view(source.shape)
-            values = values if source.num_heads is None else values[self._places(0, len(values))]
-            values = values[start:end]
-        elif source.num_heads is None:
+            places = torch.arange(start, end)
+            values = values[places if source.rows is None else source.rows.places(start, end)]
+        elif source.rows is None:
             first = source.first_row
             values = self._rows.read(source.tensor, first + start, first + end)
         else:
-            places = self._places(start, end)
+            places = source.rows.places(start, end)
             low, high = int(places.min()), int(places.max()) + 1
             values = self._rows.read(source.tensor, low, high)[places - low]
+        if source.columns is not None:
+            values = values[:, source.columns.places(0, values.shape[1])]
+        if source.is_log:
+            values = torch.log(-values.float()).to(values.dtype)
         if source.subtracts:
             values = (values.float() - source.subtracts).to(values.dtype)
         return values.view(end - start, *source.shape[1:])
-
-    def _places(self, start: int, end: int) -> Tensor:
-        """Returns where rows start .. end of the entry are stored. A head of 2 n rows is stored as
-        0, n, 1, n + 1, ..."""
-        assert self._source.num_heads is not None
-        size = self._source.shape[0] // self._source.num_heads
-        row = torch.arange(start, end)
-        head, within = row // size, row % size
-        return head * size + within % (size // 2) * 2 + within // (size // 2)
 
 
 def _sources(header: Header) -> Iterator[tuple[str, _Source]]:
@@ -123,7 +121,7 @@ def _sources(header: Header) -> Iterator[tuple[str, _Source]]:
     unknown: list[str] = []
     num_entries = 0
     for name, tensor in header.tensors.items():
-        if name in NOT_WEIGHTS:
+        if name in NOT_WEIGHTS or _is_extra(family, facts, name):
             continue
         found = dict(_entries(family, facts, name, tensor))
         if not found:
@@ -153,9 +151,13 @@ def _entries(
     layer = LAYER_NAME.fullmatch(name)
     if layer is None:
         return
-    number, leaf, suffix = layer.groups()
-    prefix = f"model.layers.{int(number)}"
-    if leaf in family.layer:
+    prefix = f"model.layers.{int(layer[1])}"
+    leaf, _, suffix = layer[2].rpartition(".")
+    if layer[2] in family.whole:
+        yield f"{prefix}.{family.whole[layer[2]]}", _source(family, facts, layer[2], tensor)
+    elif suffix not in ("weight", "bias"):
+        return
+    elif leaf in family.layer:
         yield f"{prefix}.{family.layer[leaf]}.{suffix}", _source(family, facts, leaf, tensor)
     elif family.has_experts and leaf in EXPERTS and suffix == "weight":
         num_experts, num_rows, size = facts.shape(name, 3)
@@ -172,16 +174,55 @@ def _source(family: Family, facts: Facts, leaf: str, tensor: StoredTensor) -> _S
     if leaf in family.new_axes and len(shape) < family.new_axes[leaf] + 2:
         axis = family.new_axes[leaf]
         shape = (*shape[:axis], 1, *shape[axis:])
-    num_heads = None
+    rows = columns = None
     if leaf in family.permuted:
-        heads = facts.whole("attention.head_count")
-        num_heads = facts.whole(family.permuted[leaf], heads)
-        if shape[0] % (2 * num_heads):
-            raise CheckpointError(
-                f"{tensor.name} of {facts.header.paths[0]} has {shape[0]} rows, which are not "
-                f"{num_heads} heads of an even size"
-            )
-    subtracts = 1.0 if family.adds_one and leaf.endswith("norm") else 0.0
+        rows = _halves(facts, tensor, family.permuted[leaf])
+    elif leaf in family.tiled or leaf == family.tiled_columns:
+        heads = _tiled(facts, tensor, family.tiled.get(leaf))
+        rows, columns = (None, heads) if leaf == family.tiled_columns else (heads, None)
+    is_shifted = family.adds_one and leaf.endswith("norm") and leaf not in family.plain_norms
     return _Source(
-        tensor=tensor, first_row=0, shape=shape, num_heads=num_heads, subtracts=subtracts
+        tensor=tensor,
+        first_row=0,
+        shape=shape,
+        rows=rows,
+        columns=columns,
+        subtracts=1.0 if is_shifted else 0.0,
+        is_log=leaf in family.logs,
     )
+
+
+def _halves(facts: Facts, tensor: StoredTensor, key: str) -> Order:
+    heads = facts.whole(key, facts.whole("attention.head_count"))
+    num_rows = tensor.shape[0]
+    if num_rows % (2 * heads):
+        raise CheckpointError(
+            f"{tensor.name} of {facts.header.paths[0]} has {num_rows} rows, which are not {heads} "
+            "heads of an even size"
+        )
+    return halves_to_pairs(num_rows, heads)
+
+
+def _tiled(facts: Facts, tensor: StoredTensor, kind: str | None) -> Order:
+    """Returns the order of the value heads in a tensor of Qwen3.5. kind: see Family.tiled; None:
+    columns of values. Raises CheckpointError where the sizes do not fit."""
+    num_keys = facts.whole("ssm.group_count")
+    num_values = facts.whole("ssm.time_step_rank")
+    size = facts.whole("ssm.inner_size") // num_values
+    length = tensor.shape[-1] if kind is None else tensor.shape[0]
+    offset = 2 * num_keys * facts.whole("ssm.state_size") if kind == "after keys" else 0
+    size = 1 if kind == "heads" else size
+    if size < 1 or num_values % num_keys or length != offset + num_values * size:
+        raise CheckpointError(
+            f"{tensor.name} of {facts.header.paths[0]} has the shape {list(tensor.shape)}, which "
+            f"does not fit {num_values} value heads of {num_keys} key heads"
+        )
+    return tiled_heads(num_keys, num_values, size, offset)
+
+
+def _is_extra(family: Family, facts: Facts, name: str) -> bool:
+    """Whether a tensor belongs to a layer that predicts further tokens, which is not used."""
+    layer = LAYER_NAME.fullmatch(name)
+    if not family.has_extra_layers or layer is None:
+        return False
+    return int(layer[1]) >= num_layers(facts)
