@@ -28,6 +28,7 @@ ARCHITECTURES = {  # family of tiny checkpoints -> general.architecture
     "granite": "granite",
     "lfm2": "lfm2",
     "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe",
     "glm4": "glm4",
     "phi3": "phi3",
 }
@@ -70,6 +71,7 @@ def converted(tensors, arch, config):
     for key, tensor in stacked(tensors).items():
         if arch.startswith("qwen35"):
             key, tensor = hybrid(key, tensor, config)
+        key = key.replace("e_score_correction_bias", "e_score_correction.bias")
         if key == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
@@ -210,6 +212,15 @@ def _qwen35moe(writer, config):
     _moe(writer, config)
 
 
+def _ernie_moe(writer, config):
+    writer.add_expert_count(config["moe_num_experts"])
+    writer.add_expert_used_count(config["moe_k"])
+    writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+    writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["moe_num_shared_experts"])
+
+
 def _gemma2(writer, config):
     writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     writer.add_final_logit_softcapping(config["final_logit_softcapping"])
@@ -259,6 +270,7 @@ def _phi3(writer, config):
 OWN = {
     "qwen2moe": _moe,
     "qwen3moe": _moe,
+    "ernie4_5-moe": _ernie_moe,
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "gemma2": _gemma2,

@@ -69,6 +69,11 @@ CASES = {
     "granite": ("granite", {}),
     "lfm2": ("lfm2", {}),
     "ernie4.5": ("ernie4_5", {}),
+    "ernie4.5 moe": ("ernie4_5_moe", {}),
+    "ernie4.5 moe interval": (
+        "ernie4_5_moe",
+        {"seed": 2, "moe_num_shared_experts": 0, "moe_layer_interval": 2, "num_hidden_layers": 4},
+    ),
     "glm4": ("glm4", {}),
     "phi3": ("phi3", {}),
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from .facts import Facts, num_layers
+from .facts import MAX_LAYERS, Facts, num_layers
 from .families import Family, family_of
 from .header import Header, Scalar
 from .rope import MAX_HEAD_DIM, factors_of, rope_parameters
@@ -278,6 +278,20 @@ def _ernie(facts: Facts) -> Values:
     return {"use_bias": _has_biases(facts, "attn_q")}
 
 
+def _ernie_moe(facts: Facts) -> Values:
+    first = facts.whole("leading_dense_block_count", 0, low=0, high=MAX_LAYERS)
+    period = facts.whole("interleave_moe_layer_step", 1, high=MAX_LAYERS)
+    sparse = next(i for i in range(first, first + period) if (i + 1) % period == 0)
+    return _ernie(facts) | {
+        "moe_num_experts": facts.whole("expert_count"),
+        "moe_k": facts.whole("expert_used_count"),
+        "moe_intermediate_size": facts.shape(f"blk.{sparse}.ffn_down_exps.weight", 3)[2],
+        "moe_num_shared_experts": facts.whole("expert_shared_count", 0, low=0),
+        "moe_layer_start_index": first,
+        "moe_layer_interval": period,
+    }
+
+
 def _glm4(facts: Facts) -> Values:
     return {"attention_bias": _has_biases(facts, "attn_q")}
 
@@ -298,6 +312,7 @@ OF_FAMILY: Mapping[str, Callable[[Facts], Values]] = MappingProxyType(
         "phi3": _phi3,
         "lfm2": _lfm2,
         "ernie4_5": _ernie,
+        "ernie4_5-moe": _ernie_moe,
         "glm4": _glm4,
     }
 )

@@ -216,6 +216,20 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             new_axes={"shortconv.conv": 1},
         ),
         "ernie4_5": Family(model_type="ernie4_5", model="Ernie4_5ForCausalLM"),
+        "ernie4_5-moe": Family(
+            model_type="ernie4_5_moe",
+            model="Ernie4_5_MoeForCausalLM",
+            layer={
+                **DENSE,
+                "ffn_gate_inp": "mlp.gate",
+                "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+                "ffn_up_shexp": "mlp.shared_experts.up_proj",
+                "ffn_down_shexp": "mlp.shared_experts.down_proj",
+            },
+            whole={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+            new_axes={"exp_probs_b.bias": 0},
+            has_experts=True,
+        ),
         "glm4": Family(
             model_type="glm4",
             model="Glm4ForCausalLM",
