@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -76,6 +77,11 @@ CASES = {
     ),
     "glm4": ("glm4", {}),
     "phi3": ("phi3", {}),
+}
+NOT_STATED_BY = {  # what has no effect
+    "mistral": {"architectures", "model_type", "attention_bias", "mlp_bias", "pretraining_tp"},
+    "gemma": {"hidden_activation"},
+    "lfm2": {"intermediate_size", "block_auto_adjust_ff_dim", "block_multiple_of"},
 }
 # GGUF has no dense layers among those with experts.
 SPARSE = {"qwen2_moe": {"mlp_only_layers": []}, "qwen3_moe": {"decoder_sparse_step": 1}}
@@ -353,3 +359,54 @@ def test_safetensors_files_when_they_are_asked_for(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"no \*.safetensors file"):
         generated(path, load_format="safetensors")
+
+
+@pytest.mark.parametrize(("family", "options"), CASES.values(), ids=CASES)
+def test_the_config_of_a_file_is_the_models(tmp_path, family, options):
+    """To the last digit."""
+    source, place = tmp_path / "source", tmp_path / "place"
+    write_model(family, source, **options)
+    place.mkdir()
+    write_gguf(source, place / "tiny.gguf", family)
+    found, wanted = (read_checkpoint(folder).config.to_dict() for folder in (place, source))
+    if wanted.get("head_dim") is None:
+        wanted["head_dim"] = found.get("head_dim")
+    differing = {key for key in {*found, *wanted} if found.get(key) != wanted.get(key)}
+    assert differing <= {"_name_or_path"} | NOT_STATED_BY.get(family, set())
+
+
+def test_long_rope_of_phi3(tmp_path):
+    factors = {"long_factor": [1.5] * 4 + [8.0] * 4, "short_factor": [1.0] * 8}
+    write_model("phi3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["original_max_position_embeddings"] = 512
+    config["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 512,
+        **factors,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_gguf(tmp_path, tmp_path / "tiny.gguf", "phi3")
+    wanted = read_checkpoint(tmp_path).config.rope_parameters
+    (tmp_path / "config.json").unlink()
+    found = read_checkpoint(tmp_path / "tiny.gguf").config.rope_parameters
+    assert {name: found[name] for name in factors} == factors
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    "names", [("tokenizer.json", "tokenizer_config.json"), ("tokenizer.json",)]
+)
+def test_a_tokenizer_beside_a_file(tmp_path, names):
+    """There is no config.json."""
+    source, place = tmp_path / "source", tmp_path / "place"
+    write_model("qwen3", source)
+    place.mkdir()
+    for name in names:
+        shutil.copy(source / name, place / name)
+    path = write_gguf(source, place / "tiny.gguf", "qwen3", tokenizer=False)
+    text = "The quick brown <think>"
+    with LLM(model=str(path), quiet=True, max_model_len=64) as llm:
+        ids = llm.generate([text], PARAMS)[0].prompt_token_ids
+    assert ids == make_tokenizer("qwen3")(text)["input_ids"]

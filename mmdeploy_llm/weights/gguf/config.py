@@ -46,7 +46,6 @@ def _shared(facts: Facts, family: Family) -> Values:
         "num_hidden_layers": num_layers(facts),
         "num_attention_heads": num_heads,
         "max_position_embeddings": facts.whole("context_length"),
-        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "vocab_size": facts.shape("token_embd.weight", 2)[0],
         "tie_word_embeddings": "output.weight" not in facts.tensors,
         "dtype": _dtype(facts),
@@ -55,6 +54,7 @@ def _shared(facts: Facts, family: Family) -> Values:
         "eos_token_id": _ends(facts),
     }
     if facts.header.architecture != "lfm2":
+        values["rms_norm_eps"] = facts.number("attention.layer_norm_rms_epsilon")
         values["num_key_value_heads"] = facts.whole("attention.head_count_kv", num_heads)
         values["head_dim"] = head_dim = _head_dim(facts, num_heads, hidden_size)
         values["rope_parameters"] = rope_parameters(facts, head_dim)
@@ -75,9 +75,10 @@ def _head_dim(facts: Facts, num_heads: int, hidden_size: int) -> int:
     return max(1, hidden_size // num_heads)
 
 
-def _ends(facts: Facts) -> list[int] | None:
+def _ends(facts: Facts) -> list[int] | int | None:
     found = [facts.token(key) for key in END_KEYS]
-    return list(dict.fromkeys(token for token in found if token is not None)) or None
+    ids = list(dict.fromkeys(token for token in found if token is not None))
+    return ids if len(ids) > 1 else next(iter(ids), None)
 
 
 def _dtype(facts: Facts) -> str:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
+import numpy as np
+
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks.model_folder import check_regular, shown
 
@@ -34,8 +36,7 @@ MAX_AXIS = 2**40
 MAX_ALIGNMENT = 2**20
 DEFAULT_ALIGNMENT = 32
 
-STRING, ARRAY = 8, 9
-BOOL = 7
+FLOAT32, BOOL, STRING, ARRAY = 6, 7, 8, 9
 SCALARS: Mapping[int, str] = {  # number of a type -> format of the module struct
     0: "B",
     1: "b",
@@ -43,7 +44,7 @@ SCALARS: Mapping[int, str] = {  # number of a type -> format of the module struc
     3: "h",
     4: "I",
     5: "i",
-    6: "f",
+    FLOAT32: "f",
     BOOL: "B",
     10: "Q",
     11: "q",
@@ -213,6 +214,8 @@ class _Reader:
         found: int | float = self.number(SCALARS[kind], shown(key))
         if not math.isfinite(found):
             raise _wrong(self.path, f"has {found} in {shown(key)}; allowed: finite numbers")
+        if kind == FLOAT32:  # the converter rounded 1e-6, not 9.99999997e-7
+            return float(str(np.float32(found)))
         return bool(found) if kind == BOOL else found
 
 
