@@ -24,11 +24,12 @@ class EngineConfig(FrozenParams):
     """
 
     model: str = Field(
-        description="a local folder, a model's id on the Hugging Face hub, or the name of a "
-        "bundled model"
+        description="a local folder or GGUF file, a model's id on the Hugging Face hub, or the "
+        "name of a bundled model"
     )
     tokenizer: str | None = Field(
-        default=None, description="folder or hub id of another tokenizer; None: the model's own"
+        default=None,
+        description="folder, GGUF file or hub id of another tokenizer; None: the model's own",
     )
     revision: str | None = Field(
         default=None, description="branch, tag or commit on the hub; None: its main branch"
@@ -319,8 +320,9 @@ class EngineConfig(FrozenParams):
     )
     load_format: Literal["auto", "safetensors", "dummy"] = Field(
         default="auto",
-        description="auto and safetensors read the checkpoint's safetensors files; dummy fills the "
-        "weights with random numbers, for measurements of speed",
+        description="auto reads the checkpoint's safetensors files, or the GGUF file that is named "
+        "or alone in the folder; safetensors only the former; dummy fills the weights with random "
+        "numbers, for measurements of speed",
     )
     quiet: bool = Field(
         default=False,

@@ -80,6 +80,8 @@ QUICK = {
     "testing/test_kit.py": "!fifteen_lines|without_pytest|report_of_a_failure",
     "testing/test_model_checks.py": "!a_broken_model.*checks[1-9]|models_they_are",
     "testing/test_plugin_checks.py": "!a_broken_plugin.*checks([2-9]|1[0-4])",
+    "weights/test_gguf_hostile.py": "!damaged.*(gemma|qwen|lfm)",
+    "weights/test_gguf_models.py": r"alone\[(llama|gemma3|qwen3\.5)\]|\[Q8_0\]|split|command|piece",
     "weights/test_load.py": "!no_second_copy",
 }
 # Files whose tests run or compile Triton kernels without the fixture `triton_device`.

@@ -52,6 +52,12 @@ OPTIONAL = (
         install='pip install "mmdeploy-llm[guided]"',
     ),
     Optional(
+        module="gguf",
+        package="gguf",
+        use="GGUF files",
+        install='pip install "mmdeploy-llm[gguf]"',
+    ),
+    Optional(
         module="pyarrow",
         package="pyarrow",
         use="batches from Parquet and Arrow files, and to Parquet files",

@@ -113,6 +113,7 @@ class Checkpoint:
     preprocessor: options of the image processor.
     video_preprocessor: options of the video processor.
     generation: generation_config.json.
+    gguf_files: the GGUF files that hold the weights; (): safetensors files of the folder do.
     """
 
     folder: Path
@@ -120,6 +121,7 @@ class Checkpoint:
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
     video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
+    gguf_files: tuple[Path, ...] = ()
 
     @property
     def architecture(self) -> str:

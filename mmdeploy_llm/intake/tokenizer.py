@@ -11,30 +11,43 @@ from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.hooks.model_folder import library_error, shown
 
 from .checkpoint import check_files
+from .checkpoint.gguf import has_tokenizer, tokenizer_file, without_additions
 from .text_facts import text_config
 from .unicode_text import check_unicode
 
 RUST_PANIC = "PanicException"  # of pyo3: no Exception, and not importable
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path, gguf_file: Path | None = None) -> Any:
     """Loads transformers' tokenizer from a model folder, without running code of the checkpoint.
 
-    Raises CheckpointError when the folder has none that can be loaded.
+    gguf_file: holds the tokenizer when the folder has no files of one.
+    Raises CheckpointError when there is none that can be loaded.
     """
+    if gguf_file is not None and not has_tokenizer(folder):
+        with tokenizer_file(gguf_file) as alone:
+            return without_additions(_load(alone, gguf_file.name))
     check_files(folder)
-    from transformers import AutoTokenizer
+    return _load(folder)
 
+
+def _load(folder: Path, gguf_file: str | None = None) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    # The Auto class would also make a config of the GGUF file, of which it knows fewer families.
+    loader = AutoTokenizer if gguf_file is None else PreTrainedTokenizerFast
+    options = {} if gguf_file is None else {"gguf_file": gguf_file}
     try:
-        loaded = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
+        loaded = loader.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True, **options
         )
         loaded("")  # some faults of tokenizer.json show only when it is used
     except BaseException as error:  # tokenizers raises bare Exception, and Rust panics
         if not isinstance(error, Exception) and type(error).__name__ != RUST_PANIC:
             raise
         raise CheckpointError(
-            f"the tokenizer in {str(folder)!r} cannot be loaded: {library_error(error)}\n"
+            f"the tokenizer in {gguf_file or str(folder)!r} cannot be loaded: "
+            f"{library_error(error)}\n"
             "The folder needs tokenizer.json, or give tokenizer='another folder'"
         ) from error
     return loaded

@@ -125,10 +125,13 @@ def _read(config: EngineConfig, patterns: tuple[str, ...]) -> ModelFiles:
 
 def _tokenizer(config: EngineConfig, checkpoint: Checkpoint) -> PromptTokenizer:
     if config.tokenizer is None:
-        return PromptTokenizer(load_tokenizer(checkpoint.folder))
+        file = next(iter(checkpoint.gguf_files), None)
+        return PromptTokenizer(load_tokenizer(checkpoint.folder, file))
     with naming(config.tokenizer, kind="tokenizer"):
-        folder = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
-        return PromptTokenizer(load_tokenizer(folder))
+        place = resolve_model(config.tokenizer, config.revision, TOKENIZER_FILES)
+        if place.is_dir():
+            return PromptTokenizer(load_tokenizer(place))
+        return PromptTokenizer(load_tokenizer(place.parent, place))
 
 
 def _reasoning_parser(

@@ -35,6 +35,7 @@ from mmdeploy_llm.parallel import Share
 from .bounds import bounded_building
 from .files import LOADABLE, SafetensorsFile, TensorFile
 from .find import find_weights
+from .gguf import GGUFFile, read_headers
 from .kept import CanKeep, hold, kept_reads
 from .map import Target
 from .quantized import readable_files
@@ -67,7 +68,8 @@ def build_model(
 
     Parameters get `dtype`, except that those named in a module's attribute `fp32_parameters` are
     float32. A module with non-persistent buffers computes them in `init_buffers(device)`.
-    load_format: "auto" is "safetensors"; "dummy" reads no file and fills small random values,
+    load_format: "auto" reads the GGUF files that the checkpoint names, else safetensors files;
+        "safetensors" only these; "dummy" reads no file and fills small random values,
         always the same.
     split: under tensor parallelism, reduces the model to this rank's shard; only the shard is read.
     memory: allocator for weights on the CPU; None allocates with torch on `device`.
@@ -87,9 +89,7 @@ def build_model(
     with ExitStack() as stack:
         reads: list[Read] = []
         if load_format != "dummy":
-            paths = find_weights(checkpoint.folder)
-            files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
-            reads = _plan(model, readable_files(files, checkpoint.config), whole)
+            reads = _plan(model, _open(checkpoint, load_format, stack), whole)
         kept = {} if can_keep is None or split is not None else kept_reads(model, reads, can_keep)
         shares = split(model) if split is not None else {}
         empty = partial(torch.empty, device=device) if memory is None else memory.empty
@@ -101,6 +101,17 @@ def build_model(
             _hold(model, kept, memory)
     _init_buffers(model, device)
     return model.eval()
+
+
+def _open(
+    checkpoint: Checkpoint, load_format: LoadFormat, stack: ExitStack
+) -> Sequence[TensorFile]:
+    """Returns the files of a checkpoint, ready to be read. stack: closes them."""
+    if checkpoint.gguf_files and load_format != "safetensors":
+        return [stack.enter_context(GGUFFile(read_headers(checkpoint.gguf_files)))]
+    paths = find_weights(checkpoint.folder)
+    files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
+    return readable_files(files, checkpoint.config)
 
 
 def _plan(

@@ -355,3 +355,15 @@ def test_a_run_killed_while_it_does_changed_items_again(do, out, in_child):
     assert [prompt["prompt"] for prompt in prompts] == ["E", "F"]
     assert (summary.num_records, summary.num_before) == (6, 4)
     assert len(out.read_bytes().splitlines()) == 6
+
+
+def test_the_digest_of_a_gguf_model(tmp_path):
+    """Another model in the same folder does not matter."""
+    (tmp_path / "a.gguf").write_bytes(bytes(100))
+    before = model_digest(tmp_path / "a.gguf")
+    assert before == model_digest(tmp_path)
+    (tmp_path / "b.gguf").write_bytes(bytes(100))
+    assert model_digest(tmp_path / "a.gguf") == before
+    assert model_digest(tmp_path / "b.gguf") != before
+    (tmp_path / "a.gguf").write_bytes(bytes(99) + b"x")
+    assert model_digest(tmp_path / "a.gguf") != before

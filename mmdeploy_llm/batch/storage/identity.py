@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf
+
 DIGEST_BYTES = 8
 NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights
 MAX_WHOLE_BYTES = 64 * 2**20  # other files up to this size are read whole
-MODEL_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".ttf", ".safetensors"))
+WEIGHTS = (".safetensors", GGUF_SUFFIX)
+MODEL_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".ttf", *WEIGHTS))
 
 
 class _Hasher(Protocol):
@@ -94,11 +97,19 @@ def file_paths(url: str) -> Sequence[str]:
         return ()
 
 
-def model_digest(folder: Path) -> str:
-    """Returns a digest of the files of a model: names, sizes and contents; of weights a sample of
-    NUM_SAMPLES pieces for each file, which differ after another training."""
+def model_digest(place: Path) -> str:
+    """Returns a digest of the files of a model, which is a folder or a GGUF file in one: names,
+    sizes and contents; of weights a sample of NUM_SAMPLES pieces for each file, which differ after
+    another training. Raises CheckpointError for a folder with several GGUF models."""
     hasher = blake2b(digest_size=DIGEST_BYTES)
-    names = sorted(name for name in os.listdir(folder) if Path(name).suffix in MODEL_SUFFIXES)
+    folder = place if place.is_dir() else place.parent
+    others = {path.name for path in folder.glob(f"*{GGUF_SUFFIX}")}
+    others -= {path.name for path in find_gguf(place)}
+    names = sorted(
+        name
+        for name in os.listdir(folder)
+        if Path(name).suffix in MODEL_SUFFIXES and name not in others
+    )
     for name in names:
         # Links are followed: the cache of the hub consists of links. A file that cannot be read is
         # none of the model's.
@@ -116,7 +127,7 @@ def _feed_file(hasher: _Hasher, path: Path) -> None:
             return
         size = status.st_size
         _feed(hasher, (path.name, size))
-        is_whole = size <= MAX_WHOLE_BYTES and path.suffix != ".safetensors"
+        is_whole = size <= MAX_WHOLE_BYTES and path.suffix not in WEIGHTS
         if is_whole or size <= NUM_SAMPLES * SAMPLE_BYTES:
             hasher.update(os.pread(fd, size, 0))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,9 @@ from pydantic import BaseModel
 from mmdeploy_llm.errors import CheckpointError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.hooks.model_folder import check_folder, library_error, read_object, validated
+from mmdeploy_llm.weights.gguf import GGUF_SUFFIX, find_gguf
 
+from .gguf import config_of
 from .schema import (
     ChatTemplateFile,
     GenerationFile,
@@ -49,8 +52,8 @@ def bundled_models() -> dict[str, Path]:
 def resolve_model(
     name: str, revision: str | None = None, patterns: tuple[str, ...] = MODEL_FILES
 ) -> Path:
-    """Returns the folder of a model: a local folder, a bundled model's name, or a hub id, in this
-    order.
+    """Returns the place of a model: a local folder or GGUF file, or the folder of a bundled model's
+    name or of a hub id, in this order.
 
     Only files of a hub repository that match `patterns` are fetched. Raises CheckpointError when
     there is no such model, or when the hub cannot be reached and its cache does not have it.
@@ -60,7 +63,7 @@ def resolve_model(
         folder = Path(name).expanduser()
         if name in bundled and not (folder / "config.json").is_file():
             return bundled[name]
-        if folder.is_dir():
+        if folder.is_dir() or (folder.suffix == GGUF_SUFFIX and folder.is_file()):
             return folder
     except (OSError, RuntimeError) as error:  # a name that is too long, ~ of an unknown user
         reason = getattr(error, "strerror", None) or error
@@ -72,28 +75,31 @@ def resolve_model(
     return _from_hub(name, revision, patterns)
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Reads the JSON files of a model folder, without running code of the checkpoint.
+def read_checkpoint(place: Path) -> Checkpoint:
+    """Reads the JSON files of a model, without running code of the checkpoint.
 
-    Raises CheckpointError for a folder without config.json, a malformed file, a value out of range,
-    and an architecture that transformers does not know.
+    place: its folder, or its GGUF file; where there is no config.json, the config is made of the
+    file's metadata.
+
+    Raises CheckpointError for a folder with neither, a malformed file, a value out of range, and an
+    architecture that transformers does not know, ModelNotSupportedError for an architecture of GGUF
+    that is not known.
     """
-    check_files(folder)
-    config = read_object(folder / "config.json")
-    if not config and not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"the folder {str(folder)!r} has no config.json; give the folder of a model in "
-            "transformers' format"
-        )
-    check_config(config, "config.json")
+    folder = place if place.is_dir() else place.parent
+    gguf_files = find_gguf(place)
+    if gguf_files and not os.path.lexists(folder / "config.json"):
+        config = config_of(gguf_files)
+    else:
+        config = _read_config(folder)
     return Checkpoint(
         folder=folder,
-        config=_config(folder),
+        config=config,
         preprocessor=_preprocessor(folder, "image_processor", "preprocessor_config.json"),
         video_preprocessor=_preprocessor(
             folder, "video_processor", "video_preprocessor_config.json"
         ),
         generation=read_json(folder / "generation_config.json"),
+        gguf_files=gguf_files,
     )
 
 
@@ -118,6 +124,18 @@ def read_json(path: Path) -> Mapping[str, Any]:
             if isinstance(inner, dict):
                 validated(schema, path.name, inner, f"{name}.")
     return values
+
+
+def _read_config(folder: Path) -> Any:
+    check_files(folder)
+    config = read_object(folder / "config.json")
+    if not config and not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"the folder {str(folder)!r} has no config.json and no GGUF file; give the folder of a "
+            "model in transformers' format, or a GGUF file"
+        )
+    check_config(config, "config.json")
+    return _config(folder)
 
 
 def _config(folder: Path) -> Any:

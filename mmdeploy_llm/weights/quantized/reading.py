@@ -117,10 +117,10 @@ class QuantizedFile:
         row_size = math.prod(layer.shape[1:])
         first, rest = divmod(first_value, row_size)
         assert rest == 0, "a quantised weight is read by whole rows"
-        _copy_rows(self._decoded(layer), layer.shape, first, out, transpose=transpose)
+        copy_rows(self._decoded(layer), layer.shape, first, out, transpose=transpose)
 
 
-def _copy_rows(
+def copy_rows(
     weight: WeightRows, shape: Sequence[int], first: int, out: Tensor, *, transpose: bool
 ) -> None:
     """Dequantises the rows from `first` on that fill `out`, a bounded number at a time."""

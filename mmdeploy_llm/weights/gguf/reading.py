@@ -1,0 +1,228 @@
+"""Shows the tensors of GGUF files as the entries of a checkpoint: under the names of transformers'
+models, dequantised, without the converter's changes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.weights.files import Entry
+from mmdeploy_llm.weights.quantized.reading import copy_rows
+
+from .facts import Facts, num_layers
+from .families import EXPERTS, NOT_WEIGHTS, Family, family_of
+from .header import Header, StoredTensor
+from .order import Order, halves_to_pairs, tiled_heads
+from .rows import TensorRows
+
+LAYER_NAME = re.compile(r"blk\.(\d{1,5})\.(.+)")
+OUTER_NAME = re.compile(r"([a-z_]+)\.(weight|bias)")
+MAX_ENTRIES = 500_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Tells where the values of an entry come from.
+
+    first_row: the first row of the entry in the stored tensor, all but its last axis as one.
+    shape: of the entry.
+    rows, columns: their order, where the converter changed it.
+    subtracts: what the converter added to every value. is_log: it stored -exp(value).
+    """
+
+    tensor: StoredTensor
+    first_row: int
+    shape: tuple[int, ...]
+    rows: Order | None = None
+    columns: Order | None = None
+    subtracts: float = 0.0
+    is_log: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.type.dtype or torch.float32
+
+
+class GGUFFile:
+    """The weights in the GGUF files of one model, used as a context manager; see TensorFile."""
+
+    def __init__(self, header: Header) -> None:
+        """Raises ModelNotSupportedError for an unknown architecture, CheckpointError for a tensor
+        that this architecture does not have."""
+        self.path = header.paths[0]
+        self._sources = dict(_sources(header))
+        self.entries = {
+            key: Entry(dtype=source.dtype, shape=source.shape, offset=0)
+            for key, source in self._sources.items()
+        }
+        self._rows = TensorRows(header.paths)
+
+    def __enter__(self) -> GGUFFile:
+        self._rows.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._rows.__exit__(kind, error, trace)
+
+    def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
+        """See TensorFile. first_value: the first one of a row."""
+        source = self._sources[key]
+        first, rest = divmod(first_value, math.prod(source.shape[1:]))
+        assert rest == 0, "a tensor is read by whole rows"
+        weight = _Weight(source, self._rows)
+        copy_rows(weight, source.shape, first, out, transpose=transpose)
+
+
+class _Weight:
+    """The rows of one entry; see WeightRows."""
+
+    def __init__(self, source: _Source, rows: TensorRows) -> None:
+        self._source = source
+        self._rows = rows
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """Returns rows start .. end (first axis) of the entry."""
+        source = self._source
+        if len(source.tensor.shape) == 1:  # few values
+            values = self._rows.read(source.tensor, 0, 1).view(source.shape)
+            places = torch.arange(start, end)
+            values = values[places if source.rows is None else source.rows.places(start, end)]
+        elif source.rows is None:
+            first = source.first_row
+            values = self._rows.read(source.tensor, first + start, first + end)
+        else:
+            places = source.rows.places(start, end)
+            low, high = int(places.min()), int(places.max()) + 1
+            values = self._rows.read(source.tensor, low, high)[places - low]
+        if source.columns is not None:
+            values = values[:, source.columns.places(0, values.shape[1])]
+        if source.is_log:
+            values = torch.log(-values.float()).to(values.dtype)
+        if source.subtracts:
+            values = (values.float() - source.subtracts).to(values.dtype)
+        return values.view(end - start, *source.shape[1:])
+
+
+def _sources(header: Header) -> Iterator[tuple[str, _Source]]:
+    """Yields key and source of every entry."""
+    family, facts = family_of(header.architecture), Facts(header)
+    unknown: list[str] = []
+    num_entries = 0
+    for name, tensor in header.tensors.items():
+        if name in NOT_WEIGHTS or _is_extra(family, facts, name):
+            continue
+        found = dict(_entries(family, facts, name, tensor))
+        if not found:
+            unknown.append(name)
+        num_entries += len(found)
+        if num_entries > MAX_ENTRIES:
+            raise CheckpointError(
+                f"{header.paths[0]} holds more than {MAX_ENTRIES} weights; allowed: {MAX_ENTRIES}"
+            )
+        yield from found.items()
+    if unknown:
+        raise CheckpointError(
+            f"{header.paths[0]} holds {len(unknown)} tensors that models of its architecture "
+            f"({header.architecture}) do not have here: {', '.join(map(ascii, unknown[:10]))}. "
+            "Use the model's safetensors files"
+        )
+
+
+def _entries(
+    family: Family, facts: Facts, name: str, tensor: StoredTensor
+) -> Iterator[tuple[str, _Source]]:
+    """Yields the entries that one stored tensor holds; none for a name that is not known."""
+    outer = OUTER_NAME.fullmatch(name)
+    if outer is not None and outer[1] in family.outer:
+        key = f"{family.outer[outer[1]]}.{outer[2]}"
+        yield key, _source(family, facts, outer[1], tensor)
+    layer = LAYER_NAME.fullmatch(name)
+    if layer is None:
+        return
+    prefix = f"model.layers.{int(layer[1])}"
+    leaf, _, suffix = layer[2].rpartition(".")
+    if layer[2] in family.whole:
+        yield f"{prefix}.{family.whole[layer[2]]}", _source(family, facts, layer[2], tensor)
+    elif suffix not in ("weight", "bias"):
+        return
+    elif leaf in family.layer:
+        yield f"{prefix}.{family.layer[leaf]}.{suffix}", _source(family, facts, leaf, tensor)
+    elif family.has_experts and leaf in EXPERTS and suffix == "weight":
+        num_experts, num_rows, size = facts.shape(name, 3)
+        if num_experts > MAX_ENTRIES:
+            raise CheckpointError(f"{name} of {facts.header.paths[0]} holds {num_experts} experts")
+        for expert in range(num_experts):
+            key = f"{prefix}.mlp.experts.{expert}.{EXPERTS[leaf]}.weight"
+            shape = (num_rows, size)
+            yield key, _Source(tensor=tensor, first_row=expert * num_rows, shape=shape)
+
+
+def _source(family: Family, facts: Facts, leaf: str, tensor: StoredTensor) -> _Source:
+    shape = tensor.shape
+    if leaf in family.new_axes and len(shape) < family.new_axes[leaf] + 2:
+        axis = family.new_axes[leaf]
+        shape = (*shape[:axis], 1, *shape[axis:])
+    rows = columns = None
+    if leaf in family.permuted:
+        rows = _halves(facts, tensor, family.permuted[leaf])
+    elif leaf in family.tiled or leaf == family.tiled_columns:
+        heads = _tiled(facts, tensor, family.tiled.get(leaf))
+        rows, columns = (None, heads) if leaf == family.tiled_columns else (heads, None)
+    is_shifted = family.adds_one and leaf.endswith("norm") and leaf not in family.plain_norms
+    return _Source(
+        tensor=tensor,
+        first_row=0,
+        shape=shape,
+        rows=rows,
+        columns=columns,
+        subtracts=1.0 if is_shifted else 0.0,
+        is_log=leaf in family.logs,
+    )
+
+
+def _halves(facts: Facts, tensor: StoredTensor, key: str) -> Order:
+    heads = facts.whole(key, facts.whole("attention.head_count"))
+    num_rows = tensor.shape[0]
+    if num_rows % (2 * heads):
+        raise CheckpointError(
+            f"{tensor.name} of {facts.header.paths[0]} has {num_rows} rows, which are not {heads} "
+            "heads of an even size"
+        )
+    return halves_to_pairs(num_rows, heads)
+
+
+def _tiled(facts: Facts, tensor: StoredTensor, kind: str | None) -> Order:
+    """Returns the order of the value heads in a tensor of Qwen3.5. kind: see Family.tiled; None:
+    columns of values. Raises CheckpointError where the sizes do not fit."""
+    num_keys = facts.whole("ssm.group_count")
+    num_values = facts.whole("ssm.time_step_rank")
+    size = facts.whole("ssm.inner_size") // num_values
+    length = tensor.shape[-1] if kind is None else tensor.shape[0]
+    offset = 2 * num_keys * facts.whole("ssm.state_size") if kind == "after keys" else 0
+    size = 1 if kind == "heads" else size
+    if size < 1 or num_values % num_keys or length != offset + num_values * size:
+        raise CheckpointError(
+            f"{tensor.name} of {facts.header.paths[0]} has the shape {list(tensor.shape)}, which "
+            f"does not fit {num_values} value heads of {num_keys} key heads"
+        )
+    return tiled_heads(num_keys, num_values, size, offset)
+
+
+def _is_extra(family: Family, facts: Facts, name: str) -> bool:
+    """Whether a tensor belongs to a layer that predicts further tokens, which is not used."""
+    layer = LAYER_NAME.fullmatch(name)
+    if not family.has_extra_layers or layer is None:
+        return False
+    return int(layer[1]) >= num_layers(facts)
