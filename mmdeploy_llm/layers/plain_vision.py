@@ -131,7 +131,8 @@ class PlainVisionEncoder(nn.Module):
         flat = x.flatten(0, 1)
         for block in self.blocks:
             flat = block(flat, segments)
-        return flat.view(x.shape)[:, first:].flatten(0, 1)
+        out: Tensor = flat.view(x.shape)[:, first:].flatten(0, 1)
+        return out
 
 
 def in_blocks(rows: Tensor, side: int, merge: int) -> Tensor:

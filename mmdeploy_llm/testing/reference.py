@@ -140,4 +140,4 @@ def patch_size(config: Any) -> int:
 def merge_size(config: Any) -> int:
     """Returns the patches along a side of the block that becomes a token."""
     ratio = getattr(config, "downsample_ratio", None)
-    return config.vision_config.spatial_merge_size if ratio is None else round(1 / ratio)
+    return int(config.vision_config.spatial_merge_size if ratio is None else round(1 / ratio))

@@ -1,4 +1,4 @@
-"""The text models in InternVL checkpoints: Qwen2 (version 3), Qwen3 and Qwen3 with experts (3.5)."""
+"""The text models of InternVL: Qwen2 in version 3, Qwen3 with or without experts in version 3.5."""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ def tower_config(config: Any) -> PlainVisionConfig:
     if not vision.use_absolute_position_embeddings:
         _refuse("use_absolute_position_embeddings", False, "True")
     image, patch = square("image_size", vision), square("patch_size", vision)
-    if image % (patch * merge):
-        _refuse("image_size", image, f"a multiple of patch_size / downsample_ratio = {patch * merge}")
+    factor = patch * merge
+    if image % factor:
+        _refuse("image_size", image, f"a multiple of patch_size / downsample_ratio = {factor}")
     return PlainVisionConfig(
         size=vision.hidden_size,
         intermediate_size=vision.intermediate_size,

@@ -16,7 +16,7 @@ from .decode import DecodedImage, ImageDecoder, ImageHeader
 from .embedded import check_names
 from .options import ImageOptions
 from .patches import Patchifier
-from .tiles import TileOptions, item_tiles, num_tiles, num_tiles_at_most, resolve_tiles, tiles
+from .tiles import item_tiles, num_tiles, num_tiles_at_most, resolve_tiles, tiles
 
 # The texts of tokens, under their names in tokenizer_config.json.
 TOKENS = {
@@ -135,9 +135,9 @@ def _tower(config: Any) -> tuple[ImageOptions, int]:
     Raises CheckpointError for sizes that no tower can have.
     """
     vision = config.vision_config
-    sides = [getattr(vision, name, None) for name in ("image_size", "patch_size")]
+    sides: list[Any] = [getattr(vision, name, None) for name in ("image_size", "patch_size")]
     sides = [side[0] if isinstance(side, (list, tuple)) and side else side for side in sides]
-    ratio = getattr(config, "downsample_ratio", None)
+    ratio: Any = getattr(config, "downsample_ratio", None)
     is_ratio = isinstance(ratio, (int, float)) and 1e-3 < ratio <= 1
     if all(type(side) is int and 0 < side <= MAX_SIDE for side in sides) and is_ratio:
         image, patch = sides

@@ -123,7 +123,8 @@ def test_an_image_cannot_have_more_tiles_than_were_measured(make, noise, limits)
     with pytest.raises(MediaError, match="cannot set 'do_normalize'"):
         processor.count_tokens(item, {"do_normalize": False})
     largest = processor.largest(1000)
-    assert largest.num_tokens == 20 and largest.tensors["pixels"].shape == (5 * 16, 3 * 14 * 14)
+    assert largest.num_tokens == 20
+    assert largest.tensors["pixels"].shape == (5 * 16, 3 * 14 * 14)
     assert processor.largest(11).num_tokens == 8
     assert processor.largest(3) is None
 
@@ -131,7 +132,8 @@ def test_an_image_cannot_have_more_tiles_than_were_measured(make, noise, limits)
 def test_embeddings_of_whole_tiles(make):
     processor = make()
     found = processor.embedded(12, None, {})
-    assert found.num_tokens == 12 and found.prompt_text.count("<IMG_CONTEXT>") == 12
+    assert found.num_tokens == 12
+    assert found.prompt_text.count("<IMG_CONTEXT>") == 12
     assert processor.embedded(12, (3, 4, 4), {}).grid_thw == (3, 4, 4)
     for rows, grid in ((13, None), (0, None), (12, (1, 4, 4))):
         with pytest.raises(MediaError, match="4 rows for each tile"):
