@@ -138,5 +138,5 @@ def test_values_that_are_refused(values, folder, tmp_path):
     ids=str,
 )
 def test_values_that_no_config_has(values, folder, tmp_path):
-    with pytest.raises(CheckpointError, match="config.json of the model"):
+    with pytest.raises(CheckpointError, match=r"config\.json of the model"):
         LLM(str(changed(folder, tmp_path, **values)), load_format="dummy", **OPTIONS)
