@@ -76,7 +76,10 @@ class InternVLForConditionalGeneration(CausalLM):
 
     def __init__(self, config: Any) -> None:
         tower, merge = tower_config(config), merge_size(config)
-        decoder = decoder_config(config.text_config, is_tied=config.tie_word_embeddings)
+        # Published configs leave the outer flag at its default, True; the text config's decides.
+        text = config.text_config
+        is_tied = config.tie_word_embeddings and getattr(text, "tie_word_embeddings", False)
+        decoder = decoder_config(text, is_tied=is_tied)
         super().__init__(decoder)
         self.visual = PlainVisionEncoder(tower)
         has_norm = not config.vision_config.use_mean_pooling

@@ -1,5 +1,7 @@
 """Vision-language models of the plugins against transformers: see testing.model_conformance."""
 
+import json
+
 import torch
 from mmdeploy_llm_plugins import ernie, internvl, qwen
 from mmdeploy_llm_plugins.qwen.tower import window_order
@@ -165,13 +167,28 @@ class TestInternVL(VisionConformance):
         "images of several tiles": ((3, 4, 4), (1, 4, 4), (5, 4, 4)),
     }
 
+    def test_a_head_of_its_own_although_the_outer_config_ties_it(self, reference, folder, tmp_path):
+        """The published configs say so; transformers then ties nothing that differs."""
+        for file in folder.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+        config["tie_word_embeddings"] = True
+        (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+        other = Reference(tmp_path)
+        assert other.config.tie_word_embeddings
+        ids, media = make_prompt(other.config, ((1, 4, 4),))
+        expected = other.logits(ids, media)
+        assert torch.equal(expected, reference.logits(ids, media))
+        runner = DenseRunner(build(self.spec, tmp_path, other.config, torch.float32))
+        assert max_difference(runner.run(runner.add(ids, media)), expected) < self.tolerance
+
 
 class TestInternVL3(TestInternVL):
-    """Version 3, with Qwen2."""
+    """Version 3, with Qwen2 and a tied head."""
 
     @staticmethod
     def write(folder):
-        write_tiny("internvl", folder, model_type="qwen2")
+        write_tiny("internvl", folder, model_type="qwen2", tie_word_embeddings=True)
 
 
 class TestInternVLOfOtherSizes(TestInternVL):
