@@ -25,6 +25,7 @@ from .mamba2 import Mamba2, Mamba2Config
 from .mlp import MLP, Activation, GatedMLP, quick_gelu
 from .moe import MoEConfig
 from .norm import LayerNorm, RMSNorm
+from .plain_vision import PlainVisionAttention, PlainVisionConfig, PlainVisionEncoder, in_blocks
 from .rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
 from .short_conv import GatedShortConv
 from .vision import (
@@ -68,6 +69,9 @@ __all__ = [
     "MoEConfig",
     "NewLayer",
     "PatchEmbed",
+    "PlainVisionAttention",
+    "PlainVisionConfig",
+    "PlainVisionEncoder",
     "PositionTable",
     "RMSNorm",
     "Rotary",
@@ -80,6 +84,7 @@ __all__ = [
     "axial_rotary",
     "frame_lengths",
     "grid_positions",
+    "in_blocks",
     "layer_windows",
     "media_grid",
     "patch_positions",

@@ -20,6 +20,7 @@ from .decoder import Attention, CausalLM, Decoder
 from .gated_delta import GatedDeltaNet
 from .mlp import MLP, GatedMLP
 from .moe import Experts, ModalityMLP, SparseMLP
+from .plain_vision import PlainVisionAttention
 from .short_conv import GatedShortConv
 from .vision import VisionAttention
 
@@ -27,6 +28,7 @@ from .vision import VisionAttention
 STYLES: Mapping[type[nn.Module], Mapping[str, str]] = {
     Attention: {"qkv_proj": "heads", "o_proj": "rowwise-partial"},
     VisionAttention: {"qkv": "heads", "proj": "rowwise-partial"},
+    PlainVisionAttention: {"qkv": "heads", "proj": "rowwise-partial"},
     GatedMLP: {"gate_up_proj": "colwise", "down_proj": "rowwise-partial"},
     MLP: {"fc1": "colwise", "fc2": "rowwise-partial"},
     GatedShortConv: {"conv": "state-heads", "out_proj": "rowwise-partial"},
@@ -40,6 +42,7 @@ SUMS = (
     GatedDeltaNet,
     GatedShortConv,
     VisionAttention,
+    PlainVisionAttention,
     GatedMLP,
     MLP,
     SparseMLP,
@@ -97,8 +100,11 @@ def _styles_of(module: nn.Module) -> Mapping[str, str]:
 
 
 def _divides(module: nn.Module, num_ranks: int) -> bool:
-    """Whether the sizes of a module outside the decoder are divisible by num_ranks."""
-    if isinstance(module, VisionAttention):
+    """Whether a module outside the decoder can be split, its sizes being divisible by
+    num_ranks."""
+    if isinstance(module, PlainVisionAttention) and module.q_norm is not None:
+        return False  # the norm covers all heads, so that no rank can compute it alone
+    if isinstance(module, (VisionAttention, PlainVisionAttention)):
         return module.num_heads % num_ranks == 0
     sizes = {MLP: "fc2", GatedMLP: "down_proj"}
     name = next((name for kind, name in sizes.items() if isinstance(module, kind)), None)

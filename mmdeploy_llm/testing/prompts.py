@@ -13,6 +13,8 @@ from .reference import random_media
 
 # Families whose prompts have text between the frames of a video.
 FRAMES_APART = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+# Families whose images are several tiles; their configs do not name the markers of an image.
+TILES = ("internvl",)
 
 
 def make_prompt(
@@ -30,7 +32,8 @@ def make_prompt(
 
     ids, media = text(9), []
     for index, grid in enumerate(grids):
-        kind = "image" if grid[0] == 1 else "video"
+        is_video = grid[0] > 1 and config.model_type not in TILES
+        kind = "video" if is_video else "image"
         item = random_media(config, grid, kind=kind, seed=100 * seed + index)
         start, end = (_marker(config, kind, side) for side in ("start", "end"))
         placeholder = getattr(config, f"{kind}_token_id")
@@ -51,6 +54,9 @@ def make_prompt(
 
 def _marker(config: Any, kind: str, side: str) -> int:
     """Returns the id of a start or end marker; some families (ERNIE) have different markers for
-    images and videos, others (Qwen) the same."""
+    images and videos, others (Qwen) the same. The last id of the vocabulary does where the config
+    names none."""
+    if config.model_type in TILES:
+        return int(config.get_text_config().vocab_size) - 1
     own = getattr(config, f"{kind}_{side}_token_id", None)
     return int(config.__dict__[f"vision_{side}_token_id"] if own is None else own)

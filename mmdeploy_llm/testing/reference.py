@@ -60,6 +60,8 @@ class Reference:
         """Returns the media arguments of a multimodal model, as its processor would."""
         if not media:
             return {}
+        if self.config.model_type == "internvl":
+            return {"pixel_values": torch.cat([self._tiles(span.item) for span in media])}
         kinds = torch.zeros_like(ids)
         for span in media:
             for start, end in span.runs:
@@ -86,6 +88,16 @@ class Reference:
         blocks = pixels.view(height // merge, width // merge, merge, merge, -1)
         return blocks.transpose(1, 2).reshape(height * width, -1, patch, patch)
 
+    def _tiles(self, item: MediaInput) -> Tensor:
+        """Returns the tiles of an image, [tiles, channels, height, width]."""
+        num_tiles, height, width = item.grid_thw or (1, 1, 1)
+        merge, patch = merge_size(self.config), patch_size(self.config)
+        rows = item.tensors["pixels"].view(
+            num_tiles, height // merge, width // merge, merge, merge, -1, patch, patch
+        )  # blocks of patches, which a tile has line by line
+        lines = rows.permute(0, 5, 1, 3, 6, 2, 4, 7)
+        return lines.reshape(num_tiles, -1, height * patch, width * patch)
+
     def _modalities(self, ids: Tensor) -> Tensor:
         """Returns 1 for tokens of an image, 2 of a video, markers included, and 0 for text."""
         kinds = torch.zeros_like(ids)
@@ -102,12 +114,12 @@ def random_media(
     that the config describes."""
     vision = config.vision_config
     channels = vision.num_channels if hasattr(vision, "num_channels") else vision.in_channels
-    patch_dim = channels * vision.patch_size**2
+    patch_dim = channels * patch_size(config) ** 2
     patch_dim *= getattr(vision, "temporal_patch_size", 1)
     frames, height, width = grid
     num_patches = frames * height * width
     generator = torch.Generator().manual_seed(seed)
-    merged = vision.spatial_merge_size**2
+    merged = merge_size(config) ** 2
     if kind == "video":
         merged *= getattr(vision, "temporal_merge_size", 1)
     return MediaInput(
@@ -117,3 +129,15 @@ def random_media(
         key=f"{kind}-{grid}-{seed}",
         grid_thw=grid,
     )
+
+
+def patch_size(config: Any) -> int:
+    """Returns the pixels along a side of a patch; some configs give both sides."""
+    size = config.vision_config.patch_size
+    return int(size[0] if isinstance(size, (list, tuple)) else size)
+
+
+def merge_size(config: Any) -> int:
+    """Returns the patches along a side of the block that becomes a token."""
+    ratio = getattr(config, "downsample_ratio", None)
+    return int(config.vision_config.spatial_merge_size if ratio is None else round(1 / ratio))

@@ -1,5 +1,5 @@
-"""Turns images into model inputs, for ERNIE 4.5 VL, Qwen-VL and PaddleOCR-VL. Importing this
-package imports neither Pillow nor torch."""
+"""Turns images into model inputs, for ERNIE 4.5 VL, InternVL, Qwen-VL and PaddleOCR-VL. Importing
+this package imports neither Pillow nor torch."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
 
@@ -29,9 +29,15 @@ PADDLEOCR = MediaProcessorSpec(
     factory="mmdeploy_llm_processors.image.processor:PaddleOCRImageProcessor",
     models=("paddleocr_vl",),
 )
+INTERNVL = MediaProcessorSpec(
+    name="internvl-image",
+    kind="image",
+    factory="mmdeploy_llm_processors.image.internvl:InternVLImageProcessor",
+    models=("internvl",),
+)
 
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
     """Returns one spec for each family."""
-    return (ERNIE, QWEN, QWEN3, PADDLEOCR)
+    return (ERNIE, QWEN, QWEN3, PADDLEOCR, INTERNVL)

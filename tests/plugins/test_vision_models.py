@@ -1,12 +1,15 @@
 """Vision-language models of the plugins against transformers: see testing.model_conformance."""
 
+import json
+
 import torch
-from mmdeploy_llm_plugins import ernie, qwen
+from mmdeploy_llm_plugins import ernie, internvl, qwen
 from mmdeploy_llm_plugins.qwen.tower import window_order
 from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.dense import DenseRunner
 from mmdeploy_llm.testing.model_conformance import (
     ModelConformance,
@@ -15,9 +18,9 @@ from mmdeploy_llm.testing.model_conformance import (
     max_difference,
 )
 from mmdeploy_llm.testing.reference import Reference
-from mmdeploy_llm.testing.tiny import write_tiny
+from mmdeploy_llm.testing.tiny import FAMILIES, make_tokenizer, write_tiny
 
-SPECS = {spec.name: spec for plugin in (ernie, qwen) for spec in plugin.provide_models()}
+SPECS = {spec.name: spec for plugin in (ernie, internvl, qwen) for spec in plugin.provide_models()}
 QWEN_MEDIA = {
     "text": (),
     "one image": ((1, 4, 6),),
@@ -152,6 +155,55 @@ class TestQwen35Moe(VisionConformance):
     spec = SPECS["qwen3_5_moe"]
     tolerance = 2e-3
     bf16_tolerance = 0.35  # transformers' own error is 27 %
+
+
+class TestInternVL(VisionConformance):
+    """Version 3.5, with Qwen3: tiles with a class token, learned positions, pixel shuffle."""
+
+    spec = SPECS["internvl"]
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "one tile": ((1, 4, 4),),
+        "images of several tiles": ((3, 4, 4), (1, 4, 4), (5, 4, 4)),
+    }
+
+    def test_a_head_of_its_own_although_the_outer_config_ties_it(self, reference, folder, tmp_path):
+        """The published configs say so; transformers then ties nothing that differs."""
+        for file in folder.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+        config["tie_word_embeddings"] = True
+        (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+        other = Reference(tmp_path)
+        assert other.config.tie_word_embeddings
+        ids, media = make_prompt(other.config, ((1, 4, 4),))
+        expected = other.logits(ids, media)
+        assert torch.equal(expected, reference.logits(ids, media))
+        runner = DenseRunner(build(self.spec, tmp_path, other.config, torch.float32))
+        assert max_difference(runner.run(runner.add(ids, media)), expected) < self.tolerance
+
+
+class TestInternVL3(TestInternVL):
+    """Version 3, with Qwen2 and a tied head."""
+
+    @staticmethod
+    def write(folder):
+        write_tiny("internvl", folder, model_type="qwen2", tie_word_embeddings=True)
+
+
+class TestInternVLOfOtherSizes(TestInternVL):
+    """Experts; the tower of the 6B version, with norms of query and key, and with a last norm."""
+
+    @staticmethod
+    def write(folder):
+        experts = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+        options = {**experts, "model_type": "qwen3_moe", "mlp_only_layers": [1]}
+        tokenizer = make_tokenizer("internvl")
+        config = FAMILIES["internvl"].make_config(tokenizer, options)
+        other = {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": False}
+        for name, value in {**other, "use_mean_pooling": False}.items():
+            setattr(config.vision_config, name, value)
+        write_checkpoint(config, folder, tokenizer=tokenizer)
 
 
 def test_windows_are_contiguous_in_their_frames():

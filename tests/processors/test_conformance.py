@@ -20,8 +20,9 @@ SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_m
 def checkpoint_of(spec, folder):
     """Returns a checkpoint with a vision tower's config, as a real one has."""
     patch_size = 16 if spec.name.startswith("qwen3") else 14
-    vision = SimpleNamespace(patch_size=patch_size, spatial_merge_size=2)
-    return Checkpoint(folder=folder, config=SimpleNamespace(vision_config=vision))
+    vision = SimpleNamespace(patch_size=patch_size, spatial_merge_size=2, image_size=56)
+    config = SimpleNamespace(vision_config=vision, downsample_ratio=0.5)
+    return Checkpoint(folder=folder, config=config)
 
 
 def subject_of(spec, tmp_path_factory, **fields):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from . import ernie, gemma, glm, granite, lfm, llama, paddleocr, qwen, qwen35, qwen_vl
+from . import ernie, gemma, glm, granite, internvl, lfm, llama, paddleocr, qwen, qwen35, qwen_vl
 from .common import (
     ERNIE_TOKENS,
     IMAGE_MEAN,
@@ -33,6 +33,7 @@ FAMILIES: Mapping[str, Family] = {
     **gemma.FAMILIES,
     **glm.FAMILIES,
     **granite.FAMILIES,
+    **internvl.FAMILIES,
     **lfm.FAMILIES,
     **llama.FAMILIES,
     **paddleocr.FAMILIES,

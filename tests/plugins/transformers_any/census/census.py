@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import shrink
 
 PAGE = Path(__file__).parents[4] / "docs" / "census.md"
-NATIVE = ("ernie", "glm", "llama", "qwen")  # plugins of single families, blocked here
+NATIVE = ("ernie", "glm", "internvl", "llama", "qwen")  # plugins of single families, blocked here
 SECONDS = 120
 BYTES = 6 * 2**30
 MAX_TOKENS = 8

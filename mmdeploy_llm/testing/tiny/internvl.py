@@ -1,0 +1,56 @@
+"""A tiny checkpoint of InternVL 3.5, whose text model is Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import transformers
+
+from .common import IMAGE_MEAN, IMAGE_STD, Family, text_config
+from .qwen import TEMPLATE as QWEN_TEMPLATE
+
+IMAGE, START, END = "<IMG_CONTEXT>", "<img>", "</img>"
+SIDE = 56  # pixels of a tile: 4 x 4 patches, 4 tokens
+TEMPLATE = QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", f"{IMAGE}\\n")
+
+
+def _internvl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    fields: dict[str, Any] = {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": False}
+    text = text_config(tokenizer, options, **fields)
+    vision = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "attention_bias": True,
+        "image_size": SIDE,
+        "patch_size": 14,
+    }
+    return transformers.InternVLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        image_seq_length=4,
+        tie_word_embeddings=text["tie_word_embeddings"],
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "internvl": Family(
+        architecture="InternVLForConditionalGeneration",
+        make_config=_internvl,
+        chat_template=TEMPLATE,
+        eos_token="<|im_end|>",
+        special_tokens=(IMAGE, START, END),
+        files={
+            "preprocessor_config.json": {
+                "image_processor_type": "GotOcr2ImageProcessor",
+                "size": {"height": SIDE, "width": SIDE},
+                "max_patches": 6,
+                "image_mean": IMAGE_MEAN,
+                "image_std": IMAGE_STD,
+            }
+        },
+    ),
+}

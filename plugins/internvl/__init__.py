@@ -1,0 +1,19 @@
+"""InternVL 3 and 3.5 of OpenGVLab, in transformers' format."""
+
+from __future__ import annotations
+
+from mmdeploy_llm.hooks import ModelSpec, hookimpl
+
+
+@hookimpl
+def provide_models() -> tuple[ModelSpec, ...]:
+    """Returns the spec of both versions."""
+    return (
+        ModelSpec(
+            name="internvl",
+            architectures=("InternVLForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.internvl.model:InternVLForConditionalGeneration",
+            deterministic=True,
+            media=("image",),
+        ),
+    )

@@ -1,0 +1,185 @@
+"""Dynamic tiling, as InternVL's image processor in transformers does it: an image is resized to a
+grid of square tiles with nearly its aspect, and a thumbnail of the whole follows the tiles.
+
++-----+-----+-----+
+|  0  |  1  |  2  |      +-----+
++-----+-----+-----+  and |  6  |  the thumbnail, unless there is only one tile
+|  3  |  4  |  5  |      +-----+
++-----+-----+-----+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
+
+from .options import ImageOptions, resolve_options
+from .patches import resize
+
+MAX_TILES = 1024  # of an image; more would take minutes to choose from
+TILING = ("min_patches", "max_patches", "crop_to_patches")  # transformers' names
+# What else the user can set; the other options of images describe families with grids.
+PIXEL_OPTIONS = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean")
+KNOWN = (*TILING, *PIXEL_OPTIONS, "image_std", "do_convert_rgb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileOptions:
+    """Resolved options.
+
+    pixels: of each tile; its patch_size and merge_size are the vision tower's.
+    side: pixels along a side of a tile, a multiple of `pixels.factor`.
+    min_tiles, max_tiles: bounds of the tiles in a grid, without the thumbnail.
+    is_tiled: False makes each image one tile.
+    """
+
+    pixels: ImageOptions
+    side: int
+    min_tiles: int = 1
+    max_tiles: int = 12
+    is_tiled: bool = True
+
+    @property
+    def tokens_of_tile(self) -> int:
+        """Embeddings of one tile."""
+        return int((self.side // self.pixels.factor) ** 2)
+
+
+def resolve_tiles(
+    pixels: ImageOptions, side: int, preprocessor: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> TileOptions:
+    """Resolves the options: the checkpoint's file, overridden by the user's.
+
+    pixels: defaults, with the tower's patches. side: of the tower's images. Raises CheckpointError
+    for a wrong value in the file, ConfigError for an unknown name or wrong value of the user's.
+    """
+    _check_size(preprocessor.get("size"), side)
+    unknown = [name for name in kwargs if name not in KNOWN and not name.startswith("video_")]
+    if unknown:
+        raise ConfigError(
+            f"mm_processor_kwargs has no image option {unknown[0]!r} for this model; known: "
+            f"{', '.join(sorted(KNOWN))}"
+        )
+    file = {name: preprocessor.get(name) for name in (*PIXEL_OPTIONS, "image_std")}
+    given = {name: value for name, value in kwargs.items() if name not in TILING}
+    found = resolve_options(pixels, file, given, None, reads_pixel_bounds=False)
+    # transformers' processor sets crop_to_patches itself and does not read the file's.
+    tiling = {name: preprocessor[name] for name in TILING[:2] if preprocessor.get(name) is not None}
+    options = TileOptions(pixels=found, side=side)
+    options = _with(options, tiling, CheckpointError, "preprocessor_config.json")
+    given = {name: kwargs[name] for name in TILING if name in kwargs}
+    return _with(options, given, ConfigError, "mm_processor_kwargs")
+
+
+def item_tiles(options: TileOptions, given: Mapping[str, Any]) -> TileOptions:
+    """Resolves the options of one image. Raises MediaError for wrong names and values, and for more
+    tiles than the engine allows, since it has measured the memory for these."""
+    unknown = [name for name in given if name not in TILING]
+    if unknown:
+        raise MediaError(
+            f"one prompt or image cannot set {unknown[0]!r}, only {', '.join(TILING)}; give it for "
+            "all images, in LLM(mm_processor_kwargs=...)"
+        )
+    found = _with(options, given, MediaError, "mm_processor_kwargs")
+    if num_tiles_at_most(found) > num_tiles_at_most(options):
+        raise MediaError(
+            f"max_patches = {found.max_tiles} allows more tiles than the engine's "
+            f"{num_tiles_at_most(options)}; raise it in LLM(mm_processor_kwargs=...)"
+        )
+    return found
+
+
+def num_tiles_at_most(options: TileOptions) -> int:
+    """Returns the largest number of tiles of an image, the thumbnail included."""
+    is_one = not options.is_tiled or options.max_tiles == 1
+    return 1 if is_one else options.max_tiles + 1
+
+
+def num_tiles(size: tuple[int, int], options: TileOptions) -> int:
+    """Returns the number of tiles of an image of (width, height), the thumbnail included."""
+    columns, rows = tile_grid(size, options)
+    return columns * rows + (columns * rows > 1)
+
+
+def tile_grid(size: tuple[int, int], options: TileOptions) -> tuple[int, int]:
+    """Returns the columns and rows of tiles whose aspect is closest to that of an image of (width,
+    height). Of several with the same aspect, the largest whose area is below twice the image's."""
+    if not options.is_tiled or options.max_tiles == 1:
+        return 1, 1
+    width, height = size
+    aspect, area = width / height, width * height
+    best, smallest = (1, 1), float("inf")
+    for columns, rows in _grids(options.min_tiles, options.max_tiles):
+        difference = abs(aspect - columns / rows)
+        is_filled = area > 0.5 * options.side**2 * columns * rows
+        if difference < smallest or (difference == smallest and is_filled):
+            best, smallest = (columns, rows), difference
+    return best
+
+
+def tiles(image: Image.Image, options: TileOptions) -> Iterator[np.ndarray]:
+    """Yields the tiles of the RGB image, each uint8 [side, side, 3]: line by line, then the
+    thumbnail."""
+    side = options.side
+    columns, rows = tile_grid(image.size, options)
+    whole = resize(image, side * rows, side * columns, options.pixels)
+    for row in range(rows):
+        for column in range(columns):
+            top, left = side * row, side * column
+            yield np.ascontiguousarray(whole[top : top + side, left : left + side])
+    if columns * rows > 1:
+        yield resize(image, side, side, options.pixels)
+
+
+@cache
+def _grids(min_tiles: int, max_tiles: int) -> tuple[tuple[int, int], ...]:
+    """Returns all grids of tiles, (columns, rows), smaller ones first."""
+    numbers = range(1, max_tiles + 1)
+    found = ((x, y) for x in numbers for y in range(1, max_tiles // x + 1) if x * y >= min_tiles)
+    return tuple(sorted(found, key=lambda grid: grid[0] * grid[1]))
+
+
+def _with(
+    options: TileOptions, values: Mapping[str, Any], error: type[Exception], where: str
+) -> TileOptions:
+    """Returns the options with other values of TILING. Raises `error` for wrong ones."""
+    for name, value in values.items():
+        is_flag = isinstance(value, bool)
+        is_count = isinstance(value, int) and not is_flag and 1 <= value <= MAX_TILES
+        if name == "crop_to_patches" and not is_flag:
+            raise error(f"{where}: {name} must be True or False, got {value!r:.80}")
+        if name != "crop_to_patches" and not is_count:
+            raise error(
+                f"{where}: {name} must be a whole number from 1 to {MAX_TILES}, got {value!r:.80}"
+            )
+    found = replace(
+        options,
+        min_tiles=values.get("min_patches", options.min_tiles),
+        max_tiles=values.get("max_patches", options.max_tiles),
+        is_tiled=values.get("crop_to_patches", options.is_tiled),
+    )
+    if found.min_tiles > found.max_tiles:
+        raise error(
+            f"{where}: min_patches = {found.min_tiles} is above max_patches = {found.max_tiles}; "
+            "change one of them"
+        )
+    return found
+
+
+def _check_size(size: Any, side: int) -> None:
+    """Raises CheckpointError for tiles of another size than the tower's images."""
+    if size is not None and dict(size if isinstance(size, Mapping) else {}) != {
+        "height": side,
+        "width": side,
+    }:
+        raise CheckpointError(
+            f"preprocessor_config.json has size = {size!r:.80}, but image_size of the model's "
+            f"vision tower is {side}; tiles of another size are not supported"
+        )
