@@ -98,6 +98,16 @@ class CodedWeight:
             zeros=None if self.zeros is None else self.zeros[start:end],
         )
 
+    def selected(self, rows: Tensor) -> CodedWeight:
+        """Returns the rows of these indices, int64."""
+        return replace(
+            self,
+            units=self.units[rows],
+            scales=self.scales[rows],
+            offsets=None if self.offsets is None else self.offsets[rows],
+            zeros=None if self.zeros is None else self.zeros[rows],
+        )
+
     def split(self, num: int) -> list[CodedWeight]:
         """Returns `num` equal runs of rows, in the same memory."""
         size = self.n // num

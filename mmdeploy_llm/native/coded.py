@@ -11,7 +11,7 @@ from mmdeploy_llm.kernels.coded import Bits, CodedWeight, num_units, zeros_fit
 from .library import DTYPES, Library
 
 PANEL = 64  # rows of a panel, as in gemm.h
-STEP = 32  # groups of columns are multiples of it
+STEP = 16  # groups of columns are multiples of it
 # Parts of a format's number, beside its bits; see mm_linear_codes in kernels.cpp.
 HAS_OFFSETS, ROUNDS, IS_BF16 = 16, 32, 64
 

@@ -12,6 +12,7 @@ from torch import nn
 from mmdeploy_llm.kernels import WeightMemory
 from mmdeploy_llm.kernels.coded import Bits, CodedWeight, joined
 
+from .gguf import GGUFFile
 from .quantized import Coding, QuantizedFile
 from .shard import Read
 
@@ -61,7 +62,7 @@ def _have_one_coding(reads: Sequence[Read], can_keep: CanKeep) -> bool:
 
 
 def _coding(read: Read) -> Coding | None:
-    if not isinstance(read.file, QuantizedFile) or read.transpose or len(read.shape) != 2:
+    if not isinstance(read.file, QuantizedFile | GGUFFile) or read.transpose or len(read.shape) != 2:
         return None
     return read.file.coding(read.key)
 
@@ -72,7 +73,7 @@ def hold(
     """Reads a parameter in few bits and hands it to its module. Returns it."""
     parts = []
     for read in reads:
-        assert isinstance(read.file, QuantizedFile)
+        assert isinstance(read.file, QuantizedFile | GGUFFile)
         first = read.first_value // read.shape[1]
         parts.append(read.file.read_coded(read.key).rows(first, first + read.shape[0]))
     weight = joined(parts, memory)

@@ -59,7 +59,7 @@ CASES = [(1, 64, 256), (5, 130, 200), (7, 63, 1030), (33, 200, 64), (1, 1, 1), (
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rounds", [False, True])
-@pytest.mark.parametrize("group_size", [32, 64, 128, 1030])
+@pytest.mark.parametrize("group_size", [16, 32, 64, 128, 1030])
 def test_products(kernels, dtype, bits, rounds, group_size):
     for rows, n, k in CASES:
         coded = kernels.round_codes(values(n, k, dtype=torch.float32), bits, min(group_size, k))

@@ -13,6 +13,7 @@ import torch
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights.gguf import GGUFFile, find_gguf, gguf_config, read_headers, rows
+from mmdeploy_llm.weights.gguf.codes import CODINGS
 from mmdeploy_llm.weights.gguf.families import FAMILIES
 from mmdeploy_llm.weights.gguf.library import readable_types
 from mmdeploy_llm.weights.quantized import reading
@@ -69,6 +70,36 @@ def test_values_are_those_of_the_library(tmp_path, monkeypatch, kind):
     assert torch.equal(found.view(torch.int32), wanted[7:16].view(torch.int32))
     _, found = read(path, key, (k, n), transpose=True)
     assert torch.equal(found.view(torch.int32), wanted.T.contiguous().view(torch.int32))
+
+
+@pytest.mark.parametrize("kind", CODINGS)
+def test_weights_that_stay_in_few_bits(tmp_path, kind):
+    """Dequantised they are the library's values; with offsets, up to one more rounding."""
+    data = random_blocks(kind, 24, 2)
+    path = write_tensors(tmp_path / "a.gguf", {"blk.3.attn_v.weight": (data, kind)})
+    with np.errstate(all="ignore"):
+        wanted = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
+    key = "model.layers.3.self_attn.v_proj.weight"
+    with GGUFFile(read_headers([path])) as file:
+        coding, weight = file.coding(key), file.read_coded(key)
+    assert (weight.bits, weight.group_size) == (coding.bits, coding.group_size)
+    found, wanted = weight.dequantize(), torch.from_numpy(wanted.copy())
+    finite = wanted.isfinite() & found.isfinite()
+    assert finite.float().mean() > 0.5
+    torch.testing.assert_close(found[finite], wanted[finite], atol=0, rtol=0)
+
+
+def test_reordered_rows_stay_in_few_bits(tmp_path):
+    path = write_tensors(
+        tmp_path / "a.gguf", {"blk.0.attn_q.weight": (random_blocks("Q4_0", 24, 2), "Q4_0")}
+    )
+    key = "model.layers.0.self_attn.q_proj.weight"
+    with GGUFFile(read_headers([path])) as file:
+        assert file.coding(key) is not None
+        weight = file.read_coded(key).dequantize()
+        out = torch.empty(weight.shape)
+        file.read_into(key, out, first_value=0, transpose=False)
+    assert torch.equal(weight.nan_to_num(), out.nan_to_num())
 
 
 @pytest.mark.parametrize(

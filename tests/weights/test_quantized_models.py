@@ -16,7 +16,7 @@ from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes, words_of
 
-SIZE, WIDE = 16, 32  # columns of a group; the kernels multiply by groups of 32
+SIZE, WIDE = 8, 32  # columns of a group; the kernels multiply by groups of 16 and its multiples
 KEPT = {"awq 32", "gptq 32", "packed", "w8a8"}
 PROMPTS = ([5, 9, 200, 31, 7], [40, 41, 42])
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}

@@ -150,7 +150,7 @@ struct S8Codes<8> {
 MM_INLINE Floats as_floats(Floats sums) { return sums; }
 MM_INLINE Floats as_floats(Ints sums) { return to_floats(sums); }
 
-// The groups of a weight [n][k]. group: columns of a group, a multiple of 32, or k or more.
+// The groups of a weight [n][k]. group: columns of a group, a multiple of 16, or k or more.
 struct Groups {
     int64_t group;
     int64_t num;
@@ -160,7 +160,7 @@ struct Groups {
     Groups(int64_t k, int64_t size, bool offsets)
         : group(size),
           num((k + size - 1) / size),
-          step(size >= k || size % GROUP == 0 ? GROUP : size % 64 == 0 ? 64 : 32),
+          step(size >= k || size % GROUP == 0 ? GROUP : size % 64 == 0 ? 64 : size % 32 == 0 ? 32 : 16),
           has_offsets(offsets) {}
     int64_t rows() const { return has_offsets ? 2 * num : num; }  // of facts
 };

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,8 +55,7 @@ class TensorRows:
     def read(self, tensor: StoredTensor, start: int, end: int) -> Tensor:
         """Returns rows start .. end of a tensor, seen as a matrix [all other axes, last axis], as
         plain floats or dequantised to float32."""
-        data = np.empty((end - start, tensor.row_bytes), dtype=np.uint8)
-        self._fill(tensor.file, data.reshape(-1).data, tensor.offset + start * data.shape[1])
+        data = self.read_bytes(tensor, start, end)
         if tensor.type.dtype is not None:
             return tensor.type.rows(data)
         out = torch.empty(end - start, tensor.shape[-1])
@@ -67,6 +67,14 @@ class TensorRows:
         for _ in self._pool.map(fill, range(0, end - start, step)):
             pass
         return out
+
+    def read_bytes(
+        self, tensor: StoredTensor, start: int, end: int
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Returns rows start .. end of a tensor as they are stored, [rows, bytes of a row]."""
+        data = np.empty((end - start, tensor.row_bytes), dtype=np.uint8)
+        self._fill(tensor.file, data.reshape(-1).data, tensor.offset + start * data.shape[1])
+        return data
 
     def _fill(self, file: int, view: memoryview, offset: int) -> None:
         done = 0
