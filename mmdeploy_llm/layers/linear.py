@@ -61,10 +61,7 @@ def rounds_inputs(quantization: Quantization | None) -> bool:
 
 class Matrix(nn.Module):
     """A weight [n, k] to multiply by; k may be several axes. Once it is packed, `weight` is empty:
-    [0, k], of the same dtype.
-
-    is_exact: whether the weight is never rounded.
-    """
+    [0, k], of the same dtype. is_exact: whether the weight is never rounded."""
 
     is_exact = False
 

@@ -111,6 +111,7 @@ class Experts(KernelLayer):
         self.gate_up_proj = empty_parameter(num_experts, 2 * intermediate_size, size)
         self.down_proj = empty_parameter(num_experts, size, intermediate_size)
         self._packed: list[tuple[PackedWeight | None, PackedWeight | None]] | None = None
+        self._coded_names = ("gate_up_proj", "down_proj")
         self._coded: dict[str, CodedWeight] = {}
         self.expert_parts = {
             "gate_proj": ("gate_up_proj", slice(0, intermediate_size)),
@@ -194,7 +195,7 @@ class Experts(KernelLayer):
 
     def can_hold_coded(self, name: str) -> bool:
         """Whether `hold_coded` takes this parameter."""
-        return name in ("gate_up_proj", "down_proj")
+        return name in self._coded_names
 
     def hold_coded(self, name: str, weight: CodedWeight) -> None:
         """Takes the matrices of all experts in few bits, one below the other, as their checkpoint
@@ -202,12 +203,9 @@ class Experts(KernelLayer):
         self._coded[name] = weight
 
     def _pack_coded(self, kernels: Kernels, *, rounds: bool) -> None:
+        stacks = (self._coded[name].split(self.num_experts) for name in self._coded_names)
         gate_up, down = (
-            [
-                kernels.pack_coded(part, rounds=rounds)
-                for part in self._coded[name].split(self.num_experts)
-            ]
-            for name in ("gate_up_proj", "down_proj")
+            [kernels.pack_coded(part, rounds=rounds) for part in stack] for stack in stacks
         )
         self._packed = list(zip(gate_up, down, strict=True))
         self._coded.clear()

@@ -16,6 +16,7 @@ from .gguf import GGUFFile
 from .quantized import Coding, QuantizedFile
 from .shard import Read
 
+CODED_FILES = (QuantizedFile, GGUFFile)
 # Whether the kernels multiply by weights of these bits, columns of a group, and columns.
 CanKeep = Callable[[Bits, int, int], bool]
 
@@ -62,9 +63,9 @@ def _have_one_coding(reads: Sequence[Read], can_keep: CanKeep) -> bool:
 
 
 def _coding(read: Read) -> Coding | None:
-    if not isinstance(read.file, QuantizedFile | GGUFFile) or read.transpose or len(read.shape) != 2:
+    if read.transpose or len(read.shape) != 2:
         return None
-    return read.file.coding(read.key)
+    return read.file.coding(read.key) if isinstance(read.file, CODED_FILES) else None
 
 
 def hold(
@@ -73,7 +74,7 @@ def hold(
     """Reads a parameter in few bits and hands it to its module. Returns it."""
     parts = []
     for read in reads:
-        assert isinstance(read.file, QuantizedFile | GGUFFile)
+        assert isinstance(read.file, CODED_FILES)
         first = read.first_value // read.shape[1]
         parts.append(read.file.read_coded(read.key).rows(first, first + read.shape[0]))
     weight = joined(parts, memory)

@@ -75,7 +75,7 @@ def _halves(data: Tensor) -> Tensor:
 def _nibbles(data: Tensor, run: int) -> Tensor:
     """Returns the codes of bytes [..., c]: of each run of bytes the lower nibbles, then the upper
     ones, [..., 2 c]."""
-    runs = data.unflatten(-1, (-1, run))
+    runs = data.reshape(*data.shape[:-1], -1, run)
     return torch.cat([runs & 15, runs >> 4], -1).flatten(-2)
 
 
@@ -125,7 +125,7 @@ def _q6_k(data: Tensor, k: int) -> CodedWeight:
     blocks = data.view(len(data), -1, 210)
     low = _nibbles(blocks[..., :128], 64)
     # Each of 32 bytes holds two bits of the values i, 32 + i, 64 + i and 96 + i of its half.
-    pairs = blocks[..., 128:192].unflatten(-1, (2, 1, 32))
+    pairs = blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 1, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     codes = low | (((pairs >> shifts) & 3).flatten(-3) << 4)
     factors = blocks[..., 192:208].contiguous().view(torch.int8).float()
