@@ -39,7 +39,7 @@ class Session:
         if engine == "llamacpp":
             return "-gguf"
         if engine == "openvino":
-            return "-ov-int8" if self.precision == "int8" else "-ov"
+            return "-ov" if self.precision == "bf16" else f"-ov-{self.precision}"
         return ""
 
 
@@ -60,8 +60,18 @@ SESSIONS = (
         peers=("openvino", "vllm", "transformers"),
     ),
     Session(model="qwen25vl", precision="int8", works=("vl",), peers=("openvino",)),
+    Session(model="qwen05", precision="int4", works=TEXTS, peers=("openvino", "llamacpp")),
+    Session(model="qwen25vl", precision="int4", works=("vl",), peers=("openvino",)),
 )
 
+INT4_TARGETS: Targets = {
+    ("vl", "qwen25vl", "int4", "openvino"): 1.5,
+    **{
+        (work, "qwen05", "int4", peer): target
+        for peer in ("openvino", "llamacpp")
+        for work, target in (("text", 1.5), ("alone", 1.1))
+    },
+}
 BEST_TARGETS: Targets = {
     ("text", "qwen05", "bf16", "openvino"): 1.1,
     ("text", "qwen05", "bf16", "vllm"): 1.2,
@@ -72,10 +82,12 @@ BEST_TARGETS: Targets = {
     ("vl", "qwen25vl", "bf16", "openvino"): 1.2,
     ("vl", "qwen25vl", "bf16", "vllm"): 1.4,
     ("vl", "qwen25vl", "int8", "openvino"): 1.5,
+    **INT4_TARGETS,
 }
 AVX2_TARGETS: Targets = {
     ("vl", "qwen25vl", "bf16", "openvino"): 1.3,
     ("vl", "qwen25vl", "int8", "openvino"): 1.6,
+    **INT4_TARGETS,
     ("text", "ernie03", "bf16", "llamacpp"): 1.3,
     **{
         (work, "qwen05", precision, peer): target

@@ -1,5 +1,5 @@
 """llama.cpp, for compare.py: each piece of work is a run of its program llama-batched-bench, which
-reports the time without loading. --model: a folder with bf16.gguf and Q8_0.gguf.
+reports the time without loading. --model: a folder with bf16.gguf, Q8_0.gguf and Q4_0.gguf.
 
 The program generates the same number of tokens for every request, so that "text" has the means of
 the other engines' lengths."""
@@ -16,7 +16,7 @@ BEGUN = time.perf_counter()
 import serve  # noqa: E402
 import workloads  # noqa: E402
 
-FILES = {"bf16": "bf16.gguf", "int8": "Q8_0.gguf"}
+FILES = {"bf16": "bf16.gguf", "int8": "Q8_0.gguf", "int4": "Q4_0.gguf"}
 CONTEXT = 8192  # tokens of all requests together
 
 

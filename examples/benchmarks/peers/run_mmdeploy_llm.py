@@ -12,6 +12,9 @@ import workloads  # noqa: E402
 from mmdeploy_llm import LLM, SamplingParams, __version__  # noqa: E402
 
 
+QUANTIZATIONS: dict[str, Any] = {"bf16": None, "int8": "int8", "int4": "int4a8"}
+
+
 class Ours:
     """See serve.Engine."""
 
@@ -20,7 +23,7 @@ class Ours:
             model,
             dtype="bfloat16",
             cpu_level=level,
-            quantization="int8" if precision == "int8" else None,
+            quantization=QUANTIZATIONS[precision],
             max_num_seqs=serve.MAX_NUM_SEQS,
             enable_prefix_caching=False,
         )
