@@ -50,11 +50,11 @@ class Engine(Protocol):
 
 
 def parse() -> argparse.Namespace:
-    """--model FOLDER, --precision bf16 or int8, --images for a model with images, --level for our
+    """--model FOLDER, --precision bf16, int8 or int4, --images for a model with images, --level for our
     engine: the instruction sets that its kernels use."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
-    parser.add_argument("--precision", choices=["bf16", "int8"], default="bf16")
+    parser.add_argument("--precision", choices=["bf16", "int8", "int4"], default="bf16")
     parser.add_argument("--images", action="store_true")
     parser.add_argument("--level")
     return parser.parse_args()
