@@ -50,8 +50,8 @@ class Engine(Protocol):
 
 
 def parse() -> argparse.Namespace:
-    """--model FOLDER, --precision bf16, int8 or int4, --images for a model with images, --level for our
-    engine: the instruction sets that its kernels use."""
+    """--model FOLDER, --precision bf16, int8 or int4, --images for a model with images, --level for
+    our engine: the instruction sets that its kernels use."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--precision", choices=["bf16", "int8", "int4"], default="bf16")
