@@ -28,6 +28,9 @@ from mmdeploy_llm.metrics import StepStats
 from .machine import Machine
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
+# Weights, with the four bytes that a group's scale and zero take: groups of 64 in 4 bits, of 128 in
+# 8. The head, which has 8 bits in any case, is counted as the others.
+WEIGHT_BYTES = VALUE_BYTES | {"int4": 0.5 + 4 / 64, "int4a8": 0.5 + 4 / 64, "int8wo": 1 + 4 / 128}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +60,10 @@ class ModelCost:
     is_tied: bool
 
     def weight_bytes(self, dtype: str, precision: str) -> int:
-        """Returns the bytes of the weights in memory. With int8 products a tied embedding is stored
-        twice: in int8 for the output head, in `dtype` for lookups."""
-        num_copied = self.head if self.is_tied and precision == "int8" else 0
-        return self.total * VALUE_BYTES[precision] + num_copied * VALUE_BYTES[dtype]
+        """Returns the bytes of the weights in memory. With rounded weights a tied embedding is
+        stored twice: rounded for the output head, in `dtype` for lookups."""
+        num_copied = self.head if self.is_tied and precision.startswith("int") else 0
+        return int(self.total * WEIGHT_BYTES[precision]) + num_copied * VALUE_BYTES[dtype]
 
     def step_seconds(self, num_rows: int, num_sampled: int, machine: Machine) -> float:
         """Returns the lower bound in seconds for one step, without the media encoder."""
@@ -84,7 +87,7 @@ class ModelCost:
 def _seconds(num_rows: int, used: float, read: float, machine: Machine) -> float:
     if num_rows == 0:
         return 0.0
-    num_bytes = read * VALUE_BYTES[machine.precision]
+    num_bytes = read * WEIGHT_BYTES[machine.precision]
     return max(2 * num_rows * used / machine.flops, num_bytes / machine.bandwidth)
 
 

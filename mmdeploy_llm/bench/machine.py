@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmdeploy_llm.native import CpuKernels
 
-Precision = Literal["float32", "bfloat16", "float16", "int8"]
+Precision = Literal["float32", "bfloat16", "float16", "int8", "int4", "int8wo", "int4a8"]
 
 # Shape of the timed product: 512 rows times a weight of 4096 x 1024.
 NUM_ROWS, OUT_SIZE, IN_SIZE = 512, 4096, 1024
@@ -66,6 +66,13 @@ def _products(
     """Yields implementations of the same product."""
     if precision == "int8":
         yield from _int8_products(device, kernels)
+        return
+    if precision in ("int4", "int8wo", "int4a8"):
+        assert kernels is not None, "the engine needs them too"
+        coded = kernels.pack(torch.rand(OUT_SIZE, IN_SIZE).bfloat16(), precision)
+        assert coded is not None
+        wide = torch.rand(NUM_ROWS, IN_SIZE).bfloat16()
+        yield lambda: coded.product(wide, None)
         return
     dtype = getattr(torch, precision)
     x = torch.rand(NUM_ROWS, IN_SIZE, device=device).to(dtype)

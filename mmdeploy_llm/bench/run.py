@@ -24,6 +24,7 @@ from mmdeploy_llm.hooks import Checkpoint, hookimpl
 from mmdeploy_llm.intake.checkpoint import read_checkpoint, resolve_model
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.metrics import StepStats
+from mmdeploy_llm.option_types import QUANTIZATIONS
 from mmdeploy_llm.params import SamplingParams
 
 from .cost import MediaFlops, ModelCost, kv_block_bytes, model_cost
@@ -242,7 +243,8 @@ def _memory(
 
 def _precision(llm: LLM, settings: BenchSettings) -> Precision:
     """Returns the precision of the matrix products with weights."""
-    return settings.options.get("quantization") or cast(Precision, llm.runtime.dtype)
+    name = settings.options.get("quantization")
+    return cast(Precision, llm.runtime.dtype) if name is None else QUANTIZATIONS.get(name, name)
 
 
 def _machine(llm: LLM, settings: BenchSettings) -> Machine:

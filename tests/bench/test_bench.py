@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
-from mmdeploy_llm import cli
+from mmdeploy_llm import cli, native
 from mmdeploy_llm.bench import machine as machines
 from mmdeploy_llm.bench.cost import MediaFlops, kv_block_bytes, model_cost
 from mmdeploy_llm.bench.machine import Machine, measure_machine
@@ -103,12 +103,14 @@ def test_photos_are_decoded_and_encoded_and_the_profile_adds_up():
     assert whole["sample"] > 0
 
 
-def test_int8_and_tables():
+@pytest.mark.parametrize("quantization", ["int8", "wint4"])
+def test_quantization_and_tables(quantization):
     text = run(
-        "vl", "--requests", "2", "--rounds", "1", "--threads", "1", "--quantization", "int8",
+        "vl", "--requests", "2", "--rounds", "1", "--threads", "1", "--quantization", quantization,
         "--kv-cache-dtype", "int8", "--profile", "--dummy", "--engine", "kv_cache_memory=16777216",
     )  # fmt: skip
-    for words in ("images/s", "int8, KV cache int8", "share of the limit", "attention", "intake"):
+    kinds = f"{quantization}, KV cache int8"
+    for words in ("images/s", kinds, "share of the limit", "attention", "intake"):
         assert words in text
 
 
@@ -289,9 +291,10 @@ def test_a_clock_takes_exclusive_times(monkeypatch):
     }
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int4"])
 def test_the_machine_is_measured(precision):
-    found = measure_machine(torch.device("cpu"), precision, None)
+    kernels = native.load() if precision == "int4" else None  # torch has no such product
+    found = measure_machine(torch.device("cpu"), precision, kernels)
     assert found.precision == precision
     assert 1e8 < found.flops < 1e15
     assert 1e8 < found.bandwidth < 1e13
