@@ -305,7 +305,7 @@ class EngineConfig(FrozenParams):
         description="whether to promise that the tokens and log-probabilities of a prompt with a "
         "seed are the same bits whatever is computed with it: alone or in any batch, whole or in "
         "chunks, with prefix hits, after a preemption, with any number of threads and engines. "
-        "Needs a CPU, the C++ kernels, bfloat16 or float32 (quantization='int8' too) and a model "
+        "Needs a CPU, the C++ kernels, bfloat16 or float32 (with any quantization) and a model "
         "family that promises it; all else is refused",
     )
     use_warmup: bool = Field(

@@ -66,6 +66,14 @@ def test_rows_and_joined():
     torch.testing.assert_close(mixed.dequantize(), whole)
 
 
+def test_joined_of_other_bits_and_groups():
+    four, _ = a_weight(4, group_size=32)
+    eight, _ = a_weight(8, group_size=16)
+    both = joined([four, eight], None)
+    assert (both.bits, both.group_size) == (8, 16)
+    assert torch.equal(both.dequantize(), torch.cat([four.dequantize(), eight.dequantize()]))
+
+
 def test_zeros_fit():
     assert zeros_fit(torch.rand(4, 4).bfloat16().float())
     assert zeros_fit(torch.rand(4, 4).half().float())

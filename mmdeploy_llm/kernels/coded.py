@@ -12,6 +12,7 @@ bytes: 4 codes of 8 bits, or 8 codes of 4 bits, of which byte j holds code j bel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -108,6 +109,22 @@ class CodedWeight:
             zeros=None if self.zeros is None else self.zeros[rows],
         )
 
+    def recoded(self, bits: Bits, group_size: int) -> CodedWeight:
+        """Returns the same weight with codes of as many bits or more, and in groups of a size that
+        divides its own."""
+        if (bits, group_size) == (self.bits, self.group_size):
+            return self
+        starts = torch.arange(0, self.k, group_size) // self.group_size
+        return replace(
+            self,
+            bits=bits,
+            group_size=group_size,
+            units=units_of(self.codes(), bits),
+            scales=self.scales[:, starts],
+            offsets=None if self.offsets is None else self.offsets[:, starts],
+            zeros=None if self.zeros is None else self.zeros[:, starts],
+        )
+
     def split(self, num: int) -> list[CodedWeight]:
         """Returns `num` equal runs of rows, in the same memory."""
         size = self.n // num
@@ -118,7 +135,11 @@ class CodedWeight:
 
 
 def joined(parts: Sequence[CodedWeight], memory: WeightMemory | None) -> CodedWeight:
-    """Returns weights of the same layout, one below the other. memory: allocates the units."""
+    """Returns weights of as many columns, one below the other, with the most bits and the smallest
+    groups that one of them needs. memory: allocates the units."""
+    bits: Bits = 8 if any(part.bits == 8 for part in parts) else 4
+    group_size = math.gcd(*(part.group_size for part in parts))
+    parts = [part.recoded(bits, group_size) for part in parts]
     if any(part.zeros is None for part in parts):
         parts = [part.with_offsets() for part in parts]
     first, n = parts[0], sum(part.n for part in parts)

@@ -3,6 +3,7 @@ by such weights: no copy of them in floats is ever made."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -37,14 +38,14 @@ def kept_reads(
     model: nn.Module, reads: Iterable[Read], can_keep: CanKeep
 ) -> Mapping[str, Sequence[Read]]:
     """Returns the parameters that can stay in few bits, with their reads in the order of rows: all
-    values must come from layers with the same coding, and the module must take them."""
+    values must come from layers with a coding, and the module must take them."""
     by_name: dict[str, list[Read]] = defaultdict(list)
     for read in reads:
         by_name[read.name].append(read)
     return {
         name: sorted(own, key=lambda read: read.start)
         for name, own in by_name.items()
-        if _can_hold(model, name) and _have_one_coding(own, can_keep)
+        if _can_hold(model, name) and _have_codings(own, can_keep)
     }
 
 
@@ -54,12 +55,15 @@ def _can_hold(model: nn.Module, name: str) -> bool:
     return hasattr(holder, "can_hold_coded") and bool(holder.can_hold_coded(own))
 
 
-def _have_one_coding(reads: Sequence[Read], can_keep: CanKeep) -> bool:
-    codings = {_coding(read) for read in reads}
-    first = codings.pop()
-    if codings or first is None:
+def _have_codings(reads: Sequence[Read], can_keep: CanKeep) -> bool:
+    """Whether all values have a coding, and the kernels multiply by what these make together."""
+    found = [_coding(read) for read in reads]
+    codings = [coding for coding in found if coding is not None]
+    if len(codings) < len(found):
         return False
-    return can_keep(first.bits, first.group_size, reads[0].shape[-1])
+    bits: Bits = 8 if any(coding.bits == 8 for coding in codings) else 4
+    group_size = math.gcd(*(coding.group_size for coding in codings))
+    return can_keep(bits, group_size, reads[0].shape[-1])
 
 
 def _coding(read: Read) -> Coding | None:

@@ -3,6 +3,8 @@
     type   block                                                         value
     Q4_0   32: d, 16 bytes of nibbles                                    d (q - 8)
     Q4_1   32: d, m, 16 bytes of nibbles                                 d q + m
+    Q5_0   32: d, 4 bytes of fifth bits, 16 bytes of nibbles             d (q - 16)
+    Q5_1   32: d, m, 4 bytes of fifth bits, 16 bytes of nibbles          d q + m
     Q8_0   32: d, 32 int8                                                d q
     Q4_K   256: d, m, 12 bytes of 6-bit scales, 128 bytes of nibbles     d s q - m t, 32 at a time
     Q5_K   256: the same, with 32 bytes of fifth bits                    the same
@@ -29,6 +31,8 @@ CODINGS: Mapping[str, Coding] = MappingProxyType(
     {
         "Q4_0": Coding(bits=4, group_size=32),
         "Q4_1": Coding(bits=4, group_size=32),
+        "Q5_0": Coding(bits=8, group_size=32),
+        "Q5_1": Coding(bits=8, group_size=32),
         "Q8_0": Coding(bits=8, group_size=32),
         "Q4_K": Coding(bits=4, group_size=32),
         "Q5_K": Coding(bits=8, group_size=32),
@@ -90,6 +94,25 @@ def _q4_1(data: Tensor, k: int) -> CodedWeight:
     return _weight("Q4_1", _nibbles(blocks[..., 4:], 16), scales, k, offsets=-least)
 
 
+def _fifth_bits(data: Tensor) -> Tensor:
+    """Returns bit i of four bytes [..., 4], lowest first, as 16 in value i: [..., 32]."""
+    bits = (data.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1
+    return bits.flatten(-2) << 4
+
+
+def _q5_0(data: Tensor, k: int) -> CodedWeight:
+    blocks = data.view(len(data), -1, 22)
+    codes = _nibbles(blocks[..., 6:], 16) | _fifth_bits(blocks[..., 2:6])
+    return _weight("Q5_0", codes, _halves(blocks[..., :2]), k, zero=16)
+
+
+def _q5_1(data: Tensor, k: int) -> CodedWeight:
+    blocks = data.view(len(data), -1, 24)
+    codes = _nibbles(blocks[..., 8:], 16) | _fifth_bits(blocks[..., 4:8])
+    scales, least = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
+    return _weight("Q5_1", codes, scales, k, offsets=-least)
+
+
 def _q8_0(data: Tensor, k: int) -> CodedWeight:
     blocks = data.view(len(data), -1, 34)
     codes = blocks[..., 2:] ^ 128  # adds 128 to a signed byte
@@ -134,5 +157,14 @@ def _q6_k(data: Tensor, k: int) -> CodedWeight:
 
 
 _READERS: Mapping[str, Callable[[Tensor, int], CodedWeight]] = MappingProxyType(
-    {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q8_0": _q8_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
+    {
+        "Q4_0": _q4_0,
+        "Q4_1": _q4_1,
+        "Q5_0": _q5_0,
+        "Q5_1": _q5_1,
+        "Q8_0": _q8_0,
+        "Q4_K": _q4_k,
+        "Q5_K": _q5_k,
+        "Q6_K": _q6_k,
+    }
 )
