@@ -62,7 +62,11 @@ def _have_one_coding(reads: Sequence[Read], can_keep: CanKeep) -> bool:
 
 
 def _coding(read: Read) -> Coding | None:
-    if not isinstance(read.file, QuantizedFile | GGUFFile) or read.transpose or len(read.shape) != 2:
+    if (
+        not isinstance(read.file, QuantizedFile | GGUFFile)
+        or read.transpose
+        or len(read.shape) != 2
+    ):
         return None
     return read.file.coding(read.key)
 

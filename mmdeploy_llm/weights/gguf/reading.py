@@ -87,7 +87,6 @@ class GGUFFile:
         weight = _Weight(source, self._rows)
         copy_rows(weight, source.shape, first, out, transpose=transpose)
 
-
     def coding(self, key: str) -> Coding | None:
         """Returns how a weight can stay in few bits; None where it cannot."""
         source = self._sources[key]
