@@ -122,7 +122,9 @@ class _Writer:
         self._in_layers = set(_modules_of_layers(model))
         self._shard: dict[str, Tensor] = {}
         self._places: dict[str, str] = {}
-        self._ignored, self._errors, self._stacked = ["lm_head"], list[float](), list[str]()
+        self._ignored = ["lm_head"]
+        self._errors: list[float] = []
+        self._stacked: list[str] = []
         self._bytes = self._shard_bytes = self._bytes_before = self._num_shards = 0
 
     def copy(self, path: Path) -> None:
@@ -160,7 +162,7 @@ class _Writer:
             self._stacked.append(key)
         is_plain = target.source is None and target.transpose is False
         is_matrix = isinstance(module, Linear | Experts) and len(entry.shape) == 2
-        divides = is_matrix and entry.shape[1] % self._group_size == 0
+        divides = is_matrix and entry.shape[-1] % self._group_size == 0
         return is_plain and divides and key.endswith(WEIGHT)
 
     def _add(self, key: str, tensor: Tensor) -> None:

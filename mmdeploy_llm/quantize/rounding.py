@@ -35,10 +35,10 @@ def round_groups(weight: Tensor, bits: Bits, group_size: int) -> Rounded:
     num_groups = k // group_size
     parts = [
         _round_block(block.float().view(-1, num_groups, group_size), bits)
-        for block in weight.split(max(1, BLOCK_VALUES // k))
+        for block in torch.split(weight, max(1, BLOCK_VALUES // k))
     ]
     codes, scales, zeros, errors = (torch.cat(part) for part in zip(*parts, strict=True))
-    total = sum(float(block.double().square().sum()) for block in weight.split(256))
+    total = float(sum(block.double().square().sum() for block in torch.split(weight, 256)))
     return Rounded(
         codes=codes.view(n, k),
         scales=scales,

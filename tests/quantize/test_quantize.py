@@ -114,3 +114,31 @@ def test_refusals(tmp_path):
     refused(r"no config\.json", output=tmp_path / "other", overwrite=True)
     quantize_checkpoint(str(plain), tmp_path / "out", bits=4, group_size=32)
     refused("quantised already", model=tmp_path / "out")
+
+
+def test_towers_are_copied(tmp_path, caplog):
+    plain, output = write_tiny("qwen2_5_vl", tmp_path / "plain", **SIZES), tmp_path / "out"
+    quantize_checkpoint(str(plain), output, bits=4, group_size=32)
+    other, values = dequantised(output, 4, plain)
+    original = load_file(plain / "model.safetensors")
+    changed = {key for key in values if not torch.equal(values[key], original[key])}
+    assert changed
+    assert not any("visual" in key for key in changed)
+    ignored = json.loads((output / "config.json").read_text())["quantization_config"]["ignore"]
+    assert any("visual" in name for name in ignored)
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        assert tokens_of(output) == tokens_of(other)
+    assert "weights stay in few bits" in caplog.text
+
+
+def test_several_shards(tmp_path, monkeypatch):
+    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+    whole, shards = tmp_path / "whole", tmp_path / "shards"
+    quantize_checkpoint(str(plain), whole, bits=4, group_size=32)
+    (tmp_path / "shards.partial").mkdir()
+    (tmp_path / "shards.partial" / "left.safetensors").touch()  # by a run that was killed
+    monkeypatch.setattr("mmdeploy_llm.quantize.convert.SHARD_BYTES", 20_000)
+    quantize_checkpoint(str(plain), shards, bits=4, group_size=32)
+    assert not (shards / "left.safetensors").exists()
+    assert len(list(shards.glob("*.safetensors"))) > 2
+    assert tokens_of(shards) == tokens_of(whole)
