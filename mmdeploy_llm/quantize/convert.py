@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from mmdeploy_llm.weights.find import INDEX_FILE, PICKLE_SUFFIXES, find_weights
 
 from .packing import packed_tensors, settings
 from .rounding import round_groups
+
+logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 2 * 2**30
 WEIGHT = ".weight"
@@ -80,7 +83,9 @@ def quantize_checkpoint(
     with torch.device("meta"), bounded_building():
         built = manager.build(spec, checkpoint.config)
     partial = output.with_name(f"{output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # a killed run left it
+    if partial.is_dir():
+        logger.warning("%s, which a run that was cut off left, is removed", partial)
+        shutil.rmtree(partial)
     partial.mkdir(parents=True)
     writer = _Writer(partial, built, bits, group_size)
     for path in find_weights(source):
@@ -154,7 +159,7 @@ class _Writer:
         targets = self._model.weight_targets(key) or ()
         if len(targets) != 1 or entry.dtype not in LOADABLE:
             return False
-        target = targets[0]
+        target, num_columns = targets[0], (0, *entry.shape)[-1]
         module = self._model.get_submodule(target.name.rpartition(".")[0])
         if module not in self._in_layers or getattr(module, "is_exact", False):
             return False
@@ -162,7 +167,7 @@ class _Writer:
             self._stacked.append(key)
         is_plain = target.source is None and target.transpose is False
         is_matrix = isinstance(module, Linear | Experts) and len(entry.shape) == 2
-        divides = is_matrix and entry.shape[-1] % self._group_size == 0
+        divides = is_matrix and num_columns % self._group_size == 0
         return is_plain and divides and key.endswith(WEIGHT)
 
     def _add(self, key: str, tensor: Tensor) -> None:

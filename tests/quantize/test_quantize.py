@@ -131,7 +131,7 @@ def test_towers_are_copied(tmp_path, caplog):
     assert "weights stay in few bits" in caplog.text
 
 
-def test_several_shards(tmp_path, monkeypatch):
+def test_several_shards(tmp_path, monkeypatch, caplog):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
     whole, shards = tmp_path / "whole", tmp_path / "shards"
     quantize_checkpoint(str(plain), whole, bits=4, group_size=32)
@@ -139,6 +139,7 @@ def test_several_shards(tmp_path, monkeypatch):
     (tmp_path / "shards.partial" / "left.safetensors").touch()  # by a run that was killed
     monkeypatch.setattr("mmdeploy_llm.quantize.convert.SHARD_BYTES", 20_000)
     quantize_checkpoint(str(plain), shards, bits=4, group_size=32)
+    assert "cut off left, is removed" in caplog.text
     assert not (shards / "left.safetensors").exists()
     assert len(list(shards.glob("*.safetensors"))) > 2
     assert tokens_of(shards) == tokens_of(whole)
