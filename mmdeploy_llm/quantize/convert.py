@@ -25,6 +25,7 @@ from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.weights.bounds import bounded_building
 from mmdeploy_llm.weights.files import LOADABLE, Entry, SafetensorsFile
 from mmdeploy_llm.weights.find import INDEX_FILE, PICKLE_SUFFIXES, find_weights
+from mmdeploy_llm.weights.map import Target
 
 from .packing import packed_tensors, settings
 from .rounding import round_groups
@@ -156,18 +157,18 @@ class _Writer:
 
     def _is_rounded(self, key: str, entry: Entry) -> bool:
         """Whether a tensor fills a linear layer or an expert inside of a decoder's layers."""
-        targets = self._model.weight_targets(key) or ()
+        targets: Sequence[Target] = self._model.weight_targets(key) or []
         if len(targets) != 1 or entry.dtype not in LOADABLE:
             return False
-        target, num_columns = targets[0], (0, *entry.shape)[-1]
+        target, num_axes = targets[0], len(entry.shape)
         module = self._model.get_submodule(target.name.rpartition(".")[0])
         if module not in self._in_layers or getattr(module, "is_exact", False):
             return False
-        if isinstance(module, Experts) and len(entry.shape) == 3:
+        if isinstance(module, Experts) and num_axes == 3:
             self._stacked.append(key)
         is_plain = target.source is None and target.transpose is False
-        is_matrix = isinstance(module, Linear | Experts) and len(entry.shape) == 2
-        divides = is_matrix and num_columns % self._group_size == 0
+        is_matrix = isinstance(module, Linear | Experts) and num_axes == 2
+        divides = is_matrix and entry.shape[-1] % self._group_size == 0
         return is_plain and divides and key.endswith(WEIGHT)
 
     def _add(self, key: str, tensor: Tensor) -> None:
