@@ -43,7 +43,7 @@ LAYERS = (
     ("batch",),
     ("llm", "aio"),
     ("ray",),
-    ("scaffold", "bench", "doctor"),
+    ("scaffold", "bench", "doctor", "quantize"),
     ("cli",),
 )
 ROOMS = {"intake", "schedule", "runner", "delivery"}

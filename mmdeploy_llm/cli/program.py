@@ -23,6 +23,7 @@ from .determinism import DETERMINISM_EPILOG, check_determinism
 from .doctor import DOCTOR_EPILOG, doctor
 from .options import INTERRUPTED, USAGE, print_error
 from .plugins import LOAD_PLUGINS, plugins
+from .quantize import QUANTIZE_EPILOG, quantize
 from .reports import REPORT_EPILOG, report
 from .talk import chat, generate
 
@@ -153,6 +154,7 @@ app.command()(generate)
 app.command()(chat)
 app.command(epilog=COUNT_EPILOG)(count)
 app.command(epilog=BENCH_EPILOG)(bench)
+app.command(epilog=QUANTIZE_EPILOG)(quantize)
 app.command(epilog=DOCTOR_EPILOG)(doctor)
 app.command("check-determinism", epilog=DETERMINISM_EPILOG)(check_determinism)
 

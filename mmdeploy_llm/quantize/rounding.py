@@ -1,0 +1,74 @@
+"""Rounds matrices to codes of few bits in plain torch, by the rule of CodedProducts.round_codes.
+
+Shapes: n rows, k columns, G groups of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.kernels.coded import Bits
+
+RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+MIN_GAIN = 1e-6  # a smaller range must be better by this part of the squared error
+BLOCK_VALUES = 2**22  # values that are rounded at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rounded:
+    """A rounded matrix: weight = scale * (code - zero). codes: uint8 [n, k]. scales: bfloat16
+    [n, G]. zeros: uint8 [n, G]. squared_error: relative, sum of (w' - w)^2 over sum of w^2."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    squared_error: float
+
+
+def round_groups(weight: Tensor, bits: Bits, group_size: int) -> Rounded:
+    """Rounds `weight` [n, k], finite floats of any dtype, in groups of `group_size` columns, which
+    divides k. In 4 bits each group's range is cut where that makes its squared error smaller."""
+    n, k = weight.shape
+    num_groups = k // group_size
+    parts = [
+        _round_block(block.float().view(-1, num_groups, group_size), bits)
+        for block in torch.split(weight, max(1, BLOCK_VALUES // k))
+    ]
+    codes, scales, zeros, errors = (torch.cat(part) for part in zip(*parts, strict=True))
+    total = float(sum(block.double().square().sum() for block in torch.split(weight, 256)))
+    return Rounded(
+        codes=codes.view(n, k),
+        scales=scales,
+        zeros=zeros,
+        squared_error=float(errors.sum()) / total if total else 0.0,
+    )
+
+
+def _round_block(w: Tensor, bits: Bits) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rounds groups [n, G, size]: codes, scales, zeros and squared errors float64 [n, G]."""
+    best = _round_range(w, bits, 1.0)
+    for ratio in RATIOS[1:] if bits == 4 else ():
+        found = _round_range(w, bits, ratio)
+        is_better = found[3] < best[3] * (1 - MIN_GAIN)
+        codes = torch.where(is_better[..., None], found[0], best[0])
+        scales, zeros, errors = (
+            torch.where(is_better, new, old) for new, old in zip(found[1:], best[1:], strict=True)
+        )
+        best = codes, scales, zeros, errors
+    return best
+
+
+def _round_range(w: Tensor, bits: Bits, ratio: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    largest = 2**bits - 1
+    low, high = w.amin(-1).clamp(max=0), w.amax(-1).clamp(min=0)
+    scales = ((high - low) * ratio / largest).bfloat16()
+    wide = scales.float()
+    inverse = torch.where(wide > 0, 1 / wide, 0)
+    zeros = (-low * ratio * inverse).round().clamp(0, largest)
+    codes = ((w * inverse[..., None]).round() + zeros[..., None]).clamp(0, largest)
+    values = (codes - zeros[..., None]) * wide[..., None]
+    errors = (values - w).double().square().sum(-1)
+    return codes.to(torch.uint8), scales, zeros.to(torch.uint8), errors
