@@ -13,7 +13,8 @@ TESTS = ROOT / "tests"
 # What CI runs in place of a command of the guides, because it includes that command.
 LARGER = {"test": "test-all"}
 NOT_IN_CI = {"clean", "help"}
-PACKAGES = {
+# Module -> the package that has it, where the names differ.
+PACKAGES = {"compressed_tensors": "compressed-tensors", "lance": "pylance"}
     "compressed_tensors": "compressed-tensors",
     "lance": "pylance",
 }  # module -> the package that has it, where the names differ
