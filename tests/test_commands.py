@@ -15,9 +15,6 @@ LARGER = {"test": "test-all"}
 NOT_IN_CI = {"clean", "help"}
 # Module -> the package that has it, where the names differ.
 PACKAGES = {"compressed_tensors": "compressed-tensors", "lance": "pylance"}
-    "compressed_tensors": "compressed-tensors",
-    "lance": "pylance",
-}  # module -> the package that has it, where the names differ
 
 
 def read(name):
