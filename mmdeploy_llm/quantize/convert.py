@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 2 * 2**30
 WEIGHT = ".weight"
+MARK = ".being-quantized"  # a file in a folder that is not whole yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,19 +85,44 @@ def quantize_checkpoint(
     with torch.device("meta"), bounded_building():
         built = manager.build(spec, checkpoint.config)
     partial = output.with_name(f"{output.name}.partial")
-    if partial.is_dir():
-        logger.warning("%s, which a run that was cut off left, is removed", partial)
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    _begin(partial)
     writer = _Writer(partial, built, bits, group_size)
     for path in find_weights(source):
         writer.copy(path)
     summary = writer.finish(output, config)
     _copy_others(source, partial)
-    if output.exists():
-        shutil.rmtree(output)
-    partial.rename(output)
+    (partial / MARK).unlink()
+    _put_in_place(partial, output)
     return summary
+
+
+def _begin(partial: Path) -> None:
+    """Makes the folder that is written to. Removes one that an earlier run left, which has MARK;
+    raises ConfigError for anything else of that name."""
+    if (partial / MARK).is_file():
+        logger.warning("%s, which a run that was cut off left, is removed", partial)
+        shutil.rmtree(partial)
+    if partial.exists() or partial.is_symlink():
+        raise ConfigError(
+            f"{partial} is in the way, and no run that was cut off left it: move it, or give "
+            "another OUTPUT"
+        )
+    partial.mkdir(parents=True)
+    (partial / MARK).touch()
+
+
+def _put_in_place(partial: Path, output: Path) -> None:
+    """Renames `partial` to `output`. A folder that is there is moved aside first and removed last,
+    so that one of the two is whole whenever the run is killed."""
+    aside = output.with_name(f"{output.name}.replaced")
+    if not output.exists():
+        partial.rename(output)
+        return
+    if aside.exists():
+        raise ConfigError(f"{aside} is in the way: move it. The new folder is {partial}")
+    output.rename(aside)
+    partial.rename(output)
+    shutil.rmtree(aside)
 
 
 def _check_output(output: Path, source: Path, overwrite: bool) -> None:

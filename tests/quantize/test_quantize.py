@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.quantize import quantize_checkpoint
+from mmdeploy_llm.quantize import convert, quantize_checkpoint
 from mmdeploy_llm.quantize.rounding import round_groups
 from mmdeploy_llm.testing.tiny import write_tiny
 
@@ -97,6 +97,18 @@ def test_command(tmp_path):
     assert CliRunner().invoke(app, [*command, "--overwrite"]).exit_code == 0
 
 
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_the_user_keeps_is_not_removed(tmp_path, is_folder):
+    plain, own = write_tiny("qwen2", tmp_path / "plain", **SIZES), tmp_path / "new.partial"
+    if is_folder:
+        own.mkdir()
+        own = own / "mine.txt"
+    own.write_text("mine")
+    with pytest.raises(ConfigError, match=r"new\.partial is in the way"):
+        quantize_checkpoint(str(plain), tmp_path / "new", bits=4, group_size=32)
+    assert own.read_text() == "mine"
+
+
 def test_refusals(tmp_path):
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
 
@@ -137,6 +149,7 @@ def test_several_shards(tmp_path, monkeypatch, caplog):
     quantize_checkpoint(str(plain), whole, bits=4, group_size=32)
     (tmp_path / "shards.partial").mkdir()
     (tmp_path / "shards.partial" / "left.safetensors").touch()  # by a run that was killed
+    (tmp_path / "shards.partial" / convert.MARK).touch()
     monkeypatch.setattr("mmdeploy_llm.quantize.convert.SHARD_BYTES", 20_000)
     quantize_checkpoint(str(plain), shards, bits=4, group_size=32)
     assert "cut off left, is removed" in caplog.text
