@@ -16,7 +16,7 @@ from .decoder import (
     NewLayer,
 )
 from .decoder_config import DecoderConfig
-from .from_config import layer_windows, rotary_config, standard_decoder
+from .from_config import layer_windows, rotary_config, sparse_layers, standard_decoder
 from .gated_attention import GatedAttention
 from .gated_delta import GatedDeltaConfig, GatedDeltaNet
 from .grid_lm import GridLM, media_grid
@@ -91,6 +91,7 @@ __all__ = [
     "quick_gelu",
     "rotary_config",
     "sectioned_axes",
+    "sparse_layers",
     "standard_decoder",
     "to_device",
     "vision_activation",

@@ -44,6 +44,12 @@ def standard_decoder(
     )
 
 
+def sparse_layers(config: Any) -> frozenset[int]:
+    """Returns the layers with experts: every decoder_sparse_step-th, without mlp_only_layers."""
+    step, layers = config.decoder_sparse_step, range(config.num_hidden_layers)
+    return frozenset(i for i in layers if (i + 1) % step == 0) - {*config.mlp_only_layers}
+
+
 def rotary_config(
     config: Any, *, axes: tuple[int, ...] | None = None, is_interleaved: bool = False
 ) -> RotaryConfig:

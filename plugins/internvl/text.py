@@ -6,7 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm.errors import ModelNotSupportedError
-from mmdeploy_llm.layers import DecoderConfig, MoEConfig, layer_windows, standard_decoder
+from mmdeploy_llm.layers import (
+    DecoderConfig,
+    MoEConfig,
+    layer_windows,
+    sparse_layers,
+    standard_decoder,
+)
 
 KINDS = ("qwen2", "qwen3", "qwen3_moe")
 
@@ -41,5 +47,4 @@ def _with_experts(decoder: DecoderConfig, text: Any) -> DecoderConfig:
         router="softmax",
         is_normed=text.norm_topk_prob,
     )
-    sparse = (i for i in range(decoder.num_layers) if (i + 1) % text.decoder_sparse_step == 0)
-    return replace(decoder, moe=moe, moe_layers=frozenset(sparse) - {*text.mlp_only_layers})
+    return replace(decoder, moe=moe, moe_layers=sparse_layers(text))

@@ -13,6 +13,7 @@ from mmdeploy_llm.layers import (
     MoEConfig,
     layer_windows,
     rotary_config,
+    sparse_layers,
     standard_decoder,
 )
 from mmdeploy_llm.weights.map import Target, WeightMap
@@ -98,5 +99,4 @@ def with_experts(decoder: DecoderConfig, config: Any) -> DecoderConfig:
         shared_size=shared_size,
         is_shared_gated=shared_size > 0,
     )
-    sparse = (i for i in range(decoder.num_layers) if (i + 1) % config.decoder_sparse_step == 0)
-    return replace(decoder, moe=moe, moe_layers=frozenset(sparse) - {*config.mlp_only_layers})
+    return replace(decoder, moe=moe, moe_layers=sparse_layers(config))

@@ -16,6 +16,7 @@ from mmdeploy_llm.layers import (
     GridLM,
     MoEConfig,
     rotary_config,
+    sparse_layers,
     standard_decoder,
 )
 from mmdeploy_llm.weights.map import Target, WeightMap
@@ -90,9 +91,7 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3VLForConditionalGeneration):
             intermediate_size=text.moe_intermediate_size,
             router="softmax",
         )
-        step, dense = text.decoder_sparse_step, {*text.mlp_only_layers}
-        sparse = (layer for layer in range(decoder.num_layers) if (layer + 1) % step == 0)
-        return replace(decoder, moe=moe, moe_layers=frozenset(sparse) - dense)
+        return replace(decoder, moe=moe, moe_layers=sparse_layers(text))
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map. Published stacks of experts have their last two axes swapped, those
