@@ -56,15 +56,16 @@ def _shared(facts: Facts, family: Family) -> Values:
     if facts.header.architecture != "lfm2":
         values["rms_norm_eps"] = facts.number("attention.layer_norm_rms_epsilon")
         values["num_key_value_heads"] = facts.whole("attention.head_count_kv", num_heads)
-        values["head_dim"] = head_dim = _head_dim(facts, num_heads, hidden_size)
+        values["head_dim"] = head_dim = _head_dim(facts)
         values["rope_parameters"] = rope_parameters(facts, head_dim)
     if facts.header.architecture != NO_MLP:
         values["intermediate_size"] = facts.whole("feed_forward_length")
     return values
 
 
-def _head_dim(facts: Facts, num_heads: int, hidden_size: int) -> int:
+def _head_dim(facts: Facts) -> int:
     """Returns the channels of a head: as stated, else as the rows of the first query matrix."""
+    num_heads = facts.whole("attention.head_count")
     if facts.has("attention.key_length"):
         found = facts.whole("attention.key_length", high=MAX_HEAD_DIM)
         if facts.whole("attention.value_length", found) != found:
@@ -72,7 +73,7 @@ def _head_dim(facts: Facts, num_heads: int, hidden_size: int) -> int:
         return found
     if "blk.0.attn_q.weight" in facts.tensors:
         return max(1, facts.shape("blk.0.attn_q.weight", 2)[0] // num_heads)
-    return max(1, hidden_size // num_heads)
+    return max(1, facts.whole("embedding_length") // num_heads)
 
 
 def _ends(facts: Facts) -> list[int] | int | None:
@@ -175,10 +176,9 @@ def _gemma(facts: Facts) -> Values:
 
 def _score_scalar(facts: Facts) -> int:
     """Returns query_pre_attn_scalar, which no metadata hold, by llama.cpp's rule."""
-    num_heads, hidden = facts.whole("attention.head_count"), facts.whole("embedding_length")
     if num_layers(facts) == WIDE_HEADS[facts.header.architecture]:
-        return max(1, hidden // num_heads)
-    return _head_dim(facts, num_heads, hidden)
+        return max(1, facts.whole("embedding_length") // facts.whole("attention.head_count"))
+    return _head_dim(facts)
 
 
 def _layer_types(facts: Facts, period: int) -> list[str]:
@@ -205,12 +205,9 @@ def _gemma2(facts: Facts) -> Values:
 
 def _gemma3(facts: Facts) -> Values:
     values = _gemma(facts) | {"query_pre_attn_scalar": _score_scalar(facts)}
-    head_dim = _head_dim(
-        facts, facts.whole("attention.head_count"), facts.whole("embedding_length")
-    )
     local = {"rope_type": "default", "rope_theta": facts.number("rope.freq_base_swa", 10_000.0)}
     values["rope_parameters"] = {
-        "full_attention": rope_parameters(facts, head_dim, theta=1e6),
+        "full_attention": rope_parameters(facts, _head_dim(facts), theta=1e6),
         "sliding_attention": local,
     }
     if facts.has("final_logit_softcapping"):
@@ -224,12 +221,9 @@ def _gemma3(facts: Facts) -> Values:
 
 
 def _granite(facts: Facts) -> Values:
-    head_dim = _head_dim(
-        facts, facts.whole("attention.head_count"), facts.whole("embedding_length")
-    )
     return _llama(facts) | {
         "embedding_multiplier": facts.number("embedding_scale", 1.0),
-        "attention_multiplier": facts.number("attention.scale", head_dim**-0.5),
+        "attention_multiplier": facts.number("attention.scale", _head_dim(facts) ** -0.5),
         "residual_multiplier": facts.number("residual_scale", 1.0),
         "logits_scaling": facts.number("logit_scale", 1.0),
     }

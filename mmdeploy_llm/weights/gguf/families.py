@@ -7,7 +7,7 @@ tables of the package `gguf`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -115,10 +115,8 @@ TILED = {
 HYBRID = {**ATTENTION, **HEAD_NORMS, **GATED_DELTA}
 HYBRID["post_attention_norm"] = "post_attention_layernorm"
 LFM2_LAYER = {
+    **ATTENTION,
     "attn_norm": "operator_norm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.out_proj",
     "attn_q_norm": "self_attn.q_layernorm",
     "attn_k_norm": "self_attn.k_layernorm",
@@ -136,6 +134,19 @@ LFM2_OUTER = {
     "output_norm": "model.embedding_norm",  # in files of other converters
     "output": "lm_head",
 }
+QWEN35 = Family(
+    model_type="qwen3_5_text",
+    model="Qwen3_5ForCausalLM",
+    layer={**HYBRID, **MLP},
+    whole=GATED_DELTA_WHOLE,
+    adds_one=True,
+    plain_norms=("ssm_norm",),
+    tiled=TILED,
+    tiled_columns="ssm_out",
+    logs=("ssm_a",),
+    new_axes={"ssm_conv1d": 1},
+    has_extra_layers=True,
+)
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family(model_type="llama", model="LlamaForCausalLM", permuted=PERMUTED),
@@ -156,32 +167,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             layer={**SPARSE, **HEAD_NORMS},
             has_experts=True,
         ),
-        "qwen35": Family(
-            model_type="qwen3_5_text",
-            model="Qwen3_5ForCausalLM",
-            layer={**HYBRID, **MLP},
-            whole=GATED_DELTA_WHOLE,
-            adds_one=True,
-            plain_norms=("ssm_norm",),
-            tiled=TILED,
-            tiled_columns="ssm_out",
-            logs=("ssm_a",),
-            new_axes={"ssm_conv1d": 1},
-            has_extra_layers=True,
-        ),
-        "qwen35moe": Family(
+        "qwen35": QWEN35,
+        "qwen35moe": replace(
+            QWEN35,
             model_type="qwen3_5_moe_text",
             model="Qwen3_5MoeForCausalLM",
             layer={**HYBRID, "ffn_gate_inp": "mlp.gate", **SHARED_EXPERT},
-            whole=GATED_DELTA_WHOLE,
-            adds_one=True,
-            plain_norms=("ssm_norm",),
-            tiled=TILED,
-            tiled_columns="ssm_out",
-            logs=("ssm_a",),
-            new_axes={"ssm_conv1d": 1, "ffn_gate_inp_shexp": 0},
+            new_axes={**QWEN35.new_axes, "ffn_gate_inp_shexp": 0},
             has_experts=True,
-            has_extra_layers=True,
         ),
         "gemma": Family(model_type="gemma", model="GemmaForCausalLM", adds_one=True),
         "gemma2": Family(
