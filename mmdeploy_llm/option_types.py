@@ -27,7 +27,7 @@ def _dtype_name(value: Any) -> Any:
     return DTYPES.get(name, name) if is_name else value
 
 
-def _quantization_name(value: Any) -> Any:
+def quantization_name(value: Any) -> Any:
     """Turns FastDeploy's names into ours."""
     return QUANTIZATIONS.get(value, value) if isinstance(value, str) else value
 
@@ -63,9 +63,8 @@ def _schemes(value: tuple[str, ...]) -> tuple[str, ...]:
 
 CpuLevel = Literal["avx512_bf16", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "portable"]
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValidator(_dtype_name)]
-Quantization = Annotated[
-    Literal["int8", "int4", "int8wo", "int4a8"], BeforeValidator(_quantization_name)
-]
+QuantizationName = Literal["int8", "int4", "int8wo", "int4a8"]
+Quantization = Annotated[QuantizationName, BeforeValidator(quantization_name)]
 CacheDType = Annotated[
     Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8"], BeforeValidator(_dtype_name)
 ]

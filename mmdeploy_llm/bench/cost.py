@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.caches import PagedKV, layer_caches
 from mmdeploy_llm.hooks import Model
+from mmdeploy_llm.kernels.coded import CODES
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.linear import Embedding
 from mmdeploy_llm.layers.moe import Experts, ModalityMLP, SparseMLP
@@ -28,9 +29,11 @@ from mmdeploy_llm.metrics import StepStats
 from .machine import Machine
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
-# Weights, with the four bytes that a group's scale and zero take: groups of 64 in 4 bits, of 128 in
-# 8. The head, which has 8 bits in any case, is counted as the others.
-WEIGHT_BYTES = VALUE_BYTES | {"int4": 0.5 + 4 / 64, "int4a8": 0.5 + 4 / 64, "int8wo": 1 + 4 / 128}
+# Weights, with the four bytes that a group's scale and zero take. The head, which has 8 bits in any
+# case, is counted as the others.
+WEIGHT_BYTES = VALUE_BYTES | {
+    name: layout.bits / 8 + 4 / layout.group_size for name, layout in CODES.items()
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmdeploy_llm.kernels import Quantization
+from mmdeploy_llm.kernels.coded import CODES
 from mmdeploy_llm.native import CpuKernels
 
-Precision = Literal["float32", "bfloat16", "float16", "int8", "int4", "int8wo", "int4a8"]
+Precision = Literal["float32", "bfloat16", "float16"] | Quantization
 
 # Shape of the timed product: 512 rows times a weight of 4096 x 1024.
 NUM_ROWS, OUT_SIZE, IN_SIZE = 512, 4096, 1024
@@ -67,9 +69,11 @@ def _products(
     if precision == "int8":
         yield from _int8_products(device, kernels)
         return
-    if precision in ("int4", "int8wo", "int4a8"):
+    if precision in CODES:
         assert kernels is not None, "the engine needs them too"
-        coded = kernels.pack(torch.rand(OUT_SIZE, IN_SIZE).bfloat16(), precision)
+        coded = kernels.pack(
+            torch.rand(OUT_SIZE, IN_SIZE).bfloat16(), cast(Quantization, precision)
+        )
         assert coded is not None
         wide = torch.rand(NUM_ROWS, IN_SIZE).bfloat16()
         yield lambda: coded.product(wide, None)

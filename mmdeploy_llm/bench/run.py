@@ -24,7 +24,7 @@ from mmdeploy_llm.hooks import Checkpoint, hookimpl
 from mmdeploy_llm.intake.checkpoint import read_checkpoint, resolve_model
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.metrics import StepStats
-from mmdeploy_llm.option_types import QUANTIZATIONS
+from mmdeploy_llm.option_types import quantization_name
 from mmdeploy_llm.params import SamplingParams
 
 from .cost import MediaFlops, ModelCost, kv_block_bytes, model_cost
@@ -243,8 +243,8 @@ def _memory(
 
 def _precision(llm: LLM, settings: BenchSettings) -> Precision:
     """Returns the precision of the matrix products with weights."""
-    name = settings.options.get("quantization")
-    return cast(Precision, llm.runtime.dtype) if name is None else QUANTIZATIONS.get(name, name)
+    name = quantization_name(settings.options.get("quantization"))
+    return cast(Precision, name or llm.runtime.dtype)
 
 
 def _machine(llm: LLM, settings: BenchSettings) -> Machine:

@@ -27,6 +27,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from mmdeploy_llm.option_types import QuantizationName
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -41,8 +43,13 @@ if TYPE_CHECKING:
 #     int4     4 bits, a scale and a zero for 64 values; x as it is
 #     int8wo   8 bits, a scale and a zero for 128 values; x as it is
 #     int4a8   weights as int4; x as int8
-Quantization = Literal["int8", "int4", "int8wo", "int4a8"]
+Quantization = QuantizationName
 ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu"]  # transformers' names
+
+
+def rounds_inputs(quantization: Quantization | None) -> bool:
+    """Whether products round the rows of x too."""
+    return quantization in ("int8", "int4a8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

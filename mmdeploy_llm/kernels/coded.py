@@ -13,9 +13,10 @@ bytes: 4 codes of 8 bits, or 8 codes of 4 bits, of which byte j holds code j bel
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,24 @@ Bits = Literal[4, 8]
 UNIT_BYTES = 4
 # The kernels keep an integer zero in the lowest bits of its scale, where these are free.
 ZERO_BITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLayout:
+    """How a weight is cut into codes: bits of a code, and columns of a group."""
+
+    bits: Bits
+    group_size: int
+
+
+# Bits and columns of a group of the ways to round a weight that make codes; see Quantization.
+CODES: Mapping[str, CodeLayout] = MappingProxyType(
+    {
+        "int4": CodeLayout(bits=4, group_size=64),
+        "int4a8": CodeLayout(bits=4, group_size=64),
+        "int8wo": CodeLayout(bits=8, group_size=128),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,46 +108,38 @@ class CodedWeight:
             return self
         return replace(self, offsets=self.scales * self.zeros, zeros=None)
 
-    def rows(self, start: int, end: int) -> CodedWeight:
-        """Returns rows start .. end, in the same memory."""
-        return replace(
-            self,
-            units=self.units[start:end],
-            scales=self.scales[start:end],
-            offsets=None if self.offsets is None else self.offsets[start:end],
-            zeros=None if self.zeros is None else self.zeros[start:end],
-        )
+    @property
+    def layout(self) -> CodeLayout:
+        """The bits and groups of the codes."""
+        return CodeLayout(bits=self.bits, group_size=self.group_size)
 
-    def selected(self, rows: Tensor) -> CodedWeight:
-        """Returns the rows of these indices, int64."""
-        return replace(
-            self,
-            units=self.units[rows],
-            scales=self.scales[rows],
-            offsets=None if self.offsets is None else self.offsets[rows],
-            zeros=None if self.zeros is None else self.zeros[rows],
-        )
+    def rows(self, rows: slice | Tensor) -> CodedWeight:
+        """Returns some rows; those of a slice are in the same memory. rows: int64 if a tensor."""
+        return replace(self, units=self.units[rows], **self._facts_at(rows))
 
-    def recoded(self, bits: Bits, group_size: int) -> CodedWeight:
+    def recoded(self, layout: CodeLayout) -> CodedWeight:
         """Returns the same weight with codes of as many bits or more, and in groups of a size that
         divides its own."""
-        if (bits, group_size) == (self.bits, self.group_size):
+        if layout == self.layout:
             return self
-        starts = torch.arange(0, self.k, group_size) // self.group_size
+        starts = torch.arange(0, self.k, layout.group_size) // self.group_size
         return replace(
             self,
-            bits=bits,
-            group_size=group_size,
-            units=units_of(self.codes(), bits),
-            scales=self.scales[:, starts],
-            offsets=None if self.offsets is None else self.offsets[:, starts],
-            zeros=None if self.zeros is None else self.zeros[:, starts],
+            bits=layout.bits,
+            group_size=layout.group_size,
+            units=units_of(self.codes(), layout.bits),
+            **self._facts_at((slice(None), starts)),
         )
 
     def split(self, num: int) -> list[CodedWeight]:
         """Returns `num` equal runs of rows, in the same memory."""
         size = self.n // num
-        return [self.rows(start, start + size) for start in range(0, self.n, size)]
+        return [self.rows(slice(start, start + size)) for start in range(0, self.n, size)]
+
+    def _facts_at(self, index: Any) -> dict[str, Any]:
+        """Returns scales, offsets and zeros, indexed."""
+        facts = {"scales": self.scales, "offsets": self.offsets, "zeros": self.zeros}
+        return {name: None if own is None else own[index] for name, own in facts.items()}
 
     def _spread(self, facts: Tensor) -> Tensor:
         return facts.repeat_interleave(self.group_size, 1)[:, : self.k]
@@ -137,9 +148,8 @@ class CodedWeight:
 def joined(parts: Sequence[CodedWeight], memory: WeightMemory | None) -> CodedWeight:
     """Returns weights of as many columns, one below the other, with the most bits and the smallest
     groups that one of them needs. memory: allocates the units."""
-    bits: Bits = 8 if any(part.bits == 8 for part in parts) else 4
-    group_size = math.gcd(*(part.group_size for part in parts))
-    parts = [part.recoded(bits, group_size) for part in parts]
+    layout = common_layout([part.layout for part in parts])
+    parts = [part.recoded(layout) for part in parts]
     if any(part.zeros is None for part in parts):
         parts = [part.with_offsets() for part in parts]
     first, n = parts[0], sum(part.n for part in parts)
@@ -155,6 +165,15 @@ def joined(parts: Sequence[CodedWeight], memory: WeightMemory | None) -> CodedWe
     assert scales is not None
     return replace(
         first, units=units, scales=scales, offsets=facts("offsets"), zeros=facts("zeros")
+    )
+
+
+def common_layout(layouts: Sequence[CodeLayout]) -> CodeLayout:
+    """Returns the layout in which weights of all these layouts can be written: the most bits, and
+    the largest groups that divide those of each."""
+    return CodeLayout(
+        bits=8 if any(layout.bits == 8 for layout in layouts) else 4,
+        group_size=math.gcd(*(layout.group_size for layout in layouts)),
     )
 
 

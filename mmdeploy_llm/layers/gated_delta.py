@@ -144,10 +144,9 @@ class GatedDeltaNet(KernelLayer):
 
     def _in_torch(self, inputs: DeltaInputs, matrices: Tensor, states: StateContext) -> Tensor:
         """Computes what StateKernels.gated_delta does."""
-        config = self.config
-        key_size = self.num_key_heads * config.key_head_dim
-        value_size = self.num_value_heads * config.value_head_dim
-        qkv, z = inputs.qkv, inputs.z
+        config, qkv, z = self.config, inputs.qkv, inputs.z
+        value_size = z.shape[1]
+        key_size = (qkv.shape[1] - value_size) // 2
         q, k, v = torch.split(qkv, [key_size, key_size, value_size], 1)
         g = -self.A_log.exp() * F.softplus(inputs.a.float() + self.dt_bias)
         q, k = (normalized(_heads(y, config.key_head_dim)) for y in (q, k))

@@ -3,7 +3,7 @@ kernels every layer computes the same in plain torch, which is the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 
 from torch import nn
@@ -21,6 +21,12 @@ ELSEWHERE: Mapping[Quantization, Quantization] = MappingProxyType(
 )
 
 
+def decoder_modules(model: nn.Module) -> Set[nn.Module]:
+    """Returns the modules of all decoder layers of a model."""
+    decoders = (module.model for module in model.modules() if isinstance(module, CausalLM))
+    return {part for decoder in decoders for part in decoder.layers.modules()}
+
+
 def install_kernels(
     model: nn.Module, kernels: Kernels, quantization: Quantization | None = None
 ) -> None:
@@ -30,12 +36,7 @@ def install_kernels(
     rounds them, except exact ones; in 4 bits only those of a decoder's layers, which are most of a
     language model, and the others, an output head or a vision tower, in 8 bits.
     """
-    in_layers = {
-        part
-        for module in model.modules()
-        if isinstance(module, CausalLM)
-        for part in module.model.layers.modules()
-    }
+    in_layers = decoder_modules(model)
     elsewhere = quantization if quantization is None or not in_layers else ELSEWHERE[quantization]
     for module in model.modules():
         if isinstance(module, KernelLayer):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization
+from mmdeploy_llm.kernels import Kernels, PackedWeight, Quantization, rounds_inputs
 from mmdeploy_llm.kernels.coded import CodedWeight
 
 from .kernel_layer import KernelLayer
@@ -52,11 +52,6 @@ def has_product(dtype: torch.dtype) -> bool:
     if dtype is torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype is not torch.float16 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-
-
-def rounds_inputs(quantization: Quantization | None) -> bool:
-    """Whether products round the rows of x too."""
-    return quantization in ("int8", "int4a8")
 
 
 class Matrix(nn.Module):

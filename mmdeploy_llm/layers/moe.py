@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmdeploy_llm.kernels import ExpertKernels, Kernels, PackedWeight, Quantization
+from mmdeploy_llm.kernels import ExpertKernels, Kernels, PackedWeight, Quantization, rounds_inputs
 from mmdeploy_llm.kernels.coded import CodedWeight
 
 from .kernel_layer import KernelLayer
-from .linear import Linear, Matrix, emptied, empty_parameter, plain_linear, rounds_inputs
+from .linear import Linear, Matrix, emptied, empty_parameter, plain_linear
 from .mlp import GatedMLP, silu_mul
 
 
@@ -107,11 +107,9 @@ class Experts(KernelLayer):
 
     def __init__(self, num_experts: int, size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.num_experts = num_experts
         self.gate_up_proj = empty_parameter(num_experts, 2 * intermediate_size, size)
         self.down_proj = empty_parameter(num_experts, size, intermediate_size)
         self._packed: list[tuple[PackedWeight | None, PackedWeight | None]] | None = None
-        self._coded_names = ("gate_up_proj", "down_proj")
         self._coded: dict[str, CodedWeight] = {}
         self.expert_parts = {
             "gate_proj": ("gate_up_proj", slice(0, intermediate_size)),
@@ -194,8 +192,8 @@ class Experts(KernelLayer):
         self.gate_up_proj, self.down_proj = emptied(self.gate_up_proj), emptied(self.down_proj)
 
     def can_hold_coded(self, name: str) -> bool:
-        """Whether `hold_coded` takes this parameter."""
-        return name in self._coded_names
+        """Whether this is a parameter: each is a stack of matrices."""
+        return name in self._parameters
 
     def hold_coded(self, name: str, weight: CodedWeight) -> None:
         """Takes the matrices of all experts in few bits, one below the other, as their checkpoint
@@ -203,7 +201,8 @@ class Experts(KernelLayer):
         self._coded[name] = weight
 
     def _pack_coded(self, kernels: Kernels, *, rounds: bool) -> None:
-        stacks = (self._coded[name].split(self.num_experts) for name in self._coded_names)
+        whole = self._coded["gate_up_proj"], self._coded["down_proj"]
+        stacks = (weight.split(self.down_proj.shape[0]) for weight in whole)
         gate_up, down = (
             [kernels.pack_coded(part, rounds=rounds) for part in stack] for stack in stacks
         )

@@ -6,6 +6,7 @@ Without a compiler there are no kernels, and plain torch computes the same.
 """
 
 from .build import BuildError, Level, NoCompilerError, build, cpu_levels
+from .coded import PANEL
 from .cores import (
     ComputeThreads,
     Placement,
@@ -18,7 +19,6 @@ from .cpu_kernels import MAX_HEAD_DIM, CpuKernels, load
 from .memory import LargePages, keep_freed_memory
 from .openmp import THREAD_COUNT, make_forks_safe
 from .prebuilt import find_prebuilt
-from .products import PANEL
 from .recording import Recording
 
 __all__ = [

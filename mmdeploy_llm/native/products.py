@@ -3,24 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels import PackedWeight, Quantization
-from mmdeploy_llm.kernels.coded import Bits
+from mmdeploy_llm.kernels import PackedWeight, Quantization, rounds_inputs
+from mmdeploy_llm.kernels.coded import CODES
 
-from .coded import CodedProducts
+from .coded import PANEL, CodedProducts
 from .library import DTYPES
 
-PANEL = 64  # rows of a panel, as in gemm.h
-# Bits and columns of a group.
-CODES: Mapping[str, tuple[Bits, int]] = MappingProxyType(
-    {"int4": (4, 64), "int4a8": (4, 64), "int8wo": (8, 128)}
-)
 MANY_ROWS, MANY_S8_ROWS = 16, 128  # that the portable level leaves to torch: of floats, of int8
 WIDE_VALUES, MIN_WIDE_PANELS = 2**20, 8  # of a wide copy, which should stay in the cache
 
@@ -45,22 +39,17 @@ class Products(CodedProducts):
             return FloatWeight(self, weight)
         if quantization == "int8":
             return S8Weight(self, weight)
-        bits, group_size = CODES[quantization]
-        coded = self.round_codes(weight.contiguous(), bits, min(group_size, weight.shape[1]))
-        return self.pack_coded(coded, rounds=quantization == "int4a8")
+        layout = CODES[quantization]
+        group_size = min(layout.group_size, weight.shape[1])
+        coded = self.round_codes(weight.contiguous(), layout.bits, group_size)
+        return self.pack_coded(coded, rounds=rounds_inputs(quantization))
 
     def pack_float(self, weight: Tensor) -> Tensor:
         """Lays out float32 or bf16 `weight` [n, k], contiguous, k even in bf16, for `linear_float`.
         Reuses the memory of `weight` when n is a multiple of 64, so that a model needs no second
         copy of its weights."""
-        n, k = weight.shape
-        unit = 4 // weight.itemsize
-        shape = (-(-n // PANEL), k // unit, PANEL, unit)
-        packed = self.memory.empty(shape, dtype=weight.dtype) if n % PANEL else weight.view(shape)
-        self._library.mm_pack_units(
-            weight.data_ptr(), n, k // unit, packed.data_ptr(), torch.get_num_threads()
-        )
-        return packed
+        packed = self.pack_units(weight.view(torch.int32))
+        return packed.view(weight.dtype).view(*packed.shape, -1)
 
     def linear_float(self, x: Tensor, packed: Tensor, n: int, bias: Tensor | None) -> Tensor:
         """Multiplies `x` [T, k] by packed weights of its dtype, float32 or bf16 -> [T, n]. bias:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
 from mmdeploy_llm.hooks import PluginManager
 from mmdeploy_llm.intake.checkpoint import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.kernels.coded import Bits
-from mmdeploy_llm.layers.decoder import CausalLM
+from mmdeploy_llm.layers.install import decoder_modules
 from mmdeploy_llm.layers.linear import Linear
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.weights.bounds import bounded_building
@@ -151,7 +151,7 @@ class _Writer:
 
     def __init__(self, folder: Path, model: Any, bits: Bits, group_size: int) -> None:
         self._folder, self._model, self._bits, self._group_size = folder, model, bits, group_size
-        self._in_layers = set(_modules_of_layers(model))
+        self._in_layers = decoder_modules(model)
         self._shard: dict[str, Tensor] = {}
         self._places: dict[str, str] = {}
         self._ignored = ["lm_head"]
@@ -235,9 +235,3 @@ class _Writer:
             mean_error=sum(self._errors) / len(self._errors),
             stacked=self._stacked,
         )
-
-
-def _modules_of_layers(model: nn.Module) -> Iterator[nn.Module]:
-    for module in model.modules():
-        if isinstance(module, CausalLM):
-            yield from module.model.layers.modules()

@@ -49,9 +49,10 @@ def round_groups(weight: Tensor, bits: Bits, group_size: int) -> Rounded:
 
 def _round_block(w: Tensor, bits: Bits) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rounds groups [n, G, size]: codes, scales, zeros and squared errors float64 [n, G]."""
-    best = _round_range(w, bits, 1.0)
+    low, high = w.amin(-1).clamp(max=0), w.amax(-1).clamp(min=0)
+    best = _round_range(w, low, high, bits, 1.0)
     for ratio in RATIOS[1:] if bits == 4 else ():
-        found = _round_range(w, bits, ratio)
+        found = _round_range(w, low, high, bits, ratio)
         is_better = found[3] < best[3] * (1 - MIN_GAIN)
         codes = torch.where(is_better[..., None], found[0], best[0])
         scales, zeros, errors = (
@@ -61,9 +62,11 @@ def _round_block(w: Tensor, bits: Bits) -> tuple[Tensor, Tensor, Tensor, Tensor]
     return best
 
 
-def _round_range(w: Tensor, bits: Bits, ratio: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _round_range(
+    w: Tensor, low: Tensor, high: Tensor, bits: Bits, ratio: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rounds groups to the part `ratio` of their ranges low .. high [n, G]."""
     largest = 2**bits - 1
-    low, high = w.amin(-1).clamp(max=0), w.amax(-1).clamp(min=0)
     scales = ((high - low) * ratio / largest).bfloat16()
     wide = scales.float()
     inverse = torch.where(wide > 0, 1 / wide, 0)

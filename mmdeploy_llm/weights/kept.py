@@ -3,18 +3,17 @@ by such weights: no copy of them in floats is ever made."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
 from mmdeploy_llm.kernels import WeightMemory
-from mmdeploy_llm.kernels.coded import Bits, CodedWeight, joined
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight, CodeLayout, common_layout, joined
 
 from .gguf import GGUFFile
-from .quantized import Coding, QuantizedFile
+from .quantized import QuantizedFile
 from .shard import Read
 
 CODED_FILES = (QuantizedFile, GGUFFile)
@@ -22,6 +21,7 @@ CODED_FILES = (QuantizedFile, GGUFFile)
 CanKeep = Callable[[Bits, int, int], bool]
 
 
+@runtime_checkable
 class CodedHolder(Protocol):
     """A module whose weights may be in few bits."""
 
@@ -38,38 +38,42 @@ def kept_reads(
     model: nn.Module, reads: Iterable[Read], can_keep: CanKeep
 ) -> Mapping[str, Sequence[Read]]:
     """Returns the parameters that can stay in few bits, with their reads in the order of rows: all
-    values must come from layers with a coding, and the module must take them."""
+    values must come from weights that have a layout, and the module must take them."""
     by_name: dict[str, list[Read]] = defaultdict(list)
     for read in reads:
         by_name[read.name].append(read)
     return {
         name: sorted(own, key=lambda read: read.start)
         for name, own in by_name.items()
-        if _can_hold(model, name) and _have_codings(own, can_keep)
+        if _can_hold(model, name) and _have_layouts(own, can_keep)
     }
 
 
-def _can_hold(model: nn.Module, name: str) -> bool:
+def _holder(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Returns the module of a parameter, and the parameter's name in it."""
     path, _, own = name.rpartition(".")
-    holder: Any = model.get_submodule(path)
-    return hasattr(holder, "can_hold_coded") and bool(holder.can_hold_coded(own))
+    return model.get_submodule(path), own
 
 
-def _have_codings(reads: Sequence[Read], can_keep: CanKeep) -> bool:
-    """Whether all values have a coding, and the kernels multiply by what these make together."""
-    found = [_coding(read) for read in reads]
-    codings = [coding for coding in found if coding is not None]
-    if len(codings) < len(found):
+def _can_hold(model: nn.Module, name: str) -> bool:
+    module, own = _holder(model, name)
+    return isinstance(module, CodedHolder) and module.can_hold_coded(own)
+
+
+def _have_layouts(reads: Sequence[Read], can_keep: CanKeep) -> bool:
+    """Whether all values have a layout, and the kernels multiply by what these make together."""
+    found = [_layout(read) for read in reads]
+    layouts = [layout for layout in found if layout is not None]
+    if len(layouts) < len(found):
         return False
-    bits: Bits = 8 if any(coding.bits == 8 for coding in codings) else 4
-    group_size = math.gcd(*(coding.group_size for coding in codings))
-    return can_keep(bits, group_size, reads[0].shape[-1])
+    layout = common_layout(layouts)
+    return can_keep(layout.bits, layout.group_size, reads[0].shape[-1])
 
 
-def _coding(read: Read) -> Coding | None:
+def _layout(read: Read) -> CodeLayout | None:
     if read.transpose or len(read.shape) != 2:
         return None
-    return read.file.coding(read.key) if isinstance(read.file, CODED_FILES) else None
+    return read.file.layout(read.key) if isinstance(read.file, CODED_FILES) else None
 
 
 def hold(
@@ -80,9 +84,9 @@ def hold(
     for read in reads:
         assert isinstance(read.file, CODED_FILES)
         first = read.first_value // read.shape[1]
-        parts.append(read.file.read_coded(read.key).rows(first, first + read.shape[0]))
+        parts.append(read.file.read_coded(read.key).rows(slice(first, first + read.shape[0])))
     weight = joined(parts, memory)
-    path, _, own = name.rpartition(".")
-    holder: Any = model.get_submodule(path)
-    holder.hold_coded(own, weight)
+    module, own = _holder(model, name)
+    assert isinstance(module, CodedHolder)
+    module.hold_coded(own, weight)
     return weight

@@ -102,7 +102,7 @@ def test_gated_delta(kernels, dtype, key_dim, value_dim):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_prompt_in_steps_has_the_same_bits(kernels, dtype):
-    """Without the projections, whose products are torch's at some levels."""
+    """The test leaves the projections out, whose products are torch's at some levels."""
     layer, new_states = a_layer(dtype, key_dim=16, value_dim=32)
     taps, heads, channels = layer.conv1d.weight, 4, 2 * 2 * 16 + 4 * 32
     x = values(40, channels + 4 * 32 + 2 * heads, dtype=dtype)

@@ -13,7 +13,7 @@ import torch
 from mmdeploy_llm.errors import CheckpointError, ModelNotSupportedError
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights.gguf import GGUFFile, find_gguf, gguf_config, read_headers, rows
-from mmdeploy_llm.weights.gguf.codes import CODINGS
+from mmdeploy_llm.weights.gguf.codes import LAYOUTS
 from mmdeploy_llm.weights.gguf.families import FAMILIES
 from mmdeploy_llm.weights.gguf.library import readable_types
 from mmdeploy_llm.weights.quantized import reading
@@ -72,7 +72,7 @@ def test_values_are_those_of_the_library(tmp_path, monkeypatch, kind):
     assert torch.equal(found.view(torch.int32), wanted.T.contiguous().view(torch.int32))
 
 
-@pytest.mark.parametrize("kind", CODINGS)
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_weights_that_stay_in_few_bits(tmp_path, kind):
     """Dequantised they are the library's values; with offsets, up to one more rounding."""
     data = random_blocks(kind, 24, 2)
@@ -81,8 +81,8 @@ def test_weights_that_stay_in_few_bits(tmp_path, kind):
         wanted = gguf.dequantize(data, gguf.GGMLQuantizationType[kind])
     key = "model.layers.3.self_attn.v_proj.weight"
     with GGUFFile(read_headers([path])) as file:
-        coding, weight = file.coding(key), file.read_coded(key)
-    assert (weight.bits, weight.group_size) == (coding.bits, coding.group_size)
+        layout, weight = file.layout(key), file.read_coded(key)
+    assert (weight.bits, weight.group_size) == (layout.bits, layout.group_size)
     found, wanted = weight.dequantize(), torch.from_numpy(wanted.copy())
     finite = wanted.isfinite() & found.isfinite()
     assert finite.float().mean() > 0.5
@@ -95,7 +95,7 @@ def test_reordered_rows_stay_in_few_bits(tmp_path):
     )
     key = "model.layers.0.self_attn.q_proj.weight"
     with GGUFFile(read_headers([path])) as file:
-        assert file.coding(key) is not None
+        assert file.layout(key) is not None
         weight = file.read_coded(key).dequantize()
         out = torch.empty(weight.shape)
         file.read_into(key, out, first_value=0, transpose=False)

@@ -404,8 +404,9 @@ MM_INLINE float round_group(const float* w, int64_t count, float scale, float ze
 constexpr float RATIOS[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
 
 // Rounds one group to `bits` bits with the best of these ranges, or the whole range of 8 bits.
-inline void round_best(const float* w, int64_t count, int32_t bits, uint8_t* codes, float* scale,
-                       uint8_t* zero) {
+// own: room for as many codes.
+inline void round_best(const float* w, int64_t count, int32_t bits, uint8_t* own, uint8_t* codes,
+                       float* scale, uint8_t* zero) {
     float low = 0.0f, high = 0.0f;
 #pragma omp simd reduction(min : low) reduction(max : high)
     for (int64_t i = 0; i < count; ++i) {
@@ -413,18 +414,17 @@ inline void round_best(const float* w, int64_t count, int32_t bits, uint8_t* cod
         high = w[i] > high ? w[i] : high;
     }
     const float largest = bits == 4 ? 15.0f : 255.0f;
-    std::vector<uint8_t> own(count);
     float best = INFINITY;
     for (int ratio = 0; ratio < (bits == 4 ? 6 : 1); ++ratio) {
         const float step = rounded<bf16>((high - low) * RATIOS[ratio] / largest);
         const float at = step > 0.0f ? std::nearbyint(-low * RATIOS[ratio] / step) : 0.0f;
         const float limited = at < 0.0f ? 0.0f : (at > largest ? largest : at);
-        const float error = round_group(w, count, step, limited, largest, own.data());
+        const float error = round_group(w, count, step, limited, largest, own);
         if (ratio > 0 && !(error < best)) continue;
         best = error;
         *scale = step;
         *zero = uint8_t(int32_t(limited));
-        std::memcpy(codes, own.data(), count);
+        std::memcpy(codes, own, count);
     }
 }
 
@@ -436,12 +436,13 @@ void round_codes(const T* w, int64_t n, int64_t k, int32_t bits, int64_t group, 
     const int64_t groups = (k + group - 1) / group;
     parallel_parts(n, num_threads, [&](int64_t begin, int64_t end) {
         std::vector<float> wide(std::min(group, k));
+        std::vector<uint8_t> own(wide.size());
         std::vector<uint8_t> codes(num_units * per_unit);
         for (int64_t row = begin; row < end; ++row) {
             for (int64_t g = 0; g < groups; ++g) {
                 const int64_t first = g * group, count = std::min(group, k - first);
                 for (int64_t i = 0; i < count; ++i) wide[i] = load(w[row * k + first + i]);
-                round_best(wide.data(), count, bits, codes.data() + first,
+                round_best(wide.data(), count, bits, own.data(), codes.data() + first,
                            scales + row * groups + g, zeros + row * groups + g);
             }
             uint8_t* out = units + row * num_units * 4;

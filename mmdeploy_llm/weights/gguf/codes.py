@@ -22,27 +22,26 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import CodedWeight, units_of
-from mmdeploy_llm.weights.quantized import Coding
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, units_of
 
 SUPER = 256  # values of a block of a K type
 
-CODINGS: Mapping[str, Coding] = MappingProxyType(
+LAYOUTS: Mapping[str, CodeLayout] = MappingProxyType(
     {
-        "Q4_0": Coding(bits=4, group_size=32),
-        "Q4_1": Coding(bits=4, group_size=32),
-        "Q5_0": Coding(bits=8, group_size=32),
-        "Q5_1": Coding(bits=8, group_size=32),
-        "Q8_0": Coding(bits=8, group_size=32),
-        "Q4_K": Coding(bits=4, group_size=32),
-        "Q5_K": Coding(bits=8, group_size=32),
-        "Q6_K": Coding(bits=8, group_size=16),
+        "Q4_0": CodeLayout(bits=4, group_size=32),
+        "Q4_1": CodeLayout(bits=4, group_size=32),
+        "Q5_0": CodeLayout(bits=8, group_size=32),
+        "Q5_1": CodeLayout(bits=8, group_size=32),
+        "Q8_0": CodeLayout(bits=8, group_size=32),
+        "Q4_K": CodeLayout(bits=4, group_size=32),
+        "Q5_K": CodeLayout(bits=8, group_size=32),
+        "Q6_K": CodeLayout(bits=8, group_size=16),
     }
 )
 
 
 def coded_rows(name: str, data: Tensor, k: int) -> CodedWeight:
-    """Returns the rows of a tensor of type `name`, one of CODINGS. data: [n, bytes of a row] uint8.
+    """Returns the rows of a tensor of type `name`, one of LAYOUTS. data: [n, bytes of a row] uint8.
     k: values of a row."""
     return _READERS[name](data, k)
 
@@ -57,14 +56,14 @@ def _weight(
     offsets: Tensor | None = None,
 ) -> CodedWeight:
     """Returns a weight of codes [n, k], with one code of zero for all groups or with offsets."""
-    coding, n = CODINGS[name], codes.shape[0]
+    layout, n = LAYOUTS[name], codes.shape[0]
     scales = scales.reshape(n, -1).contiguous()
     zeros = None if zero is None else torch.full(scales.shape, zero, dtype=torch.uint8)
     return CodedWeight(
-        bits=coding.bits,
+        bits=layout.bits,
         k=k,
-        group_size=coding.group_size,
-        units=units_of(codes.reshape(n, k), coding.bits),
+        group_size=layout.group_size,
+        units=units_of(codes.reshape(n, k), layout.bits),
         scales=scales,
         zeros=zeros,
         offsets=None if offsets is None else offsets.reshape(n, -1).contiguous(),

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.kernels.coded import CodedWeight
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
 from mmdeploy_llm.weights.files import Entry
-from mmdeploy_llm.weights.quantized import Coding
 from mmdeploy_llm.weights.quantized.reading import copy_rows
 
-from .codes import CODINGS, coded_rows
+from .codes import LAYOUTS, coded_rows
 from .facts import Facts, num_layers
 from .families import EXPERTS, NOT_WEIGHTS, Family, family_of
 from .header import Header, StoredTensor
@@ -87,20 +86,20 @@ class GGUFFile:
         weight = _Weight(source, self._rows)
         copy_rows(weight, source.shape, first, out, transpose=transpose)
 
-    def coding(self, key: str) -> Coding | None:
-        """Returns how a weight can stay in few bits; None where it cannot."""
+    def layout(self, key: str) -> CodeLayout | None:
+        """Returns the layout of a weight that can stay in few bits; None where it cannot."""
         source = self._sources[key]
         is_changed = source.columns is not None or source.subtracts or source.is_log
         is_matrix = len(source.shape) == 2 and source.shape[1] == source.tensor.shape[-1]
-        return CODINGS.get(source.tensor.type.name) if is_matrix and not is_changed else None
+        return LAYOUTS.get(source.tensor.type.name) if is_matrix and not is_changed else None
 
     def read_coded(self, key: str) -> CodedWeight:
-        """Reads a weight that has a coding."""
+        """Reads a weight that has a layout."""
         source = self._sources[key]
         (n, k), first = source.shape, source.first_row
         data = self._rows.read_bytes(source.tensor, first, first + n)
         weight = coded_rows(source.tensor.type.name, torch.from_numpy(data), k)
-        return weight if source.rows is None else weight.selected(source.rows.places(0, n))
+        return weight if source.rows is None else weight.rows(source.rows.places(0, n))
 
 
 class _Weight:

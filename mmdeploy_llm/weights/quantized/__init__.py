@@ -10,7 +10,6 @@ The layers that a checkpoint quantises are known by the names of their tensors, 
 file holds in floats stays as it is; config.json's quantization_config says how to read the others.
 """
 
-from .layer import Coding
 from .reading import QuantizedFile, readable_files
 
-__all__ = ["Coding", "QuantizedFile", "readable_files"]
+__all__ = ["QuantizedFile", "readable_files"]

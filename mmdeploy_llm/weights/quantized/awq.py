@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.kernels.coded import CodeLayout
+
 from .bits import unpack_words
-from .layer import Coding, GroupedMatrix, QuantizedLayer
+from .layer import GroupedMatrix, QuantizedLayer
 from .method import FLOATS, Stored, refuse
 from .settings import SchemeSettings, read_settings
 
@@ -57,7 +59,7 @@ def awq_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[QuantizedL
             shape=(n, k),
             dtype=dtype,
             decode=partial(_decode, group_size=group_size),
-            coding=Coding(bits=4, group_size=group_size),
+            layout=CodeLayout(bits=4, group_size=group_size),
         )
 
 

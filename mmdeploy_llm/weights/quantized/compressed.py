@@ -24,7 +24,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import CheckpointError
 
 from .bits import float4, power_of_two, unpack_dense, unpack_nibbles
-from .layer import Coding, GroupedMatrix, PackedNibbles, QuantizedLayer
+from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
 from .method import FLOATS, Stored, refuse
 from .patterns import matches
 from .settings import SchemeSettings, read_settings
@@ -121,12 +121,8 @@ def _packed(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
         shape=(n, k),
         dtype=dtype,
         decode=partial(_decode_packed, bits=args.num_bits, n=n, k=k, group_size=group_size),
-        coding=_coding(args.num_bits, group_size) if "group_of" not in parts else None,
+        layout=None if "group_of" in parts else integer_layout(args.num_bits, group_size),
     )
-
-
-def _coding(bits: int, group_size: int, lowest: int = 0) -> Coding:
-    return Coding(bits=4 if bits <= 4 else 8, group_size=group_size, lowest=lowest)
 
 
 def _decode_packed(
@@ -166,9 +162,7 @@ def _naive(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
         shape=(n, k),
         dtype=dtype,
         decode=partial(_decode_naive, n=n, group_size=group_size, block_rows=block_rows),
-        coding=_coding(8, group_size, lowest=-128)
-        if args.type == "int" and block_rows == 1
-        else None,
+        layout=integer_layout(8, group_size) if args.type == "int" and block_rows == 1 else None,
     )
 
 

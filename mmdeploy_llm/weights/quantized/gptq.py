@@ -18,7 +18,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import CheckpointError
 
 from .bits import WORD, unpack_words
-from .layer import Coding, GroupedMatrix, PackedNibbles, QuantizedLayer
+from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
 from .method import FLOATS, Stored, refuse
 from .settings import SchemeSettings, read_settings
 
@@ -71,12 +71,8 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
             group_size=group_size,
             offset=OFFSETS[settings.checkpoint_format],
         ),
-        coding=_coding(settings.bits, group_size) if "group_of" not in parts else None,
+        layout=None if "group_of" in parts else integer_layout(settings.bits, group_size),
     )
-
-
-def _coding(bits: int, group_size: int) -> Coding:
-    return Coding(bits=8 if bits == 8 else 4, group_size=group_size)
 
 
 def _decode(

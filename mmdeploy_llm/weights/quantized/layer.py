@@ -10,10 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import Bits, CodedWeight, units_of, units_of_words
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, units_of, units_of_words
 
 from .bits import unpack_words
 
+SMALLEST_BYTE = -128
 MAX_ZERO = 255  # a CodedWeight keeps codes of zero in 8 bits
 
 
@@ -26,19 +27,6 @@ class WeightRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coding:
-    """How a layer's integers become a CodedWeight.
-
-    bits, group_size: of the CodedWeight.
-    lowest: the stored integer that becomes code 0.
-    """
-
-    bits: Bits
-    group_size: int
-    lowest: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedLayer:
     """One weight of a checkpoint that is stored quantised.
 
@@ -46,8 +34,8 @@ class QuantizedLayer:
     parts: keys of the stored tensors, by the role that `decode` knows them by.
     shape, dtype: of the dequantised weight.
     decode: makes the weight of the stored tensors, by role.
-    coding: how the weight can stay in few bits; None where its values are no integers, or where its
-        groups are no runs of columns.
+    layout: of the codes if the weight stays in few bits; None where its values are no integers, or
+        where its groups are no runs of columns.
     """
 
     name: str
@@ -56,7 +44,12 @@ class QuantizedLayer:
     shape: tuple[int, ...]
     dtype: torch.dtype
     decode: Callable[[Mapping[str, Tensor]], WeightRows]
-    coding: Coding | None = None
+    layout: CodeLayout | None = None
+
+
+def integer_layout(num_bits: int, group_size: int) -> CodeLayout:
+    """Returns the layout of integers of 1 to 8 bits."""
+    return CodeLayout(bits=4 if num_bits <= 4 else 8, group_size=group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +95,28 @@ class GroupedMatrix:
             values = values - self._spread(self.zeros.to(self.dtype), start, end)
         return values * self._spread(self.scales.to(self.dtype), start, end)
 
-    def coded(self, coding: Coding) -> CodedWeight:
-        """Returns the matrix in few bits. Its codes must be integers, its groups runs of
-        columns."""
+    def coded(self, layout: CodeLayout) -> CodedWeight:
+        """Returns the matrix in few bits, which `layout` must fit. Its codes must be integers, its
+        groups runs of columns. The smallest signed byte becomes code 0."""
         assert self.group_of is None
         assert self.block_rows == 1
+        zero = 0
         if isinstance(self.codes, PackedNibbles):
             units = units_of_words(self.codes.words)
+        elif self.codes.dtype is torch.int8:
+            zero = -SMALLEST_BYTE
+            units = units_of((self.codes.to(torch.int16) + zero).to(torch.uint8), layout.bits)
         else:
-            codes = (self.codes.to(torch.int16) - coding.lowest).to(torch.uint8)
-            units = units_of(codes, coding.bits)
-        zeros = torch.full(self.scales.shape, -coding.lowest, dtype=torch.int32)
+            units = units_of(self.codes, layout.bits)
+        zeros = torch.full(self.scales.shape, zero, dtype=torch.int32)
         if self.zeros is not None:
             zeros += self.zeros
         scales = self.scales.float().contiguous()
         fits = int(zeros.min()) >= 0 and int(zeros.max()) <= MAX_ZERO
         return CodedWeight(
-            bits=coding.bits,
+            bits=layout.bits,
             k=self.codes.shape[1],
-            group_size=coding.group_size,
+            group_size=layout.group_size,
             units=units,
             scales=scales,
             offsets=None if fits else scales * zeros,

@@ -11,14 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.kernels.coded import CodedWeight
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
 from mmdeploy_llm.weights.files import LOADABLE, Entry, SafetensorsFile, TensorFile
 
 from .awq import awq_layers
 from .compressed import compressed_layers
 from .fp8 import fp8_layers
 from .gptq import gptq_layers
-from .layer import Coding, GroupedMatrix, QuantizedLayer, WeightRows
+from .layer import GroupedMatrix, QuantizedLayer, WeightRows
 from .method import Layers, Stored
 from .mxfp4 import mxfp4_layers
 from .settings import quantization_settings
@@ -96,17 +96,17 @@ class QuantizedFile:
             layer.key: Entry(dtype=layer.dtype, shape=layer.shape, offset=0) for layer in layers
         }
 
-    def coding(self, key: str) -> Coding | None:
-        """Returns how a weight can stay in few bits; None where it cannot."""
-        return self._layers[key].coding
+    def layout(self, key: str) -> CodeLayout | None:
+        """Returns the layout of a weight that can stay in few bits; None where it cannot."""
+        return self._layers[key].layout
 
     def read_coded(self, key: str) -> CodedWeight:
-        """Reads a weight that has a coding."""
+        """Reads a weight that has a layout."""
         layer = self._layers[key]
         matrix = self._decoded(layer)
-        assert layer.coding is not None
+        assert layer.layout is not None
         assert isinstance(matrix, GroupedMatrix)
-        return matrix.coded(layer.coding)
+        return matrix.coded(layer.layout)
 
     def _decoded(self, layer: QuantizedLayer) -> WeightRows:
         return layer.decode({role: self._stored.read(name) for role, name in layer.parts.items()})
