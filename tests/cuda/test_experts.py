@@ -5,12 +5,12 @@ import torch
 
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Experts, Modality, ModalityMLP, MoEConfig, SparseMLP
-from mmdeploy_llm.testing.tiny import randomize
+from mmdeploy_llm.testing.tiny import randomize_empty
 
 
 def filled(module, device, dtype=torch.float32):
     torch.manual_seed(3)
-    randomize(module)
+    randomize_empty(module)
     return module.to(device, dtype)
 
 

@@ -11,7 +11,7 @@ from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import Modality, ModalityMLP, MoEConfig
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.sampling import Sampler, SlotRequest
-from mmdeploy_llm.testing.tiny import randomize
+from mmdeploy_llm.testing.tiny import randomize_empty
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,7 +39,7 @@ def no_waiting():
 
 def filled(module):
     torch.manual_seed(0)
-    randomize(module)
+    randomize_empty(module)
     return module.to("cuda", torch.bfloat16)
 
 

@@ -8,14 +8,14 @@ from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.linear import Embedding
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.layers.vision import axial_rotary
-from mmdeploy_llm.testing.tiny import randomize
+from mmdeploy_llm.testing.tiny import randomize_empty
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels leave the last one to torch
 
 
 def filled(module, dtype):
     torch.manual_seed(1)
-    randomize(module)
+    randomize_empty(module)
     for child in module.modules():
         if isinstance(child, Rotary):
             child.init_buffers(torch.device("cpu"))

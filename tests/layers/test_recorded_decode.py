@@ -11,7 +11,7 @@ from mmdeploy_llm.layers.decoder import Decoder
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.moe import MoEConfig
 from mmdeploy_llm.native import BuildError, CpuKernels, cpu_levels
-from mmdeploy_llm.testing.tiny import randomize
+from mmdeploy_llm.testing.tiny import randomize_empty
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 400
 MOE = MoEConfig(num_experts=4, top_k=2, intermediate_size=32)
@@ -41,7 +41,7 @@ def make_decoder(kernels, quantization, options, dtype=torch.bfloat16):
     config = DecoderConfig(**sizes | options)
     torch.manual_seed(3)
     model = Decoder(config)
-    randomize(model)
+    randomize_empty(model)
     for module in model.modules():
         if isinstance(module, Rotary):
             module.init_buffers(torch.device("cpu"))

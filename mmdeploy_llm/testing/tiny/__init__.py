@@ -26,6 +26,7 @@ from .common import (
     Family,
     build_tokenizer,
     randomize,
+    randomize_empty,
 )
 
 FAMILIES: Mapping[str, Family] = {
@@ -56,6 +57,7 @@ __all__ = [
     "Family",
     "make_tokenizer",
     "randomize",
+    "randomize_empty",
     "write_tiny",
 ]
 

@@ -73,11 +73,11 @@ class Family:
 
 def randomize(model: nn.Module) -> None:
     """Fills all parameters with random values (torch's global generator) that keep activations
-    near 1."""
+    near 1. A norm's weight that starts at zero stays near zero: the norm adds 1 to it."""
     for name, parameter in model.named_parameters():
         values = torch.randn_like(parameter)
         if "norm" in name or ".ln" in name:
-            is_centered = not parameter.any()  # it starts at zero and 1 is added
+            is_centered = not parameter.any()
             shift = 1.0 if name.endswith("weight") and not is_centered else 0.0
             parameter.data = values * 0.1 + shift
         elif parameter.ndim == 1 or "correction_bias" in name:
@@ -87,6 +87,13 @@ def randomize(model: nn.Module) -> None:
         else:
             fan_in = parameter[0].numel() if parameter.ndim != 3 else parameter.shape[-1]
             parameter.data = values / fan_in**0.5
+
+
+def randomize_empty(module: nn.Module) -> None:
+    """The same for the engine's own modules, whose parameters are memory without values."""
+    for parameter in module.parameters():
+        nn.init.ones_(parameter)
+    randomize(module)
 
 
 def build_tokenizer(family: Family) -> transformers.PreTrainedTokenizerFast:
