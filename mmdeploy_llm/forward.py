@@ -40,6 +40,11 @@ class AttentionContext(Protocol):
         """
         ...
 
+    def causal(self) -> AttentionContext:
+        """Returns the attention of the same step in which tokens of media see earlier tokens only,
+        as text does, for those layers of a model with atomic media that need it."""
+        ...
+
 
 @runtime_checkable
 class FixedAttention(AttentionContext, Protocol):

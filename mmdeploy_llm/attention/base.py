@@ -22,7 +22,7 @@ A decode batch smaller than its graph is padded after its last sequence:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -97,6 +97,16 @@ class BatchLayout:
     spans: tuple[tuple[int, int, int], ...] = ()
     lengths: StepLengths | None = None
     is_padded: bool = False
+
+
+def without_spans(
+    context: AttentionContext, backend: AttentionBackend, layout: BatchLayout, cache: KVCache
+) -> AttentionContext:
+    """Returns the attention of a step as if its media were text: `context` if that is what it
+    computes, else a new one of the backend."""
+    if not layout.spans:
+        return context
+    return backend.begin(replace(layout, spans=()), cache)
 
 
 class AttentionBackend(Protocol):

@@ -7,9 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mmdeploy_llm.forward import AttentionContext
 from mmdeploy_llm.kernels import AttentionKernels, VisibleKeys
 
-from .base import BatchLayout, KVCache
+from .base import BatchLayout, KVCache, without_spans
 from .layouts import positions_of, visible_ranges
 
 BLOCK_STEP = 64  # block tables of a frame grow by this many columns
@@ -23,19 +24,19 @@ class NativeAttention:
     can_capture = False
 
     def __init__(self, kernels: AttentionKernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self._frames: dict[int, NativeFrame] = {}  # by number of sequences
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> NativeContext:
         """Prepares the visible keys of the step, shared by all layers with the same window."""
         num_sequences = len(layout.query_lens)
         if layout.num_decode < num_sequences or layout.spans:
-            return NativeContext(self._kernels, cache, layout.slots, _MixedStep(layout), None)
+            return NativeContext(self, cache, layout, layout.slots, _MixedStep(layout), None)
         frame = self._frames.get(num_sequences)
         if frame is None or not frame.fits(layout, cache):
             frame = self._frames[num_sequences] = NativeFrame(layout, cache)
         frame.update(layout)
-        return NativeContext(self._kernels, cache, frame.slots, frame, frame)
+        return NativeContext(self, cache, layout, frame.slots, frame, frame)
 
 
 class NativeFrame:
@@ -113,15 +114,18 @@ class NativeContext:
 
     def __init__(
         self,
-        kernels: AttentionKernels,
+        backend: NativeAttention,
         cache: KVCache,
+        layout: BatchLayout,
         slots: Tensor,
         step: _MixedStep | NativeFrame,
         frame: NativeFrame | None,
     ) -> None:
         """step: the arguments that depend on the step. frame: see forward.FixedAttention."""
-        self._kernels = kernels
+        self._backend = backend
+        self._kernels = backend.kernels
         self._cache = cache
+        self._layout = layout
         self._slots = slots
         self._step = step
         self.frame = frame
@@ -155,6 +159,10 @@ class NativeContext:
             key_scales=key_scales,
             value_scales=value_scales,
         )
+
+    def causal(self) -> AttentionContext:
+        """See forward.AttentionContext."""
+        return without_spans(self, self._backend, self._layout, self._cache)
 
 
 def _with_contiguous_heads(x: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.forward import SequenceRows
+from mmdeploy_llm.forward import AttentionContext, SequenceRows
 
-from .base import BatchLayout, KVCache
+from .base import BatchLayout, KVCache, without_spans
 from .writing import write_plain
 
 # Decode sequences share a group until padding would make their gathered context this many times
@@ -212,6 +212,10 @@ class ReferenceContext:
                 context_v = _gather(values, chunk.table, chunk.length).to(q.dtype)
             out[own] = _attend_chunk(q[own], context_k, context_v, chunk.mask, scores)
         return out
+
+    def causal(self) -> AttentionContext:
+        """See forward.AttentionContext."""
+        return without_spans(self, ReferenceAttention(), self._layout, self._cache)
 
     @cached_property
     def sequences(self) -> tuple[SequenceRows, ...]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.forward import QKRotary
+from mmdeploy_llm.forward import AttentionContext, QKRotary
 from mmdeploy_llm.transfer import to_device
 
 from . import libraries
-from .base import BatchLayout, KVCache
+from .base import BatchLayout, KVCache, without_spans
 from .layouts import lengths_of, positions_of, visible_ranges
 from .varlen import Call, Options, VarlenBackend
 from .writing import write_by_kernel
@@ -108,6 +108,10 @@ class TritonContext:
             rest = self._sequences(slice(count, num_seqs), window)
             paged.prefill(q, out, pages, rest, scores, gpu)
         return out
+
+    def causal(self) -> AttentionContext:
+        """See forward.AttentionContext."""
+        return without_spans(self, self._backend, self._layout, self._cache)
 
     def _pages(self, layer: int) -> Pages:
         cache = self._cache

@@ -23,7 +23,7 @@ from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import AttentionContext, QKRotary
 from mmdeploy_llm.transfer import to_device
 
-from .base import BatchLayout, KVCache
+from .base import BatchLayout, KVCache, without_spans
 from .layouts import lengths_of
 from .writing import CacheWriter, write_by_kernel, write_plain
 
@@ -144,6 +144,10 @@ class VarlenContext:
             call, rows = self._spans
             out[rows] = self._backend.compute(call, q[rows], keys, values, options)
         return out
+
+    def causal(self) -> AttentionContext:
+        """See forward.AttentionContext."""
+        return without_spans(self, self._backend, self._layout, self._cache)
 
     def _causal(self, q: Tensor, keys: Tensor, values: Tensor, options: Options) -> Tensor:
         compute, count = self._backend.compute, self._num_decode

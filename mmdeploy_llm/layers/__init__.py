@@ -18,16 +18,16 @@ from .decoder import (
 from .decoder_config import DecoderConfig
 from .from_config import layer_windows, rotary_config, sparse_layers, standard_decoder
 from .gated_attention import GatedAttention
-from .gated_delta import GatedDeltaConfig, GatedDeltaNet
 from .grid_lm import GridLM, media_grid
 from .linear import Embedding, Linear, MergedLinear
-from .mamba2 import Mamba2, Mamba2Config
 from .mlp import MLP, Activation, GatedMLP, quick_gelu
-from .moe import MoEConfig
+from .moe import Experts, MoEConfig, SoftmaxRouter
 from .norm import LayerNorm, RMSNorm
 from .plain_vision import PlainVisionAttention, PlainVisionConfig, PlainVisionEncoder, in_blocks
 from .rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
-from .short_conv import GatedShortConv
+from .states.gated_delta import GatedDeltaConfig, GatedDeltaNet
+from .states.mamba2 import Mamba2, Mamba2Config
+from .states.short_conv import GatedShortConv
 from .vision import (
     Grid,
     PatchEmbed,
@@ -54,6 +54,7 @@ __all__ = [
     "DecoderLayer",
     "DecoderStep",
     "Embedding",
+    "Experts",
     "GatedAttention",
     "GatedDeltaConfig",
     "GatedDeltaNet",
@@ -77,6 +78,7 @@ __all__ = [
     "Rotary",
     "RotaryConfig",
     "Segments",
+    "SoftmaxRouter",
     "VisionBlock",
     "VisionConfig",
     "VisionEncoder",

@@ -220,14 +220,7 @@ class Decoder(KernelLayer):
         if self.embed_scale != 1:
             embeds *= torch.tensor(self.embed_scale, dtype=embeds.dtype)
         x = inputs.merge_media(embeds)
-        step = DecoderStep(
-            rope=self.rotary(inputs.positions),
-            local_rope=self.local_rotary(inputs.positions) if self.local_rotary else None,
-            attn=inputs.attn,
-            modality=None if is_vision is None else Modality(is_vision),
-            rotary_attn=self._rotary_attn(inputs.attn),
-            states=inputs.states,
-        )
+        step = self.begin(inputs, x, is_vision)
         residual, rows = None, inputs.media_rows
         features = inputs.media_features(x.shape[1])
         for index, layer in enumerate(self.layers):
@@ -236,6 +229,19 @@ class Decoder(KernelLayer):
                 x = x.index_add_(0, rows, features[index].to(x.dtype))
         out, _ = self.norm.add(x, residual)
         return out
+
+    def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
+        """Returns what all layers share. A family whose layers share more overrides it. x: [T,
+        hidden], the embeddings of tokens and media."""
+        del x
+        return DecoderStep(
+            rope=self.rotary(inputs.positions),
+            local_rope=self.local_rotary(inputs.positions) if self.local_rotary else None,
+            attn=inputs.attn,
+            modality=None if is_vision is None else Modality(is_vision),
+            rotary_attn=self._rotary_attn(inputs.attn),
+            states=inputs.states,
+        )
 
     def _rotary_attn(self, attn: AttentionContext) -> RotaryAttention | None:
         """Returns `attn` if it rotates q and k by the kernels that the layers use."""
@@ -274,10 +280,15 @@ class CausalLM(nn.Module):
     `encode_media`, and `positions` if these differ from the token indices.
     """
 
-    def __init__(self, config: DecoderConfig, new_layer: NewLayer = DecoderLayer) -> None:
-        """new_layer: see Decoder."""
+    def __init__(
+        self,
+        config: DecoderConfig,
+        new_layer: NewLayer = DecoderLayer,
+        new_decoder: Callable[[DecoderConfig, NewLayer], Decoder] = Decoder,
+    ) -> None:
+        """new_layer: see Decoder. new_decoder: builds the decoder of both."""
         super().__init__()
-        self.model = Decoder(config, new_layer)
+        self.model = new_decoder(config, new_layer)
         head_size = (config.hidden_size, config.vocab_size)
         self.lm_head = None if config.is_tied else Linear(*head_size)
         self.num_layers = config.num_layers

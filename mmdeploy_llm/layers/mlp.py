@@ -29,6 +29,16 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
+def gated(gate_up: Tensor, activation: Activation | None) -> Tensor:
+    """Computes activation(gate) * up [..., I], silu without an activation, from gate and up
+    concatenated, [..., 2 I]."""
+    if activation is None:
+        return silu_mul(gate_up)
+    gate, up = gate_up.chunk(2, -1)
+    out: Tensor = activation(gate.contiguous()) * up
+    return out
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """Computes x * sigmoid(1.702 x)."""
     return (x * 1.702).sigmoid_().mul_(x)
@@ -56,8 +66,7 @@ class GatedMLP(KernelLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Computes the MLP, [T, size] -> [T, size]."""
         if self.activation is not None:
-            gate, up = self.gate_up_proj(x).chunk(2, -1)
-            other: Tensor = self.down_proj(self.activation(gate.contiguous()) * up)
+            other: Tensor = self.down_proj(gated(self.gate_up_proj(x), self.activation))
             return other
         if self.kernels is None and (x.is_cuda or x.shape[0] <= MAX_FUSED_ROWS):
             out: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))

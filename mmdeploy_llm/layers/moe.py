@@ -13,12 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmdeploy_llm.kernels import ExpertKernels, Kernels, PackedWeight, Quantization, rounds_inputs
+from mmdeploy_llm.kernels import (
+    ActivationName,
+    ExpertKernels,
+    Kernels,
+    PackedWeight,
+    Quantization,
+    rounds_inputs,
+)
 from mmdeploy_llm.kernels.coded import CodedWeight
 
 from .kernel_layer import KernelLayer
 from .linear import Linear, Matrix, emptied, empty_parameter, plain_linear
-from .mlp import GatedMLP, silu_mul
+from .mlp import Activation, GatedMLP, gated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,7 @@ class MoEConfig:
     is_shared_gated: whether a sigmoid gate weights the output of the shared experts.
     vision_intermediate_size: width of the experts for media tokens only; None when all tokens
         share the same experts.
+    activation: of the experts, by its name in transformers.
     """
 
     num_experts: int
@@ -44,6 +52,7 @@ class MoEConfig:
     shared_bias: bool = False
     is_shared_gated: bool = False
     vision_intermediate_size: int | None = None
+    activation: ActivationName = "silu"
 
 
 class Router(KernelLayer, Matrix):
@@ -105,8 +114,15 @@ class Experts(KernelLayer):
         and its rows in that; read by weights.map.
     """
 
-    def __init__(self, num_experts: int, size: int, intermediate_size: int) -> None:
+    def __init__(
+        self,
+        num_experts: int,
+        size: int,
+        intermediate_size: int,
+        activation: ActivationName = "silu",
+    ) -> None:
         super().__init__()
+        self.activation = None if activation == "silu" else Activation(activation)
         self.gate_up_proj = empty_parameter(num_experts, 2 * intermediate_size, size)
         self.down_proj = empty_parameter(num_experts, size, intermediate_size)
         self._packed: list[tuple[PackedWeight | None, PackedWeight | None]] | None = None
@@ -148,7 +164,9 @@ class Experts(KernelLayer):
 
     def _fused_kernels(self, x: Tensor) -> ExpertKernels | None:
         kernels = self.kernels
-        if kernels is None or kernels.experts is None or not kernels.takes(x, self.down_proj):
+        if kernels is None or kernels.experts is None or self.activation is not None:
+            return None
+        if not kernels.takes(x, self.down_proj):
             return None
         return kernels.experts
 
@@ -171,12 +189,14 @@ class Experts(KernelLayer):
     def _run_expert(self, expert: int, x: Tensor) -> Tensor:
         """Runs one expert, [n, S] -> [n, S]."""
         if self._packed is None or self.kernels is None:
-            hidden = silu_mul(plain_linear(x, self.gate_up_proj[expert]))
+            hidden = gated(plain_linear(x, self.gate_up_proj[expert]), self.activation)
             return plain_linear(hidden, self.down_proj[expert])
         gate_up, down = self._packed[expert]
         assert gate_up is not None and down is not None  # noqa: PT018 - can_pack was True
-        hidden = self.kernels.silu_mul(*gate_up.product(x, None).chunk(2, -1))
-        return down.product(hidden, None)
+        both = gate_up.product(x, None)
+        if self.activation is None:
+            return down.product(self.kernels.silu_mul(*both.chunk(2, -1)), None)
+        return down.product(gated(both, self.activation), None)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Packs as Matrix.pack does: either all matrices or none."""
@@ -212,8 +232,8 @@ class Experts(KernelLayer):
     def _run_grouped(self, x: Tensor, counts: Tensor) -> Tensor:
         """Runs all experts as `_run_loop` does, without copying the counts to the host."""
         ends = counts.cumsum(0, dtype=torch.int32)
-        hidden = silu_mul(F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends))
-        return F.grouped_mm(hidden, self.down_proj.transpose(1, 2), offs=ends)
+        both = F.grouped_mm(x, self.gate_up_proj.transpose(1, 2), offs=ends)
+        return F.grouped_mm(gated(both, self.activation), self.down_proj.transpose(1, 2), offs=ends)
 
 
 def _sum_of_experts(outs: Tensor) -> Tensor:
@@ -234,7 +254,8 @@ class SparseMLP(nn.Module):
     def __init__(self, size: int, config: MoEConfig) -> None:
         super().__init__()
         self.gate = (SoftmaxRouter if config.router == "softmax" else Router)(size, config)
-        self.experts = Experts(config.num_experts, size, config.intermediate_size)
+        sizes = config.num_experts, size, config.intermediate_size
+        self.experts = Experts(*sizes, config.activation)
         self.shared_experts = _shared_experts(size, config)
         self.shared_expert_gate = Linear(size, 1) if config.is_shared_gated else None
 

@@ -17,11 +17,11 @@ from torch import nn
 from mmdeploy_llm.errors import PluginContractError
 
 from .decoder import Attention, CausalLM, Decoder
-from .gated_delta import GatedDeltaNet
 from .mlp import MLP, GatedMLP
 from .moe import Experts, ModalityMLP, SparseMLP
 from .plain_vision import PlainVisionAttention
-from .short_conv import GatedShortConv
+from .states.gated_delta import GatedDeltaNet
+from .states.short_conv import GatedShortConv
 from .vision import VisionAttention
 
 # Module -> styles of its submodules; "" is the module itself.

@@ -98,6 +98,10 @@ class DenseContext:
             out.append(_attend(q[rows], keys, values, is_visible, scale, softcap))
         return torch.cat(out)
 
+    def causal(self) -> DenseContext:
+        """See forward.AttentionContext."""
+        return DenseContext(self._pieces, self._owners)
+
 
 def _visible(
     sequence: DenseSequence, count: int, length: int, window: int | None, is_atomic: bool

@@ -12,7 +12,7 @@ from mmdeploy_llm.request import MediaSpan
 from .reference import random_media
 
 # Families whose prompts have text between the frames of a video.
-FRAMES_APART = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FRAMES_APART = ("gemma4", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 # Families whose images are several tiles; their configs do not name the markers of an image.
 TILES = ("internvl",)
 
@@ -59,4 +59,5 @@ def _marker(config: Any, kind: str, side: str) -> int:
     if config.model_type in TILES:
         return int(config.get_text_config().vocab_size) - 1
     own = getattr(config, f"{kind}_{side}_token_id", None)
+    own = getattr(config, "boi_token_id" if side == "start" else "eoi_token_id", own)
     return int(config.__dict__[f"vision_{side}_token_id"] if own is None else own)

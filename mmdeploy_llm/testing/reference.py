@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
@@ -62,11 +63,9 @@ class Reference:
             return {}
         if self.config.model_type == "internvl":
             return {"pixel_values": torch.cat([self._tiles(span.item) for span in media])}
-        kinds = torch.zeros_like(ids)
-        for span in media:
-            for start, end in span.runs:
-                kinds[0, start:end] = 1 if span.item.kind == "image" else 2
-        inputs = {"mm_token_type_ids": kinds}
+        if self.config.model_type == "gemma4":
+            return {**self._padded(media), "mm_token_type_ids": _kinds(ids, media)}
+        inputs = {"mm_token_type_ids": _kinds(ids, media)}
         if self.config.model_type == "ernie4_5_vl_moe":
             inputs["moe_mm_token_type_ids"] = self._modalities(ids)
         for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
@@ -88,6 +87,26 @@ class Reference:
         blocks = pixels.view(height // merge, width // merge, merge, merge, -1)
         return blocks.transpose(1, 2).reshape(height * width, -1, patch, patch)
 
+    def _padded(self, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+        """Returns images and frames of Gemma 4, all padded to the largest: line by line, channels
+        last."""
+        inputs: dict[str, Tensor] = {}
+        merge = merge_size(self.config)
+        longest = max(len(lines) for span in media for lines in _lines(span.item, merge)[0])
+        names = {"image": ("pixel_values", "image"), "video": ("pixel_values_videos", "video")}
+        for kind, (pixels_name, prefix) in names.items():
+            items = [_lines(span.item, merge) for span in media if span.item.kind == kind]
+            frames = [frame for lines, _ in items for frame in lines]
+            if frames:
+                pad = [(0, 0, 0, longest - len(frame)) for frame in frames]
+                places = [places for lines, places in items for _ in lines]
+                inputs[pixels_name] = torch.stack(list(map(F.pad, frames, pad)))
+                padded = [F.pad(own, by, value=-1) for own, by in zip(places, pad, strict=True)]
+                inputs[f"{prefix}_position_ids"] = torch.stack(padded)
+            if kind == "video" and items:
+                inputs["num_frames_per_video"] = torch.tensor([len(lines) for lines, _ in items])
+        return inputs
+
     def _tiles(self, item: MediaInput) -> Tensor:
         """Returns the tiles of an image, [tiles, channels, height, width]."""
         num_tiles, height, width = item.grid_thw or (1, 1, 1)
@@ -107,13 +126,34 @@ class Reference:
         return kinds
 
 
+def _kinds(ids: Tensor, media: Sequence[MediaSpan]) -> Tensor:
+    """Returns 1 for tokens of an image, 2 of a video, without markers, and 0 for text."""
+    kinds = torch.zeros_like(ids)
+    for span in media:
+        for start, end in span.runs:
+            kinds[0, start:end] = 1 if span.item.kind == "image" else 2
+    return kinds
+
+
+def _lines(item: MediaInput, merge: int) -> tuple[Sequence[Tensor], Tensor]:
+    """Returns the patches of each frame [rows * columns, values] line by line, channels last, and
+    their (column, row)."""
+    frames, height, width = item.grid_thw or (1, 1, 1)
+    blocks = item.tensors["pixels"].view(
+        frames, height // merge, width // merge, merge, merge, 3, -1
+    )
+    lines = blocks.permute(0, 1, 3, 2, 4, 6, 5).reshape(frames, height * width, -1)
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return lines.unbind(), torch.stack([columns, rows], -1).view(-1, 2)
+
+
 def random_media(
     config: Any, grid: tuple[int, int, int], *, kind: str = "image", seed: int = 0
 ) -> MediaInput:
     """Returns random pixels of `grid` (frames, rows and columns of patches) for the vision tower
     that the config describes."""
     vision = config.vision_config
-    channels = vision.num_channels if hasattr(vision, "num_channels") else vision.in_channels
+    channels = int(getattr(vision, "num_channels", 0) or getattr(vision, "in_channels", 3))
     patch_dim = channels * patch_size(config) ** 2
     patch_dim *= getattr(vision, "temporal_patch_size", 1)
     frames, height, width = grid
@@ -139,5 +179,8 @@ def patch_size(config: Any) -> int:
 
 def merge_size(config: Any) -> int:
     """Returns the patches along a side of the block that becomes a token."""
-    ratio = getattr(config, "downsample_ratio", None)
-    return int(config.vision_config.spatial_merge_size if ratio is None else round(1 / ratio))
+    ratio, vision = getattr(config, "downsample_ratio", None), config.vision_config
+    if ratio is not None:
+        return int(round(1 / ratio))  # noqa: RUF046 - a config's number may be any type
+    own = getattr(vision, "spatial_merge_size", None)
+    return int(vision.pooling_kernel_size if own is None else own)

@@ -1,17 +1,30 @@
-"""Gemma, Gemma 2 and Gemma 3 text models of Google."""
+"""Gemma models of Google: text models of versions 1 to 3, and version 4."""
 
 from __future__ import annotations
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
 FACTORY = "mmdeploy_llm_plugins.gemma.text:GemmaForCausalLM"
+MODULE4 = "mmdeploy_llm_plugins.gemma.model4"
 
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns the specs of the three versions."""
+    """Returns the specs of all versions."""
     return (
         ModelSpec(name="gemma", architectures=("GemmaForCausalLM",), factory=FACTORY),
         ModelSpec(name="gemma2", architectures=("Gemma2ForCausalLM",), factory=FACTORY),
         ModelSpec(name="gemma3_text", architectures=("Gemma3ForCausalLM",), factory=FACTORY),
+        ModelSpec(
+            name="gemma4_text",
+            architectures=("Gemma4ForCausalLM",),
+            factory=f"{MODULE4}:Gemma4ForCausalLM",
+        ),
+        ModelSpec(
+            name="gemma4",
+            architectures=("Gemma4ForConditionalGeneration",),
+            factory=f"{MODULE4}:Gemma4ForConditionalGeneration",
+            media=("image", "video"),
+            atomic_media=True,
+        ),
     )

@@ -29,6 +29,10 @@ class Silence:
         """Returns zeros [T, H, D]."""
         return torch.zeros_like(q)
 
+    def causal(self) -> Silence:
+        """See forward.AttentionContext."""
+        return self
+
 
 def check_mixing(
     model: str, decoder: nn.Module, hidden_size: int, forward: Callable[[Tensor], object]

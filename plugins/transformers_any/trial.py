@@ -55,6 +55,10 @@ class Whole:
         weights = F.softmax(scores.masked_fill(unseen, -torch.inf), -1)
         return (weights @ v).transpose(0, 1).to(q.dtype)
 
+    def causal(self) -> Whole:
+        """See forward.AttentionContext."""
+        return self
+
 
 class Memory:
     """The cache of one sequence over several steps, in memory; see forward.SequenceAttention.

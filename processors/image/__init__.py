@@ -1,5 +1,5 @@
-"""Turns images into model inputs, for ERNIE 4.5 VL, InternVL, Qwen-VL and PaddleOCR-VL. Importing
-this package imports neither Pillow nor torch."""
+"""Turns images into model inputs, for ERNIE 4.5 VL, Gemma 4, InternVL, Qwen-VL and PaddleOCR-VL.
+Importing this package imports neither Pillow nor torch."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
 
@@ -36,8 +36,15 @@ INTERNVL = MediaProcessorSpec(
     models=("internvl",),
 )
 
+GEMMA4 = MediaProcessorSpec(
+    name="gemma4-image",
+    kind="image",
+    factory="mmdeploy_llm_processors.image.gemma:Gemma4ImageProcessor",
+    models=("gemma4",),
+)
+
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
     """Returns one spec for each family."""
-    return (ERNIE, QWEN, QWEN3, PADDLEOCR, INTERNVL)
+    return (ERNIE, QWEN, QWEN3, PADDLEOCR, INTERNVL, GEMMA4)

@@ -204,7 +204,7 @@ def _check_shape(options: ImageOptions, vision_config: Any) -> None:
     """Raises ConfigError for patches that the vision tower cannot read."""
     theirs = {
         "patch_size": getattr(vision_config, "patch_size", None),
-        "merge_size": getattr(vision_config, "spatial_merge_size", None),
+        "merge_size": merge_size(vision_config),
     }
     for name, value in theirs.items():
         own = getattr(options, name)
@@ -213,6 +213,13 @@ def _check_shape(options: ImageOptions, vision_config: Any) -> None:
                 f"image {name} = {own}, but the model's vision tower was made for {value}; "
                 "remove the option"
             )
+
+
+def merge_size(vision_config: Any) -> Any:
+    """Returns the patches along a side of the block that becomes a token; None if the config does
+    not say."""
+    gemma4 = getattr(vision_config, "pooling_kernel_size", None)
+    return getattr(vision_config, "spatial_merge_size", gemma4)
 
 
 def _three(value: Any) -> tuple[float, ...]:

@@ -1,5 +1,5 @@
-"""Turns videos into model inputs, for ERNIE 4.5 VL and Qwen-VL. Importing this package imports
-neither PyAV, Pillow nor torch."""
+"""Turns videos into model inputs, for ERNIE 4.5 VL, Gemma 4 and Qwen-VL. Importing this package
+imports neither PyAV, Pillow nor torch."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
 
@@ -24,8 +24,15 @@ QWEN3 = MediaProcessorSpec(
     models=("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
 )
 
+GEMMA4 = MediaProcessorSpec(
+    name="gemma4-video",
+    kind="video",
+    factory="mmdeploy_llm_processors.video.gemma:Gemma4VideoProcessor",
+    models=("gemma4",),
+)
+
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
     """Returns one spec for each family."""
-    return (ERNIE, QWEN, QWEN3)
+    return (ERNIE, QWEN, QWEN3, GEMMA4)

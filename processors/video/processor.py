@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.largest import blank
-from mmdeploy_llm_processors.image.options import ImageOptions, normalisation
+from mmdeploy_llm_processors.image.options import ImageOptions, merge_size, normalisation
 from mmdeploy_llm_processors.image.patches import Patchifier, clamp_aspect, fit_size, resize
 from mmdeploy_llm_processors.image.thumbnail import small_jpeg
 from mmdeploy_llm_processors.isolation import Workers
@@ -59,7 +59,8 @@ class VideoItem:
 class VideoPlan:
     """The plan for a video: its options, its timeline, the frames to use and their size.
 
-    indices: the chosen frames, ascending. height, width: pixels of a frame after resizing.
+    indices: the chosen frames, ascending. height, width: pixels of a frame after resizing. group:
+        frames that are merged into one token.
     """
 
     options: VideoOptions
@@ -67,16 +68,19 @@ class VideoPlan:
     indices: Sequence[int]
     height: int
     width: int
+    group: int
 
     @property
     def num_frames(self) -> int:
-        """Number of frames to process; the last one is used twice if the number is odd."""
-        return len(self.indices) + len(self.indices) % GROUP
+        """Number of frames to process; the last one is used twice if the number is odd and frames
+        are merged by twos."""
+        return len(self.indices) + len(self.indices) % self.group
 
 
 class VideoProcessor(MediaProcessor):
     """The video processor of all families. Safe for use from several threads.
 
+    frames_per_patch, frames_per_token: frames that a patch row holds, and that a token stands for.
     normalisation: the family's default image_mean and image_std if they are not CLIP's.
     checkpoint: provides its video processor's file and the vision tower's patch sizes.
     options: the engine's mm_processor_kwargs. Raises ConfigError and CheckpointError for wrong
@@ -86,6 +90,7 @@ class VideoProcessor(MediaProcessor):
     kind = "video"
     default: ClassVar[VideoOptions]
     frames_per_patch: ClassVar[int]
+    frames_per_token: ClassVar[int] = GROUP
     normalisation: ClassVar[Mapping[str, tuple[float, float, float]]] = MappingProxyType({})
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
@@ -95,7 +100,7 @@ class VideoProcessor(MediaProcessor):
             min_pixels=self.options.min_pixels,
             max_pixels=self.options.max_pixels,
             patch_size=getattr(vision, "patch_size", 14),
-            merge_size=getattr(vision, "spatial_merge_size", 2),
+            merge_size=merge_size(vision) or 2,
             temporal_patch_size=self.frames_per_patch,
             **{**self.normalisation, **normalisation(checkpoint.video_preprocessor)},
         )
@@ -160,15 +165,15 @@ class VideoProcessor(MediaProcessor):
     ) -> MediaInput:
         """See MediaProcessor. The grid is needed."""
         check_names(self.kind, options)
-        steps = GROUP // self.frames_per_patch
+        steps = self.frames_per_token // self.frames_per_patch
         return embedded_grid(self.kind, grid, self._image_options, steps)
 
     def largest(self, max_tokens: int) -> MediaInput:
         """Builds square frames of the largest area, reduced to max_tokens, with the number of
         frames that makes most tokens: fewer than allowed where the area of all frames is bounded.
         """
-        options = self._image_options
-        max_frames = max(GROUP, self.options.max_frames, self.options.target_frames)
+        options, group = self._image_options, self.frames_per_token
+        max_frames = max(group, self.options.max_frames, self.options.target_frames)
         side = (math.isqrt(options.max_pixels) // options.factor + 1) * options.factor
 
         def blank_video(num_frames: int) -> MediaInput:
@@ -177,8 +182,8 @@ class VideoProcessor(MediaProcessor):
                 *self.target_size(side, side, num_frames),
                 options,
                 max_tokens,
-                num_steps=-(-num_frames // GROUP),
-                grid_per_step=GROUP // self.frames_per_patch,
+                num_steps=-(-num_frames // group),
+                grid_per_step=group // self.frames_per_patch,
             )
 
         halvings = range(max_frames.bit_length() - 1)
@@ -236,22 +241,26 @@ class VideoProcessor(MediaProcessor):
             )
         height, width = self.target_size(timeline.height, timeline.width, len(indices))
         return VideoPlan(
-            options=options, timeline=timeline, indices=indices, height=height, width=width
+            options=options,
+            timeline=timeline,
+            indices=indices,
+            height=height,
+            width=width,
+            group=self.frames_per_token,
         )
 
     def _pixels(self, video: OpenVideo, plan: VideoPlan) -> Iterator[np.ndarray]:
-        """Yields frames at their final size, uint8 [H, W, 3]; the last twice if their number is
-        odd."""
+        """Yields plan.num_frames frames at their final size, uint8 [H, W, 3]."""
         for frame, index in zip(video.read(plan.indices), plan.indices, strict=True):
             ready = self.prepared(frame, index, plan)
             pixels = resize(ready, plan.height, plan.width, self._image_options)
             yield pixels
-        if len(plan.indices) % GROUP:
+        if plan.num_frames > len(plan.indices):
             yield pixels
 
     def _num_tokens(self, plan: VideoPlan) -> int:
         factor = self._image_options.factor
-        return plan.num_frames // GROUP * (plan.height // factor) * (plan.width // factor)
+        return plan.num_frames // plan.group * (plan.height // factor) * (plan.width // factor)
 
     def _key(self, item: VideoItem, plan: VideoPlan) -> str:
         text = (
@@ -323,6 +332,18 @@ class QwenVideoProcessor(VideoProcessor):
         """Returns `second_per_grid`, transformers' second_per_grid_ts."""
         rate = len(plan.indices) / plan.timeline.num_frames * plan.timeline.fps
         return {SECONDS: torch.tensor(GROUP / rate)}
+
+
+def given_times(options: Mapping[str, Any], steps: int) -> list[float]:
+    """Returns the option `timestamps` of embeddings, the seconds of each grid step. Raises
+    MediaError unless it has one number for each."""
+    given = options.get("timestamps")
+    if not isinstance(given, (list, tuple)) or len(given) != steps:
+        raise MediaError(
+            f"video_embeds of this model need 'timestamps', a list with the seconds of each of the "
+            f"{steps} grid steps, got {given!r:.80}"
+        )
+    return [positive_seconds("timestamps", value) for value in given]
 
 
 def positive_seconds(name: str, value: Any) -> float:

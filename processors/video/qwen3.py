@@ -13,11 +13,10 @@ from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.patches import check_aspect
 
-from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
 
 from .options import VideoOptions
-from .processor import GROUP, QwenVideoProcessor, VideoPlan, positive_seconds
+from .processor import GROUP, QwenVideoProcessor, VideoPlan, given_times
 from .select import qwen3_frames
 from .timeline import Timeline
 
@@ -60,14 +59,8 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
         prompt shows to the model."""
         check_names(self.kind, options, "timestamps")
         made = embedded_grid(self.kind, grid, self._image_options)
-        given = options.get("timestamps")
         steps = made.grid_thw[0] if made.grid_thw is not None else 0
-        if not isinstance(given, (list, tuple)) or len(given) != steps:
-            raise MediaError(
-                f"video_embeds of this model need 'timestamps', a list with the seconds of each of "
-                f"the {steps} grid steps, got {given!r:.80}"
-            )
-        times = [positive_seconds("timestamps", value) for value in given]
+        times = given_times(options, steps)
         return replace(made, prompt_text=self._stamped(times, made.num_tokens // steps))
 
     def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ ERNIE   the rules and errors of FastDeploy: `target_frames` frames, or `fps` fra
 Qwen    the rules of transformers' Qwen2-VL video processor: an even number of frames, evenly
         spread
 Qwen3   the rules of its Qwen3-VL video processor: from the first frame to the last
+Gemma   the rule of its base video processor: a number of frames, evenly spread
 """
 
 from __future__ import annotations
@@ -146,6 +147,24 @@ def qwen3_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
         raise MediaError(_no_rate(options))
     indices: list[int] = np.linspace(0, total - 1, count).round().astype(int).tolist()
     return indices
+
+
+def spread_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
+    """Returns target_frames frame indices, ascending; with fps as many as these make in
+    min_frames .. max_frames; all of a shorter video.
+
+    Source: transformers' BaseVideoProcessor.sample_frames, which refuses shorter videos.
+    """
+    total, count = timeline.num_frames, options.target_frames
+    if options.fps > 0:
+        wanted = int(timeline.duration * options.fps)
+        count = min(max(wanted, options.min_frames), options.max_frames)
+    elif count <= 0:
+        raise MediaError(_no_rate(options))
+    count = min(count, total)
+    # As in the source: the float steps of torch.arange decide which frames are used.
+    indices: list[int] = torch.arange(0, total, total / count).int().tolist()
+    return indices[:count]
 
 
 def _too_few(wanted: int, total: int) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from mmdeploy_llm.layers import GatedDeltaConfig, GatedDeltaNet
 from mmdeploy_llm.layers.norm import ZeroCenteredRMSNorm
-from mmdeploy_llm.layers.short_conv import ShortConv
+from mmdeploy_llm.layers.states.short_conv import ShortConv
 
 from .test_kernels import DTYPES, values
 

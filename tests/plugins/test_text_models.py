@@ -157,6 +157,37 @@ CASES = {
             **UNTIED,
         },
     ),
+    # Heads of two sizes, layers that read the keys and values of others, embeddings for layers.
+    "gemma4": ("gemma4_text", {}),
+    # Keys that are the values too, fewer heads in some layers, no embeddings for layers.
+    "gemma4 large": (
+        "gemma4_text",
+        {
+            "seed": 1,
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "use_bidirectional_attention": "vision",
+            "final_logit_softcapping": None,
+            **UNTIED,
+        },
+    ),
+    # Experts beside the MLP of every layer.
+    "gemma4 moe": (
+        "gemma4_text",
+        {
+            "seed": 3,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
     # Factors on embeddings, scores, residuals and logits.
     "granite": ("granite", {}),
     # Mamba-2 layers with two groups, no rotation, experts beside a shared MLP.

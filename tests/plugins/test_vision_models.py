@@ -3,7 +3,7 @@
 import json
 
 import torch
-from mmdeploy_llm_plugins import ernie, internvl, qwen
+from mmdeploy_llm_plugins import ernie, gemma, internvl, qwen
 from mmdeploy_llm_plugins.qwen.tower import window_order
 from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
 from safetensors.torch import load_file, save_file
@@ -20,7 +20,8 @@ from mmdeploy_llm.testing.model_conformance import (
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import FAMILIES, make_tokenizer, write_tiny
 
-SPECS = {spec.name: spec for plugin in (ernie, internvl, qwen) for spec in plugin.provide_models()}
+PLUGINS = (ernie, gemma, internvl, qwen)
+SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
 QWEN_MEDIA = {
     "text": (),
     "one image": ((1, 4, 6),),
@@ -139,6 +140,46 @@ class TestQwen3VLMoe(VisionConformance):
         model = build(self.spec, tmp_path, reference.config, torch.float32)
         expected = dict(runner.model.named_parameters())
         assert all(torch.equal(value, expected[name]) for name, value in model.named_parameters())
+
+
+GEMMA_MEDIA = {
+    "text": (),
+    "one image": ((1, 3, 6),),
+    "images of different sizes": ((1, 3, 6), (1, 15, 12), (1, 6, 3), (1, 3, 6)),
+    "video": ((3, 6, 9),),
+    "image and video": ((1, 9, 3), (2, 6, 6)),
+}
+
+
+class TestGemma4(VisionConformance):
+    """A tower with bounds and positions of columns and rows, embeddings for layers, shared keys and
+    values."""
+
+    spec = SPECS["gemma4"]
+    tolerance = 5e-4  # scores are not scaled: a large one makes more of rounding
+    cases = GEMMA_MEDIA
+
+
+class TestGemma4Large(TestGemma4):
+    """Images whose tokens see each other in layers with a window, keys that are the values too."""
+
+    @staticmethod
+    def write(folder):
+        options = {
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "use_bidirectional_attention": "vision",
+            "sliding_window": 40,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        }
+        write_tiny("gemma4", folder, **options)
 
 
 class TestQwen35(VisionConformance):

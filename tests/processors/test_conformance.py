@@ -19,8 +19,11 @@ SMALL = {"video_min_pixels": 56 * 56, "video_max_pixels": 28 * 28 * 16, "video_m
 
 def checkpoint_of(spec, folder):
     """Returns a checkpoint with a vision tower's config, as a real one has."""
-    patch_size = 16 if spec.name.startswith("qwen3") else 14
-    vision = SimpleNamespace(patch_size=patch_size, spatial_merge_size=2, image_size=56)
+    patch_size = 16 if spec.name.startswith(("qwen3", "gemma4")) else 14
+    merge = {"spatial_merge_size": 2}
+    if spec.name.startswith("gemma4"):
+        merge = {"pooling_kernel_size": 3}
+    vision = SimpleNamespace(patch_size=patch_size, image_size=56, **merge)
     config = SimpleNamespace(vision_config=vision, downsample_ratio=0.5)
     return Checkpoint(folder=folder, config=config)
 
@@ -39,7 +42,7 @@ class TestImages(MediaProcessorConformance):
     @pytest.fixture(scope="class", params=IMAGE, ids=lambda spec: spec.name)
     @classmethod
     def subject(cls, request, tmp_path_factory):
-        options = {"do_normalize": False}
+        options = {"do_normalize": request.param.name == "gemma4-image"}  # not its default
         yield from subject_of(request.param, tmp_path_factory, other_options=options)
 
 

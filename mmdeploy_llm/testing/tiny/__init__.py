@@ -14,7 +14,20 @@ from typing import Any
 import torch
 import transformers
 
-from . import ernie, gemma, glm, granite, internvl, lfm, llama, paddleocr, qwen, qwen35, qwen_vl
+from . import (
+    ernie,
+    gemma,
+    gemma4,
+    glm,
+    granite,
+    internvl,
+    lfm,
+    llama,
+    paddleocr,
+    qwen,
+    qwen35,
+    qwen_vl,
+)
 from .common import (
     ERNIE_TOKENS,
     IMAGE_MEAN,
@@ -32,6 +45,7 @@ from .common import (
 FAMILIES: Mapping[str, Family] = {
     **ernie.FAMILIES,
     **gemma.FAMILIES,
+    **gemma4.FAMILIES,
     **glm.FAMILIES,
     **granite.FAMILIES,
     **internvl.FAMILIES,

@@ -49,6 +49,16 @@ CORPUS = (
 )
 IMAGE_MEAN = [0.48145466, 0.4578275, 0.40821073]
 IMAGE_STD = [0.26862954, 0.26130258, 0.27577711]
+# Buffers that training sets (Gemma 4's) -> what they are near to.
+LEARNED_BUFFERS = {
+    "layer_scalar": 1.0,
+    "std_bias": 0.0,
+    "std_scale": 1.0,
+    "input_min": -1.0,
+    "input_max": 1.0,
+    "output_min": -1.0,
+    "output_max": 1.0,
+}
 MIN_PIXELS = 56 * 56
 MAX_PIXELS = 28 * 28 * 64
 
@@ -87,6 +97,10 @@ def randomize(model: nn.Module) -> None:
         else:
             fan_in = parameter[0].numel() if parameter.ndim != 3 else parameter.shape[-1]
             parameter.data = values / fan_in**0.5
+    for name, buffer in model.named_buffers():
+        middle = LEARNED_BUFFERS.get(name.rpartition(".")[2])
+        if middle is not None:
+            buffer.data = middle + 0.2 * torch.randn_like(buffer)
 
 
 def randomize_empty(module: nn.Module) -> None:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
-
-from .kernel_layer import KernelLayer
-from .linear import Linear, empty_parameter
+from mmdeploy_llm.layers.kernel_layer import KernelLayer
+from mmdeploy_llm.layers.linear import Linear, empty_parameter
 
 
 class ShortConv(KernelLayer):

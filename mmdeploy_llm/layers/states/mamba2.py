@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from mmdeploy_llm.caches import State
 from mmdeploy_llm.forward import StateContext
+from mmdeploy_llm.layers.linear import Linear, empty_parameter
 
 from .delta_rule import chunks_of
-from .linear import Linear, empty_parameter
 from .short_conv import ShortConv
 
 CHUNK = 128  # tokens that are computed as products of matrices

@@ -1,0 +1,100 @@
+"""Gemma 4: a decoder with several kinds of layers, and a tower for images and videos.
+
+image   --> patches of 16 x 16 pixels    the processor
+patches --> one token for 3 x 3 patches  Gemma4Tower
+token   --> an embedding of the decoder  Projector
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmdeploy_llm.hooks import MediaInput
+from mmdeploy_llm.layers import CausalLM, Linear, media_grid, to_device
+from mmdeploy_llm.weights.map import Target, WeightMap
+
+from .decoder4 import (
+    Gemma4Decoder,
+    UnweightedNorm,
+    decoder_config,
+    layer_cache,
+    new_layer,
+    owner_of,
+)
+from .text import RENAMES as TEXT_RENAMES
+from .tower4 import Gemma4Tower
+
+RENAMES = (
+    (r"^(model\.)?language_model\.(model\.)?", "model."),
+    (r"^model\.vision_tower\.patch_embedder\.", "visual."),
+    (r"^model\.vision_tower\.encoder\.", "visual."),
+    (r"^model\.vision_tower\.", "visual."),
+    (r"^model\.embed_vision\.embedding_projection\.", "projector.linear."),
+)
+# Sounds are not supported.
+IGNORED = (r"^(model\.)?(audio_tower|embed_audio)\.", r"rotary_emb\.")
+# A layer that reads the keys and values of another has projections of its own in some checkpoints.
+UNUSED = r"(^|language_model\.|model\.)layers\.({layers})\.self_attn\.[kv]_(proj|norm)\."
+
+
+class Projector(nn.Module):
+    """Turns tokens of the tower into embeddings of the decoder."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        vision = config.vision_config
+        self.norm = UnweightedNorm(vision.rms_norm_eps)
+        self.linear = Linear(vision.hidden_size, config.text_config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Computes [M, tower size] -> [M, hidden]."""
+        out: Tensor = self.linear(self.norm(x))
+        return out
+
+
+class Gemma4ForCausalLM(CausalLM):
+    """transformers' Gemma4ForCausalLM."""
+
+    def __init__(self, config: Any, *, is_tied: bool | None = None) -> None:
+        """config: the text config. is_tied: None: as it says."""
+        is_tied = config.tie_word_embeddings if is_tied is None else is_tied
+        decoder = partial(Gemma4Decoder, text=config)
+        super().__init__(decoder_config(config, is_tied=is_tied), new_layer(config), decoder)
+        self.cache = layer_cache(config)
+        self._weights = self.weight_map(config)
+
+    def weight_map(self, text: Any) -> WeightMap:
+        """Builds the map of weights for the modules so far."""
+        readers = [str(i) for i in range(self.num_layers) if owner_of(text, i) is not None]
+        unused = [UNUSED.format(layers="|".join(readers))] if readers else []
+        ignored = [*IGNORED, *unused, *(() if self.lm_head else (r"(^|\.)lm_head\.",))]
+        return WeightMap(self, renames=(*RENAMES, *TEXT_RENAMES), ignored=ignored)
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        return self._weights.targets(key)
+
+
+class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
+    """transformers' Gemma4ForConditionalGeneration, without sounds."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.text_config, is_tied=config.tie_word_embeddings)
+        ids = config.image_token_id, config.video_token_id, config.audio_token_id
+        assert isinstance(self.model, Gemma4Decoder)
+        self.model.media_ids = tuple(token_id for token_id in ids if token_id is not None)
+        self.visual = Gemma4Tower(config.vision_config)
+        self.projector = Projector(config)
+        self._weights = self.weight_map(config.text_config)
+
+    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
+        """Returns [num_tokens, hidden] for each item; all go through the tower together."""
+        device = self.model.embed_tokens.weight.device
+        pixels = torch.cat([to_device(item.tensors["pixels"], device) for item in items])
+        rows = self.projector(self.visual(pixels, [media_grid(item) for item in items]))
+        return torch.split(rows, [item.num_tokens for item in items])
