@@ -102,11 +102,8 @@ class BatchLayout:
 def without_spans(
     context: AttentionContext, backend: AttentionBackend, layout: BatchLayout, cache: KVCache
 ) -> AttentionContext:
-    """Returns the attention of a step as if its media were text: `context` if that is what it
-    computes, else a new one of the backend."""
-    if not layout.spans:
-        return context
-    return backend.begin(replace(layout, spans=()), cache)
+    """Returns the attention of a step as if its media were text, perhaps `context` itself."""
+    return backend.begin(replace(layout, spans=()), cache) if layout.spans else context
 
 
 class AttentionBackend(Protocol):

@@ -31,12 +31,12 @@ class NativeAttention:
         """Prepares the visible keys of the step, shared by all layers with the same window."""
         num_sequences = len(layout.query_lens)
         if layout.num_decode < num_sequences or layout.spans:
-            return NativeContext(self, cache, layout, layout.slots, _MixedStep(layout), None)
+            return NativeContext(self, cache, layout, _MixedStep(layout))
         frame = self._frames.get(num_sequences)
         if frame is None or not frame.fits(layout, cache):
             frame = self._frames[num_sequences] = NativeFrame(layout, cache)
         frame.update(layout)
-        return NativeContext(self, cache, layout, frame.slots, frame, frame)
+        return NativeContext(self, cache, layout, frame)
 
 
 class NativeFrame:
@@ -117,18 +117,13 @@ class NativeContext:
         backend: NativeAttention,
         cache: KVCache,
         layout: BatchLayout,
-        slots: Tensor,
         step: _MixedStep | NativeFrame,
-        frame: NativeFrame | None,
     ) -> None:
-        """step: the arguments that depend on the step. frame: see forward.FixedAttention."""
         self._backend = backend
-        self._kernels = backend.kernels
         self._cache = cache
         self._layout = layout
-        self._slots = slots
         self._step = step
-        self.frame = frame
+        self.frame = step if isinstance(step, NativeFrame) else None  # see FixedAttention
 
     def attend(
         self,
@@ -143,13 +138,14 @@ class NativeContext:
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.AttentionContext."""
-        cache, slots = self._cache, self._slots
+        cache, kernels = self._cache, self._backend.kernels
+        slots = self._layout.slots if self.frame is None else self.frame.slots
         keys, values = cache.keys[layer], cache.values[layer]
         key_scales, value_scales = cache.scales(layer)
         if k is not None and v is not None:
-            self._kernels.write_cache(_with_contiguous_heads(k), keys, slots, key_scales)
-            self._kernels.write_cache(_with_contiguous_heads(v), values, slots, value_scales)
-        return self._kernels.attend(
+            kernels.write_cache(_with_contiguous_heads(k), keys, slots, key_scales)
+            kernels.write_cache(_with_contiguous_heads(v), values, slots, value_scales)
+        return kernels.attend(
             _with_contiguous_heads(q),
             keys,
             values,

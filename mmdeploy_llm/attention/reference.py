@@ -11,12 +11,12 @@ from functools import cached_property
 from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from mmdeploy_llm.forward import AttentionContext, SequenceRows
 
 from .base import BatchLayout, KVCache, without_spans
+from .scores import Scores
 from .writing import write_plain
 
 # Decode sequences share a group until padding would make their gathered context this many times
@@ -199,7 +199,7 @@ class ReferenceContext:
         if k is not None and v is not None:
             write_plain(k, v, keys, values, self._layout)
         calls = self._for_window(window)
-        scores = _Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
+        scores = Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
         out = q.new_empty(*q.shape[:-1], values.shape[-1])
         for group in calls.groups:
             out.index_copy_(0, group.rows, _attend_group(group, q, keys, values, scores))
@@ -258,34 +258,8 @@ def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
     return cache.index_select(0, table).flatten(0, 1)[:length]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scores:
-    """Scales and caps attention scores; see forward.AttentionContext."""
-
-    scale: float
-    softcap: float | None
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool = False
-    ) -> Tensor:
-        """Returns attention of `q` [..., n, D] over `k`, `v` [..., L, D], [..., n, D]. mask: [n, L]
-        or alike, True for visible keys. is_causal: without a mask, and n = L."""
-        if self.softcap is None:
-            return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=is_causal, scale=self.scale
-            )
-        # torch's own attention has no softcap.
-        scores = q.float() @ k.float().transpose(-1, -2) * self.scale
-        scores = self.softcap * torch.tanh(scores / self.softcap)
-        if mask is None and is_causal:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        return (scores.softmax(-1) @ v.float()).to(q.dtype)
-
-
 def _attend_group(
-    group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: _Scores
+    group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: Scores
 ) -> Tensor:
     """Returns attention of one token of each of B sequences, [B, H, D]. The G query heads of a key
     head are the query rows of one product."""
@@ -299,7 +273,7 @@ def _attend_group(
     return out.reshape(num_seqs, q.shape[1], -1)
 
 
-def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: _Scores) -> Tensor:
+def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
     """Returns attention of `q` [n, H, D] over `k`, `v` [L, K, D], [n, H, D]. Key heads are the
     batch axis, so that no key head is copied for each of its query heads."""
     count, num_heads, head_dim = q.shape

@@ -210,7 +210,8 @@ class Decoder(KernelLayer):
         """Returns [T, hidden]. is_vision: [T] bool, tokens for the vision experts of
         modality-routed layers."""
         frame = inputs.attn.frame if isinstance(inputs.attn, FixedAttention) else None
-        if frame is None or self.kernels is None or not _can_record(inputs):
+        is_small = inputs.media_rows is None and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
+        if frame is None or self.kernels is None or not is_small:
             return self._compute(inputs, is_vision)
         return self._decode(inputs, is_vision, frame, self.kernels)
 
@@ -231,8 +232,7 @@ class Decoder(KernelLayer):
         return out
 
     def begin(self, inputs: ForwardInputs, x: Tensor, is_vision: Tensor | None) -> DecoderStep:
-        """Returns what all layers share. A family whose layers share more overrides it. x: [T,
-        hidden], the embeddings of tokens and media."""
+        """Returns what all layers share; a family may add to it. x: embeddings [T, hidden]."""
         del x
         return DecoderStep(
             rope=self.rotary(inputs.positions),
@@ -268,11 +268,6 @@ class Decoder(KernelLayer):
         return recording.run(inputs.token_ids, inputs.positions)
 
 
-def _can_record(inputs: ForwardInputs) -> bool:
-    """Whether the step is so small that its kernels should be recorded, and has no media."""
-    return inputs.media_rows is None and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
-
-
 class CausalLM(nn.Module):
     """Decoder and output head, with the attributes that a Model must have.
 
@@ -289,8 +284,7 @@ class CausalLM(nn.Module):
         """new_layer: see Decoder. new_decoder: builds the decoder of both."""
         super().__init__()
         self.model = new_decoder(config, new_layer)
-        head_size = (config.hidden_size, config.vocab_size)
-        self.lm_head = None if config.is_tied else Linear(*head_size)
+        self.lm_head = None if config.is_tied else Linear(config.hidden_size, config.vocab_size)
         self.num_layers = config.num_layers
         self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
@@ -311,8 +305,7 @@ class CausalLM(nn.Module):
         """Multiplies by the output head, [N, hidden] -> [N, vocab]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = head.product(hidden)
-        if self.logit_scale != 1:
-            logits = logits * self.logit_scale
+        logits = logits if self.logit_scale == 1 else logits * self.logit_scale
         return logits if self.logit_softcap is None else soft_capped(logits, self.logit_softcap)
 
 
