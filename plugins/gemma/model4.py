@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import MediaInput
 from mmdeploy_llm.layers import CausalLM, Linear, media_grid, to_device
 from mmdeploy_llm.weights.map import Target, WeightMap
@@ -81,9 +82,15 @@ class Gemma4ForCausalLM(CausalLM):
 
 
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
-    """transformers' Gemma4ForConditionalGeneration, without sounds."""
+    """transformers' Gemma4ForConditionalGeneration, without sounds. Raises ModelNotSupportedError
+    for a config without a vision tower."""
 
     def __init__(self, config: Any) -> None:
+        if config.vision_config is None:
+            raise ModelNotSupportedError(
+                "vision_config of this gemma4 model is empty; a model of text alone has the "
+                "architecture Gemma4ForCausalLM"
+            )
         super().__init__(config.text_config, is_tied=config.tie_word_embeddings)
         ids = config.image_token_id, config.video_token_id, config.audio_token_id
         assert isinstance(self.model, Gemma4Decoder)

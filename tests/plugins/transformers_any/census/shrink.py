@@ -163,7 +163,7 @@ BY_TYPE = {"full_attention": ROPE, "sliding_attention": ROPE}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
 EXCEPTIONS = {
     "BambaConfig": MAMBA,
-    "GraniteMoeHybridConfig": MAMBA,
+    "GraniteMoeHybridConfig": {**MAMBA, "layer_types": ["mamba", "attention"] * 2},
     "FalconH1Config": {**MAMBA, "mamba_d_ssm": 128},
     "Mamba2Config": {"num_heads": 8, "head_dim": 16},
     "DbrxConfig": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4}},
@@ -198,6 +198,21 @@ EXCEPTIONS = {
     "Glm4vMoeTextConfig": {
         "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
     },
+    "Gemma4Config": {
+        "vision_config": {
+            "hidden_size": HIDDEN,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": HEADS,
+            "head_dim": HEAD_SIZE,
+            "position_embedding_size": 1024,
+        }
+    },
+    **dict.fromkeys(
+        ("Qwen3VLVisionConfig", "Qwen3VLMoeVisionConfig"), {"patch_size": 16, "depth": 2}
+    ),
+    **dict.fromkeys(("Qwen3_5VisionConfig", "Qwen3_5MoeVisionConfig"), {"patch_size": 16}),
     "Gemma4AssistantConfig": {"text_config": {"hidden_size_per_layer_input": 0}},
     "ChameleonConfig": {"vocabulary_map": {"<image>": 3}},
     "Emu3Config": {"vocabulary_map": {"<image>": 3}},
