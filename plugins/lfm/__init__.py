@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
+FACTORY = "mmdeploy_llm_plugins.lfm.text:Lfm2ForCausalLM"
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns the spec of the dense models."""
+    """Returns the specs of dense models and of those with experts."""
     return (
-        ModelSpec(
-            name="lfm2",
-            architectures=("Lfm2ForCausalLM",),
-            factory="mmdeploy_llm_plugins.lfm.text:Lfm2ForCausalLM",
-        ),
+        ModelSpec(name="lfm2", architectures=("Lfm2ForCausalLM",), factory=FACTORY),
+        ModelSpec(name="lfm2_moe", architectures=("Lfm2MoeForCausalLM",), factory=FACTORY),
     )

@@ -1,4 +1,5 @@
-"""LFM2: gated short convolutions in most layers, grouped-query attention in the others."""
+"""LFM2 and LFM2-MoE: gated short convolutions in most layers, grouped-query attention in the
+others."""
 
 from __future__ import annotations
 
@@ -15,10 +16,13 @@ from mmdeploy_llm.layers import (
     DecoderConfig,
     DecoderLayer,
     DecoderStep,
+    GatedMLP,
     GatedShortConv,
     rotary_config,
 )
 from mmdeploy_llm.weights.map import Target, WeightMap
+
+from .experts import LfmExperts
 
 KINDS = ("conv", "full_attention")
 # From the published names, which transformers' modules share, to ours.
@@ -26,22 +30,28 @@ RENAMES = (
     (r"^model\.embedding_norm\.", "model.norm."),
     (r"\.operator_norm\.", ".input_layernorm."),
     (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
-    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
-    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+    (r"\.feed_forward\.", ".mlp."),
+    (r"\.(mlp|experts\.\d+)\.w1\.", r".\1.gate_proj."),
+    (r"\.(mlp|experts\.\d+)\.w3\.", r".\1.up_proj."),
+    (r"\.(mlp|experts\.\d+)\.w2\.", r".\1.down_proj."),
     (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."),
     (r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),
 )
 
 
 class LfmLayer(DecoderLayer):
-    """A decoder layer that mixes tokens by a gated short convolution or by attention."""
+    """A decoder layer that mixes tokens by a gated short convolution or by attention; with experts
+    after the first dense layers of LFM2-MoE."""
+
+    mlp: GatedMLP | LfmExperts  # type: ignore[assignment]
 
     def __init__(self, config: DecoderConfig, layer: int, *, text: Any) -> None:
         """text: transformers' config."""
         self._text = text
         self._is_conv = text.layer_types[layer] == "conv"
         super().__init__(config, layer)
+        if hasattr(text, "num_dense_layers") and layer >= text.num_dense_layers:
+            self.mlp = LfmExperts(text)
 
     def add_mixer(self, config: DecoderConfig, layer: int) -> None:
         """See DecoderLayer."""
@@ -63,7 +73,7 @@ class LfmLayer(DecoderLayer):
 
 
 class Lfm2ForCausalLM(CausalLM):
-    """transformers' Lfm2ForCausalLM."""
+    """transformers' Lfm2ForCausalLM and Lfm2MoeForCausalLM."""
 
     def __init__(self, config: Any) -> None:
         decoder = decoder_config(config)
@@ -101,9 +111,9 @@ def decoder_config(config: Any) -> DecoderConfig:
 
 def mlp_size(config: Any) -> int:
     """Returns the inner channels of the MLP: two thirds of the config's, times a factor, in whole
-    multiples, unless block_auto_adjust_ff_dim is off."""
+    multiples, unless block_auto_adjust_ff_dim is off. LFM2-MoE has no such rule."""
     size = int(config.intermediate_size)
-    if not config.block_auto_adjust_ff_dim:
+    if not getattr(config, "block_auto_adjust_ff_dim", False):
         return size
     size = int(2 * size / 3)
     if config.block_ffn_dim_multiplier is None:

@@ -142,6 +142,12 @@ CASES = {
         "lfm2",
         {"seed": 1, "conv_bias": True, "block_auto_adjust_ff_dim": False, **UNTIED},
     ),
+    # A dense layer, then experts chosen by sigmoids and a bias.
+    "lfm2 moe": ("lfm2_moe", {}),
+    "lfm2 moe no bias": (
+        "lfm2_moe",
+        {"seed": 1, "use_expert_bias": False, "norm_topk_prob": False, **UNTIED},
+    ),
     # Norms that multiply by 1 + weight, scaled embeddings, tanh-GELU.
     "gemma": ("gemma", {}),
     # Soft caps of scores and logits, windows in every second layer, norms after attention and MLP.

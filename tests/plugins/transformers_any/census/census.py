@@ -252,8 +252,9 @@ def page(results):
 
 HEAD = """# Which models of transformers run
 
-`transformers_any` runs what no plugin is made for, and much of what has one. This census has every class that transformers
-{version} names for text and for images and text, each with small random weights ({date}):
+`transformers_any` runs what no plugin is made for, and much of what has one. This
+census has every class that transformers {version} names for text and for images and
+text, each with small random weights ({date}):
 
 - text: {causal}
 - images and text, with prompts of text alone: {images}

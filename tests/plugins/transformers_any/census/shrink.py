@@ -209,10 +209,10 @@ EXCEPTIONS = {
             "position_embedding_size": 1024,
         }
     },
-    **dict.fromkeys(
-        ("Qwen3VLVisionConfig", "Qwen3VLMoeVisionConfig"), {"patch_size": 16, "depth": 2}
-    ),
-    **dict.fromkeys(("Qwen3_5VisionConfig", "Qwen3_5MoeVisionConfig"), {"patch_size": 16}),
+    "Qwen3VLVisionConfig": {"patch_size": 16},
+    "Qwen3VLMoeVisionConfig": {"patch_size": 16},
+    "Qwen3_5VisionConfig": {"patch_size": 16},
+    "Qwen3_5MoeVisionConfig": {"patch_size": 16},
     "Gemma4AssistantConfig": {"text_config": {"hidden_size_per_layer_input": 0}},
     "ChameleonConfig": {"vocabulary_map": {"<image>": 3}},
     "Emu3Config": {"vocabulary_map": {"<image>": 3}},
