@@ -19,12 +19,14 @@ def provide_models() -> tuple[ModelSpec, ...]:
             name="gemma4_text",
             architectures=("Gemma4ForCausalLM",),
             factory=f"{MODULE4}:Gemma4ForCausalLM",
+            reasoning="gemma4",
         ),
         ModelSpec(
             name="gemma4",
             architectures=("Gemma4ForConditionalGeneration",),
             factory=f"{MODULE4}:Gemma4ForConditionalGeneration",
             media=("image", "video"),
+            reasoning="gemma4",
             atomic_media=True,
         ),
     )

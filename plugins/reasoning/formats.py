@@ -27,6 +27,7 @@ class TagFormat:
     name, aliases: what users write.
     untagged: how a text is read when neither it nor the prompt has a tag: as reasoning up to `end`,
         as content, or undecided until a tag or the end decides (content at the end).
+    label: a text after `start` that is no part of the reasoning.
     calls: tags of tool calls that also end the reasoning; they stay in the content.
     answer: tags around the content; they are dropped.
     is_stripped: white space at both ends of reasoning and content is dropped.
@@ -40,6 +41,7 @@ class TagFormat:
     start: str = THINK
     end: str = END_THINK
     untagged: Literal["reasoning", "content", "undecided"]
+    label: str = ""
     calls: tuple[str, ...] = ()
     answer: tuple[str, str] | None = None
     is_stripped: bool = False
@@ -50,6 +52,11 @@ class TagFormat:
     def key(self) -> str:
         """The name as a Python identifier."""
         return re.sub(r"\W", "_", self.name)
+
+    @property
+    def _opened(self) -> str:
+        """The mode after `start`."""
+        return "label" if self.label else "reasoning"
 
     def grammar(self) -> Grammar:
         """Builds the grammar: a first mode for each state that the prompt can leave, then the rest.
@@ -74,18 +81,22 @@ class TagFormat:
         ends = {self.end: Exit(mode="answer")}
         ends |= {tag: Exit(mode="content", is_kept=True) for tag in self.calls}
         yield "reasoning", Mode(kind="reasoning", exits=ends, is_stripped=stripped)
-        again = {self.start: Exit(mode="reasoning")} if self.is_repeated else {}
+        if self.label:
+            word = {self.label: Exit(mode="reasoning")}
+            yield "label", Mode(kind="dropped", exits=word, blanks="", otherwise="reasoning")
+        again = {self.start: Exit(mode=self._opened)} if self.is_repeated else {}
         yield "content", Mode(kind="content", exits=again, is_stripped=stripped)
         yield from self._answer_modes()
 
     def _begin(self, otherwise: str) -> Mode:
         kind: Literal["dropped", "reasoning"] = "dropped" if self.is_stripped else "reasoning"
-        exits = {self.start: Exit(mode="reasoning")}
+        exits = {self.start: Exit(mode=self._opened)}
         return Mode(kind=kind, exits=exits, blanks=whitespace, otherwise=otherwise)
 
     def _decisions(self) -> dict[str, Exit]:
         """Returns the tags that decide whether undecided text is reasoning or content."""
-        exits = {self.start: Exit(mode="reasoning", held="content"), self.end: Exit(mode="answer")}
+        exits = {self.start: Exit(mode=self._opened, held="content")}
+        exits |= {self.end: Exit(mode="answer")}
         if self.answer is not None:
             exits[self.answer[0]] = Exit(mode="in answer", held="content")
         return exits
@@ -125,6 +136,18 @@ FORMATS = (
         aliases=("glm45", "glm-4-5", "glm-45", "glm-4.6", "glm-4.7"),
         untagged="undecided",
         calls=("<tool_call>",),
+    ),
+    # Gemma 4: "<|channel>thought\n...<channel|>", or no tags where thinking is off (Google's page
+    # on prompt formatting); a tool call ends it too (vLLM's parser).
+    TagFormat(
+        name="gemma4",
+        aliases=("gemma-4",),
+        start="<|channel>",
+        end="<channel|>",
+        label="thought\n",
+        untagged="content",
+        calls=("<|tool_call>",),
+        is_stripped=True,
     ),
     # Hunyuan-A13B: "<think>\n...\n</think>\n<answer>\n...\n</answer>" (docstring of vLLM's parser).
     TagFormat(

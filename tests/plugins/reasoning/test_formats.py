@@ -101,6 +101,14 @@ ROWS = [
     ("glm-4.5", "", "so", "", "so"),
     ("glm-4.5", OPEN, "why<tool_call>f", "why", "<tool_call>f"),
     ("glm-4.5", OPEN, "why</think><tool_call>f", "why", "<tool_call>f"),
+    # gemma4: a channel whose name is no part of the thinking
+    ("gemma4", "<|turn>model\n", "<|channel>thought\nwhy\n<channel|>so", "why", "so"),
+    ("gemma4", "<|turn>model\n", "<|channel>thoughtful<channel|>so", "thoughtful", "so"),
+    ("gemma4", "<|turn>model\n", "<|channel>why<channel|>so", "why", "so"),
+    ("gemma4", "<|turn>model\n", "<|channel>thought\n<channel|>so", "", "so"),
+    ("gemma4", "<|turn>model\n", "<|channel>thought\nwhy, cut", "why, cut", ""),
+    ("gemma4", "<|turn>model\n", "a thought<channel", "", "a thought<channel"),
+    ("gemma4", "", "<|channel>thought\nwhy<|tool_call>f", "why", "<|tool_call>f"),
     # hunyuan: an answer in tags of its own
     ("hunyuan", "", "<think>\nwhy\n</think>\n<answer>\nso\n</answer>", "why", "so"),
     ("hunyuan", CLOSED, "<answer>\nso\n</answer>", "", "so"),
