@@ -1,7 +1,5 @@
 """Writes quantised copies of checkpoints: quantize_checkpoint."""
 
-from mmdeploy_llm.saving import Summary
+from .convert import Quantized, quantize_checkpoint
 
-from .convert import quantize_checkpoint
-
-__all__ = ["Summary", "quantize_checkpoint"]
+__all__ = ["Quantized", "quantize_checkpoint"]

@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
+from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.intake.checkpoint import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.kernels.coded import Bits, CodeLayout
-from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
+from mmdeploy_llm.saving import GroupRounder, Rounder, Summary, Writer, built, is_quantized
 from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of
 from mmdeploy_llm.weights.find import find_weights
+
+from .calibrate import Calibrated, CalibratedRounder, calibrate, clear, measured
+from .loss import Loss
+from .samples import read_items
+
+LOSS_FILE = "quantization_loss.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantized:
+    """The result of quantize_checkpoint. loss, skipped, gain: with calibration; see Loss, Samples
+    and Calibrated."""
+
+    summary: Summary
+    loss: Loss | None = None
+    skipped: Sequence[str] = ()
+    gain: float = 1.0
 
 
 def quantize_checkpoint(
@@ -21,16 +41,20 @@ def quantize_checkpoint(
     *,
     bits: Bits,
     group_size: int,
+    calibrate_with: str | None = None,
     overwrite: bool = False,
     plugins: Sequence[str] | None = None,
     blocked_plugins: Sequence[str] = (),
-) -> Summary:
+) -> Quantized:
     """Writes `model`, a folder or a hub's name, to `output` in compressed-tensors' format.
 
+    calibrate_with: a folder of images and videos, or a corpus, to calibrate the decoder with; the
+    towers are then rounded to 8 bits. What was lost is written to quantization_loss.json.
     The new folder grows as OUTPUT.partial and is renamed once it is whole; a run that was cut off
     is continued by the next one with the same arguments. Holds one tensor and one file of the
-    output in memory. Raises ConfigError for a size or folder that cannot be used, CheckpointError
-    for weights that cannot be rounded, and errors of the model's files and plugins.
+    output in memory, and while it calibrates the model and the moments of two layers' inputs.
+    Raises ConfigError for a size, folder or item that cannot be used, CheckpointError for weights
+    that cannot be rounded, and errors of the model's files and plugins.
     """
     if group_size < 8 or group_size % 8:
         raise ConfigError(f"group size {group_size}: give a multiple of 8, such as 32, 64 or 128")
@@ -45,11 +69,34 @@ def quantize_checkpoint(
         raise ConfigError(f"{model} is quantised already; give the folder that it was made from")
     check_output(output, source, overwrite=overwrite)
     empty, paths = built(config, checkpoint), find_weights(source)
-    partial = Partial(output, digest_of({"bits": bits, "group_size": group_size}, paths))
+    items = () if calibrate_with is None else read_items(calibrate_with)
+    digests = [item.digest if isinstance(item, Item) else item.message for item in items]
+    facts = {"bits": bits, "group_size": group_size, "items": digests}
+    partial = Partial(output, digest_of(facts, paths))
     layout = CodeLayout(bits=bits, group_size=group_size)
-    writer = Writer(partial, empty, GroupRounder(layout))
-    writer.copy(paths)
-    summary = writer.finish(values)
+    with ExitStack() as stack:
+        done: Calibrated | None = None
+        rounder: Rounder = GroupRounder(layout)
+        if calibrate_with is not None:
+            done = calibrate(config, paths, items, layout, partial.folder)
+            rounder = CalibratedRounder(done.folder, layout, stack)
+        writer = Writer(partial, empty, rounder)
+        writer.copy(paths)
+        summary = writer.finish(values)
     copy_others(source, partial.folder)
+    found = (
+        Quantized(summary=summary) if done is None else _compared(config, summary, done, partial)
+    )
     partial.finish()
-    return summary
+    return found
+
+
+def _compared(
+    config: EngineConfig, summary: Summary, done: Calibrated, partial: Partial
+) -> Quantized:
+    """Measures and writes down what was lost; removes what only calibration needs."""
+    loss = measured(config, done, partial.folder)
+    text = json.dumps(loss.values(), indent=2)
+    (partial.folder / LOSS_FILE).write_text(text, encoding="utf-8")
+    clear(done)
+    return Quantized(summary=summary, loss=loss, skipped=done.samples.skipped, gain=done.gain)

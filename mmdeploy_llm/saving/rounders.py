@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -11,15 +11,17 @@ from mmdeploy_llm.kernels.coded import CODES, Bits, CodedWeight, CodeLayout
 from mmdeploy_llm.layers.install import ELSEWHERE
 from mmdeploy_llm.option_types import QuantizationName
 
-from .rounding import Rounded, round_groups
+from .rounding import Rounded, relative_error, round_groups
+
+# Of a matrix: in a decoder's layers, the output head, or anywhere else, such as vision towers.
+Place = Literal["layers", "head", "towers"]
 
 
 class Rounder(Protocol):
     """Rounds matrices."""
 
-    def layout(self, *, is_in_layers: bool) -> CodeLayout | None:
-        """Returns how matrices in a decoder's layers, or elsewhere, are rounded; None: they are
-        copied."""
+    def layout(self, place: Place) -> CodeLayout | None:
+        """Returns how matrices of a place are rounded; None: they are copied."""
         ...
 
     def round(self, key: str, weight: Tensor, layout: CodeLayout) -> Rounded:
@@ -28,15 +30,16 @@ class Rounder(Protocol):
 
 
 class GroupRounder:
-    """Rounds each value to the nearest code of its group, as round_groups does."""
+    """Rounds each value to the nearest code of its group, as round_groups does; the output head is
+    copied."""
 
-    def __init__(self, layers: CodeLayout, elsewhere: CodeLayout | None = None) -> None:
-        """layers, elsewhere: the layouts of matrices in a decoder's layers, and of others."""
-        self._layers, self._elsewhere = layers, elsewhere
+    def __init__(self, layers: CodeLayout, towers: CodeLayout | None = None) -> None:
+        """layers, towers: the layouts of matrices in a decoder's layers, and elsewhere."""
+        self._layouts = {"layers": layers, "towers": towers}
 
-    def layout(self, *, is_in_layers: bool) -> CodeLayout | None:
+    def layout(self, place: Place) -> CodeLayout | None:
         """See Rounder."""
-        return self._layers if is_in_layers else self._elsewhere
+        return self._layouts.get(place)
 
     def round(self, key: str, weight: Tensor, layout: CodeLayout) -> Rounded:
         """See Rounder."""
@@ -62,9 +65,10 @@ class KernelRounder:
         weights."""
         self._kernels, self._quantization, self._dtype = kernels, quantization, dtype
 
-    def layout(self, *, is_in_layers: bool) -> CodeLayout | None:
+    def layout(self, place: Place) -> CodeLayout | None:
         """See Rounder. None too where 8 bits have a scale for each row only (int4a8's head)."""
-        return CODES.get(self._quantization if is_in_layers else ELSEWHERE[self._quantization])
+        own = self._quantization if place == "layers" else ELSEWHERE[self._quantization]
+        return CODES.get(own)
 
     def round(self, key: str, weight: Tensor, layout: CodeLayout) -> Rounded:
         """See Rounder."""
@@ -78,9 +82,3 @@ class KernelRounder:
             zeros=coded.zeros,
             squared_error=relative_error(coded.dequantize(), weight),
         )
-
-
-def relative_error(rounded: Tensor, weight: Tensor) -> float:
-    """Returns the sum of (rounded - weight)^2 over the sum of weight^2."""
-    total = float(weight.double().square().sum())
-    return float((rounded.double() - weight.double()).square().sum()) / total if total else 0.0

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
 from mmdeploy_llm.kernels.coded import CodeLayout
+from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.install import decoder_modules
 from mmdeploy_llm.layers.linear import Linear
 from mmdeploy_llm.layers.moe import Experts
@@ -25,7 +26,7 @@ from mmdeploy_llm.weights.map import Target
 
 from .folders import Partial
 from .packing import packed_tensors, settings
-from .rounders import Rounder
+from .rounders import Place, Rounder
 
 SHARD_BYTES = 2 * 2**30
 WEIGHT = ".weight"
@@ -70,7 +71,7 @@ class Writer:
     def __init__(self, partial: Partial, model: Any, rounder: Rounder) -> None:
         """model: built on the meta device; says where tensors belong."""
         self._partial, self._model, self._rounder = partial, model, rounder
-        self._in_layers = decoder_modules(model)
+        self._places = places_of(model)
         self._shard: dict[str, Tensor] = {}
         self._shard_bytes = 0
         self._done = Progress(**partial.state.get("progress", {}))
@@ -115,19 +116,10 @@ class Writer:
 
     def _layout(self, key: str, entry: Entry) -> CodeLayout | None:
         """Returns how a tensor is rounded; None: it is copied."""
-        module, target = target_of(self._model, key)
-        if module is None or target is None or getattr(module, "is_exact", False):
-            return None
-        found = self._rounder.layout(is_in_layers=module in self._in_layers)
-        if found is None or entry.dtype not in LOADABLE:
-            return None
+        module, _ = target_of(self._model, key)
         if isinstance(module, Experts) and len(entry.shape) == 3:
             self._done.stacked.append(key)
-        is_matrix = isinstance(module, Linear | Experts) and len(entry.shape) == 2
-        is_plain = target.source is None and target.transpose is False
-        if not (is_matrix and is_plain and key.endswith(WEIGHT)):
-            return None
-        return fitting(found, module, entry.shape[-1])
+        return layout_of(self._model, self._places, self._rounder, key, entry)
 
     def _flush(self) -> None:
         """Writes a shard and says that it is there."""
@@ -169,7 +161,7 @@ class Writer:
     def _by_layout(self) -> Mapping[CodeLayout, Sequence[str]]:
         """Returns the rounded layers by layout, those of a decoder's layers first."""
         found: dict[CodeLayout, list[str]] = {}
-        first = self._rounder.layout(is_in_layers=True)
+        first = self._rounder.layout("layers")
         if first is not None:
             found[first] = []
         for name, facts in self._done.rounded.items():
@@ -186,6 +178,30 @@ def target_of(model: Any, key: str) -> tuple[nn.Module | None, Target | None]:
     if len(targets) != 1:
         return None, None
     return model.get_submodule(targets[0].name.rpartition(".")[0]), targets[0]
+
+
+def places_of(model: nn.Module) -> Mapping[nn.Module, Place]:
+    """Returns the places of the modules of a model, where these are not towers."""
+    places: dict[nn.Module, Place] = dict.fromkeys(decoder_modules(model), "layers")
+    for module in model.modules():
+        if isinstance(module, CausalLM) and module.lm_head is not None:
+            places[module.lm_head] = "head"
+    return places
+
+
+def layout_of(
+    model: Any, places: Mapping[nn.Module, Place], rounder: Rounder, key: str, entry: Entry
+) -> CodeLayout | None:
+    """Returns how `rounder` rounds the tensor `key`; None where it is copied."""
+    module, target = target_of(model, key)
+    if module is None or target is None or getattr(module, "is_exact", False):
+        return None
+    found = rounder.layout(places.get(module, "towers"))
+    is_matrix = isinstance(module, Linear | Experts) and len(entry.shape) == 2
+    is_plain = target.source is None and target.transpose is False and entry.dtype in LOADABLE
+    if found is None or not (is_matrix and is_plain and key.endswith(WEIGHT)):
+        return None
+    return fitting(found, module, entry.shape[-1])
 
 
 def fitting(layout: CodeLayout, module: nn.Module, k: int) -> CodeLayout | None:

@@ -62,7 +62,7 @@ def tokens_of(folder):
 )
 def test_tokens(tmp_path, caplog, family, sizes, bits):
     plain, output = write_tiny(family, tmp_path / "plain", **sizes), tmp_path / "out"
-    done = quantize_checkpoint(str(plain), output, bits=bits, group_size=32)
+    done = quantize_checkpoint(str(plain), output, bits=bits, group_size=32).summary
     other, values = dequantised(output, bits, plain)
     original = load_file(plain / "model.safetensors")
     assert values.keys() == original.keys()
