@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.intake.checkpoint import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.kernels.coded import Bits, CodeLayout
 from mmdeploy_llm.saving import GroupRounder, Rounder, Summary, Writer, built, is_quantized
@@ -19,7 +19,7 @@ from mmdeploy_llm.weights.find import find_weights
 
 from .calibrate import Calibrated, CalibratedRounder, calibrate, clear, measured
 from .loss import Loss
-from .samples import read_items
+from .samples import digests_of, read_items
 
 LOSS_FILE = "quantization_loss.json"
 
@@ -56,24 +56,19 @@ def quantize_checkpoint(
     Raises ConfigError for a size, folder or item that cannot be used, CheckpointError for weights
     that cannot be rounded, and errors of the model's files and plugins.
     """
-    if group_size < 8 or group_size % 8:
-        raise ConfigError(f"group size {group_size}: give a multiple of 8, such as 32, 64 or 128")
+    layout = _layout(bits, group_size)
     options = {"plugins": plugins, "blocked_plugins": tuple(blocked_plugins)}
     config = EngineConfig.from_options(model, options)
-    checkpoint = read_checkpoint(resolve_model(model, None, MODEL_FILES))
+    checkpoint = _read(model)
     source = checkpoint.folder
-    if checkpoint.gguf_files:
-        raise ConfigError(f"{model} is a GGUF file; give a folder with safetensors files")
     values = json.loads((source / "config.json").read_text(encoding="utf-8"))
     if is_quantized(values):
         raise ConfigError(f"{model} is quantised already; give the folder that it was made from")
     check_output(output, source, overwrite=overwrite)
     empty, paths = built(config, checkpoint), find_weights(source)
     items = () if calibrate_with is None else read_items(calibrate_with)
-    digests = [item.digest if isinstance(item, Item) else item.message for item in items]
-    facts = {"bits": bits, "group_size": group_size, "items": digests}
+    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items)}
     partial = Partial(output, digest_of(facts, paths))
-    layout = CodeLayout(bits=bits, group_size=group_size)
     with ExitStack() as stack:
         done: Calibrated | None = None
         rounder: Rounder = GroupRounder(layout)
@@ -89,6 +84,20 @@ def quantize_checkpoint(
     )
     partial.finish()
     return found
+
+
+def _layout(bits: Bits, group_size: int) -> CodeLayout:
+    if group_size < 8 or group_size % 8:
+        raise ConfigError(f"group size {group_size}: give a multiple of 8, such as 32, 64 or 128")
+    return CodeLayout(bits=bits, group_size=group_size)
+
+
+def _read(model: str) -> Checkpoint:
+    """Reads the JSON files of a model with safetensors files."""
+    checkpoint = read_checkpoint(resolve_model(model, None, MODEL_FILES))
+    if checkpoint.gguf_files:
+        raise ConfigError(f"{model} is a GGUF file; give a folder with safetensors files")
+    return checkpoint
 
 
 def _compared(

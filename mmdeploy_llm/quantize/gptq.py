@@ -67,7 +67,9 @@ def _factor(moments: Tensor) -> Tensor:
         damped.diagonal()[diagonal == 0] = mean
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            inverse = torch.cholesky_inverse(lower)
+            upper: Tensor
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not failed:
                 return upper
     raise CheckpointError("inputs of a layer have values that are not finite; it cannot be rounded")

@@ -83,7 +83,7 @@ def answers_of(llm: LLM, samples: Sequence[Sample]) -> Sequence[Answer]:
 def save_answers(answers: Sequence[Answer], path: Path) -> None:
     """Writes answers to a safetensors file that is never seen half written."""
     new = path.with_name(f"{path.name}.new")
-    parts = {}
+    parts: dict[str, Tensor] = {}
     for index, answer in enumerate(answers):
         parts |= {f"{index}.hidden": answer.hidden, f"{index}.ids": answer.token_ids}
     save_file(parts, new)

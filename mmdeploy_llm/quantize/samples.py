@@ -47,6 +47,11 @@ def read_items(given: str) -> Sequence[Item | BadItem]:
     return tuple(open_source(given, PARAMS, Selection()))
 
 
+def digests_of(items: Sequence[Item | BadItem]) -> Sequence[str]:
+    """Returns a digest of each item; another one when its line or its files change."""
+    return [item.digest if isinstance(item, Item) else item.message for item in items]
+
+
 def answered(llm: LLM, items: Sequence[Item | BadItem], folder: Path) -> Samples:
     """Returns the samples of all items that have an answer. The answers are kept in `folder`, where
     a later run finds them. Raises ConfigError when no item is left."""
