@@ -38,7 +38,7 @@ LAYERS = (
     ("intake", "schedule", "runner", "delivery"),
     ("engine",),
     ("startup",),
-    ("desk",),
+    ("desk", "saving"),
     ("datasets",),
     ("batch",),
     ("llm", "aio"),

@@ -1,5 +1,5 @@
 """Writes quantised copies of checkpoints: quantize_checkpoint."""
 
-from .convert import Summary, quantize_checkpoint
+from .convert import Quantized, quantize_checkpoint
 
-__all__ = ["Summary", "quantize_checkpoint"]
+__all__ = ["Quantized", "quantize_checkpoint"]

@@ -38,15 +38,25 @@ def kept_reads(
     model: nn.Module, reads: Iterable[Read], can_keep: CanKeep
 ) -> Mapping[str, Sequence[Read]]:
     """Returns the parameters that can stay in few bits, with their reads in the order of rows: all
-    values must come from weights that have a layout, and the module must take them."""
+    values must come from weights that have a layout, and the module must take them, which has all
+    of those that it can take in few bits or none."""
     by_name: dict[str, list[Read]] = defaultdict(list)
     for read in reads:
         by_name[read.name].append(read)
-    return {
+    found = {
         name: sorted(own, key=lambda read: read.start)
         for name, own in by_name.items()
         if _can_hold(model, name) and _have_layouts(own, can_keep)
     }
+    return {name: own for name, own in found.items() if _siblings(model, name) <= found.keys()}
+
+
+def _siblings(model: nn.Module, name: str) -> set[str]:
+    """Returns all parameters of a module that it can take in few bits."""
+    module, _ = _holder(model, name)
+    path = name.rpartition(".")[0]
+    names = (f"{path}.{own}" for own, _ in module.named_parameters(recurse=False))
+    return {other for other in names if _can_hold(model, other)}
 
 
 def _holder(model: nn.Module, name: str) -> tuple[nn.Module, str]:

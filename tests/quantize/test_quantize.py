@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from mmdeploy_llm import LLM, SamplingParams
 from mmdeploy_llm.cli import app
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.quantize import convert, quantize_checkpoint
-from mmdeploy_llm.quantize.rounding import round_groups
+from mmdeploy_llm.quantize import quantize_checkpoint
+from mmdeploy_llm.saving import folders
+from mmdeploy_llm.saving.rounding import round_groups
 from mmdeploy_llm.testing.tiny import write_tiny
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
@@ -61,7 +62,7 @@ def tokens_of(folder):
 )
 def test_tokens(tmp_path, caplog, family, sizes, bits):
     plain, output = write_tiny(family, tmp_path / "plain", **sizes), tmp_path / "out"
-    done = quantize_checkpoint(str(plain), output, bits=bits, group_size=32)
+    done = quantize_checkpoint(str(plain), output, bits=bits, group_size=32).summary
     other, values = dequantised(output, bits, plain)
     original = load_file(plain / "model.safetensors")
     assert values.keys() == original.keys()
@@ -117,7 +118,7 @@ def test_refusals(tmp_path):
             quantize_checkpoint(str(model), output, bits=4, group_size=size, **options)
 
     refused("multiple of 8", size=12)
-    refused("no layer", size=4096)
+    refused("no layer", size=56)
     refused("holds the model itself", output=plain, overwrite=True)
     (tmp_path / "file").touch()
     refused("is a file", output=tmp_path / "file", overwrite=True)
@@ -149,10 +150,32 @@ def test_several_shards(tmp_path, monkeypatch, caplog):
     quantize_checkpoint(str(plain), whole, bits=4, group_size=32)
     (tmp_path / "shards.partial").mkdir()
     (tmp_path / "shards.partial" / "left.safetensors").touch()  # by a run that was killed
-    (tmp_path / "shards.partial" / convert.MARK).touch()
-    monkeypatch.setattr("mmdeploy_llm.quantize.convert.SHARD_BYTES", 20_000)
+    (tmp_path / "shards.partial" / folders.MARK).touch()
+    monkeypatch.setattr("mmdeploy_llm.saving.writer.SHARD_BYTES", 20_000)
     quantize_checkpoint(str(plain), shards, bits=4, group_size=32)
-    assert "cut off left, is removed" in caplog.text
+    assert "of other options or weights left, is removed" in caplog.text
     assert not (shards / "left.safetensors").exists()
     assert len(list(shards.glob("*.safetensors"))) > 2
     assert tokens_of(shards) == tokens_of(whole)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl"])
+@pytest.mark.filterwarnings("ignore:You passed:UserWarning")
+def test_transformers_loads_it(tmp_path, family):
+    pytest.importorskip("compressed_tensors", reason="needs the format's own library")
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        CompressedTensorsConfig,
+    )
+
+    plain, output = write_tiny(family, tmp_path / "plain", **SIZES), tmp_path / "out"
+    quantize_checkpoint(str(plain), output, bits=4, group_size=32)
+    other, _ = dequantised(output, 4, plain)
+    kind = AutoModelForCausalLM if family == "qwen2" else AutoModelForImageTextToText
+    own = CompressedTensorsConfig(dequantize=True)
+    found = kind.from_pretrained(output, quantization_config=own, dtype=torch.float32)
+    expected = kind.from_pretrained(other, dtype=torch.float32)
+    weights = found.state_dict()
+    for key, tensor in expected.state_dict().items():
+        torch.testing.assert_close(weights[key].float(), tensor, rtol=2**-7, atol=1e-6, msg=key)

@@ -75,3 +75,9 @@ def _round_range(
     values = (codes - zeros[..., None]) * wide[..., None]
     errors = (values - w).double().square().sum(-1)
     return codes.to(torch.uint8), scales, zeros.to(torch.uint8), errors
+
+
+def relative_error(rounded: Tensor, weight: Tensor) -> float:
+    """Returns the sum of (rounded - weight)^2 over the sum of weight^2."""
+    total = float(weight.double().square().sum())
+    return float((rounded.double() - weight.double()).square().sum()) / total if total else 0.0

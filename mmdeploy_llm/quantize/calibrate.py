@@ -1,0 +1,221 @@
+"""Rounds the decoder's layers with calibration data, window by window of layers:
+
+    answer every item once --> for each window: pass all samples through the model, sum up the
+    inputs of its products --> round (gptq.py) --> file --> the model goes on with rounded weights
+
+so that a layer is rounded for the inputs that the rounded layers before it give. Memory: the model
+in bfloat16, and the moments of one window. What is finished is kept for the next run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from mmdeploy_llm.batch.items import Item
+from mmdeploy_llm.config import EngineConfig
+from mmdeploy_llm.datasets.rows import BadItem
+from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels.coded import CodeLayout
+from mmdeploy_llm.layers.decoder import CausalLM
+from mmdeploy_llm.llm import LLM
+from mmdeploy_llm.saving.rounders import GroupRounder, Place
+from mmdeploy_llm.saving.rounding import Rounded, round_groups
+from mmdeploy_llm.startup.machine import load_kernels
+from mmdeploy_llm.weights.files import SafetensorsFile
+
+from .gptq import output_error, round_by_moments
+from .loss import Loss, answers_of, compare, load_answers, pass_through, save_answers
+from .samples import Samples, answered
+from .sites import Site, use_rounded, watched, windows
+
+FOLDER = "calibration"  # in the folder that is being written
+REFERENCE = "reference.safetensors"
+PARTS = ("codes", "scales", "zeros")
+NEEDED = MappingProxyType({"device": "cpu", "native_kernels": True})
+TOWERS = CodeLayout(bits=8, group_size=128)
+MEDIA_LIMIT = 64  # items of a kind in a calibration prompt
+
+
+def engine_options(config: EngineConfig) -> dict[str, Any]:
+    """Returns the options of the engines that calibrate and compare: plain products in bfloat16 on
+    the CPU, whole prompts."""
+    return {
+        "plugins": config.plugins,
+        "blocked_plugins": config.blocked_plugins,
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "native_kernels": True,
+        "enable_prefix_caching": False,
+        "limit_mm_per_prompt": dict.fromkeys(("image", "video"), MEDIA_LIMIT),
+        "quiet": True,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """What calibration has found. folder: holds the rounded weights and the reference. gain: the
+    errors of all outputs, as a part of what rounding to the nearest codes has."""
+
+    folder: Path
+    samples: Samples
+    gain: float
+
+
+def calibrate(
+    config: EngineConfig,
+    paths: Sequence[Path],
+    items: Sequence[Item | BadItem],
+    layout: CodeLayout,
+    partial: Path,
+) -> Calibrated:
+    """Rounds the layers of the model that `config` names, and keeps the codes under `partial`, as
+    whatever an earlier run has finished there. paths: the files of the weights."""
+    folder = partial / FOLDER
+    folder.mkdir(exist_ok=True)
+    kernels: Any = load_kernels(EngineConfig.from_options(config.model, NEEDED), is_cpu=True)
+    with LLM(config.model, **engine_options(config)) as llm, ExitStack() as stack:
+        samples = answered(llm, items, folder)
+        _stop_recording(llm.model)
+        if not (folder / REFERENCE).exists():
+            save_answers(answers_of(llm, samples.held_out), folder / REFERENCE)
+        files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
+        gain = _round_windows(llm, kernels, samples, files, layout, folder)
+    return Calibrated(folder=folder, samples=samples, gain=gain)
+
+
+def _stop_recording(model: Any) -> None:
+    """Lets decoders compute every step: one that replays a recording shows no inputs."""
+    for module in model.modules():
+        if isinstance(module, CausalLM):
+            module.model.kernels = None
+
+
+def _round_windows(
+    llm: LLM,
+    kernels: Kernels,
+    samples: Samples,
+    files: Sequence[SafetensorsFile],
+    layout: CodeLayout,
+    folder: Path,
+) -> float:
+    """Rounds all windows that have no file yet; returns Calibrated.gain."""
+    owners = {key: file for file in files for key in file.entries}
+    todo = windows(llm.model, files, GroupRounder(layout))
+    calibrated = nearest = 0.0
+    with tqdm(total=len(todo) * len(samples.used), desc="calibration", unit="prompt") as bar:
+        for number, sites in enumerate(todo):
+            path = folder / f"window-{number:05}.safetensors"
+            if path.exists():
+                bar.update(len(samples.used))
+            else:
+                _round_window(llm, samples, sites, owners, path, bar)
+            with safe_open(path, framework="pt") as file:
+                errors = json.loads(file.metadata()["output_errors"])
+                for site in sites:
+                    use_rounded(llm.model, kernels, site, _joined(file, site))
+            calibrated, nearest = calibrated + errors[0], nearest + errors[1]
+    return calibrated / nearest if nearest else 1.0
+
+
+def _round_window(
+    llm: LLM,
+    samples: Samples,
+    sites: Sequence[Site],
+    owners: dict[str, SafetensorsFile],
+    path: Path,
+    bar: Any,
+) -> None:
+    """Rounds a window and writes its file."""
+    with watched(llm.model, sites) as found:
+        for sample in samples.used:
+            pass_through(llm, sample)
+            bar.update()
+    tensors: dict[str, Tensor] = {}
+    errors, sums = {}, [0.0, 0.0]
+    for site, own in zip(sites, found, strict=True):
+        parts = [_read(owners[key], key) for key in site.keys]
+        weight = torch.cat(parts)
+        rounded = round_by_moments(weight, own.moments, site.layout)
+        plain = round_groups(weight, site.layout.bits, site.layout.group_size)
+        sums[0] += output_error(weight, rounded, own.moments)
+        sums[1] += output_error(weight, plain, own.moments)
+        start = 0
+        for key, part in zip(site.keys, parts, strict=True):
+            rows = slice(start, start + len(part))
+            start += len(part)
+            errors[key] = rounded.squared_error
+            for name in PARTS:
+                tensors[f"{key}.{name}"] = getattr(rounded, name)[rows].contiguous()
+    new = path.with_name(f"{path.name}.new")
+    metadata = {"errors": json.dumps(errors), "output_errors": json.dumps(sums)}
+    save_file(tensors, new, metadata=metadata)
+    new.replace(path)
+
+
+def _read(file: SafetensorsFile, key: str) -> Tensor:
+    out = torch.empty(file.entries[key].shape)
+    file.read_into(key, out, first_value=0, transpose=False)
+    return out
+
+
+def _joined(file: Any, site: Site) -> Rounded:
+    """Reads the rounded weight of a site."""
+    codes, scales, zeros = (
+        torch.cat([file.get_tensor(f"{key}.{name}") for key in site.keys]) for name in PARTS
+    )
+    return Rounded(codes=codes, scales=scales, zeros=zeros, squared_error=0.0)
+
+
+class CalibratedRounder:
+    """A Rounder with the weights that `calibrate` has rounded; others are rounded to the nearest
+    codes, those of towers in 8 bits."""
+
+    def __init__(self, folder: Path, layout: CodeLayout, stack: ExitStack) -> None:
+        """stack: closes the files."""
+        self._nearest = GroupRounder(layout, TOWERS)
+        self._places: dict[str, Any] = {}
+        self._errors: dict[str, float] = {}
+        for path in sorted(folder.glob("window-*.safetensors")):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            errors = json.loads(file.metadata()["errors"])
+            self._errors |= errors
+            self._places |= dict.fromkeys(errors, file)
+
+    def layout(self, place: Place) -> CodeLayout | None:
+        """See Rounder."""
+        return self._nearest.layout(place)
+
+    def round(self, key: str, weight: Tensor, layout: CodeLayout) -> Rounded:
+        """See Rounder."""
+        file = self._places.get(key)
+        if file is None:
+            return self._nearest.round(key, weight, layout)
+        codes, scales, zeros = (file.get_tensor(f"{key}.{name}") for name in PARTS)
+        return Rounded(codes=codes, scales=scales, zeros=zeros, squared_error=self._errors[key])
+
+
+def measured(config: EngineConfig, done: Calibrated, folder: Path) -> Loss:
+    """Compares the written model with the reference; see Loss."""
+    before = load_answers(done.folder / REFERENCE)
+    with LLM(str(folder), **engine_options(config)) as llm:
+        _stop_recording(llm.model)
+        after = answers_of(llm, done.samples.held_out)
+        return compare(llm, before, after, len(done.samples.used))
+
+
+def clear(done: Calibrated) -> None:
+    """Removes what only a run that is cut off needs."""
+    shutil.rmtree(done.folder)

@@ -1,0 +1,90 @@
+"""GPTQ (Frantar et al. 2022): rounds the columns of a weight in order, and spreads the error of
+each over the columns that follow, so that the products with typical inputs change least.
+
+Shapes: n rows (outputs), k columns (inputs), G groups of columns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.kernels.coded import CodeLayout
+from mmdeploy_llm.saving.rounding import Rounded, relative_error, round_groups
+
+DAMPING = (0.01, 0.1, 1.0)  # of the mean of the diagonal; a larger one where a factor fails
+
+
+def round_by_moments(weight: Tensor, moments: Tensor, layout: CodeLayout) -> Rounded:
+    """Rounds `weight` [n, k] float32 for inputs x [T, k] with the second moments x.T @ x [k, k].
+
+    The scale and zero of a group are chosen when its first column is reached, for the values as
+    they are then. A column whose input was always 0 is rounded to the nearest code.
+    """
+    factor = _factor(moments)
+    size, rest = layout.group_size, weight.clone()
+    parts = []
+    for start in range(0, weight.shape[1], size):
+        columns = slice(start, start + size)
+        group = round_groups(rest[:, columns], layout.bits, size)
+        codes, errors = _round_columns(rest[:, columns], group, factor[columns, columns], layout)
+        rest[:, start + size :] -= errors @ factor[columns, start + size :]
+        parts.append((codes, group.scales, group.zeros))
+    codes, scales, zeros = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    return Rounded(
+        codes=codes,
+        scales=scales,
+        zeros=zeros,
+        squared_error=relative_error(values_of(codes, scales, zeros), weight),
+    )
+
+
+def _round_columns(
+    group: Tensor, facts: Rounded, factor: Tensor, layout: CodeLayout
+) -> tuple[Tensor, Tensor]:
+    """Rounds the columns of one group [n, size]; returns their codes, uint8, and their errors over
+    the diagonal of `factor` [size, size]."""
+    rest, (n, size) = group.T.contiguous(), group.shape
+    codes, errors = torch.empty(size, n, dtype=torch.uint8), torch.empty(size, n)
+    scale, zero = facts.scales[:, 0].float(), facts.zeros[:, 0].float()
+    inverse = torch.where(scale > 0, 1 / scale, 0)
+    for column in range(size):
+        code = ((rest[column] * inverse).round_() + zero).clamp_(0, 2**layout.bits - 1)
+        error = (rest[column] - (code - zero) * scale) / factor[column, column]
+        codes[column], errors[column] = code.to(torch.uint8), error
+        rest[column + 1 :].addr_(factor[column, column + 1 :], error, alpha=-1)
+    return codes.T, errors.T
+
+
+def _factor(moments: Tensor) -> Tensor:
+    """Returns the upper Cholesky factor of the inverse of the damped moments, [k, k]."""
+    diagonal = moments.diagonal()
+    mean = diagonal.mean().clamp(min=1e-12)
+    for damping in DAMPING:
+        damped = moments.clone()
+        damped.diagonal().add_(damping * mean)
+        damped.diagonal()[diagonal == 0] = mean
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not failed:
+            inverse = torch.cholesky_inverse(lower)
+            upper: Tensor
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not failed:
+                return upper
+    raise CheckpointError("inputs of a layer have values that are not finite; it cannot be rounded")
+
+
+def values_of(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Returns the weight that codes [n, k], scales and zeros [n, G] stand for, float32."""
+    size = codes.shape[1] // scales.shape[1]
+    wide = (facts.float().repeat_interleave(size, 1) for facts in (scales, zeros))
+    scale, zero = wide
+    return (codes.float() - zero) * scale
+
+
+def output_error(weight: Tensor, rounded: Rounded, moments: Tensor) -> float:
+    """Returns the sum over outputs of the squared error of x @ weight.T for the inputs that
+    `moments` sums up."""
+    difference = values_of(rounded.codes, rounded.scales, rounded.zeros) - weight
+    return float(((difference @ moments) * difference).sum(dtype=torch.float64))

@@ -1,0 +1,158 @@
+"""Sites: the packed matrices of a loaded model's decoder layers, whose inputs are summed up and
+whose weights are replaced, a window of layers at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmdeploy_llm.errors import ConfigError
+from mmdeploy_llm.kernels import Kernels, PackedWeight
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, units_of
+from mmdeploy_llm.layers.decoder import CausalLM
+from mmdeploy_llm.saving.rounders import Rounder
+from mmdeploy_llm.saving.rounding import Rounded
+from mmdeploy_llm.saving.writer import layout_of, places_of, target_of
+from mmdeploy_llm.weights.files import SafetensorsFile
+
+from .gptq import values_of
+
+WINDOW_LAYERS = 2  # whose moments are in memory together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A packed matrix. name, index: its parameter, and the expert in that. keys: the tensors of the
+    checkpoint that are its rows, in order. k: its columns."""
+
+    name: str
+    index: int | None
+    keys: tuple[str, ...]
+    k: int
+    layout: CodeLayout
+
+
+def windows(
+    model: Any, files: Sequence[SafetensorsFile], rounder: Rounder
+) -> Sequence[Sequence[Site]]:
+    """Returns the sites of the decoder's layers, those of WINDOW_LAYERS neighbours together."""
+    layers = list(_by_layer(model, files, rounder))
+    return [
+        [site for layer in layers[first : first + WINDOW_LAYERS] for site in layer]
+        for first in range(0, len(layers), WINDOW_LAYERS)
+    ]
+
+
+def _by_layer(
+    model: Any, files: Sequence[SafetensorsFile], rounder: Rounder
+) -> Iterator[Sequence[Site]]:
+    decoders = [module.model for module in model.modules() if isinstance(module, CausalLM)]
+    layers = [layer for decoder in decoders for layer in decoder.layers]
+    owner = {module: index for index, layer in enumerate(layers) for module in layer.modules()}
+    parts: dict[int, dict[tuple[str, int | None], list[Any]]] = defaultdict(dict)
+    places = places_of(model)
+    for file in files:
+        for key, entry in file.entries.items():
+            module, target = target_of(model, key)
+            layout = layout_of(model, places, rounder, key, entry)
+            if module in owner and target is not None and layout is not None:
+                first = 0 if target.rows is None else target.rows.start
+                place = parts[owner[module]].setdefault((target.name, target.index), [])
+                place.append((first, key, entry.shape[-1], layout))
+    for layer in sorted(parts):
+        yield [_site(name, index, own) for (name, index), own in _sorted(parts[layer])]
+
+
+def _sorted(places: Mapping[tuple[str, int | None], list[Any]]) -> Iterator[Any]:
+    """Yields places in an order that does not depend on the files."""
+    yield from sorted(places.items(), key=lambda own: (own[0][0], own[0][1] or 0))
+
+
+def _site(name: str, index: int | None, parts: list[Any]) -> Site:
+    rows = sorted(parts, key=lambda part: part[0])
+    keys = tuple(key for _, key, _, _ in rows)
+    return Site(name=name, index=index, keys=keys, k=rows[0][2], layout=rows[0][3])
+
+
+class Watched:
+    """A kernels.PackedWeight that sums up the second moments of its inputs. moments: [k, k]."""
+
+    def __init__(self, inner: PackedWeight, k: int) -> None:
+        self.inner, self.moments = inner, torch.zeros(k, k)
+
+    @property
+    def rows(self) -> Callable[[Tensor], Tensor] | None:
+        """See PackedWeight."""
+        return self.inner.rows
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See PackedWeight."""
+        wide = x.float()
+        self.moments.addmm_(wide.T, wide)
+        return self.inner.product(x, bias)
+
+
+@contextmanager
+def watched(model: Any, sites: Sequence[Site]) -> Iterator[Sequence[Watched]]:
+    """Watches the inputs of sites."""
+    found = [Watched(_packed(model, site), site.k) for site in sites]
+    for site, own in zip(sites, found, strict=True):
+        _replace(model, site, own)
+    try:
+        yield found
+    finally:
+        for site, own in zip(sites, found, strict=True):
+            _replace(model, site, own.inner)
+
+
+def use_rounded(model: Any, kernels: Kernels, site: Site, rounded: Rounded) -> None:
+    """Lets a site compute with its rounded weight from now on."""
+    bits, size = site.layout.bits, site.layout.group_size
+    if kernels.can_pack_coded(bits, size, site.k):
+        weight = CodedWeight(
+            bits=bits,
+            k=site.k,
+            group_size=size,
+            units=units_of(rounded.codes, bits),
+            scales=rounded.scales.float(),
+            zeros=rounded.zeros.contiguous(),
+        )
+        packed: PackedWeight | None = kernels.pack_coded(weight, rounds=False)
+    else:
+        values = values_of(rounded.codes, rounded.scales, rounded.zeros)
+        packed = kernels.pack(values.bfloat16(), None)
+    assert packed is not None
+    _replace(model, site, packed)
+
+
+def _packed(model: Any, site: Site) -> PackedWeight:
+    path, _, own = site.name.rpartition(".")
+    module = model.get_submodule(path)
+    if site.index is None:
+        found = module.packed
+    else:
+        found = module._packed and module._packed[site.index][own != "gate_up_proj"]
+    if not found:
+        raise ConfigError(
+            f"the inputs of {site.name} are not seen: calibration needs a model whose products the "
+            "C++ kernels compute; quantize it without --calibrate"
+        )
+    weight: PackedWeight = found
+    return weight
+
+
+def _replace(model: Any, site: Site, packed: PackedWeight) -> None:
+    path, _, own = site.name.rpartition(".")
+    module = model.get_submodule(path)
+    if site.index is None:
+        module.packed = packed
+        return
+    pair = list(module._packed[site.index])
+    pair[own != "gate_up_proj"] = packed
+    module._packed[site.index] = tuple(pair)

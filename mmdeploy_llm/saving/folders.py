@@ -1,0 +1,113 @@
+"""The folder that a checkpoint is written to: it grows as NAME.partial, which a run that was cut
+off leaves for the next one, and is renamed once it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError
+from mmdeploy_llm.hooks.model_folder import MAX_INDEX_BYTES, read_object
+from mmdeploy_llm.weights.find import INDEX_FILE, PICKLE_SUFFIXES
+
+logger = logging.getLogger(__name__)
+
+MARK = ".being-written"  # a file in a folder that is not whole yet: its digest, and what is done
+
+
+class Partial:
+    """A folder that is being written. state: what the run that was cut off had done, {} for none;
+    `record` is the only writer of the file that holds it."""
+
+    def __init__(self, output: Path, digest: str) -> None:
+        """Opens OUTPUT.partial. One that an earlier run with the same digest left is continued, and
+        one of another digest removed. Raises ConfigError for anything else of that name."""
+        self.folder = output.with_name(f"{output.name}.partial")
+        self.output, self._digest = output, digest
+        self.state = self._found()
+        if not self.state:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.record({})
+
+    def _found(self) -> Mapping[str, Any]:
+        """Returns the state of an earlier run that can be continued; {} for none."""
+        folder = self.folder
+        if not (folder / MARK).is_file():
+            if folder.exists() or folder.is_symlink():
+                raise ConfigError(
+                    f"{folder} is in the way, and no run that was cut off left it: move it, or "
+                    "give another folder"
+                )
+            return {}
+        try:
+            state = read_object(folder / MARK, MAX_INDEX_BYTES)
+        except CheckpointError:  # written by a run that died as it began
+            state = {}
+        if state.get("digest") == self._digest:
+            logger.info("%s, which a run that was cut off left, is continued", folder)
+            return state
+        logger.warning("%s, which a run of other options or weights left, is removed", folder)
+        shutil.rmtree(folder)
+        return {}
+
+    def record(self, state: Mapping[str, Any]) -> None:
+        """Says what is done; a run that is cut off later continues from here."""
+        whole = json.dumps({**state, "digest": self._digest})
+        write_whole(self.folder / MARK, whole.encode())
+
+    def finish(self) -> None:
+        """Renames the folder to its final name. A folder that is there is moved aside first and
+        removed last, so that one of the two is whole whenever the run is killed."""
+        aside = self.output.with_name(f"{self.output.name}.replaced")
+        if self.output.exists() and aside.exists():
+            raise ConfigError(f"{aside} is in the way: move it. The new folder is {self.folder}")
+        (self.folder / MARK).unlink()
+        if self.output.exists():
+            self.output.rename(aside)
+        self.folder.rename(self.output)
+        if aside.exists():
+            shutil.rmtree(aside)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that is never seen half written."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def digest_of(options: Mapping[str, Any], files: Sequence[Path]) -> str:
+    """Returns a digest of options and of the names, sizes and times of files."""
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps([options, facts], sort_keys=True).encode()).hexdigest()
+
+
+def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
+    """Raises ConfigError for a folder that cannot be written to."""
+    if source.resolve().is_relative_to(output.resolve()):
+        raise ConfigError(f"{output} holds the model itself; give another folder")
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise ConfigError(f"{output} is a file; give the name of a new folder")
+    if not overwrite:
+        raise ConfigError(f"{output} exists; give another folder, or overwrite to replace it")
+    if any(output.iterdir()) and not (output / "config.json").exists():
+        raise ConfigError(f"{output} has no config.json: only the folder of a model is replaced")
+
+
+def copy_others(source: Path, target: Path) -> None:
+    """Copies tokenizer, processors' configs and the like; subfolders are left out."""
+    for path in source.iterdir():
+        is_weight = path.suffix in (".safetensors", *PICKLE_SUFFIXES) or path.name == INDEX_FILE
+        if path.is_file() and not is_weight and not (target / path.name).exists():
+            shutil.copyfile(path, target / path.name)

@@ -1,0 +1,216 @@
+"""Copies a checkpoint tensor by tensor into shards, with some of its matrices in few bits. A run
+that was cut off continues after its last whole shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from mmdeploy_llm.errors import CheckpointError, ConfigError
+from mmdeploy_llm.kernels.coded import CodeLayout
+from mmdeploy_llm.layers.decoder import CausalLM
+from mmdeploy_llm.layers.install import decoder_modules
+from mmdeploy_llm.layers.linear import Linear
+from mmdeploy_llm.layers.moe import Experts
+from mmdeploy_llm.weights.files import LOADABLE, Entry, SafetensorsFile
+from mmdeploy_llm.weights.find import INDEX_FILE
+from mmdeploy_llm.weights.map import Target
+
+from .folders import Partial
+from .packing import packed_tensors, settings
+from .rounders import Place, Rounder
+
+SHARD_BYTES = 2 * 2**30
+WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What was written.
+
+    bytes_before, bytes_after: sizes of the weights. num_layers: matrices in few bits.
+    mean_error: mean over these of |w' - w| / |w|, Euclidean norms.
+    stacked: keys of stacked experts, which were copied as they are.
+    """
+
+    folder: Path
+    bytes_before: int
+    bytes_after: int
+    num_layers: int
+    mean_error: float
+    stacked: Sequence[str]
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """What the shards hold so far; the Writer is its only writer. rounded: bits, columns of a group
+    and the layers that have them."""
+
+    num_tensors: int = 0
+    num_shards: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    places: dict[str, str] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    stacked: list[str] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    rounded: dict[str, str] = field(default_factory=dict)
+
+
+class Writer:
+    """Writes the tensors of a folder, shard by shard."""
+
+    def __init__(self, partial: Partial, model: Any, rounder: Rounder) -> None:
+        """model: built on the meta device; says where tensors belong."""
+        self._partial, self._model, self._rounder = partial, model, rounder
+        self._places = places_of(model)
+        self._shard: dict[str, Tensor] = {}
+        self._shard_bytes = 0
+        self._done = Progress(**partial.state.get("progress", {}))
+
+    def copy(self, paths: Sequence[Path]) -> None:
+        """Copies the tensors of all files, rounded where they belong to a layer that is."""
+        number = 0
+        for path in paths:
+            with SafetensorsFile(path) as file:
+                bar = tqdm(file.entries.items(), desc=path.name, unit="tensor", delay=1)
+                for key, entry in bar:
+                    number += 1
+                    if number <= self._done.num_tensors:
+                        continue
+                    tensor = torch.empty(entry.shape, dtype=entry.dtype)
+                    file.read_into(key, tensor, first_value=0, transpose=False)
+                    self._add(key, entry, tensor)
+
+    def _add(self, key: str, entry: Entry, tensor: Tensor) -> None:
+        stored = self._converted(key, entry, tensor)
+        size = sum(part.nbytes for part in stored.values())
+        self._shard |= stored
+        self._shard_bytes += size
+        self._done.num_tensors += 1
+        self._done.bytes_before += tensor.nbytes
+        if self._shard_bytes >= SHARD_BYTES:
+            self._flush()
+
+    def _converted(self, key: str, entry: Entry, tensor: Tensor) -> dict[str, Tensor]:
+        name = key.removesuffix(WEIGHT)
+        layout = self._layout(key, entry)
+        if layout is None:
+            if key.endswith(WEIGHT) and len(entry.shape) == 2:
+                self._done.ignored.append(name)
+            return {key: tensor}
+        if not bool(tensor.isfinite().all()):
+            raise CheckpointError(f"{key} has values that are not finite; they cannot be rounded")
+        rounded = self._rounder.round(key, tensor, layout)
+        self._done.errors.append(rounded.squared_error**0.5)
+        self._done.rounded[name] = f"{layout.bits} {layout.group_size}"
+        return packed_tensors(name, rounded, layout.bits)
+
+    def _layout(self, key: str, entry: Entry) -> CodeLayout | None:
+        """Returns how a tensor is rounded; None: it is copied."""
+        module, _ = target_of(self._model, key)
+        if isinstance(module, Experts) and len(entry.shape) == 3:
+            self._done.stacked.append(key)
+        return layout_of(self._model, self._places, self._rounder, key, entry)
+
+    def _flush(self) -> None:
+        """Writes a shard and says that it is there."""
+        done, folder = self._done, self._partial.folder
+        done.num_shards += 1
+        name = f"model-{done.num_shards:05}.safetensors"
+        save_file(self._shard, folder / f"{name}.new", metadata={"format": "pt"})
+        (folder / f"{name}.new").replace(folder / name)
+        done.places |= dict.fromkeys(self._shard, name)
+        done.bytes_after += self._shard_bytes
+        self._shard, self._shard_bytes = {}, 0
+        self._partial.record({"progress": asdict(done)})
+
+    def finish(self, config: Mapping[str, Any]) -> Summary:
+        """Writes the last shard, the index and config.json. Raises ConfigError when no layer was
+        rounded."""
+        done, folder = self._done, self._partial.folder
+        if not done.errors:
+            raise ConfigError(
+                "no layer of this model can be rounded in groups of this size; give a "
+                "--group-size that divides its sizes, or a model of another family"
+            )
+        if self._shard:
+            self._flush()
+        index = {"metadata": {"total_size": done.bytes_after}, "weight_map": done.places}
+        quantized = settings(self._by_layout(), done.ignored)
+        values = {INDEX_FILE: index, "config.json": {**config, "quantization_config": quantized}}
+        for name, value in values.items():
+            (folder / name).write_text(json.dumps(value, indent=2), encoding="utf-8")
+        return Summary(
+            folder=self._partial.output,
+            bytes_before=done.bytes_before,
+            bytes_after=done.bytes_after,
+            num_layers=len(done.errors),
+            mean_error=sum(done.errors) / len(done.errors),
+            stacked=done.stacked,
+        )
+
+    def _by_layout(self) -> Mapping[CodeLayout, Sequence[str]]:
+        """Returns the rounded layers by layout, those of a decoder's layers first."""
+        found: dict[CodeLayout, list[str]] = {}
+        first = self._rounder.layout("layers")
+        if first is not None:
+            found[first] = []
+        for name, facts in self._done.rounded.items():
+            bits, group_size = map(int, facts.split())
+            layout = CodeLayout(bits=4 if bits == 4 else 8, group_size=group_size)
+            found.setdefault(layout, []).append(name)
+        return {layout: names for layout, names in found.items() if names}
+
+
+def target_of(model: Any, key: str) -> tuple[nn.Module | None, Target | None]:
+    """Returns the module and parameter that a tensor of the checkpoint fills; None, None where they
+    are not one."""
+    targets: Sequence[Target] = model.weight_targets(key) or []
+    if len(targets) != 1:
+        return None, None
+    return model.get_submodule(targets[0].name.rpartition(".")[0]), targets[0]
+
+
+def places_of(model: nn.Module) -> Mapping[nn.Module, Place]:
+    """Returns the places of the modules of a model, where these are not towers."""
+    places: dict[nn.Module, Place] = dict.fromkeys(decoder_modules(model), "layers")
+    for module in model.modules():
+        if isinstance(module, CausalLM) and module.lm_head is not None:
+            places[module.lm_head] = "head"
+    return places
+
+
+def layout_of(
+    model: Any, places: Mapping[nn.Module, Place], rounder: Rounder, key: str, entry: Entry
+) -> CodeLayout | None:
+    """Returns how `rounder` rounds the tensor `key`; None where it is copied."""
+    module, target = target_of(model, key)
+    if module is None or target is None or getattr(module, "is_exact", False):
+        return None
+    found = rounder.layout(places.get(module, "towers"))
+    is_matrix = isinstance(module, Linear | Experts) and len(entry.shape) == 2
+    is_plain = target.source is None and target.transpose is False and entry.dtype in LOADABLE
+    if found is None or not (is_matrix and is_plain and key.endswith(WEIGHT)):
+        return None
+    return fitting(found, module, entry.shape[-1])
+
+
+def fitting(layout: CodeLayout, module: nn.Module, k: int) -> CodeLayout | None:
+    """Returns the layout of a matrix of k columns: a row that is shorter than a group is one. None
+    where groups do not divide it, or do not divide the other matrices of the same experts: these
+    stay in few bits together or not at all."""
+    widths = [k]
+    if isinstance(module, Experts):
+        widths += [stack.shape[-1] for stack in (module.gate_up_proj, module.down_proj)]
+    if any(width % 8 or width % min(layout.group_size, width) for width in widths):
+        return None
+    return CodeLayout(bits=layout.bits, group_size=min(layout.group_size, k))
