@@ -24,7 +24,7 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What was lost on the held-out items: perplexities of the unrounded model's answers, the mean
+    """The loss on the held-out items: perplexities of the unrounded model's answers, the mean
     Kullback-Leibler divergence of a token in nats, the share of tokens with the same most probable
     token. num_items, num_tokens: how many were compared. num_used: items of the calibration."""
 

@@ -34,7 +34,7 @@ WEIGHT = ".weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What was written.
+    """The result of a Writer.
 
     bytes_before, bytes_after: sizes of the weights. num_layers: matrices in few bits.
     mean_error: mean over these of |w' - w| / |w|, Euclidean norms.
@@ -51,7 +51,7 @@ class Summary:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """What the shards hold so far; the Writer is its only writer. rounded: bits, columns of a group
+    """The contents of the shards so far; the Writer is its only writer. rounded: bits, group size
     and the layers that have them."""
 
     num_tensors: int = 0
