@@ -7,7 +7,6 @@ import os
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from .batch.job import BatchJob, BatchSettings, BatchSummary, mode_of, plan_batch, run_batch
@@ -37,7 +36,6 @@ from .errors import EngineError
 from .messages import Conversation, Prompt, Prompts
 from .outputs import RequestOutput
 from .params import SamplingParams
-from .saving import save_loaded
 from .startup.media import open_media, open_reader
 
 OnError = Literal["return", "raise"]
@@ -216,22 +214,6 @@ class LLM(LoadedModel):
         if report is not None:
             self._report(summary, report, job.settings)
         return summary
-
-    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Writes the model to a folder that LLM, transformers and vLLM load: weights in few bits as
-        compressed-tensors (pack-quantized), others as they are, with config, tokenizer and
-        processors' files. It is read again from the files that were loaded, which must not have
-        changed.
-
-        Weights that `quantization` rounded to 4 bits, or to 8 by int8wo, are saved as their codes.
-        Loaded with the same `quantization`, the folder gives the same tokens to the last bit;
-        without it, what is not stored in few bits stays in floats: an output head that shares the
-        weights of the embeddings, and int4a8's rounding of activations. A checkpoint that was
-        quantised already is copied.
-        overwrite: replace a folder that holds a model. Raises ConfigError for a folder that cannot
-        be written to, and for quantization = "int8", dummy weights and GGUF files.
-        """
-        save_loaded(self._config, self.runtime, Path(folder), overwrite=overwrite)
 
     def _report(
         self, summary: BatchSummary, path: str | os.PathLike[str], settings: BatchSettings

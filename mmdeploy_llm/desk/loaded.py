@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mmdeploy_llm.config import EngineConfig
@@ -13,6 +15,7 @@ from mmdeploy_llm.intake.cache import CacheStats
 from mmdeploy_llm.intake.rendered import TokenCount
 from mmdeploy_llm.messages import Conversation, Prompt
 from mmdeploy_llm.parallel import finalize_here
+from mmdeploy_llm.saving import save_loaded
 from mmdeploy_llm.startup.start import report_load
 
 from .arguments import as_prompt
@@ -31,6 +34,7 @@ class LoadedModel(Belonging):
         super().__init__()
         self._tokenizer: Any = None
         self._opened_with = partial(open_desk, config, turns)
+        self._save = partial(save_loaded, config)
         self._open(config.quiet)
 
     def _open(self, quiet: bool) -> None:
@@ -82,6 +86,23 @@ class LoadedModel(Belonging):
         cannot be prepared."""
         self._home.check()
         return self._desk.count_tokens(as_prompt(prompt))
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes the model to a folder that LLM, transformers and vLLM load: weights in few bits as
+        compressed-tensors (pack-quantized), others as they are, with config, tokenizer and
+        processors' files. It is read again from the files that were loaded, which must not have
+        changed.
+
+        Weights that `quantization` rounded to 4 bits, or to 8 by int8wo, are saved as their codes.
+        Loaded with the same `quantization`, the folder gives the same tokens to the last bit;
+        without it, what is not stored in few bits stays in floats: an output head that shares the
+        weights of the embeddings, and int4a8's rounding of activations. A checkpoint that was
+        quantised already is copied.
+        overwrite: replace a folder that holds a model. Raises ConfigError for a folder that cannot
+        be written to, and for quantization = "int8", dummy weights and GGUF files.
+        """
+        self._home.check()
+        self._save(self.runtime, Path(folder), overwrite=overwrite)
 
     def cache_stats(self) -> Mapping[str, CacheStats]:
         """Returns hits, misses and bytes of the media caches, summed over all engines: "processed"

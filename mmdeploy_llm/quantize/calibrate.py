@@ -66,7 +66,7 @@ def engine_options(config: EngineConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """The result of calibration. folder: holds the rounded weights and the reference. gain: the
+    """The result of `calibrate`. folder: holds the rounded weights and the reference. gain: the
     errors of all outputs, as a part of what rounding to the nearest codes has."""
 
     folder: Path

@@ -51,8 +51,8 @@ class Summary:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """The contents of the shards so far; the Writer is its only writer. rounded: bits, columns of a
-    group and the layers that have them."""
+    """The contents of the shards so far; the Writer is its only writer. rounded: bits, group size
+    and the layers that have them."""
 
     num_tensors: int = 0
     num_shards: int = 0

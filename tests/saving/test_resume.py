@@ -62,7 +62,7 @@ def test_killed(tmp_path, monkeypatch):
     same(whole, output)
 
 
-@pytest.mark.parametrize("num_shards", [3, 4])  # the first two hold the embeddings
+@pytest.mark.parametrize("num_shards", [3, 4])
 def test_continued_after_a_shard(tmp_path, monkeypatch, num_shards):
     """The run dies when a shard is written, before and after it says so."""
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
