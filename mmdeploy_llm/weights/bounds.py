@@ -1,67 +1,67 @@
 """Bounds what a config may make of a model, while the model is built on the meta device.
 
-A config that passes its own checks may still multiply: layers by experts by heads. Modules are
-counted as they come, so that an absurd model ends within seconds instead of after hours.
+A config that passes its own checks may still multiply: layers by experts by heads. Tensors are
+counted as they are made, so that an absurd model ends within seconds instead of after hours.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
-from torch import nn
-from torch.nn.modules import module as hooks
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from mmdeploy_llm.errors import CheckpointError
 
-MAX_PARTS = 500_000  # modules and parameters; the largest published models have 150,000
-MAX_VALUES = 2**44  # 17.6 trillion parameters
+MAX_PARTS = 500_000  # tensors; the largest published models have 150,000
+MAX_VALUES = 2**44  # 17.6 trillion values
+# The functions by which modules make their parameters and buffers.
+MAKERS: Final = frozenset(
+    {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.tensor}
+)
 
 
 @contextmanager
 def bounded_building(max_parts: int = MAX_PARTS, max_values: int = MAX_VALUES) -> Iterator[None]:
-    """Raises CheckpointError in the block when this thread makes a model that is too large."""
-    counter = _Counter(max_parts, max_values)
-    handles = (
-        hooks.register_module_module_registration_hook(counter.add_module),
-        hooks.register_module_parameter_registration_hook(counter.add_parameter),
-    )
-    try:
+    """Raises CheckpointError in the block when this thread makes a model that is too large. Other
+    threads are not touched: they may build models of their own."""
+    with _Counter(max_parts, max_values):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-class _Counter:
-    """Counts what one thread registers. torch calls the hooks for every module of the process."""
+class _Counter(TorchFunctionMode):
+    """Counts the tensors that its thread makes, and their values."""
 
     def __init__(self, max_parts: int, max_values: int) -> None:
+        super().__init__()
         self._max_parts = max_parts
         self._max_values = max_values
-        self._thread = threading.get_ident()
         self._num_parts = 0
         self._num_values = 0
 
-    def add_module(self, owner: nn.Module, name: str, child: Any) -> None:
-        """Counts a module. Returns None: nothing replaces it."""
-        self._add(0)
-
-    def add_parameter(self, owner: nn.Module, name: str, param: Any) -> None:
-        """Counts a parameter with its values."""
-        self._add(0 if param is None else param.numel())
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls the function, and counts a tensor that it makes."""
+        made = func(*args, **(kwargs or {}))
+        if func in MAKERS and isinstance(made, Tensor):
+            self._add(made.numel())
+        return made
 
     def _add(self, num_values: int) -> None:
-        if threading.get_ident() != self._thread:
-            return
         self._num_parts += 1
         self._num_values += num_values
         if self._num_parts > self._max_parts:
             raise CheckpointError(
-                f"config.json of the model makes more than {self._max_parts} modules and "
-                f"parameters; allowed: {self._max_parts}. Check its numbers of layers and experts"
+                f"config.json of the model makes more than {self._max_parts} weights and buffers; "
+                f"allowed: {self._max_parts}. Check its numbers of layers and experts"
             )
         if self._num_values > self._max_values:
             raise CheckpointError(
