@@ -210,9 +210,11 @@ def test_every_backend_takes_the_heads_of_the_models_of_tests_gpu(family, load_f
     larger = load_file("gpu/conftest.py").LARGER_HEADS
     folder = write_tiny(family, tmp_path, **larger.get(family, {}))
     config = read_checkpoint(folder).config.get_text_config()
-    head_dim = getattr(config, "head_dim", None)
-    head_dim = head_dim or config.hidden_size // config.num_attention_heads
-    for name in selection.CUDA_ORDER:
-        asked = needs(name, device="cuda", dtype="bfloat16")
-        assert select(asked, head_dim=head_dim).name == name
-    assert select(needs(device="cuda", dtype="float32"), head_dim=head_dim).name == "triton"
+    for layer in range(config.num_hidden_layers):
+        own = config.per_layer_config[layer]
+        head_dim = getattr(own, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        for name in selection.CUDA_ORDER:
+            asked = needs(name, device="cuda", dtype="bfloat16")
+            assert select(asked, head_dim=head_dim).name == name
+        assert select(needs(device="cuda", dtype="float32"), head_dim=head_dim).name == "triton"
