@@ -209,10 +209,13 @@ def _check_on_meta(spec: ModelSpec, architecture: str) -> Iterator[Verdict]:
         reason = f"transformers has no config for {named}; give a model folder"
         yield _skipped("builds_on_meta", what, reason)
         return
-    config = known.config_class()
+    config = _short_config(known.config_class)
     config.architectures = [architecture]
-    for section in (config, config.get_text_config(), getattr(config, "vision_config", None)):
-        _shorten(section)
+    text, has_tower = config.get_text_config(), getattr(config, "vision_config", True) is not None
+    if getattr(text, "layer_types", ()) is None or not has_tower:
+        reason = "transformers' default config is incomplete; give a model folder"
+        yield _skipped("builds_on_meta", what, reason)
+        return
     yield from _run(ON_META, what, _subject(spec, config, Path(), {}))
 
 
@@ -228,6 +231,17 @@ def _subject(
         make_prompt=make_prompt,
         make_reference=models.transformers_reference,
     )
+
+
+def _short_config(config_class: Any) -> Any:
+    """Returns the default config with few layers."""
+    config = config_class()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    for section in (config, config.get_text_config(), getattr(config, "vision_config", None)):
+        _shorten(section)
+    if kinds and set(config.layer_types) != kinds:  # the config may need a kind that was cut off
+        return config_class(num_hidden_layers=NUM_LAYERS)
+    return config
 
 
 def _shorten(config: Any) -> None:

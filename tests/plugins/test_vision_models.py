@@ -161,7 +161,10 @@ class TestGemma4(VisionConformance):
 
 
 class TestGemma4Large(TestGemma4):
-    """Images whose tokens see each other in layers with a window, keys that are the values too."""
+    """Images whose tokens see each other in layers with a window, keys that are the values too,
+    experts."""
+
+    bf16_tolerance = 0.3  # transformers' own error is 17 to 25 % here
 
     @staticmethod
     def write(folder):
