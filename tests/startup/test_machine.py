@@ -74,8 +74,9 @@ def test_options_of_the_cpu_are_refused_on_a_card(loads):
 
 def test_kernels_have_one_caller():
     """Besides start-up only the benchmark and the doctor load kernels, to measure and to examine
-    the machine without an engine."""
+    the machine without an engine, and what rounds weights for a file as the engine does."""
     loading = re.compile(r"\b(?:native|cuda)\.load\(|(?<!def )\bload_kernels\(")
     callers = {path for path in PACKAGE.rglob("*.py") if loading.search(path.read_text())}
     names = ("startup/machine.py", "bench/run.py", "doctor/examination.py")
+    names += ("quantize/calibrate.py", "saving/loaded.py")
     assert callers == {PACKAGE / name for name in names}
