@@ -13,7 +13,7 @@ Shapes: T tokens, L layers, P channels of a per-layer embedding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final, cast
@@ -271,7 +271,11 @@ def layer_config(config: DecoderConfig, text: Any, layer: int) -> DecoderConfig:
 def decoder_config(text: Any, *, is_tied: bool) -> DecoderConfig:
     """Converts a text config, with the sizes of layers without a window. Raises
     ModelNotSupportedError for options that this decoder does not have."""
-    _check(text)
+    allowed = {
+        "hidden_activation": (ACTIVATION,),
+        "use_bidirectional_attention": (None, "vision"),
+    }
+    check_options(text, allowed)
     last = text.per_layer_config[GLOBAL]
     return DecoderConfig(
         vocab_size=text.vocab_size,
@@ -296,15 +300,12 @@ def decoder_config(text: Any, *, is_tied: bool) -> DecoderConfig:
     )
 
 
-def _check(text: Any) -> None:
-    allowed = {
-        "hidden_activation": (ACTIVATION,),
-        "use_bidirectional_attention": (None, "vision"),
-    }
+def check_options(config: Any, allowed: Mapping[str, Sequence[Any]]) -> None:
+    """Raises ModelNotSupportedError for an option with a value that is not allowed."""
     for name, values in allowed.items():
-        if getattr(text, name) not in values:
+        if getattr(config, name) not in values:
             raise ModelNotSupportedError(
-                f"{name} = {getattr(text, name)!r} of this {text.model_type} model is not "
+                f"{name} = {getattr(config, name)!r} of this {config.model_type} model is not "
                 f"supported, only {' and '.join(map(repr, values))}"
             )
 

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.layers import Activation, Grid, Linear, RMSNorm, Segments, to_device
 
-from .decoder4 import UnweightedNorm
+from .decoder4 import UnweightedNorm, check_options
 from .text import ACTIVATION
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
@@ -135,7 +134,12 @@ class Gemma4Tower(nn.Module):
 
     def __init__(self, vision: Any) -> None:
         super().__init__()
-        _check(vision)
+        allowed = {
+            "hidden_activation": (ACTIVATION,),
+            "num_key_value_heads": (vision.num_attention_heads,),
+            "attention_bias": (False, None),
+        }
+        check_options(vision, allowed)
         self.size, self.merge_size = vision.hidden_size, vision.pooling_kernel_size
         self.head_dim, self.theta = vision.head_dim, vision.rope_parameters["rope_theta"]
         self.input_proj = Linear(3 * vision.patch_size**2, self.size)
@@ -198,17 +202,3 @@ def rotated(x: Tensor, at: PatchPositions, scale: float = 1.0) -> Tensor:
     first, second = halves.unbind(-2)  # [P, H, 2, D / 4] each
     turned = torch.stack([-second, first], -2).flatten(-3)
     return ((wide * at.cosines + turned * at.sines) * scale).to(x.dtype)
-
-
-def _check(vision: Any) -> None:
-    allowed = {
-        "hidden_activation": ACTIVATION,
-        "num_key_value_heads": vision.num_attention_heads,
-        "attention_bias": False,
-    }
-    for name, value in allowed.items():
-        if getattr(vision, name) != value and bool(getattr(vision, name)) != bool(value):
-            raise ModelNotSupportedError(
-                f"{name} = {getattr(vision, name)!r} of this {vision.model_type} tower is not "
-                f"supported, only {value!r}"
-            )

@@ -11,6 +11,7 @@ from PIL import Image
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 from mmdeploy_llm.request import MediaSpan
 from mmdeploy_llm.testing.reference import Reference
@@ -117,3 +118,22 @@ def processor_of(folder):
         video_preprocessor=read("video_preprocessor_config.json"),
     )
     return Gemma4VideoProcessor(checkpoint, {})
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("vision_config", "hidden_activation", "relu"),
+        ("vision_config", "num_key_value_heads", 1),
+        ("vision_config", "attention_bias", True),
+        ("text_config", "hidden_activation", "silu"),
+    ],
+)
+def test_options_that_are_refused(part, name, value, folder, tmp_path):
+    for file in folder.glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    config[part][name] = value
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(ModelNotSupportedError, match=f"{name} = .* is not supported, only"):
+        LLM(str(tmp_path), load_format="dummy", **OPTIONS)
