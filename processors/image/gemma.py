@@ -36,10 +36,7 @@ class Gemma4ImageProcessor(ImageProcessor):
     reads_pixel_bounds = False
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        vision = getattr(checkpoint.config, "vision_config", None)
-        self._cell = getattr(vision, "patch_size", 16) * getattr(
-            vision, "pooling_kernel_size", MERGE
-        )
+        self._cell = cell_of(checkpoint.config)
         file = checkpoint.preprocessor
         from_file = _in_pixels(file, self._cell, CheckpointError, "preprocessor_config.json")
         given = _in_pixels(options, self._cell, ConfigError, "mm_processor_kwargs")
@@ -107,6 +104,12 @@ def fit_budget(height: int, width: int, options: ImageOptions) -> tuple[int, int
     elif columns == 0:
         rows, columns = min(height // width, most), 1
     return rows * factor, columns * factor
+
+
+def cell_of(config: Any) -> int:
+    """Returns the pixels along a side of a token."""
+    vision = getattr(config, "vision_config", None)
+    return int(getattr(vision, "patch_size", 16) * getattr(vision, "pooling_kernel_size", MERGE))
 
 
 def check_budget(num_tokens: int, config: Any) -> None:

@@ -14,6 +14,7 @@ from mmdeploy_llm_processors.image.gemma import (
     END,
     START,
     budget_pixels,
+    cell_of,
     check_budget,
     fit_budget,
 )
@@ -50,8 +51,7 @@ class Gemma4VideoProcessor(VideoProcessor):
     normalisation = MappingProxyType({"image_mean": (0.0, 0.0, 0.0), "image_std": (1.0, 1.0, 1.0)})
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        vision = getattr(checkpoint.config, "vision_config", None)
-        cell = getattr(vision, "patch_size", 16) * getattr(vision, "pooling_kernel_size", 3)
+        cell = cell_of(checkpoint.config)
         given, name, area = dict(options), PREFIX + BUDGET, PREFIX + "max_pixels"
         if name in given:
             if area in given:
