@@ -12,6 +12,7 @@ import torch
 import transformers
 from mmdeploy_llm_processors.image.processor import (
     ErnieImageProcessor,
+    GlmImageProcessor,
     PaddleOCRImageProcessor,
     Qwen3ImageProcessor,
     QwenImageProcessor,
@@ -22,6 +23,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 
 FAMILIES = {
     "ernie": ErnieImageProcessor,
+    "glm": GlmImageProcessor,
     "paddleocr": PaddleOCRImageProcessor,
     "qwen": QwenImageProcessor,
     "qwen3": Qwen3ImageProcessor,
