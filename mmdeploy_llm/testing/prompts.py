@@ -15,7 +15,7 @@ from .reference import random_media
 GLM = ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")
 FRAMES_APART = ("gemma4", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", *GLM)
 # Families whose images are several tiles; their configs do not name the markers of an image.
-TILES = ("internvl",)
+TILES = ("internvl", "lfm2_vl")
 
 
 def make_prompt(

@@ -69,7 +69,7 @@ class InternVLImageProcessor(TileProcessor):
     """
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        pixels, side = _tower(checkpoint.config)
+        pixels, side = tower_of(checkpoint.config)
         self.options = resolve_tiles(pixels, side, checkpoint.preprocessor, options)
         texts = special_texts(checkpoint, TOKENS)
         self.token = texts["context_image_token"]
@@ -138,7 +138,7 @@ class InternVLImageProcessor(TileProcessor):
         return f"{self._start}{self.token * num_tokens}{self._end}"
 
 
-def _tower(config: Any) -> tuple[ImageOptions, int]:
+def tower_of(config: Any) -> tuple[ImageOptions, int]:
     """Returns default options with the tower's patches, and the side of its images in pixels.
 
     Raises CheckpointError for sizes that no tower can have.

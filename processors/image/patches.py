@@ -48,17 +48,23 @@ def fit_size(height: int, width: int, options: ImageOptions) -> tuple[int, int]:
 
 
 def fit_frames(
-    height: int, width: int, num_frames: int, options: ImageOptions, max_area: int | None = None
+    height: int,
+    width: int,
+    num_frames: int,
+    options: ImageOptions,
+    *,
+    group: int = 2,
+    max_area: int | None = None,
 ) -> tuple[int, int]:
     """Returns (height, width) of a frame after resizing: multiples of `factor`, with the area of
     all frames together within the bounds and nearly the same aspect. A side below one factor is
     enlarged first.
 
-    num_frames: at least T. max_area: replaces options.max_pixels. Source: smart_resize of
-    transformers' GLM-4V and Qwen3-VL. Raises MediaError for frames more than 200 times as long as
-    wide.
+    num_frames: at least `group`, the frames of a patch. max_area: replaces options.max_pixels.
+    Source: smart_resize of transformers' GLM-4V and Qwen3-VL. Raises MediaError for frames more
+    than 200 times as long as wide.
     """
-    factor, group = options.factor, options.temporal_patch_size
+    factor = options.factor
     max_area = options.max_pixels if max_area is None else max_area
     if min(height, width) < factor:
         scale = max(factor / height, factor / width)

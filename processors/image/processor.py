@@ -191,7 +191,8 @@ class GlmImageProcessor(ImageProcessor):
         options = options or self.options
         if not options.do_resize:
             return unresized(height, width, options.factor)
-        return fit_frames(height, width, options.temporal_patch_size, options)
+        group = options.temporal_patch_size
+        return fit_frames(height, width, group, options, group=group)
 
 
 class PaddleOCRImageProcessor(ImageProcessor):

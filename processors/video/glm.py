@@ -29,6 +29,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
 
     token = "<|video|>"
     markers = ("<|video|>",)
+    written_token = "<|image|>"
     default = replace(
         QwenVideoProcessor.default,
         min_frames=1,
@@ -77,8 +78,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
 
     def written(self, plan: VideoPlan) -> str:
         """Returns "<|begin_of_image|><|video|>...<|end_of_image|>" and the time of the first of
-        every two frames: "3" for GLM-4V, "3.5 seconds" for GLM-4.6V. transformers writes
-        "<|image|>" for each token of a video too."""
+        every two frames: "3" for GLM-4V, "3.5 seconds" for GLM-4.6V."""
         times = [index / plan.timeline.fps for index in plan.indices[::GROUP]]
         factor = self._image_options.factor
         return self._stamped(times, (plan.height // factor) * (plan.width // factor))

@@ -104,4 +104,4 @@ def fit_video(
     if frame_tokens is not None:
         share = min(frame_tokens * options.factor**2, options.max_pixels // num_frames)
         max_area = max(share, int(options.min_pixels * FLOOR)) * num_frames
-    return fit_frames(height, width, num_frames, options, max_area)
+    return fit_frames(height, width, num_frames, options, max_area=max_area)

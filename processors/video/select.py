@@ -7,6 +7,7 @@ Qwen    the rules of transformers' Qwen2-VL video processor: an even number of f
 Qwen3   the rules of its Qwen3-VL video processor: from the first frame to the last
 GLM     the rules of its GLM-4V video processor, `fps` frames a second, and of its GLM-4.6V video
         processor, whose rate falls with the length
+Intern  the rule of its InternVL video processor: the middles of equal intervals
 Gemma   the rule of its base video processor: a number of frames, evenly spread
 """
 
@@ -225,6 +226,25 @@ def spread_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
     count = min(count, total)
     # As in the source: the float steps of torch.arange decide which frames are used.
     indices: list[int] = torch.arange(0, total, total / count).int().tolist()
+    return indices[:count]
+
+
+def middle_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
+    """Returns target_frames frame indices, ascending, one in the middle of each interval; with fps
+    as many as these make in min_frames .. max_frames; all of a shorter video.
+
+    Source: transformers' InternVLVideoProcessor.sample_frames, which refuses shorter videos. Raises
+    MediaError.
+    """
+    total, count = timeline.num_frames, options.target_frames
+    if options.fps > 0:
+        wanted = int(total / timeline.fps * options.fps)
+        count = min(max(wanted, options.min_frames), options.max_frames)
+    elif count <= 0:
+        raise MediaError(_no_rate(options))
+    count = min(count, total)
+    # As in the source: the float steps of torch.arange decide which frames are used.
+    indices: list[int] = torch.arange(total / count / 2, total, total / count).int().tolist()
     return indices[:count]
 
 

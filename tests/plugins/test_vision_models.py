@@ -3,7 +3,7 @@
 import json
 
 import torch
-from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, qwen
+from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, qwen
 from mmdeploy_llm_plugins.qwen.tower import window_order
 from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
 from safetensors.torch import load_file, save_file
@@ -20,7 +20,7 @@ from mmdeploy_llm.testing.model_conformance import (
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import FAMILIES, make_tokenizer, write_tiny
 
-PLUGINS = (ernie, gemma, glm, internvl, qwen)
+PLUGINS = (ernie, gemma, glm, internvl, lfm, qwen)
 SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
 QWEN_MEDIA = {
     "text": (),
@@ -233,6 +233,17 @@ class TestGlmOcr(TestGlm4v):
     """Norms on the heads of the tower, biases, no learned positions."""
 
     spec = SPECS["glm_ocr"]
+
+
+class TestLfm2VL(VisionConformance):
+    """Layers with states, tiles smaller and larger than the table of learned positions."""
+
+    spec = SPECS["lfm2_vl"]
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "one tile": ((1, 4, 6),),
+        "images of several tiles": ((3, 4, 4), (1, 18, 12), (2, 4, 4)),
+    }
 
 
 class TestInternVL(VisionConformance):

@@ -83,7 +83,7 @@ def test_sizes_as_transformers(make, rules_of):
         height, width = (int(2 ** rng.uniform(0, 12)) for _ in range(2))
         low, num_frames = int(2 ** rng.uniform(0, 18)), 2 * rng.randint(1, 400)
         high = low * rng.randint(1, 1000)
-        options = ImageOptions(min_pixels=low, max_pixels=high, temporal_patch_size=2)
+        options = ImageOptions(min_pixels=low, max_pixels=high)
         try:
             want = rules.smart_resize(num_frames, height, width, 2, 28, low, high)
         except ValueError:
