@@ -31,7 +31,7 @@ def clip(num, height=60, width=90):
     return np.random.default_rng(num).integers(0, 256, (num, height, width, 3), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("options", [{"target_frames": 8}, {"fps": 2.0, "target_frames": -1}])
+@pytest.mark.parametrize("options", [{"target_frames": 8}, {"fps": 2.0, "max_frames": 999}])
 def test_frames_as_transformers(options, rules_of):
     sample = rules_of("internvl", "sample_frames").sample_frames
     host = SimpleNamespace(num_frames=None, initial_shift=True)
