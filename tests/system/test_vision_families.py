@@ -16,7 +16,7 @@ from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import write_tiny
 
 NUM_TOKENS = 10
-GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, min_tokens=0, ignore_eos=True)
 OPTIONS = {
     "limit_mm_per_prompt": {"image": 4, "video": 1},
     "block_size": 16,
