@@ -181,8 +181,9 @@ class Placeholders:
         final = list(ids)
         for span in spans:
             written = self._written.get(span.item.kind)
-            for start, end in span.runs if written is not None else ():
-                final[start:end] = [written] * (end - start)
+            if written is not None:
+                for start, end in span.runs:
+                    final[start:end] = [written] * (end - start)
         return Expanded(ids=final, spans=tuple(spans))
 
     def _add(self, kind: str, processor: MediaProcessor, tokenizer: PromptTokenizer) -> None:

@@ -180,7 +180,9 @@ class PositionTable(nn.Module):
         super().__init__()
         self.side = math.isqrt(num_cells)
         self.is_wide = antialias or mode != "bilinear"
-        self.options = {"align_corners": align_corners, "mode": mode, "antialias": antialias}
+        self.resample = partial(
+            F.interpolate, mode=mode, align_corners=align_corners, antialias=antialias
+        )
         self.weight = empty_parameter(num_cells, size)
 
     def forward(self, grids: Sequence[Grid], merge: int) -> Tensor:
@@ -192,7 +194,7 @@ class PositionTable(nn.Module):
 
     def _resampled(self, table: Tensor, grid: Grid, merge: int) -> Tensor:
         frames, height, width = grid
-        cells = F.interpolate(table, (height, width), **self.options)
+        cells = self.resample(table, (height, width))
         blocks = cells.view(-1, height // merge, merge, width // merge, merge)
         return blocks.permute(1, 3, 2, 4, 0).reshape(height * width, -1).repeat(frames, 1)
 

@@ -112,17 +112,20 @@ class Reference:
 
     def _masked(self, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
         """Returns the tiles of LFM2-VL, all padded to the largest: line by line, channels last."""
-        merge, patches, sizes = merge_size(self.config), [], []
+        merge = merge_size(self.config)
+        patches: list[Tensor] = []
+        sizes: list[list[int]] = []
         for item in (span.item for span in media):
             pixels = item.tensors["pixels"]
-            for grid in (item.grid_thw, item.tensors.get("thumbnail")):
-                if grid is not None:
-                    frames, height, width = (1, *grid.tolist()) if len(grid) == 2 else grid
-                    count = frames * height * width
-                    own, pixels = pixels[:count], pixels[count:]
-                    part = replace(item, tensors={"pixels": own}, grid_thw=(frames, height, width))
-                    patches += _lines(part, merge)[0]
-                    sizes += [[height, width]] * frames
+            grids = [item.grid_thw or (1, 1, 1)]
+            if "thumbnail" in item.tensors:
+                grids.append((1, *item.tensors["thumbnail"].tolist()))
+            for frames, height, width in grids:
+                count = frames * height * width
+                own, pixels = pixels[:count], pixels[count:]
+                part = replace(item, tensors={"pixels": own}, grid_thw=(frames, height, width))
+                patches += _lines(part, merge)[0]
+                sizes += [[height, width]] * frames
         longest = max(map(len, patches))
         counts = torch.tensor([len(tile) for tile in patches])
         return {

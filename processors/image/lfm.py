@@ -116,7 +116,7 @@ class LfmImageProcessor(TileProcessor):
         are both. key: hash of the item's digest and all resolved options."""
         own = item_options(self.options, options)
         layout = layout_of(item.size, own)
-        parts = []
+        parts: list[np.ndarray] = []
         if layout.num_tiles:
             parts += grid_tiles(
                 item.image, layout.columns, layout.rows, own.tile_size, self.options.pixels

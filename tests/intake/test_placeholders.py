@@ -113,11 +113,11 @@ class TestWrittenToken:
     @pytest.fixture
     def intake(self, make_intake):
         processor = RowsProcessor()
-        processor.written_token = "<|video_pad|>"
+        processor.written_token = "<|begin|>"
         return make_intake(processors={"image": processor})
 
     def test_the_final_prompt_has_it(self, intake, tokenizer):
-        pad, written = tokenizer.token_id(PAD), tokenizer.token_id("<|video_pad|>")
+        pad, written = tokenizer.token_id(PAD), tokenizer.token_id("<|begin|>")
         media = {"image": [b"2"]}
         ids = tokenizer.encode(f"the {image(2)}.")
         expected = [written if token_id == pad else token_id for token_id in ids]
