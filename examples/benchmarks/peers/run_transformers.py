@@ -1,5 +1,8 @@
-"""transformers' generate, one static batch of all requests, for compare.py: in bfloat16, or in float32
-where the machine, or what it is held to, has no products of bfloat16."""
+"""transformers' generate, one static batch of all requests, for compare.py.
+
+It runs in bfloat16, or in float32 where the machine, or what it is held to, has no products of
+bfloat16.
+"""
 
 import time
 
