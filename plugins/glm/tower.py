@@ -60,7 +60,7 @@ class GlmTower(nn.Module):
                 f"hidden_act {config.hidden_act!r} of the vision tower is not supported, only "
                 "'silu'"
             )
-        is_ocr = config.model_type == "glm_ocr_vision"
+        is_ocr = type(config).model_type == "glm_ocr_vision"  # files may say otherwise
         size, out, patch = config.hidden_size, config.out_hidden_size, config.patch_size
         norm = partial(RMSNorm, size, config.rms_norm_eps)
         self.merge_size = config.spatial_merge_size

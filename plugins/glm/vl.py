@@ -48,7 +48,7 @@ class GlmLayer(DecoderLayer):
     def __init__(self, config: DecoderConfig, layer: int, *, text: Any) -> None:
         """text: transformers' config."""
         super().__init__(config, layer)
-        if text.model_type == SPARSE and layer >= text.first_k_dense_replace:
+        if type(text).model_type == SPARSE and layer >= text.first_k_dense_replace:
             self.mlp = GlmExperts(text)
 
 
@@ -88,7 +88,7 @@ def decoder_config(config: Any) -> DecoderConfig:
     the outputs of attention and MLP; models with experts do neither. Raises ModelNotSupportedError
     for a text model of another kind."""
     text = config.text_config
-    kind = text.model_type
+    kind = type(text).model_type  # of transformers' class: published files may say otherwise
     if kind not in (DENSE, SPARSE, OCR):
         raise ModelNotSupportedError(
             f"the text model {kind!r} of this GLM checkpoint is not supported, only {DENSE}, "
