@@ -72,6 +72,7 @@ class RuntimeConfig:
     enforce_eager: bool  # True on a CPU, which has no graphs
     attention_backend: str
     early_stop: EarlyStopParams | None = None
+    speculates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,7 @@ def resolve(
         enforce_eager=config.enforce_eager or not is_cuda,
         attention_backend=attention.name,
         early_stop=config.early_stop_config,
+        speculates=config.speculative is not None,
     )
 
 
