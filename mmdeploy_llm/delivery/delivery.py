@@ -131,13 +131,14 @@ class Delivery:
 
     def _advance(self, progress: _Progress, update: TokenUpdate) -> FinishReason | None:
         """Brings the text up to date; returns the finish reason when the request has ended. Where
-        the text may end it, the tokens count one by one, as if each came in a step of its own."""
+        a stop string may end it, tokens count one by one, as if each came in a step of its own."""
         reason = update.finish_reason
         if update.failure is not None and reason != "abort":
             reason = "error"
         num_all, num_new = len(update.request.output_token_ids), len(update.new_token_ids)
         before = num_all - num_new
-        is_one = progress.waits_for_end or num_new < 2
+        params = update.request.params
+        is_one = num_new < 2 or not (params.stop or params.stop_token_sequences)
         found = None
         for num_known in (num_all,) if is_one else range(before + 1, num_all + 1):
             own = slice(max(0, progress.num_known - before), num_known - before)
