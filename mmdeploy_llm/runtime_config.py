@@ -104,8 +104,7 @@ ChooseAttention = Callable[[AttentionNeeds], AttentionChoice]  # raises ConfigEr
 def resolve(
     config: EngineConfig, model: ModelLimits, host: HostFacts, choose_attention: ChooseAttention
 ) -> RuntimeConfig:
-    """Decides every option that `config` leaves open. Raises ConfigError where options contradict
-    the model, the machine or each other."""
+    """Decides every option that is left open. Raises ConfigError where options contradict facts."""
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)

@@ -1,4 +1,4 @@
-"""What a waiting request can start with, and what its start must leave to others."""
+"""Admission: the blocks that a waiting request can start with, and those that it must leave."""
 
 from __future__ import annotations
 

@@ -180,8 +180,8 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
     num_normal = 0
     for request in requests:
         reason, tokens = loop.reasons[request.request_id], loop.tokens[request.request_id]
-        assert request.finish_reason == reason
         if not config.speculates:  # a step may have sampled tokens after a stop
+            assert request.finish_reason == reason
             assert request.output_token_ids == tokens
         assert request.output_token_ids[: len(tokens)] == tokens
         if reason in ("stop", "length"):
@@ -193,11 +193,9 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
             assert loop.ended[request.request_id].failure is not None
     assert num_normal > NUM_REQUESTS / 2
     counts = loop.executor.num_drafts, loop.executor.num_accepted
-    stats = loop.scheduler.stats()
     if "small" not in scene:
         assert (counts[0] > counts[1] + 100 > 300) == config.speculates
-    assert stats.num_drafts <= counts[0]
-    assert stats.num_accepted_drafts <= counts[1]
+    assert loop.scheduler.stats().num_accepted_drafts <= counts[1]
 
 
 def check_prompt_logprobs(loop, request):

@@ -69,7 +69,7 @@ class TestPace:
     def test_rows_that_cost_as_much_as_steps_are_not_used(self):
         assert paced(lambda rows: float(rows)).best_length(1, [(0.9, 7)]) == 0
 
-    @pytest.mark.parametrize(("rate", "length"), [(0.05, 0), (0.5, 2), (0.95, 7)])
+    @pytest.mark.parametrize(("rate", "length"), [(0.05, 0), (0.6, 2), (0.95, 7)])
     def test_the_length_follows_the_rate(self, rate, length):
         assert paced(lambda rows: 0.8 + 0.2 * rows).best_length(1, [(rate, 7)]) == length
 
@@ -124,11 +124,13 @@ class TestGuesser:
     def test_the_rate_follows_tokens_that_were_not_drafted(self, state):
         guesser = Guesser()
         self.follow(guesser, state, 1)
-        for _ in range(12):
-            self.follow(guesser, state, 9, 1)
+        state.max_num_tokens = 500
+        for number in range(12):
+            self.follow(guesser, state, 100 + number, 1, 2)
         assert guesser.rate < MIN_RATE
         for _ in range(3):
-            self.follow(guesser, state, 2, 3, 4, 5, 7, 8, 1)
+            guesser.guess = (3, 4, 5, 7)
+            self.follow(guesser, state, 3, 4, 5, 7)
         assert guesser.rate > MIN_RATE
 
 
