@@ -23,6 +23,7 @@ from mmdeploy_llm.transfer import to_device
 
 from .batch import Ints, StepBatch, prepare
 from .checked import CheckedModel
+from .drafts import DraftRows
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .outcome import StepOutcome
@@ -39,8 +40,9 @@ logger = logging.getLogger(__name__)
 class SampleRows:
     """The rows of a pass that are sampled from: N items that sample a token.
 
-    slots: [N] slots of the items. ends: [N] tokens of their sequences after the step. logits:
-    [N, V]. largest: first_argmax of the logits, where a recorded step has computed it already.
+    slots: [N] slots of the items. ends: [N] known tokens of their sequences. logits: [N, V].
+    largest: first_argmax of the logits, where a recorded step has computed it already. drafts: None
+    where no item has any.
     """
 
     items: Sequence[ScheduledTokens]
@@ -48,6 +50,7 @@ class SampleRows:
     ends: Ints
     logits: Tensor
     largest: tuple[Tensor, Tensor] | None = None
+    drafts: DraftRows | None = None
 
 
 class ForwardPass:
@@ -203,9 +206,26 @@ class ForwardPass:
             return SampleRows(
                 items=items, slots=slots, ends=ends, logits=replayed.logits, largest=largest
             )
-        if len(last_rows) < hidden.shape[0]:
+        counts = np.array([len(item.drafts) for item in items], dtype=np.int64)
+        num_drafts = int(counts.sum())
+        if num_drafts:  # the logits of all items' known tokens, then those of all drafts
+            stops = np.cumsum(counts)
+            within = np.arange(num_drafts) - np.repeat(stops - counts, counts)
+            last_rows, ends = last_rows - counts, ends - counts
+            after = np.repeat(last_rows + 1, counts) + within
+            last_rows = np.concatenate([last_rows, after])
+        if len(last_rows) < hidden.shape[0] or num_drafts:
             hidden = hidden[to_device(last_rows, self._device)]
-        return SampleRows(items=items, slots=slots, ends=ends, logits=self._model.logits(hidden))
+        logits, drafts = self._model.logits(hidden), None
+        if num_drafts:
+            drafts = DraftRows(
+                drafts=tuple(item.drafts for item in items),
+                logits=logits[len(items) :],
+                starts=stops - counts,
+            )
+        return SampleRows(
+            items=items, slots=slots, ends=ends, logits=logits[: len(items)], drafts=drafts
+        )
 
     def _add_prompt_logprobs(self, batch: StepBatch, hidden: Tensor, outcome: StepOutcome) -> None:
         """Adds entries for the prompt tokens of this pass, for requests that want them."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mmdeploy_llm.errors import MMDeployLLMError
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.outputs import TokenLogprobs
-from mmdeploy_llm.plan import RequestFailure, StepPlan, StepResult
+from mmdeploy_llm.plan import RequestFailure, SampledToken, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class StepOutcome:
     prompt_logprobs: dict[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: dict[str, RequestFailure] = field(default_factory=dict)
     certain: set[str] = field(default_factory=set)
+    accepted: dict[str, tuple[SampledToken, ...]] = field(default_factory=dict)
 
     def merge(self, later: StepOutcome) -> None:
         """Adds the results of a later pass; its prompt log-probabilities follow the earlier
@@ -28,9 +30,22 @@ class StepOutcome:
         self.logprobs.update(later.logprobs)
         self.errors.update(later.errors)
         self.certain.update(later.certain)
+        self.accepted.update(later.accepted)
         for request_id, entries in later.prompt_logprobs.items():
             earlier = self.prompt_logprobs.get(request_id, ())
             self.prompt_logprobs[request_id] = earlier + entries
+
+    def replace(self, request_id: str, tokens: Sequence[SampledToken]) -> None:
+        """Replaces the token of a request by this one and those after its drafts."""
+        *accepted, last = tokens
+        self.sampled[request_id] = last.token_id
+        self.accepted[request_id] = tuple(accepted)
+        if last.logprobs is not None:
+            self.logprobs[request_id] = last.logprobs
+        if last.is_certain:
+            self.certain.add(request_id)
+        else:
+            self.certain.discard(request_id)
 
     def result(self, plan: StepPlan) -> StepResult:
         """Returns the result of the whole step."""
@@ -41,6 +56,7 @@ class StepOutcome:
             prompt_logprobs=self.prompt_logprobs,
             errors=self.errors,
             certain=frozenset(self.certain),
+            accepted=self.accepted,
         )
 
 

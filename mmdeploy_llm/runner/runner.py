@@ -21,9 +21,10 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
+from mmdeploy_llm.sampling import PendingSample, Sampler, SampleResult, SlotRequest
 
 from .checked import CheckedModel
+from .drafts import DraftRows, sample_drafts
 from .encoder_cache import EncoderCache
 from .forward_pass import ForwardPass, SampleRows
 from .graphs import Recorder
@@ -117,7 +118,9 @@ class Runner:
         computes them."""
         outcome = StepOutcome()
         scheduled = self._begin(plan, outcome)
+        has_drafts = any(item.drafts for item in scheduled)
         can_launch = bool(scheduled) and self.can_overlap and self._retry.is_one_pass
+        can_launch = can_launch and not has_drafts  # these wait for each token
         launched = self._try_launch(scheduled, before) if can_launch else None
         token_ids = self._next_inputs(plan, launched)
         return Started(
@@ -250,20 +253,32 @@ class Runner:
             logprobs = result.logprobs[row]
             if logprobs is not None:
                 outcome.logprobs[item.request_id] = logprobs
+        if rows.drafts is not None:
+            self._collect_drafts(rows, rows.drafts, result, outcome)
         return outcome
+
+    def _collect_drafts(
+        self, rows: SampleRows, drafts: DraftRows, first: SampleResult, outcome: StepOutcome
+    ) -> None:
+        """Samples after the drafts of a pass. The slots hold accepted ones already; only the last
+        token of a request is new to its slot."""
+        for row, tokens in sample_drafts(self._sampler, drafts, rows.slots, first).items():
+            ends = rows.ends[[row]] + len(tokens) - 1
+            self._slots.append(rows.slots[[row]], ends, [tokens[-1].token_id])
+            outcome.replace(rows.items[row].request_id, tokens)
 
     def _reset_sampling(self, item: ScheduledTokens) -> None:
         """Sets the sampler's slot back to its state before a pass that raised, which may have drawn
         a token on the device already: the next one follows the tokens that the host knows."""
         info = self._slots[item.request_id]
-        known = self._slots.token_ids[info.index, : item.start + item.num_tokens]
+        known = self._slots.token_ids[info.index, : item.start + item.num_known]
         request = replace(info.request, token_ids=tuple(known.tolist()))
         self._sampler.remove(info.index)
         self._sampler.add(info.index, _slot_request(request))
 
     def _can_split(self, item: ScheduledTokens) -> bool:
         """Whether the item's tokens may be computed in several passes."""
-        if item.num_tokens == 1 or self._has_states:  # a state is written at the end of a step
+        if item.num_tokens == 1 or item.drafts or self._has_states:  # written at a step's end
             return False
         return not (self._has_atomic_media and self._slots[item.request_id].media_in(item))
 

@@ -86,8 +86,13 @@ class Slots:
         return info.index
 
     def extend_tables(self, scheduled: Sequence[ScheduledTokens]) -> None:
-        """Appends the step's new blocks to their requests' block tables."""
+        """Appends the step's new blocks to their requests' block tables, and its drafts to their
+        known tokens."""
         for item in scheduled:
+            if item.drafts:
+                start = item.start + item.num_known
+                tokens = self.token_ids[self._infos[item.request_id].index]
+                tokens[start : start + len(item.drafts)] = item.drafts
             if item.new_block_ids:
                 index = self._infos[item.request_id].index
                 begin = self._num_blocks[index]

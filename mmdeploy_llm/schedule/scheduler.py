@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from mmdeploy_llm.errors import ABORTED
 from mmdeploy_llm.metrics import EngineStats
@@ -10,11 +11,13 @@ from mmdeploy_llm.outputs import FinishReason, RequestOutput
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
 from mmdeploy_llm.request import Request
 
+from .admission import matched_blocks, num_reserved_blocks
 from .borders import tokens_to_border
-from .chunks import Chunk, next_chunk, split_spans, whole_spans_end
+from .chunks import Chunk, next_chunk, split_spans
 from .following import following
 from .lifecycle import Lifecycle
 from .limits import SchedulerConfig, lateness, overgrowth, refusal
+from .speculation import Speculation
 from .state import RequestState
 from .step import StepDraft
 
@@ -53,6 +56,7 @@ class Scheduler:
         self._failed: list[TokenUpdate] = []  # failed outside a commit; the next commit reports it
         self._num_steps = 0
         self._refused: RequestState | None = None  # waited for blocks in the last plan
+        self._speculation = Speculation(is_on=config.speculates)
 
     @property
     def has_work(self) -> bool:
@@ -61,7 +65,12 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Returns the counters of this moment."""
-        return self._requests.stats()
+        own = self._speculation
+        return replace(
+            self._requests.stats(),
+            num_drafts=own.num_drafts,
+            num_accepted_drafts=own.num_accepted,
+        )
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless all counts agree. For tests: slow."""
@@ -123,9 +132,11 @@ class Scheduler:
 
         Returns None where the next step may have anything else to do: a request to start, a prompt
         to continue, a request at its last token or already finished, a block that only preemption
-        frees. The commit of this step skips requests that `plan` turns out to end.
+        frees, drafts to try. The commit of this step skips requests that `plan` turns out to end.
         """
         if self._failed or self._requests.has_drop or self._may_admit():
+            return None
+        if self._speculation.has_drafts(plan, self._requests.running):
             return None
         scheduled = following(plan, self._requests, self._config.block_size)
         if scheduled is None:
@@ -151,18 +162,22 @@ class Scheduler:
         """Applies the results of a step; returns an update for each request that changed."""
         assert result.step_id == plan.step_id, f"result of {result.step_id} for {plan.step_id}"
         updates, self._failed = self._failed, []
+        states = self._requests.states
+        is_decode = self._speculation.is_decode(plan, states)
         for item in plan.scheduled:
-            state = self._requests.states.get(item.request_id)
+            state = states.get(item.request_id)
             if state is None:
                 continue  # the request ended after plan_next had planned this step
             failure = result.errors.get(item.request_id)
             if failure is not None:
                 updates.append(self._fail(state, failure))
                 continue
-            self._advance(state, item)
+            self._advance(state, item, len(result.accepted.get(item.request_id, ())))
             update = self._update(state, item, result, now)
             if update is not None:
                 updates.append(update)
+        running = self._requests.running
+        self._speculation.commit(plan, result, running, now, is_decode=is_decode)
         return tuple(updates)
 
     def fail(self, plan: StepPlan, failure: RequestFailure) -> tuple[TokenUpdate, ...]:
@@ -178,6 +193,7 @@ class Scheduler:
                 updates.append(self._fail(state, failure))
         self._requests.drop_again(plan.drop)
         self._encoder.forget_again(plan.forget)
+        self._speculation.forget_time()
         return tuple(updates)
 
     def release(self, outputs: Sequence[RequestOutput]) -> None:
@@ -198,13 +214,14 @@ class Scheduler:
 
     def _schedule_decodes(self, draft: StepDraft) -> None:
         running = self._requests.running
+        drafts = self._speculation.drafts(running)
         index = 0
         while index < len(running):
             state = running[index]
             if not state.is_decoding:
                 index += 1
             elif not self._needs_block(state) or self._free_block(state):
-                self._schedule_decode(state, draft)
+                self._schedule_decode(state, draft, drafts.get(state.number, ()))
                 index += 1
             # Else the request itself was the newest and is gone; none follows it in the list.
 
@@ -212,19 +229,28 @@ class Scheduler:
         request = state.request
         return request.num_computed_tokens == len(request.block_ids) * self._config.block_size
 
-    def _schedule_decode(self, state: RequestState, draft: StepDraft) -> None:
-        request = state.request
-        new_block_ids: tuple[int, ...] = ()
-        if self._needs_block(state):
-            new_block_ids = tuple(self._pool.allocate(1))
-            request.block_ids.extend(new_block_ids)
+    def _schedule_decode(
+        self, state: RequestState, draft: StepDraft, drafts: tuple[int, ...]
+    ) -> None:
+        """Schedules the last known token and as many drafts as need nobody else's tokens or
+        blocks."""
+        request, num_others = state.request, len(self._requests.running)
+        start = request.num_computed_tokens
+        drafts = drafts[: max(0, draft.num_tokens_left - num_others)]
+        num_blocks = self._config.num_blocks_for(start + 1 + len(drafts))
+        if not self._pool.can_allocate(max(0, num_blocks - len(request.block_ids)) + num_others):
+            num_blocks = self._config.num_blocks_for(start + 1)
+            drafts = drafts[: num_blocks * self._config.block_size - start - 1]
+        new_block_ids = tuple(self._pool.allocate(max(0, num_blocks - len(request.block_ids))))
+        request.block_ids.extend(new_block_ids)
         draft.add(
             ScheduledTokens(
                 request_id=request.request_id,
-                start=request.num_computed_tokens,
-                num_tokens=1,
+                start=start,
+                num_tokens=1 + len(drafts),
                 new_block_ids=new_block_ids,
                 state_rows=None if self._rows is None else self._rows.plan(state),
+                drafts=drafts,
             )
         )
 
@@ -297,9 +323,10 @@ class Scheduler:
     def _try_admit(self, state: RequestState, draft: StepDraft, now: float) -> bool:
         """Starts a request with blocks for all its known tokens, so that only decoding preempts."""
         request = state.request
-        matched = self._match(state)
+        matched = matched_blocks(state, self._pool, self._rows, self._config)
         num_new = self._config.num_blocks_for(request.num_tokens) - len(matched)
-        if not self._pool.can_allocate(num_new + self._num_reserved_blocks(), matched):
+        num_reserved = num_reserved_blocks(self._requests.running, self._config.block_size)
+        if not self._pool.can_allocate(num_new + num_reserved, matched):
             self._refused = state
             return False
         chunk = self._next_chunk(state, len(matched) * self._config.block_size, draft)
@@ -310,38 +337,21 @@ class Scheduler:
         self._schedule_chunk(state, chunk, draft, tuple(request.block_ids))
         return True
 
-    def _match(self, state: RequestState) -> list[int]:
-        """Returns the blocks of the prefix cache that the request can start with."""
-        request = state.request
-        if request.params.prompt_logprobs is not None:
-            return []  # needs the logits of all prompt tokens
-        matched = self._pool.match(state.keys, request.num_tokens)
-        if self._config.atomic_media:
-            # A span is computed whole or read whole from the cache.
-            block_size, end = self._config.block_size, len(matched) * self._config.block_size
-            while (whole := whole_spans_end(request, 0, end)) < end:
-                end = whole // block_size * block_size
-            del matched[end // block_size :]
-        return matched if self._rows is None else self._rows.match(state, matched)
-
-    def _num_reserved_blocks(self) -> int:
-        """Returns how many blocks an admission leaves free: one per running request that may grow.
-
-        Otherwise a request would be admitted only to be preempted, and recomputed, soon after.
-        """
-        block_size = self._config.block_size
-        return sum(
-            len(state.request.block_ids) * block_size < state.max_num_tokens - 1
-            for state in self._requests.running
-        )
-
     # Committing.
 
-    def _advance(self, state: RequestState, item: ScheduledTokens) -> None:
-        """Marks the tokens of `item` as computed, registers full blocks, releases finished
-        media."""
+    def _advance(self, state: RequestState, item: ScheduledTokens, num_accepted: int) -> None:
+        """Marks the tokens of `item` as computed, accepted drafts included, registers full blocks
+        of the other tokens, releases finished media.
+
+        A state cannot be cut short: unless all drafts were accepted, it stays at its last row, and
+        the next step computes the accepted tokens again.
+        """
         request = state.request
-        request.num_computed_tokens = end = item.start + item.num_tokens
+        if self._rows is not None and num_accepted < len(item.drafts):
+            self._rows.reject(state)
+            return
+        end = item.start + item.num_known
+        request.num_computed_tokens = end + num_accepted
         num_registered, num_full = state.num_registered_blocks, end // self._config.block_size
         if num_full > num_registered:
             self._pool.register(request.block_ids, state.keys, num_registered, num_full)
@@ -363,16 +373,16 @@ class Scheduler:
             if not prompt_logprobs:
                 return None
             return TokenUpdate(request=request, prompt_logprobs=prompt_logprobs)
-        token_id = result.sampled[item.request_id]
-        is_certain = item.request_id in result.certain
-        finish_reason = state.append(token_id, now, is_certain=is_certain)
-        self._requests.num_generated_tokens += 1
+        before = len(request.output_token_ids)
+        finish_reason = state.append_all(result, now)
+        new_token_ids = tuple(request.output_token_ids[before:])
+        self._requests.num_generated_tokens += len(new_token_ids)
         if finish_reason is not None:
             self._requests.finish(state, finish_reason)
         return TokenUpdate(
             request=request,
-            new_token_ids=(token_id,),
-            logprobs=result.logprobs.get(item.request_id),
+            new_token_ids=new_token_ids,
+            logprobs=result.logprobs_of(item.request_id, len(new_token_ids)),
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
         )

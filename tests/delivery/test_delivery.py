@@ -328,9 +328,9 @@ def test_logprobs(generation: Any, stream: bool) -> None:
     outputs = [*delivery.deliver([made.update(prompt_logprobs=(None, entry(2)))])]
     assert outputs == []
     outputs += delivery.deliver(
-        [made.update([0], logprobs=entry(0, 1), prompt_logprobs=(entry(1),))]
+        [made.update([0], logprobs=(entry(0, 1),), prompt_logprobs=(entry(1),))]
     )
-    outputs += delivery.deliver([made.update([3], "length", logprobs=entry(3, 4))])
+    outputs += delivery.deliver([made.update([3], "length", logprobs=(entry(3, 4),))])
     entries = [found for output in outputs for found in output.outputs.logprobs or ()]
     assert [list(found) for found in entries] == [[0, 1], [3, 4]]
     assert [p.decoded_token for found in entries for p in found.values()] == ["a", "b", "d", "e"]
