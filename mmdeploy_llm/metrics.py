@@ -69,7 +69,11 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """Statistics of a finished request, without its text."""
+    """Statistics of a finished request, without its text.
+
+    num_output_tokens: of a stream with speculation also those that were sampled in one step with a
+        stop string, after it.
+    """
 
     request_id: str
     finish_reason: FinishReason

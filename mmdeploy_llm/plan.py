@@ -42,8 +42,8 @@ class ScheduledTokens:
         last token known so far.
     state_rows: the rows that hold the request's states before and after the step, see
         forward.StateContext; None for a model without states.
-    drafts: the last of the tokens, which are guesses: the tokens after the last known one are
-        sampled as long as each equals its draft, and the first that differs ends them.
+    drafts: the last of the tokens, which are guesses. After each that is right another token is
+        sampled.
     """
 
     request_id: str
@@ -53,11 +53,6 @@ class ScheduledTokens:
     samples: bool = True
     state_rows: tuple[int, int] | None = None
     drafts: tuple[int, ...] = ()
-
-    @property
-    def num_known(self) -> int:
-        """Tokens that are no drafts."""
-        return self.num_tokens - len(self.drafts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,48 +88,32 @@ class RequestFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledToken:
-    """A token that was sampled. logprobs, is_certain: as in StepResult."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-    is_certain: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """The results of a step, by request id.
 
     sampled: the next token id, for every scheduled item with `samples` that did not fail.
-    logprobs: log-probabilities of that token, where requested.
+    later: the tokens after that one, of requests whose first drafts were right.
+    logprobs: log-probabilities of each of these tokens, where requested.
     prompt_logprobs: entries for the prompt tokens computed in this step, where requested.
     errors: why the request failed in this step; it has no entry in `sampled` then.
-    certain: requests with an early stop whose token was more probable than its threshold.
-    accepted: the tokens before the one in `sampled`, of requests whose drafts were right.
+    certain: of requests with an early stop, the id and the place in this step of each token that
+        was more probable than its threshold.
     """
 
     step_id: int
     sampled: Mapping[str, int] = field(default_factory=dict)
-    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
+    later: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: Mapping[str, RequestFailure] = field(default_factory=dict)
-    certain: Collection[str] = ()
-    accepted: Mapping[str, tuple[SampledToken, ...]] = field(default_factory=dict)
-
-    def logprobs_of(self, request_id: str, num_tokens: int) -> tuple[TokenLogprobs, ...]:
-        """Returns the log-probabilities of a request's first num_tokens tokens in this step; ()
-        where none were requested."""
-        accepted = [token.logprobs for token in self.accepted.get(request_id, ())]
-        entries = [*accepted, self.logprobs.get(request_id)][:num_tokens]
-        return tuple(entry for entry in entries if entry is not None)
+    certain: Collection[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUpdate:
     """The changes of one step to one request; passed from the scheduler to delivery.
 
-    new_token_ids: tokens appended in this step.
-    logprobs: log-probabilities of each of them, where requested.
+    new_token_ids: tokens appended in this step. logprobs: of each of them, where requested.
     finish_reason: set by the scheduler: "stop" for end-of-sequence and stop ids, "length",
         "repetition" for an early stop, "error" or "abort"; None while the request continues.
     failure: why it ended with "error" or "abort".

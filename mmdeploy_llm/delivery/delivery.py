@@ -36,8 +36,7 @@ from .pipeline import ParserSource, ParserSources, TextPipeline
 class _Progress:
     """Delivery state of one request.
 
-    num_known: number of its ids that count: those after a stop string in the same step do not.
-    num_read: number of its ids that the pipeline has read.
+    num_read: number of its ids that the pipeline has read; ids after a stop are not.
     num_sent: number of its ids that the caller has received.
 
     Writer: Delivery.
@@ -49,7 +48,6 @@ class _Progress:
     num_media_tokens: Mapping[str, int]
     has_reasoning_parser: bool
     has_tool_parser: bool
-    num_known: int = 0
     num_read: int = 0
     num_sent: int = 0
     send_idx: int = 0
@@ -108,13 +106,13 @@ class Delivery:
             if is_stale(update):
                 return None
             progress = self._begin(update.request)
-        self._collect_prompt_logprobs(progress, update)
+        self._collect_logprobs(progress, update)
         reason = self._advance(progress, update)
         if reason is not None:
             self._progress.pop(update.request.request_id)
             return self._last_output(progress, update, reason)
-        has_news = progress.num_known > progress.num_sent
-        return self._output(progress) if update.request.stream and has_news else None
+        has_news = update.request.stream and progress.num_read > progress.num_sent
+        return self._output(progress) if has_news else None
 
     def _begin(self, request: Request) -> _Progress:
         pipeline = TextPipeline(self._vocabulary, request, self._sources)
@@ -130,38 +128,18 @@ class Delivery:
         return progress
 
     def _advance(self, progress: _Progress, update: TokenUpdate) -> FinishReason | None:
-        """Brings the text up to date; returns the finish reason when the request has ended. Where
-        a stop string may end it, tokens count one by one, as if each came in a step of its own."""
+        """Brings the text up to date; returns the finish reason when the request has ended."""
         reason = update.finish_reason
         if update.failure is not None and reason != "abort":
             reason = "error"
-        num_all, num_new = len(update.request.output_token_ids), len(update.new_token_ids)
-        before = num_all - num_new
-        params = update.request.params
-        is_one = num_new < 2 or not (params.stop or params.stop_token_sequences)
-        found = None
-        for num_known in (num_all,) if is_one else range(before + 1, num_all + 1):
-            own = slice(max(0, progress.num_known - before), num_known - before)
-            self._collect_logprobs(progress, update.logprobs[own])
-            found = self._advance_to(progress, num_known, reason if num_known == num_all else None)
-            if found is not None:
-                break
-        return found
-
-    def _advance_to(
-        self, progress: _Progress, num_known: int, reason: FinishReason | None
-    ) -> FinishReason | None:
-        """Brings the text up to date with the first num_known ids. reason: why they are the last;
-        None if they are not."""
-        progress.num_known = num_known
         pipeline = progress.pipeline
         if reason is not None or not progress.waits_for_end:
             token_ids, end = _text_ids(progress, reason)
-            pipeline.push(token_ids)
-            if end is not None:
+            progress.num_read += pipeline.push(token_ids)
+            if end is not None and not pipeline.is_stopped:
                 pipeline.end_with(end)
-            progress.num_read = num_known
-        is_broken = pipeline.failure is not None and progress.request.stream
+                progress.num_read += 1
+        is_broken = pipeline.failure is not None and update.request.stream
         if reason is not None or pipeline.is_stopped or is_broken:
             pipeline.finish()
         else:
@@ -181,7 +159,7 @@ class Delivery:
         elif failure is None and reason == "error":
             failure = UNKNOWN_FAILURE
         if progress.pipeline.failure is not None:
-            progress.num_sent = 0
+            progress.num_sent, progress.cumulative_logprob = 0, 0.0
         return self._output(progress, reason, failure)
 
     def _output(
@@ -210,12 +188,8 @@ class Delivery:
             prompt_logprobs=tuple(progress.prompt_logprobs) if wants_prompt_logprobs else None,
         )
 
-    def _collect_logprobs(self, progress: _Progress, entries: Sequence[TokenLogprobs]) -> None:
-        for entry in entries:
-            progress.logprobs.append(self._with_texts(entry))
-            progress.cumulative_logprob += next(iter(entry.values())).logprob
-
-    def _collect_prompt_logprobs(self, progress: _Progress, update: TokenUpdate) -> None:
+    def _collect_logprobs(self, progress: _Progress, update: TokenUpdate) -> None:
+        progress.logprobs += map(self._with_texts, update.logprobs)
         progress.prompt_logprobs += (
             None if entry is None else self._with_texts(entry) for entry in update.prompt_logprobs
         )
@@ -235,7 +209,7 @@ def _text_ids(progress: _Progress, reason: FinishReason | None) -> tuple[list[in
     """Returns the ids that the pipeline has not read, and apart from them the id that ended the
     request, if one did."""
     request = progress.request
-    token_ids = request.output_token_ids[progress.num_read : progress.num_known]
+    token_ids = request.output_token_ids[progress.num_read :]
     ends = token_ids[-1:] if reason == "stop" else ()
     if any(end in request.eos_token_ids or end in request.params.stop_token_ids for end in ends):
         return token_ids[:-1], token_ids[-1]
@@ -255,19 +229,22 @@ def _completion(
     elif reason == "stop" and pipeline.num_calls:
         reason = "tool_calls"
     wants_logprobs = request.params.logprobs is not None
+    logprobs = tuple(progress.logprobs[progress.num_sent : progress.num_read])
+    for entry in logprobs:
+        progress.cumulative_logprob += next(iter(entry.values())).logprob
     completion = CompletionOutput(
         index=request.index,
         send_idx=progress.send_idx,
-        token_ids=list(request.output_token_ids[progress.num_sent : progress.num_known]),
+        token_ids=request.output_token_ids[progress.num_sent : progress.num_read],
         text=content,
         reasoning_content=reasoning if progress.has_reasoning_parser else None,
         finish_reason=reason,
-        logprobs=tuple(progress.logprobs[progress.num_sent :]) if wants_logprobs else None,
+        logprobs=logprobs if wants_logprobs else None,
         cumulative_logprob=progress.cumulative_logprob if wants_logprobs else None,
         tool_calls=calls if progress.has_tool_parser else None,
         error_code=OK if failure is None else failure.code,
         error_msg=None if failure is None else failure.message,
     )
-    progress.num_sent = progress.num_known
+    progress.num_sent = progress.num_read
     progress.send_idx += 1
     return completion

@@ -10,60 +10,82 @@ rules, grammars, draws and log-probabilities are those of a run without drafts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from torch import Tensor
 
-from mmdeploy_llm.plan import SampledToken
-from mmdeploy_llm.sampling import Sampler, SampleResult
+from mmdeploy_llm.plan import ScheduledTokens
+from mmdeploy_llm.sampling import Sampler
 from mmdeploy_llm.transfer import to_device
 
 from .batch import Ints
+from .outcome import StepOutcome
+from .slots import Slots
+
+if TYPE_CHECKING:
+    from .forward_pass import SampleRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRows:
-    """The drafts of a pass with N items that sample.
-
-    drafts: [N] of each item. logits: [M, V] after each draft, in their order. starts: [N] row of
-    the logits after each item's first draft.
-    """
+    """The drafts of N items, M in all. drafts: of each item. counts: [N] how many these are."""
 
     drafts: tuple[tuple[int, ...], ...]
-    logits: Tensor
-    starts: Ints
+    counts: Ints
+
+    @classmethod
+    def of(cls, items: Sequence[ScheduledTokens]) -> Self:
+        """Collects the drafts of items."""
+        drafts = tuple(item.drafts for item in items)
+        return cls(drafts=drafts, counts=np.array([len(own) for own in drafts], dtype=np.int64))
+
+    @property
+    def starts(self) -> Ints:
+        """[N] where the rows after each item's drafts start, among N rows and M after them."""
+        return len(self.counts) + np.cumsum(self.counts) - self.counts
+
+    def rows_after(self, last_rows: Ints) -> Ints:
+        """Returns the [N] rows of the last known tokens, and then the [M] rows of all drafts.
+        last_rows: [N] the last row of each item."""
+        known = last_rows - self.counts
+        bounds = zip((known + 1).tolist(), (last_rows + 1).tolist(), strict=True)
+        return np.concatenate([known, *(np.arange(begin, end) for begin, end in bounds)])
 
 
 def sample_drafts(
-    sampler: Sampler, rows: DraftRows, slots: Ints, first: SampleResult
-) -> dict[int, list[SampledToken]]:
-    """Returns row -> all its tokens, for the rows whose first draft was right. first: the tokens
-    before the drafts.
-
-    A later position that fails ends its row's tokens: the next step samples it again, and fails.
-    """
-    found: dict[int, list[SampledToken]] = {}
-    going = [row for row, drafts in enumerate(rows.drafts) if drafts and row not in first.errors]
-    going = [row for row in going if first.token_ids[row] == rows.drafts[row][0]]
-    for row in going:
-        found[row] = [_token(first, row)]
-    depth = 0
+    sampler: Sampler, slots: Slots, rows: SampleRows, drafts: DraftRows, outcome: StepOutcome
+) -> None:
+    """Samples on for as long as the tokens in `outcome` and in `slots` equal drafts, and adds the
+    tokens to both. A position that fails ends its request's tokens: the next step samples it
+    again, and fails."""
+    names = [item.request_id for item in rows.items]
+    last = [outcome.sampled.get(name) for name in names]
+    starts, depth = drafts.starts, 0
+    going = _right(range(len(names)), drafts, last, depth)
     while going:
         chosen = np.array(going, dtype=np.int64)
-        logits = rows.logits[to_device(rows.starts[chosen] + depth, rows.logits.device)]
-        result = sampler.sample(logits, slots[chosen])
-        good = [(at, row) for at, row in enumerate(going) if at not in result.errors]
-        for at, row in good:
-            found[row].append(_token(result, at))
+        logits = rows.logits[to_device(starts[chosen] + depth, rows.logits.device)]
+        result = sampler.sample(logits, rows.slots[chosen])
         depth += 1
-        going = [row for at, row in good if rows.drafts[row][depth:][:1] == (result.token_ids[at],)]
-    return found
+        slots.append(rows.slots[chosen], rows.ends[chosen] + depth, result.token_ids)
+        for at, row in enumerate(going):
+            name, last[row] = names[row], None
+            if at in result.errors:
+                continue
+            last[row] = token_id = result.token_ids[at]
+            outcome.later[name] = (*outcome.later.get(name, ()), token_id)
+            logprobs = result.logprobs[at]
+            if logprobs is not None:
+                outcome.logprobs[name] = (*outcome.logprobs[name], logprobs)
+            if at in result.certain:
+                outcome.certain.add((name, depth))
+        going = _right(going, drafts, last, depth)
 
 
-def _token(result: SampleResult, row: int) -> SampledToken:
-    return SampledToken(
-        token_id=result.token_ids[row],
-        logprobs=result.logprobs[row],
-        is_certain=row in result.certain,
-    )
+def _right(
+    rows: Sequence[int], drafts: DraftRows, last: Sequence[int | None], depth: int
+) -> list[int]:
+    """Returns the rows whose last token equals their draft number `depth`."""
+    return [row for row in rows if drafts.drafts[row][depth : depth + 1] == (last[row],)]

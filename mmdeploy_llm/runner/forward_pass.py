@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 class SampleRows:
     """The rows of a pass that are sampled from: N items that sample a token.
 
-    slots: [N] slots of the items. ends: [N] known tokens of their sequences. logits: [N, V].
-    largest: first_argmax of the logits, where a recorded step has computed it already. drafts: None
-    where no item has any.
+    slots: [N] slots of the items. ends: [N] known tokens of their sequences. logits: [N, V], and
+    then [M, V] after drafts. largest: first_argmax of the logits, where a recorded step has
+    computed it already. drafts: whose they are; None where M is 0.
     """
 
     items: Sequence[ScheduledTokens]
@@ -206,26 +206,13 @@ class ForwardPass:
             return SampleRows(
                 items=items, slots=slots, ends=ends, logits=replayed.logits, largest=largest
             )
-        counts = np.array([len(item.drafts) for item in items], dtype=np.int64)
-        num_drafts = int(counts.sum())
-        if num_drafts:  # the logits of all items' known tokens, then those of all drafts
-            stops = np.cumsum(counts)
-            within = np.arange(num_drafts) - np.repeat(stops - counts, counts)
-            last_rows, ends = last_rows - counts, ends - counts
-            after = np.repeat(last_rows + 1, counts) + within
-            last_rows = np.concatenate([last_rows, after])
-        if len(last_rows) < hidden.shape[0] or num_drafts:
+        drafts = DraftRows.of(items) if any(item.drafts for item in items) else None
+        if drafts is not None:
+            last_rows, ends = drafts.rows_after(last_rows), ends - drafts.counts
+        if len(last_rows) < hidden.shape[0] or drafts is not None:
             hidden = hidden[to_device(last_rows, self._device)]
-        logits, drafts = self._model.logits(hidden), None
-        if num_drafts:
-            drafts = DraftRows(
-                drafts=tuple(item.drafts for item in items),
-                logits=logits[len(items) :],
-                starts=stops - counts,
-            )
-        return SampleRows(
-            items=items, slots=slots, ends=ends, logits=logits[: len(items)], drafts=drafts
-        )
+        logits = self._model.logits(hidden)
+        return SampleRows(items=items, slots=slots, ends=ends, logits=logits, drafts=drafts)
 
     def _add_prompt_logprobs(self, batch: StepBatch, hidden: Tensor, outcome: StepOutcome) -> None:
         """Adds entries for the prompt tokens of this pass, for requests that want them."""

@@ -124,7 +124,7 @@ class BarrierMessage:
 def checksum_of(result: StepResult) -> int:
     """Returns a checksum of all sampled tokens and of which requests failed."""
     token_ids = array("q", result.sampled.values())
-    for tokens in result.accepted.values():
-        token_ids.extend(token.token_id for token in tokens)
+    for later in result.later.values():
+        token_ids.extend(later)
     request_ids = ",".join((*result.sampled, *result.errors))
     return zlib.crc32(token_ids.tobytes(), zlib.crc32(request_ids.encode()))

@@ -21,10 +21,10 @@ from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.native import ComputeThreads
 from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepPlan, StepResult
-from mmdeploy_llm.sampling import PendingSample, Sampler, SampleResult, SlotRequest
+from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 
 from .checked import CheckedModel
-from .drafts import DraftRows, sample_drafts
+from .drafts import sample_drafts
 from .encoder_cache import EncoderCache
 from .forward_pass import ForwardPass, SampleRows
 from .graphs import Recorder
@@ -118,9 +118,10 @@ class Runner:
         computes them."""
         outcome = StepOutcome()
         scheduled = self._begin(plan, outcome)
-        has_drafts = any(item.drafts for item in scheduled)
         can_launch = bool(scheduled) and self.can_overlap and self._retry.is_one_pass
-        can_launch = can_launch and not has_drafts  # these wait for each token
+        if any(item.drafts for item in scheduled):
+            self._slots.write_drafts(scheduled)
+            can_launch = False  # each token must be known before the next is sampled
         launched = self._try_launch(scheduled, before) if can_launch else None
         token_ids = self._next_inputs(plan, launched)
         return Started(
@@ -223,7 +224,8 @@ class Runner:
         rows = self._forward.compute(scheduled, outcome, token_ids)
         sample = None
         if rows is not None:
-            sample = self._sampler.launch(rows.logits, rows.slots, largest=rows.largest)
+            logits = rows.logits[: len(rows.slots)]
+            sample = self._sampler.launch(logits, rows.slots, largest=rows.largest)
         return LaunchedPass(outcome=outcome, rows=rows, sample=sample)
 
     def _next_inputs(self, plan: StepPlan, launched: LaunchedPass | None) -> Tensor | None:
@@ -249,29 +251,20 @@ class Runner:
                 continue
             outcome.sampled[item.request_id] = result.token_ids[row]
             if row in result.certain:
-                outcome.certain.add(item.request_id)
+                outcome.certain.add((item.request_id, 0))
             logprobs = result.logprobs[row]
             if logprobs is not None:
-                outcome.logprobs[item.request_id] = logprobs
+                outcome.logprobs[item.request_id] = (logprobs,)
         if rows.drafts is not None:
-            self._collect_drafts(rows, rows.drafts, result, outcome)
+            sample_drafts(self._sampler, self._slots, rows, rows.drafts, outcome)
         return outcome
-
-    def _collect_drafts(
-        self, rows: SampleRows, drafts: DraftRows, first: SampleResult, outcome: StepOutcome
-    ) -> None:
-        """Samples after the drafts of a pass. The slots hold accepted ones already; only the last
-        token of a request is new to its slot."""
-        for row, tokens in sample_drafts(self._sampler, drafts, rows.slots, first).items():
-            ends = rows.ends[[row]] + len(tokens) - 1
-            self._slots.append(rows.slots[[row]], ends, [tokens[-1].token_id])
-            outcome.replace(rows.items[row].request_id, tokens)
 
     def _reset_sampling(self, item: ScheduledTokens) -> None:
         """Sets the sampler's slot back to its state before a pass that raised, which may have drawn
         a token on the device already: the next one follows the tokens that the host knows."""
         info = self._slots[item.request_id]
-        known = self._slots.token_ids[info.index, : item.start + item.num_known]
+        end = item.start + item.num_tokens - len(item.drafts)
+        known = self._slots.token_ids[info.index, :end]
         request = replace(info.request, token_ids=tuple(known.tolist()))
         self._sampler.remove(info.index)
         self._sampler.add(info.index, _slot_request(request))

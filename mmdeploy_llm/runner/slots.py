@@ -86,19 +86,21 @@ class Slots:
         return info.index
 
     def extend_tables(self, scheduled: Sequence[ScheduledTokens]) -> None:
-        """Appends the step's new blocks to their requests' block tables, and its drafts to their
-        known tokens."""
+        """Appends the step's new blocks to their requests' block tables."""
         for item in scheduled:
-            if item.drafts:
-                start = item.start + item.num_known
-                tokens = self.token_ids[self._infos[item.request_id].index]
-                tokens[start : start + len(item.drafts)] = item.drafts
             if item.new_block_ids:
                 index = self._infos[item.request_id].index
                 begin = self._num_blocks[index]
                 end = begin + len(item.new_block_ids)
                 self.tables[index, begin:end] = item.new_block_ids
                 self._num_blocks[index] = end
+
+    def write_drafts(self, scheduled: Sequence[ScheduledTokens]) -> None:
+        """Writes the step's drafts after the known tokens of their requests."""
+        for item in scheduled:
+            end = item.start + item.num_tokens
+            own = self.token_ids[self._infos[item.request_id].index]
+            own[end - len(item.drafts) : end] = item.drafts
 
     def append(
         self, indices: NDArray[np.int64], ends: NDArray[np.int64], token_ids: Sequence[int]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from mmdeploy_llm.errors import ABORTED
 from mmdeploy_llm.metrics import EngineStats
@@ -47,7 +47,10 @@ class Scheduler:
     progress.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(
+        self, config: SchedulerConfig, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """clock: measures steps with drafts and without, in seconds."""
         self._config = config
         self._requests = Lifecycle(config)
         self._pool = self._requests.pool
@@ -56,7 +59,9 @@ class Scheduler:
         self._failed: list[TokenUpdate] = []  # failed outside a commit; the next commit reports it
         self._num_steps = 0
         self._refused: RequestState | None = None  # waited for blocks in the last plan
-        self._speculation = Speculation(is_on=config.speculates)
+        self._speculation: Speculation | None = None
+        if config.speculates:
+            self._speculation = Speculation(self._requests, config, clock)
 
     @property
     def has_work(self) -> bool:
@@ -65,12 +70,7 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         """Returns the counters of this moment."""
-        own = self._speculation
-        return replace(
-            self._requests.stats(),
-            num_drafts=own.num_drafts,
-            num_accepted_drafts=own.num_accepted,
-        )
+        return self._requests.stats()
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless all counts agree. For tests: slow."""
@@ -136,7 +136,7 @@ class Scheduler:
         """
         if self._failed or self._requests.has_drop or self._may_admit():
             return None
-        if self._speculation.has_drafts(plan, self._requests.running):
+        if self._speculation is not None and self._speculation.has_drafts(plan):
             return None
         scheduled = following(plan, self._requests, self._config.block_size)
         if scheduled is None:
@@ -162,22 +162,20 @@ class Scheduler:
         """Applies the results of a step; returns an update for each request that changed."""
         assert result.step_id == plan.step_id, f"result of {result.step_id} for {plan.step_id}"
         updates, self._failed = self._failed, []
-        states = self._requests.states
-        is_decode = self._speculation.is_decode(plan, states)
         for item in plan.scheduled:
-            state = states.get(item.request_id)
+            state = self._requests.states.get(item.request_id)
             if state is None:
                 continue  # the request ended after plan_next had planned this step
             failure = result.errors.get(item.request_id)
             if failure is not None:
                 updates.append(self._fail(state, failure))
                 continue
-            self._advance(state, item, len(result.accepted.get(item.request_id, ())))
+            self._advance(state, item, len(result.later.get(item.request_id, ())))
             update = self._update(state, item, result, now)
             if update is not None:
                 updates.append(update)
-        running = self._requests.running
-        self._speculation.commit(plan, result, running, now, is_decode=is_decode)
+        if self._speculation is not None:
+            self._speculation.commit(plan, result)
         return tuple(updates)
 
     def fail(self, plan: StepPlan, failure: RequestFailure) -> tuple[TokenUpdate, ...]:
@@ -193,7 +191,8 @@ class Scheduler:
                 updates.append(self._fail(state, failure))
         self._requests.drop_again(plan.drop)
         self._encoder.forget_again(plan.forget)
-        self._speculation.forget_time()
+        if self._speculation is not None:
+            self._speculation.forget_time()
         return tuple(updates)
 
     def release(self, outputs: Sequence[RequestOutput]) -> None:
@@ -214,7 +213,8 @@ class Scheduler:
 
     def _schedule_decodes(self, draft: StepDraft) -> None:
         running = self._requests.running
-        drafts = self._speculation.drafts(running)
+        left = draft.num_tokens_left
+        drafts = {} if self._speculation is None else self._speculation.drafts(left)
         index = 0
         while index < len(running):
             state = running[index]
@@ -232,22 +232,16 @@ class Scheduler:
     def _schedule_decode(
         self, state: RequestState, draft: StepDraft, drafts: tuple[int, ...]
     ) -> None:
-        """Schedules the last known token and as many drafts as need nobody else's tokens or
-        blocks."""
-        request, num_others = state.request, len(self._requests.running)
-        start = request.num_computed_tokens
-        drafts = drafts[: max(0, draft.num_tokens_left - num_others)]
-        num_blocks = self._config.num_blocks_for(start + 1 + len(drafts))
-        if not self._pool.can_allocate(max(0, num_blocks - len(request.block_ids)) + num_others):
-            num_blocks = self._config.num_blocks_for(start + 1)
-            drafts = drafts[: num_blocks * self._config.block_size - start - 1]
-        new_block_ids = tuple(self._pool.allocate(max(0, num_blocks - len(request.block_ids))))
+        request, num_tokens = state.request, 1 + len(drafts)
+        num_blocks = self._config.num_blocks_for(request.num_computed_tokens + num_tokens)
+        num_new = max(0, num_blocks - len(request.block_ids))
+        new_block_ids = tuple(self._pool.allocate(num_new))
         request.block_ids.extend(new_block_ids)
         draft.add(
             ScheduledTokens(
                 request_id=request.request_id,
-                start=start,
-                num_tokens=1 + len(drafts),
+                start=request.num_computed_tokens,
+                num_tokens=num_tokens,
                 new_block_ids=new_block_ids,
                 state_rows=None if self._rows is None else self._rows.plan(state),
                 drafts=drafts,
@@ -339,19 +333,16 @@ class Scheduler:
 
     # Committing.
 
-    def _advance(self, state: RequestState, item: ScheduledTokens, num_accepted: int) -> None:
-        """Marks the tokens of `item` as computed, accepted drafts included, registers full blocks
-        of the other tokens, releases finished media.
-
-        A state cannot be cut short: unless all drafts were accepted, it stays at its last row, and
-        the next step computes the accepted tokens again.
-        """
+    def _advance(self, state: RequestState, item: ScheduledTokens, num_right: int) -> None:
+        """Marks the tokens of `item` as computed, registers full blocks, releases finished media.
+        num_right: of its drafts. A state holds all of them or none, so that one wrong draft has the
+        next step compute all again."""
         request = state.request
-        if self._rows is not None and num_accepted < len(item.drafts):
+        if self._rows is not None and num_right < len(item.drafts):
             self._rows.reject(state)
             return
-        end = item.start + item.num_known
-        request.num_computed_tokens = end + num_accepted
+        end = item.start + item.num_tokens - len(item.drafts)
+        request.num_computed_tokens = end + num_right
         num_registered, num_full = state.num_registered_blocks, end // self._config.block_size
         if num_full > num_registered:
             self._pool.register(request.block_ids, state.keys, num_registered, num_full)
@@ -382,7 +373,7 @@ class Scheduler:
         return TokenUpdate(
             request=request,
             new_token_ids=new_token_ids,
-            logprobs=result.logprobs_of(item.request_id, len(new_token_ids)),
+            logprobs=result.logprobs.get(item.request_id, ())[: len(new_token_ids)],
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
         )

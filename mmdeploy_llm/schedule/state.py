@@ -89,12 +89,11 @@ class RequestState:
     def append_all(self, result: StepResult, now: float) -> FinishReason | None:
         """Appends the tokens of a step up to one that ends the request; returns the finish reason,
         if any."""
-        name = self.request.request_id
-        for token in result.accepted.get(name, ()):
-            reason = self.append(token.token_id, now, is_certain=token.is_certain)
-            if reason is not None:
-                return reason
-        return self.append(result.sampled[name], now, is_certain=name in result.certain)
+        name, reason = self.request.request_id, None
+        for at, token_id in enumerate((result.sampled[name], *result.later.get(name, ()))):
+            is_certain = (name, at) in result.certain
+            reason = reason or self.append(token_id, now, is_certain=is_certain)
+        return reason
 
     def append(self, token_id: int, now: float, *, is_certain: bool = False) -> FinishReason | None:
         """Appends a token generated at `now` (epoch seconds); returns the finish reason, if any.
@@ -131,6 +130,7 @@ class RequestState:
         self.request.num_computed_tokens = 0
         self.request.block_ids = []
         self.num_computed_logprobs = 0
+        self.guesser = None
 
     def to_new_request(self) -> NewRequest:
         """Returns what the runner must know when the request starts, or starts again."""

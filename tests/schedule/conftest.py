@@ -20,7 +20,7 @@ from mmdeploy_llm.outputs import (
     RequestOutput,
 )
 from mmdeploy_llm.params import SamplingParams
-from mmdeploy_llm.plan import RequestFailure, SampledToken, StepResult
+from mmdeploy_llm.plan import RequestFailure, StepResult
 from mmdeploy_llm.request import MediaInput, MediaSpan, Request
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 
@@ -151,7 +151,7 @@ class CheckingExecutor:
         if breaks == "after":
             raise RuntimeError("broken step")
         result = StepResult(
-            step_id=plan.step_id, sampled={}, prompt_logprobs={}, errors={}, accepted={}
+            step_id=plan.step_id, sampled={}, prompt_logprobs={}, errors={}, later={}
         )
         for item in plan.scheduled:
             if item.request_id in failing:
@@ -286,10 +286,8 @@ class CheckingExecutor:
             slot.num_computed += num_accepted
         self.num_drafts += len(item.drafts)
         self.num_accepted += num_accepted
-        result.sampled[item.request_id] = sampled[-1]
-        result.accepted[item.request_id] = tuple(
-            SampledToken(token_id=token, logprobs=None, is_certain=False) for token in sampled[:-1]
-        )
+        result.sampled[item.request_id] = sampled[0]
+        result.later[item.request_id] = tuple(sampled[1:])
 
     def _cell(self, slot, position):
         size = self.config.block_size

@@ -30,7 +30,7 @@ FORMATS = {
 def answers(folder, **options):
     with LLM(str(folder), max_model_len=512, quiet=True, use_warmup=False, **options) as llm:
         outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
-        stats = llm._desk.engine.stats()
+        stats = llm.stats()
     found = [
         (one.outputs.token_ids, one.outputs.text, one.outputs.finish_reason, one.outputs.logprobs)
         for one in outputs
