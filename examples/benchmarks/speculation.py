@@ -12,7 +12,8 @@ alike. Only the answers make a difference, which are, with one id for each word 
     new     a page of text in the prompt, and as many other words: nothing repeats
 
 Two engines, with speculation and without, answer in turn. Prints for each text the tokens per
-second after the first token, the median of the ratios of all rounds, and how many drafts were right.
+second after the first token, the median of the ratios of all rounds, and how many drafts were
+right.
 A ratio above 1 means that speculation is faster. Both must return exactly the dictated tokens.
 """
 

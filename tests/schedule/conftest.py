@@ -299,7 +299,9 @@ class Loop:
 
     def __init__(self, config, stops=lambda request, tokens: False):
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.seconds = 0.0  # on the scheduler's clock
+        self.cost = lambda plan: 1.0  # plan -> seconds of its step
+        self.scheduler = Scheduler(config, lambda: self.seconds)
         self.executor = CheckingExecutor(config)
         self.stops = stops
         self.now = 1000.0
@@ -320,6 +322,7 @@ class Loop:
         updates = self.scheduler.abort(aborts) + self.scheduler.expire(self.now)
         plan = self.scheduler.plan(self.now)
         self.plans.append(plan)
+        self.seconds += self.cost(plan)
         self.scheduler.check_integrity()
         try:
             result = self.executor.run(plan, failing, breaks)

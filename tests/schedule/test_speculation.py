@@ -1,5 +1,7 @@
 """Guesses of the next tokens, and when they are tried."""
 
+import random
+
 import pytest
 
 from mmdeploy_llm.schedule.lookup import MAX_DRAFTS, Lookup
@@ -147,3 +149,39 @@ def test_many_requests_do_not_draft(kit):
         states = loop.scheduler._requests.running
         assert all((state.guesser is None) == (num_seqs > MAX_SEQS) for state in states)
         loop.run()
+
+
+@pytest.mark.parametrize(
+    ("row_cost", "rate", "low", "high"),
+    [
+        (0.0, 1.0, 0.1, 0.3),  # rows are free and guesses right
+        (0.03, 0.8, 0.3, 0.6),
+        (0.5, 0.8, 0.9, 1.03),  # computing bounds the step
+        (0.1, 0.2, 0.7, 1.03),
+        (0.03, 0.0, 0.99, 1.03),  # all guesses are wrong
+    ],
+)
+def test_a_run_is_faster_or_as_fast(kit, monkeypatch, row_cost, rate, low, high):
+    """On a clock of its own: a step costs a second, and row_cost for each further row. rate: of
+    right guesses."""
+    rng, known = random.Random(0), {}
+
+    def follow(self, state, num_new):
+        name, output = state.request.request_id, state.request.output_token_ids
+        known[name] = known.get(name) or kit.expected_tokens(state.request, 108)
+        coming = known[name][len(output) :][:MAX_DRAFTS]
+        num_right = next((at for at in range(MAX_DRAFTS) if rng.random() >= rate), MAX_DRAFTS)
+        self._num_right, self._num_tried = rate, 1.0
+        guess = [token if at < num_right else 999 for at, token in enumerate(coming)]
+        self.guess = tuple(guess[: state.max_num_tokens - state.request.num_tokens - 1])
+
+    monkeypatch.setattr(Guesser, "follow", follow)
+    totals = []
+    for speculates in (False, True):
+        loop = kit.Loop(kit.make_config(speculates=speculates, max_model_len=128, num_blocks=99))
+        loop.cost = lambda plan: 1 + row_cost * (plan.num_tokens - 1)
+        for number in range(6):
+            loop.add(kit.make_request(f"r{number}", [number, 2], max_tokens=100))
+            loop.run()
+        totals.append(loop.seconds)
+    assert low < totals[1] / totals[0] < high
