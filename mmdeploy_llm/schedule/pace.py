@@ -53,14 +53,16 @@ class Pace:
     def observe(self, seconds: float, *, num_requests: int, num_rows: int, num_tokens: int) -> None:
         """Records a decode step. num_rows: tokens computed; num_tokens: tokens generated."""
         self._num_steps += 1
-        if num_rows == num_requests:
-            times, key = self._plain, num_requests
-        else:
-            times, key = self._drafted, _class_of(num_rows)
-            plain = self._plain_time(num_requests)
-            if plain is not None:
-                self._loss += seconds - plain * num_tokens / num_requests
-        times.setdefault(key, Times()).add(seconds, self._num_steps)
+        is_plain = num_rows == num_requests
+        known, key = (
+            (self._plain, num_requests) if is_plain else (self._drafted, _class_of(num_rows))
+        )
+        times = known.setdefault(key, Times())
+        times.add(seconds, self._num_steps)
+        plain = self._plain_time(num_requests)
+        if not is_plain and plain is not None:
+            cost = times.shortest or seconds  # one hiccup is not the fault of drafts
+            self._loss += cost - plain * num_tokens / num_requests
         self._loss = max(0.0, self._loss - MAX_LOSS * seconds)
 
     def best_length(self, num_requests: int, guesses: Sequence[tuple[float, int]]) -> int:

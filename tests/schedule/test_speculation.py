@@ -91,6 +91,11 @@ class TestPace:
             pace.observe(seconds, num_requests=1, num_rows=1 + length, num_tokens=1)
         assert num_steps < total < 1.015 * num_steps + 2
 
+    def test_a_hiccup_is_no_loss(self):
+        pace = paced(lambda rows: 1.0)
+        pace.observe(100.0, num_requests=1, num_rows=8, num_tokens=8)
+        assert pace.best_length(1, [(0.9, 7)]) == MAX_DRAFTS
+
     def test_plain_steps_are_measured_again(self):
         pace = paced(lambda rows: 1.0)
         lengths = []
