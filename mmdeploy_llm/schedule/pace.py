@@ -53,14 +53,13 @@ class Pace:
     def observe(self, seconds: float, *, num_requests: int, num_rows: int, num_tokens: int) -> None:
         """Records a decode step. num_rows: tokens computed; num_tokens: tokens generated."""
         self._num_steps += 1
-        is_plain = num_rows == num_requests
-        known, key = (
-            (self._plain, num_requests) if is_plain else (self._drafted, _class_of(num_rows))
-        )
-        times = known.setdefault(key, Times())
+        if num_rows == num_requests:
+            times = self._plain.setdefault(num_requests, Times())
+        else:
+            times = self._drafted.setdefault(_class_of(num_rows), Times())
         times.add(seconds, self._num_steps)
         plain = self._plain_time(num_requests)
-        if not is_plain and plain is not None:
+        if num_rows > num_requests and plain is not None:
             cost = times.shortest or seconds  # one hiccup is not the fault of drafts
             self._loss += cost - plain * num_tokens / num_requests
         self._loss = max(0.0, self._loss - MAX_LOSS * seconds)
