@@ -160,6 +160,8 @@ def test_streamed_is_unstreamed(generation: Any, parser: Any, data: st.DataObjec
     streamed = run(Delivery(CHARS, parser), generation(stream=True, **common), chunks, reason)
     (whole,) = run(Delivery(CHARS, parser), generation(**common), chunks, reason)
     assert merged(streamed) == merged([whole])
+    if reason == "abort" and (stops or sequences):
+        return  # an abort has no tokens of its own, so that it never meets a stop
     # Split anywhere: ids after a stop in the same step do not count.
     cuts = sorted(rng.randint(0, len(ids)) for _ in range(3))
     wide = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
