@@ -106,7 +106,10 @@ class Delivery:
             if is_stale(update):
                 return None
             progress = self._begin(update.request)
-        self._collect_logprobs(progress, update)
+        progress.logprobs += map(self._with_texts, update.logprobs)
+        progress.prompt_logprobs += (
+            None if entry is None else self._with_texts(entry) for entry in update.prompt_logprobs
+        )
         reason = self._advance(progress, update)
         if reason is not None:
             self._progress.pop(update.request.request_id)
@@ -186,12 +189,6 @@ class Delivery:
             error_code=completion.error_code,
             error_msg=completion.error_msg,
             prompt_logprobs=tuple(progress.prompt_logprobs) if wants_prompt_logprobs else None,
-        )
-
-    def _collect_logprobs(self, progress: _Progress, update: TokenUpdate) -> None:
-        progress.logprobs += map(self._with_texts, update.logprobs)
-        progress.prompt_logprobs += (
-            None if entry is None else self._with_texts(entry) for entry in update.prompt_logprobs
         )
 
     def _with_texts(self, entry: TokenLogprobs) -> TokenLogprobs:

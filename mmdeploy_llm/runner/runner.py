@@ -252,8 +252,7 @@ class Runner:
             outcome.sampled[item.request_id] = result.token_ids[row]
             if row in result.certain:
                 outcome.certain.add((item.request_id, 0))
-            logprobs = result.logprobs[row]
-            if logprobs is not None:
+            if (logprobs := result.logprobs[row]) is not None:
                 outcome.logprobs[item.request_id] = (logprobs,)
         if rows.drafts is not None:
             sample_drafts(self._sampler, self._slots, rows, rows.drafts, outcome)

@@ -29,10 +29,8 @@ def matched_blocks(
 
 
 def num_reserved_blocks(running: Iterable[RequestState], block_size: int) -> int:
-    """Returns how many blocks an admission leaves free: one per running request that may grow.
-
-    Otherwise a request would be admitted only to be preempted, and recomputed, soon after.
-    """
+    """Returns how many blocks an admission leaves free: one per running request that may grow,
+    which would otherwise preempt it soon after."""
     return sum(
         len(state.request.block_ids) * block_size < state.max_num_tokens - 1 for state in running
     )

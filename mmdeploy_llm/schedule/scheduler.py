@@ -212,37 +212,36 @@ class Scheduler:
             self._requests.preempt(self._requests.running[-1])
 
     def _schedule_decodes(self, draft: StepDraft) -> None:
-        running = self._requests.running
-        left = draft.num_tokens_left
+        left, block_size = draft.num_tokens_left, self._config.block_size
         drafts = {} if self._speculation is None else self._speculation.drafts(left)
-        index = 0
-        while index < len(running):
-            state = running[index]
-            if not state.is_decoding:
-                index += 1
-            elif not self._needs_block(state) or self._free_block(state):
-                self._schedule_decode(state, draft, drafts.get(state.number, ()))
-                index += 1
-            # Else the request itself was the newest and is gone; none follows it in the list.
+        for state in tuple(self._requests.running):
+            request, own = state.request, drafts.get(state.number, ())
+            has_block = request.num_computed_tokens < len(request.block_ids) * block_size
+            # One that was preempted for an earlier one no longer decodes.
+            if not state.is_decoding or not (has_block or self._free_block(state)):
+                continue
+            end = request.num_computed_tokens + 1 + len(own)
+            num_new = self._config.num_blocks_for(end) - len(request.block_ids)
+            new_block_ids = tuple(self._pool.allocate(max(0, num_new)))
+            request.block_ids.extend(new_block_ids)
+            self._schedule(state, request.num_computed_tokens, end, draft, new_block_ids, own)
 
-    def _needs_block(self, state: RequestState) -> bool:
-        request = state.request
-        return request.num_computed_tokens == len(request.block_ids) * self._config.block_size
-
-    def _schedule_decode(
-        self, state: RequestState, draft: StepDraft, drafts: tuple[int, ...]
+    def _schedule(
+        self,
+        state: RequestState,
+        start: int,
+        end: int,
+        draft: StepDraft,
+        new_block_ids: tuple[int, ...],
+        drafts: tuple[int, ...] = (),
     ) -> None:
-        request, num_tokens = state.request, 1 + len(drafts)
-        num_blocks = self._config.num_blocks_for(request.num_computed_tokens + num_tokens)
-        num_new = max(0, num_blocks - len(request.block_ids))
-        new_block_ids = tuple(self._pool.allocate(num_new))
-        request.block_ids.extend(new_block_ids)
         draft.add(
             ScheduledTokens(
-                request_id=request.request_id,
-                start=request.num_computed_tokens,
-                num_tokens=num_tokens,
+                request_id=state.request.request_id,
+                start=start,
+                num_tokens=end - start,
                 new_block_ids=new_block_ids,
+                samples=end - len(drafts) == state.request.num_tokens,
                 state_rows=None if self._rows is None else self._rows.plan(state),
                 drafts=drafts,
             )
@@ -283,24 +282,10 @@ class Scheduler:
         return next_chunk(state.request, start, num_tokens, self._config, self._encoder)
 
     def _schedule_chunk(
-        self,
-        state: RequestState,
-        chunk: Chunk,
-        draft: StepDraft,
-        new_block_ids: tuple[int, ...] = (),
+        self, state: RequestState, chunk: Chunk, draft: StepDraft, blocks: tuple[int, ...] = ()
     ) -> None:
-        request = state.request
-        self._encoder.hold(request.request_id, chunk.media)
-        draft.add(
-            ScheduledTokens(
-                request_id=request.request_id,
-                start=chunk.start,
-                num_tokens=chunk.num_tokens,
-                new_block_ids=new_block_ids,
-                samples=chunk.end == request.num_tokens,
-                state_rows=None if self._rows is None else self._rows.plan(state),
-            )
-        )
+        self._encoder.hold(state.request.request_id, chunk.media)
+        self._schedule(state, chunk.start, chunk.end, draft, blocks)
         if chunk.waits_for_encoder:
             self._encoder.close_step()
 
@@ -335,8 +320,7 @@ class Scheduler:
 
     def _advance(self, state: RequestState, item: ScheduledTokens, num_right: int) -> None:
         """Marks the tokens of `item` as computed, registers full blocks, releases finished media.
-        num_right: of its drafts. A state holds all of them or none, so that one wrong draft has the
-        next step compute all again."""
+        num_right: how many drafts were. With one wrong, the next step computes a state again."""
         request = state.request
         if self._rows is not None and num_right < len(item.drafts):
             self._rows.reject(state)
@@ -361,9 +345,8 @@ class Scheduler:
         if prompt_logprobs:
             prompt_logprobs = state.fresh_logprobs(prompt_logprobs)
         if not item.samples:
-            if not prompt_logprobs:
-                return None
-            return TokenUpdate(request=request, prompt_logprobs=prompt_logprobs)
+            update = TokenUpdate(request=request, prompt_logprobs=prompt_logprobs)
+            return update if prompt_logprobs else None
         before = len(request.output_token_ids)
         finish_reason = state.append_all(result, now)
         new_token_ids = tuple(request.output_token_ids[before:])

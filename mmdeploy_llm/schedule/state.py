@@ -87,12 +87,10 @@ class RequestState:
         return is_running and request.num_tokens + num_unknown < self.max_num_tokens
 
     def append_all(self, result: StepResult, now: float) -> FinishReason | None:
-        """Appends the tokens of a step up to one that ends the request; returns the finish reason,
-        if any."""
+        """Appends a step's tokens up to one that ends the request; returns the finish reason."""
         name, reason = self.request.request_id, None
         for at, token_id in enumerate((result.sampled[name], *result.later.get(name, ()))):
-            is_certain = (name, at) in result.certain
-            reason = reason or self.append(token_id, now, is_certain=is_certain)
+            reason = reason or self.append(token_id, now, is_certain=(name, at) in result.certain)
         return reason
 
     def append(self, token_id: int, now: float, *, is_certain: bool = False) -> FinishReason | None:
