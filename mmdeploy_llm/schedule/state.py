@@ -94,7 +94,7 @@ class RequestState:
         return reason
 
     def append(self, token_id: int, now: float, *, is_certain: bool = False) -> FinishReason | None:
-        """Appends a token generated at `now`, in epoch seconds; returns the finish reason, if any."""
+        """Appends a token generated at `now` (epoch seconds); returns the finish reason, if any."""
         request = self.request
         request.output_token_ids.append(token_id)
         if request.first_token_time is None:
