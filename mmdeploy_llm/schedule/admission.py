@@ -15,14 +15,13 @@ def matched_blocks(
     state: RequestState, pool: BlockPool, rows: StateRows | None, config: SchedulerConfig
 ) -> list[int]:
     """Returns the blocks of the prefix cache that the request can start with."""
-    request = state.request
-    if request.params.prompt_logprobs is not None:
+    if state.request.params.prompt_logprobs is not None:
         return []  # needs the logits of all prompt tokens
-    matched = pool.match(state.keys, request.num_tokens)
+    matched = pool.match(state.keys, state.request.num_tokens)
     if config.atomic_media:
         # A span is computed whole or read whole from the cache.
         block_size, end = config.block_size, len(matched) * config.block_size
-        while (whole := whole_spans_end(request, 0, end)) < end:
+        while (whole := whole_spans_end(state.request, 0, end)) < end:
             end = whole // block_size * block_size
         del matched[end // block_size :]
     return matched if rows is None else rows.match(state, matched)

@@ -59,9 +59,9 @@ class Scheduler:
         self._failed: list[TokenUpdate] = []  # failed outside a commit; the next commit reports it
         self._num_steps = 0
         self._refused: RequestState | None = None  # waited for blocks in the last plan
-        self._speculation: Speculation | None = None
+        self._drafter: Speculation | None = None
         if config.speculates:
-            self._speculation = Speculation(self._requests, config, clock)
+            self._drafter = Speculation(self._requests, config, clock)
 
     @property
     def has_work(self) -> bool:
@@ -136,7 +136,7 @@ class Scheduler:
         """
         if self._failed or self._requests.has_drop or self._may_admit():
             return None
-        if self._speculation is not None and self._speculation.has_drafts(plan):
+        if self._drafter is not None and self._drafter.has_drafts(plan):
             return None
         scheduled = following(plan, self._requests, self._config.block_size)
         if scheduled is None:
@@ -174,8 +174,8 @@ class Scheduler:
             update = self._update(state, item, result, now)
             if update is not None:
                 updates.append(update)
-        if self._speculation is not None:
-            self._speculation.commit(plan, result)
+        if self._drafter is not None:
+            self._drafter.commit(plan, result)
         return tuple(updates)
 
     def fail(self, plan: StepPlan, failure: RequestFailure) -> tuple[TokenUpdate, ...]:
@@ -191,8 +191,8 @@ class Scheduler:
                 updates.append(self._fail(state, failure))
         self._requests.drop_again(plan.drop)
         self._encoder.forget_again(plan.forget)
-        if self._speculation is not None:
-            self._speculation.forget_time()
+        if self._drafter is not None:
+            self._drafter.forget_time()
         return tuple(updates)
 
     def release(self, outputs: Sequence[RequestOutput]) -> None:
@@ -212,13 +212,13 @@ class Scheduler:
             self._requests.preempt(self._requests.running[-1])
 
     def _schedule_decodes(self, draft: StepDraft) -> None:
-        left, block_size = draft.num_tokens_left, self._config.block_size
-        drafts = {} if self._speculation is None else self._speculation.drafts(left)
+        drafts = {} if self._drafter is None else self._drafter.drafts(draft.num_tokens_left)
         for state in tuple(self._requests.running):
             request, own = state.request, drafts.get(state.number, ())
-            has_block = request.num_computed_tokens < len(request.block_ids) * block_size
+            num_slots = len(request.block_ids) * self._config.block_size
+            has_slot = request.num_computed_tokens < num_slots
             # One that was preempted for an earlier one no longer decodes.
-            if not state.is_decoding or not (has_block or self._free_block(state)):
+            if not state.is_decoding or not (has_slot or self._free_block(state)):
                 continue
             end = request.num_computed_tokens + 1 + len(own)
             num_new = self._config.num_blocks_for(end) - len(request.block_ids)
