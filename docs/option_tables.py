@@ -24,7 +24,7 @@ GROUPS = {  # heading in options.md -> its fields; a test finds a field that is 
         allowed_media_root allow_media_urls allowed_media_domains allow_private_media_addresses
         allowed_media_schemes media_fetch_timeout""",
     "Answers": """seed deterministic enable_logprob max_logprobs guided_decoding_backend
-        guided_decoding_timeout logits_processors early_stop_config""",
+        guided_decoding_timeout logits_processors early_stop_config speculative""",
 }
 TABLE = re.compile(r"(<!-- table: ([^\n]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 BOUNDS = {"ge": "from {}", "gt": "above {}", "le": "to {}", "max_length": "{} at most"}

@@ -308,6 +308,11 @@ class EngineConfig(FrozenParams):
         "Needs a CPU, the C++ kernels, bfloat16 or float32 (with any quantization) and a model "
         "family that promises it; all else is refused",
     )
+    speculative: Literal["ngram"] | None = Field(
+        default=None,
+        description="ngram: a step tries up to 7 tokens that followed the last ones earlier in "
+        "the prompt or answer, where that is faster; the answers stay the same; None: it does not",
+    )
     use_warmup: bool = Field(
         default=True,
         description="whether to compute one small step at start, so that the first request is not "

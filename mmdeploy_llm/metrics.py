@@ -51,6 +51,8 @@ class EngineStats:
     num_queried_tokens: tokens of the prompts that were admitted.
     num_cached_tokens: those of them that were found in the prefix cache.
     num_generated_tokens: tokens sampled for all requests.
+    num_drafts: tokens that were tried before they were sampled (speculative).
+    num_accepted_drafts: those of them that were sampled: each saved its request a step.
     """
 
     num_running: int
@@ -61,11 +63,17 @@ class EngineStats:
     num_cached_tokens: int
     num_generated_tokens: int
     num_preemptions: int
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """Statistics of a finished request, without its text."""
+    """Statistics of a finished request, without its text.
+
+    num_output_tokens: of a stream with speculation also those that were sampled in one step with a
+        stop string, after it.
+    """
 
     request_id: str
     finish_reason: FinishReason

@@ -42,6 +42,8 @@ class ScheduledTokens:
         last token known so far.
     state_rows: the rows that hold the request's states before and after the step, see
         forward.StateContext; None for a model without states.
+    drafts: the last of the tokens, which are guesses. After each that is right another token is
+        sampled.
     """
 
     request_id: str
@@ -50,6 +52,7 @@ class ScheduledTokens:
     new_block_ids: tuple[int, ...] = ()
     samples: bool = True
     state_rows: tuple[int, int] | None = None
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,25 +92,28 @@ class StepResult:
     """The results of a step, by request id.
 
     sampled: the next token id, for every scheduled item with `samples` that did not fail.
-    logprobs: log-probabilities of that token, where requested.
+    later: the tokens after that one, of requests whose first drafts were right.
+    logprobs: log-probabilities of each of these tokens, where requested.
     prompt_logprobs: entries for the prompt tokens computed in this step, where requested.
     errors: why the request failed in this step; it has no entry in `sampled` then.
-    certain: requests with an early stop whose token was more probable than its threshold.
+    certain: of requests with an early stop, the id and the place in this step of each token that
+        was more probable than its threshold.
     """
 
     step_id: int
     sampled: Mapping[str, int] = field(default_factory=dict)
-    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
+    later: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    logprobs: Mapping[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: Mapping[str, RequestFailure] = field(default_factory=dict)
-    certain: Collection[str] = ()
+    certain: Collection[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUpdate:
     """The changes of one step to one request; passed from the scheduler to delivery.
 
-    new_token_ids: tokens appended in this step.
+    new_token_ids: tokens appended in this step. logprobs: of each of them, where requested.
     finish_reason: set by the scheduler: "stop" for end-of-sequence and stop ids, "length",
         "repetition" for an early stop, "error" or "abort"; None while the request continues.
     failure: why it ended with "error" or "abort".
@@ -115,7 +121,7 @@ class TokenUpdate:
 
     request: Request
     new_token_ids: tuple[int, ...] = ()
-    logprobs: TokenLogprobs | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     finish_reason: FinishReason | None = None
     failure: RequestFailure | None = None

@@ -72,6 +72,7 @@ class RuntimeConfig:
     enforce_eager: bool  # True on a CPU, which has no graphs
     attention_backend: str
     early_stop: EarlyStopParams | None = None
+    speculates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +104,7 @@ ChooseAttention = Callable[[AttentionNeeds], AttentionChoice]  # raises ConfigEr
 def resolve(
     config: EngineConfig, model: ModelLimits, host: HostFacts, choose_attention: ChooseAttention
 ) -> RuntimeConfig:
-    """Decides every option that `config` leaves open. Raises ConfigError where options contradict
-    the model, the machine or each other."""
+    """Decides every option that is left open. Raises ConfigError where options contradict facts."""
     device = _device(config, host)
     is_cuda = device.startswith("cuda")
     dtype = _dtype(config, model, is_cuda)
@@ -149,6 +149,7 @@ def resolve(
         enforce_eager=config.enforce_eager or not is_cuda,
         attention_backend=attention.name,
         early_stop=config.early_stop_config,
+        speculates=config.speculative is not None,
     )
 
 

@@ -36,7 +36,7 @@ from .pipeline import ParserSource, ParserSources, TextPipeline
 class _Progress:
     """Delivery state of one request.
 
-    num_read: number of its ids that the pipeline has read.
+    num_read: number of its ids that the pipeline has read; ids after a stop are not.
     num_sent: number of its ids that the caller has received.
 
     Writer: Delivery.
@@ -106,13 +106,16 @@ class Delivery:
             if is_stale(update):
                 return None
             progress = self._begin(update.request)
-        self._collect_logprobs(progress, update)
+        progress.logprobs += map(self._with_texts, update.logprobs)
+        progress.prompt_logprobs += (
+            None if entry is None else self._with_texts(entry) for entry in update.prompt_logprobs
+        )
         reason = self._advance(progress, update)
         if reason is not None:
             self._progress.pop(update.request.request_id)
             return self._last_output(progress, update, reason)
-        has_news = len(update.request.output_token_ids) > progress.num_sent
-        return self._output(progress) if update.request.stream and has_news else None
+        has_news = update.request.stream and progress.num_read > progress.num_sent
+        return self._output(progress) if has_news else None
 
     def _begin(self, request: Request) -> _Progress:
         pipeline = TextPipeline(self._vocabulary, request, self._sources)
@@ -135,10 +138,10 @@ class Delivery:
         pipeline = progress.pipeline
         if reason is not None or not progress.waits_for_end:
             token_ids, end = _text_ids(progress, reason)
-            pipeline.push(token_ids)
-            if end is not None:
+            progress.num_read += pipeline.push(token_ids)
+            if end is not None and not pipeline.is_stopped:
                 pipeline.end_with(end)
-            progress.num_read = len(progress.request.output_token_ids)
+                progress.num_read += 1
         is_broken = pipeline.failure is not None and update.request.stream
         if reason is not None or pipeline.is_stopped or is_broken:
             pipeline.finish()
@@ -159,7 +162,7 @@ class Delivery:
         elif failure is None and reason == "error":
             failure = UNKNOWN_FAILURE
         if progress.pipeline.failure is not None:
-            progress.num_sent = 0
+            progress.num_sent, progress.cumulative_logprob = 0, 0.0
         return self._output(progress, reason, failure)
 
     def _output(
@@ -186,15 +189,6 @@ class Delivery:
             error_code=completion.error_code,
             error_msg=completion.error_msg,
             prompt_logprobs=tuple(progress.prompt_logprobs) if wants_prompt_logprobs else None,
-        )
-
-    def _collect_logprobs(self, progress: _Progress, update: TokenUpdate) -> None:
-        if update.logprobs is not None:
-            progress.logprobs.append(self._with_texts(update.logprobs))
-            sampled = next(iter(update.logprobs.values()))
-            progress.cumulative_logprob += sampled.logprob
-        progress.prompt_logprobs += (
-            None if entry is None else self._with_texts(entry) for entry in update.prompt_logprobs
         )
 
     def _with_texts(self, entry: TokenLogprobs) -> TokenLogprobs:
@@ -232,19 +226,22 @@ def _completion(
     elif reason == "stop" and pipeline.num_calls:
         reason = "tool_calls"
     wants_logprobs = request.params.logprobs is not None
+    logprobs = tuple(progress.logprobs[progress.num_sent : progress.num_read])
+    for entry in logprobs:
+        progress.cumulative_logprob += next(iter(entry.values())).logprob
     completion = CompletionOutput(
         index=request.index,
         send_idx=progress.send_idx,
-        token_ids=list(request.output_token_ids[progress.num_sent :]),
+        token_ids=request.output_token_ids[progress.num_sent : progress.num_read],
         text=content,
         reasoning_content=reasoning if progress.has_reasoning_parser else None,
         finish_reason=reason,
-        logprobs=tuple(progress.logprobs[progress.num_sent :]) if wants_logprobs else None,
+        logprobs=logprobs if wants_logprobs else None,
         cumulative_logprob=progress.cumulative_logprob if wants_logprobs else None,
         tool_calls=calls if progress.has_tool_parser else None,
         error_code=OK if failure is None else failure.code,
         error_msg=None if failure is None else failure.message,
     )
-    progress.num_sent = len(request.output_token_ids)
+    progress.num_sent = progress.num_read
     progress.send_idx += 1
     return completion

@@ -22,14 +22,14 @@ UNKNOWN_FAILURE = RequestFailure(
 
 def record_of(request: Request, output: RequestOutput) -> RequestRecord:
     """Builds the record of a request for observers; `output` is its last one."""
-    reason = output.outputs.finish_reason
+    reason, last = output.outputs.finish_reason, output.outputs.token_ids
     assert reason is not None, f"request {request.request_id} has not ended"
     return RequestRecord(
         request_id=request.request_id,
         finish_reason=reason,
         error_code=output.error_code,
         num_prompt_tokens=len(request.prompt_token_ids),
-        num_output_tokens=len(request.output_token_ids),
+        num_output_tokens=len(request.output_token_ids if request.stream else last),  # up to a stop
         num_cached_tokens=request.num_cached_tokens,
         num_media_tokens=num_media_tokens(request),
         metrics=output.metrics,

@@ -93,13 +93,16 @@ class TextPipeline:
         """The text so far, tags included, truncated at the stop string."""
         return "".join(self._raw)
 
-    def push(self, token_ids: Sequence[int]) -> None:
-        """Processes the next tokens."""
-        if self._sequences is None:
+    def push(self, token_ids: Sequence[int]) -> int:
+        """Processes the next tokens, up to one that completes a stop; returns how many."""
+        if self._stops is None and self._sequences is None:
             self._push(token_ids)
-            return
-        for token_id in token_ids:
-            self._push(self._sequences.feed(token_id))
+            return len(token_ids)
+        for count, token_id in enumerate(token_ids, 1):
+            self._push((token_id,) if self._sequences is None else self._sequences.feed(token_id))
+            if self.is_stopped:
+                return count
+        return len(token_ids)
 
     def end_with(self, token_id: int) -> None:
         """Processes the id that ended the request, which is no part of the text, but may complete a

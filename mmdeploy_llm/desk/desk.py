@@ -46,6 +46,8 @@ class DeskStats:
     num_queried_tokens: tokens of the prompts that were admitted.
     num_cached_tokens: those of them that were found in the prefix cache.
     num_free_blocks: blocks that can be allocated, of num_blocks.
+    num_drafts: tokens that were tried before they were sampled (speculative).
+    num_accepted_drafts: those of them that were sampled.
     """
 
     num_running: int
@@ -56,6 +58,8 @@ class DeskStats:
     num_cached_tokens: int
     num_free_blocks: int
     num_blocks: int
+    num_drafts: int = 0
+    num_accepted_drafts: int = 0
 
 
 @dataclass(slots=True, eq=False)

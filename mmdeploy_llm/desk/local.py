@@ -107,6 +107,8 @@ class LocalDesk(Desk):
             num_cached_tokens=found.num_cached_tokens,
             num_free_blocks=found.num_free_blocks,
             num_blocks=found.num_blocks,
+            num_drafts=found.num_drafts,
+            num_accepted_drafts=found.num_accepted_drafts,
         )
 
     def stop(self) -> None:

@@ -23,6 +23,7 @@ from mmdeploy_llm.transfer import to_device
 
 from .batch import Ints, StepBatch, prepare
 from .checked import CheckedModel
+from .drafts import DraftRows
 from .encoder_cache import EncoderCache
 from .graphs import DecodeGraphs, DecodeOutputs, Recorder
 from .outcome import StepOutcome
@@ -39,8 +40,9 @@ logger = logging.getLogger(__name__)
 class SampleRows:
     """The rows of a pass that are sampled from: N items that sample a token.
 
-    slots: [N] slots of the items. ends: [N] tokens of their sequences after the step. logits:
-    [N, V]. largest: first_argmax of the logits, where a recorded step has computed it already.
+    slots: [N] slots of the items. ends: [N] known tokens of their sequences. logits: [N, V], and
+    then [M, V] after drafts. largest: first_argmax of the logits, where a recorded step has
+    computed it already. drafts: whose they are; None where M is 0.
     """
 
     items: Sequence[ScheduledTokens]
@@ -48,6 +50,7 @@ class SampleRows:
     ends: Ints
     logits: Tensor
     largest: tuple[Tensor, Tensor] | None = None
+    drafts: DraftRows | None = None
 
 
 class ForwardPass:
@@ -203,9 +206,13 @@ class ForwardPass:
             return SampleRows(
                 items=items, slots=slots, ends=ends, logits=replayed.logits, largest=largest
             )
-        if len(last_rows) < hidden.shape[0]:
+        drafts = DraftRows.of(items) if any(item.drafts for item in items) else None
+        if drafts is not None:
+            last_rows, ends = drafts.rows_after(last_rows), ends - drafts.counts
+        if len(last_rows) < hidden.shape[0] or drafts is not None:
             hidden = hidden[to_device(last_rows, self._device)]
-        return SampleRows(items=items, slots=slots, ends=ends, logits=self._model.logits(hidden))
+        logits = self._model.logits(hidden)
+        return SampleRows(items=items, slots=slots, ends=ends, logits=logits, drafts=drafts)
 
     def _add_prompt_logprobs(self, batch: StepBatch, hidden: Tensor, outcome: StepOutcome) -> None:
         """Adds entries for the prompt tokens of this pass, for requests that want them."""

@@ -12,22 +12,21 @@ from mmdeploy_llm.plan import RequestFailure, StepPlan, StepResult
 
 @dataclass(slots=True)
 class StepOutcome:
-    """Collects the values of a StepResult, by request id. Only the runner and its Retry write
-    it."""
+    """Collects the values of a StepResult, in fields of the same names. Only the runner and its
+    Retry write it."""
 
     sampled: dict[str, int] = field(default_factory=dict)
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    later: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: dict[str, tuple[TokenLogprobs | None, ...]] = field(default_factory=dict)
     errors: dict[str, RequestFailure] = field(default_factory=dict)
-    certain: set[str] = field(default_factory=set)
+    certain: set[tuple[str, int]] = field(default_factory=set)
 
     def merge(self, later: StepOutcome) -> None:
         """Adds the results of a later pass; its prompt log-probabilities follow the earlier
         ones."""
-        self.sampled.update(later.sampled)
-        self.logprobs.update(later.logprobs)
-        self.errors.update(later.errors)
-        self.certain.update(later.certain)
+        for name in ("sampled", "later", "logprobs", "errors", "certain"):
+            getattr(self, name).update(getattr(later, name))
         for request_id, entries in later.prompt_logprobs.items():
             earlier = self.prompt_logprobs.get(request_id, ())
             self.prompt_logprobs[request_id] = earlier + entries
@@ -35,12 +34,7 @@ class StepOutcome:
     def result(self, plan: StepPlan) -> StepResult:
         """Returns the result of the whole step."""
         return StepResult(
-            step_id=plan.step_id,
-            sampled=self.sampled,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            errors=self.errors,
-            certain=frozenset(self.certain),
+            step_id=plan.step_id, **{name: getattr(self, name) for name in self.__slots__}
         )
 
 

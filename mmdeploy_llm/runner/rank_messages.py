@@ -37,7 +37,14 @@ class StepMessage:
     def of(plan: StepPlan, mode: StepMode) -> StepMessage:
         """Packs a plan into a message."""
         rows = [
-            (item.request_id, item.start, item.num_tokens, item.new_block_ids, item.samples)
+            (
+                item.request_id,
+                item.start,
+                item.num_tokens,
+                item.new_block_ids,
+                item.samples,
+                item.drafts,
+            )
             for item in plan.scheduled
         ]
         return StepMessage(plan=replace(plan, scheduled=()), rows=rows, mode=mode)
@@ -51,8 +58,9 @@ class StepMessage:
                 num_tokens=num_tokens,
                 new_block_ids=new_block_ids,
                 samples=samples,
+                drafts=drafts,
             )
-            for request_id, start, num_tokens, new_block_ids, samples in self.rows
+            for request_id, start, num_tokens, new_block_ids, samples, drafts in self.rows
         )
         return replace(self.plan, scheduled=scheduled)
 
@@ -114,7 +122,9 @@ class BarrierMessage:
 
 
 def checksum_of(result: StepResult) -> int:
-    """Returns a checksum of the sampled tokens and of which requests failed."""
+    """Returns a checksum of all sampled tokens and of which requests failed."""
     token_ids = array("q", result.sampled.values())
+    for later in result.later.values():
+        token_ids.extend(later)
     request_ids = ",".join((*result.sampled, *result.errors))
     return zlib.crc32(token_ids.tobytes(), zlib.crc32(request_ids.encode()))

@@ -24,6 +24,7 @@ from mmdeploy_llm.plan import NewRequest, RequestFailure, ScheduledTokens, StepP
 from mmdeploy_llm.sampling import PendingSample, Sampler, SlotRequest
 
 from .checked import CheckedModel
+from .drafts import sample_drafts
 from .encoder_cache import EncoderCache
 from .forward_pass import ForwardPass, SampleRows
 from .graphs import Recorder
@@ -118,6 +119,9 @@ class Runner:
         outcome = StepOutcome()
         scheduled = self._begin(plan, outcome)
         can_launch = bool(scheduled) and self.can_overlap and self._retry.is_one_pass
+        if any(item.drafts for item in scheduled):
+            self._slots.write_drafts(scheduled)
+            can_launch = False  # each token must be known before the next is sampled
         launched = self._try_launch(scheduled, before) if can_launch else None
         token_ids = self._next_inputs(plan, launched)
         return Started(
@@ -220,7 +224,8 @@ class Runner:
         rows = self._forward.compute(scheduled, outcome, token_ids)
         sample = None
         if rows is not None:
-            sample = self._sampler.launch(rows.logits, rows.slots, largest=rows.largest)
+            logits = rows.logits[: len(rows.slots)]
+            sample = self._sampler.launch(logits, rows.slots, largest=rows.largest)
         return LaunchedPass(outcome=outcome, rows=rows, sample=sample)
 
     def _next_inputs(self, plan: StepPlan, launched: LaunchedPass | None) -> Tensor | None:
@@ -246,24 +251,26 @@ class Runner:
                 continue
             outcome.sampled[item.request_id] = result.token_ids[row]
             if row in result.certain:
-                outcome.certain.add(item.request_id)
-            logprobs = result.logprobs[row]
-            if logprobs is not None:
-                outcome.logprobs[item.request_id] = logprobs
+                outcome.certain.add((item.request_id, 0))
+            if (logprobs := result.logprobs[row]) is not None:
+                outcome.logprobs[item.request_id] = (logprobs,)
+        if rows.drafts is not None:
+            sample_drafts(self._sampler, self._slots, rows, rows.drafts, outcome)
         return outcome
 
     def _reset_sampling(self, item: ScheduledTokens) -> None:
         """Sets the sampler's slot back to its state before a pass that raised, which may have drawn
         a token on the device already: the next one follows the tokens that the host knows."""
         info = self._slots[item.request_id]
-        known = self._slots.token_ids[info.index, : item.start + item.num_tokens]
+        end = item.start + item.num_tokens - len(item.drafts)
+        known = self._slots.token_ids[info.index, :end]
         request = replace(info.request, token_ids=tuple(known.tolist()))
         self._sampler.remove(info.index)
         self._sampler.add(info.index, _slot_request(request))
 
     def _can_split(self, item: ScheduledTokens) -> bool:
         """Whether the item's tokens may be computed in several passes."""
-        if item.num_tokens == 1 or self._has_states:  # a state is written at the end of a step
+        if item.num_tokens == 1 or item.drafts or self._has_states:  # written at a step's end
             return False
         return not (self._has_atomic_media and self._slots[item.request_id].media_in(item))
 

@@ -95,6 +95,13 @@ class Slots:
                 self.tables[index, begin:end] = item.new_block_ids
                 self._num_blocks[index] = end
 
+    def write_drafts(self, scheduled: Sequence[ScheduledTokens]) -> None:
+        """Writes the step's drafts after the known tokens of their requests."""
+        for item in scheduled:
+            end = item.start + item.num_tokens
+            own = self.token_ids[self._infos[item.request_id].index]
+            own[end - len(item.drafts) : end] = item.drafts
+
     def append(
         self, indices: NDArray[np.int64], ends: NDArray[np.int64], token_ids: Sequence[int]
     ) -> None:

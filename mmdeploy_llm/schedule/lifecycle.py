@@ -34,7 +34,8 @@ class Lifecycle:
     states: request id -> state.
     running: sorted by `RequestState.order`, so the last is the newest.
     next_end: no deadline of a request passes before, in seconds of time.monotonic.
-    num_generated_tokens: of all requests, counted by the scheduler.
+    num_generated_tokens: of all requests, counted by the scheduler. num_drafts,
+        num_accepted_drafts: see EngineStats, counted by Speculation.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -63,6 +64,7 @@ class Lifecycle:
         self.waiting = WaitingQueue()
         self.running: list[RequestState] = []
         self.num_preemptions = self.num_generated_tokens = 0
+        self.num_drafts = self.num_accepted_drafts = 0
         self._num_queried_tokens = self._num_cached_tokens = 0
         self._num_added = 0
         self.next_end = math.inf
@@ -175,6 +177,8 @@ class Lifecycle:
             num_cached_tokens=self._num_cached_tokens,
             num_generated_tokens=self.num_generated_tokens,
             num_preemptions=self.num_preemptions,
+            num_drafts=self.num_drafts,
+            num_accepted_drafts=self.num_accepted_drafts,
         )
 
     def check_integrity(self) -> None:

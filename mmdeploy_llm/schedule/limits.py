@@ -26,6 +26,7 @@ class SchedulerConfig:
     atomic_media: the tokens of a media item must be computed in one step.
     num_state_rows: rows of states, fixed ones included, at least two for each of max_num_seqs; 0
         for a model without states. max_idle_states: rows that may keep states that no request uses.
+    speculates: whether decode steps try tokens that repeat earlier ones.
     """
 
     max_num_seqs: int
@@ -40,6 +41,7 @@ class SchedulerConfig:
     atomic_media: bool = False
     num_state_rows: int = 0
     max_idle_states: int = 0
+    speculates: bool = False
 
     def __post_init__(self) -> None:
         # runtime_config.resolve ensures both; a step must reach every running request.

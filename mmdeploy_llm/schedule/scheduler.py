@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from mmdeploy_llm.errors import ABORTED
 from mmdeploy_llm.metrics import EngineStats
@@ -10,11 +11,13 @@ from mmdeploy_llm.outputs import FinishReason, RequestOutput
 from mmdeploy_llm.plan import RequestFailure, ScheduledTokens, StepPlan, StepResult, TokenUpdate
 from mmdeploy_llm.request import Request
 
+from .admission import matched_blocks, num_reserved_blocks
 from .borders import tokens_to_border
-from .chunks import Chunk, next_chunk, split_spans, whole_spans_end
+from .chunks import Chunk, next_chunk, split_spans
 from .following import following
 from .lifecycle import Lifecycle
 from .limits import SchedulerConfig, lateness, overgrowth, refusal
+from .speculation import Speculation
 from .state import RequestState
 from .step import StepDraft
 
@@ -44,7 +47,10 @@ class Scheduler:
     progress.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(
+        self, config: SchedulerConfig, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """clock: measures steps with drafts and without, in seconds."""
         self._config = config
         self._requests = Lifecycle(config)
         self._pool = self._requests.pool
@@ -53,6 +59,9 @@ class Scheduler:
         self._failed: list[TokenUpdate] = []  # failed outside a commit; the next commit reports it
         self._num_steps = 0
         self._refused: RequestState | None = None  # waited for blocks in the last plan
+        self._drafter: Speculation | None = None
+        if config.speculates:
+            self._drafter = Speculation(self._requests, config, clock)
 
     @property
     def has_work(self) -> bool:
@@ -123,9 +132,11 @@ class Scheduler:
 
         Returns None where the next step may have anything else to do: a request to start, a prompt
         to continue, a request at its last token or already finished, a block that only preemption
-        frees. The commit of this step skips requests that `plan` turns out to end.
+        frees, drafts to try. The commit of this step skips requests that `plan` turns out to end.
         """
         if self._failed or self._requests.has_drop or self._may_admit():
+            return None
+        if self._drafter is not None and self._drafter.has_drafts(plan):
             return None
         scheduled = following(plan, self._requests, self._config.block_size)
         if scheduled is None:
@@ -159,10 +170,12 @@ class Scheduler:
             if failure is not None:
                 updates.append(self._fail(state, failure))
                 continue
-            self._advance(state, item)
+            self._advance(state, item, len(result.later.get(item.request_id, ())))
             update = self._update(state, item, result, now)
             if update is not None:
                 updates.append(update)
+        if self._drafter is not None:
+            self._drafter.commit(plan, result)
         return tuple(updates)
 
     def fail(self, plan: StepPlan, failure: RequestFailure) -> tuple[TokenUpdate, ...]:
@@ -178,6 +191,8 @@ class Scheduler:
                 updates.append(self._fail(state, failure))
         self._requests.drop_again(plan.drop)
         self._encoder.forget_again(plan.forget)
+        if self._drafter is not None:
+            self._drafter.forget_time()
         return tuple(updates)
 
     def release(self, outputs: Sequence[RequestOutput]) -> None:
@@ -197,34 +212,38 @@ class Scheduler:
             self._requests.preempt(self._requests.running[-1])
 
     def _schedule_decodes(self, draft: StepDraft) -> None:
-        running = self._requests.running
-        index = 0
-        while index < len(running):
-            state = running[index]
-            if not state.is_decoding:
-                index += 1
-            elif not self._needs_block(state) or self._free_block(state):
-                self._schedule_decode(state, draft)
-                index += 1
-            # Else the request itself was the newest and is gone; none follows it in the list.
-
-    def _needs_block(self, state: RequestState) -> bool:
-        request = state.request
-        return request.num_computed_tokens == len(request.block_ids) * self._config.block_size
-
-    def _schedule_decode(self, state: RequestState, draft: StepDraft) -> None:
-        request = state.request
-        new_block_ids: tuple[int, ...] = ()
-        if self._needs_block(state):
-            new_block_ids = tuple(self._pool.allocate(1))
+        drafts = {} if self._drafter is None else self._drafter.drafts(draft.num_tokens_left)
+        for state in tuple(self._requests.running):
+            request, own = state.request, drafts.get(state.number, ())
+            num_slots = len(request.block_ids) * self._config.block_size
+            has_slot = request.num_computed_tokens < num_slots
+            # One that was preempted for an earlier one no longer decodes.
+            if not state.is_decoding or not (has_slot or self._free_block(state)):
+                continue
+            end = request.num_computed_tokens + 1 + len(own)
+            num_new = self._config.num_blocks_for(end) - len(request.block_ids)
+            new_block_ids = tuple(self._pool.allocate(max(0, num_new)))
             request.block_ids.extend(new_block_ids)
+            self._schedule(state, request.num_computed_tokens, end, draft, new_block_ids, own)
+
+    def _schedule(
+        self,
+        state: RequestState,
+        start: int,
+        end: int,
+        draft: StepDraft,
+        new_block_ids: tuple[int, ...],
+        drafts: tuple[int, ...] = (),
+    ) -> None:
         draft.add(
             ScheduledTokens(
-                request_id=request.request_id,
-                start=request.num_computed_tokens,
-                num_tokens=1,
+                request_id=state.request.request_id,
+                start=start,
+                num_tokens=end - start,
                 new_block_ids=new_block_ids,
+                samples=end - len(drafts) == state.request.num_tokens,
                 state_rows=None if self._rows is None else self._rows.plan(state),
+                drafts=drafts,
             )
         )
 
@@ -263,24 +282,10 @@ class Scheduler:
         return next_chunk(state.request, start, num_tokens, self._config, self._encoder)
 
     def _schedule_chunk(
-        self,
-        state: RequestState,
-        chunk: Chunk,
-        draft: StepDraft,
-        new_block_ids: tuple[int, ...] = (),
+        self, state: RequestState, chunk: Chunk, draft: StepDraft, blocks: tuple[int, ...] = ()
     ) -> None:
-        request = state.request
-        self._encoder.hold(request.request_id, chunk.media)
-        draft.add(
-            ScheduledTokens(
-                request_id=request.request_id,
-                start=chunk.start,
-                num_tokens=chunk.num_tokens,
-                new_block_ids=new_block_ids,
-                samples=chunk.end == request.num_tokens,
-                state_rows=None if self._rows is None else self._rows.plan(state),
-            )
-        )
+        self._encoder.hold(state.request.request_id, chunk.media)
+        self._schedule(state, chunk.start, chunk.end, draft, blocks)
         if chunk.waits_for_encoder:
             self._encoder.close_step()
 
@@ -297,9 +302,10 @@ class Scheduler:
     def _try_admit(self, state: RequestState, draft: StepDraft, now: float) -> bool:
         """Starts a request with blocks for all its known tokens, so that only decoding preempts."""
         request = state.request
-        matched = self._match(state)
+        matched = matched_blocks(state, self._pool, self._rows, self._config)
         num_new = self._config.num_blocks_for(request.num_tokens) - len(matched)
-        if not self._pool.can_allocate(num_new + self._num_reserved_blocks(), matched):
+        num_reserved = num_reserved_blocks(self._requests.running, self._config.block_size)
+        if not self._pool.can_allocate(num_new + num_reserved, matched):
             self._refused = state
             return False
         chunk = self._next_chunk(state, len(matched) * self._config.block_size, draft)
@@ -310,38 +316,17 @@ class Scheduler:
         self._schedule_chunk(state, chunk, draft, tuple(request.block_ids))
         return True
 
-    def _match(self, state: RequestState) -> list[int]:
-        """Returns the blocks of the prefix cache that the request can start with."""
-        request = state.request
-        if request.params.prompt_logprobs is not None:
-            return []  # needs the logits of all prompt tokens
-        matched = self._pool.match(state.keys, request.num_tokens)
-        if self._config.atomic_media:
-            # A span is computed whole or read whole from the cache.
-            block_size, end = self._config.block_size, len(matched) * self._config.block_size
-            while (whole := whole_spans_end(request, 0, end)) < end:
-                end = whole // block_size * block_size
-            del matched[end // block_size :]
-        return matched if self._rows is None else self._rows.match(state, matched)
-
-    def _num_reserved_blocks(self) -> int:
-        """Returns how many blocks an admission leaves free: one per running request that may grow.
-
-        Otherwise a request would be admitted only to be preempted, and recomputed, soon after.
-        """
-        block_size = self._config.block_size
-        return sum(
-            len(state.request.block_ids) * block_size < state.max_num_tokens - 1
-            for state in self._requests.running
-        )
-
     # Committing.
 
-    def _advance(self, state: RequestState, item: ScheduledTokens) -> None:
-        """Marks the tokens of `item` as computed, registers full blocks, releases finished
-        media."""
+    def _advance(self, state: RequestState, item: ScheduledTokens, num_right: int) -> None:
+        """Marks the tokens of `item` as computed, registers full blocks, releases finished media.
+        num_right: how many drafts were. With one wrong, the next step computes a state again."""
         request = state.request
-        request.num_computed_tokens = end = item.start + item.num_tokens
+        if self._rows is not None and num_right < len(item.drafts):
+            self._rows.reject(state)
+            return
+        end = item.start + item.num_tokens - len(item.drafts)
+        request.num_computed_tokens = end + num_right
         num_registered, num_full = state.num_registered_blocks, end // self._config.block_size
         if num_full > num_registered:
             self._pool.register(request.block_ids, state.keys, num_registered, num_full)
@@ -360,19 +345,18 @@ class Scheduler:
         if prompt_logprobs:
             prompt_logprobs = state.fresh_logprobs(prompt_logprobs)
         if not item.samples:
-            if not prompt_logprobs:
-                return None
-            return TokenUpdate(request=request, prompt_logprobs=prompt_logprobs)
-        token_id = result.sampled[item.request_id]
-        is_certain = item.request_id in result.certain
-        finish_reason = state.append(token_id, now, is_certain=is_certain)
-        self._requests.num_generated_tokens += 1
+            update = TokenUpdate(request=request, prompt_logprobs=prompt_logprobs)
+            return update if prompt_logprobs else None
+        before = len(request.output_token_ids)
+        finish_reason = state.append_all(result, now)
+        new_token_ids = tuple(request.output_token_ids[before:])
+        self._requests.num_generated_tokens += len(new_token_ids)
         if finish_reason is not None:
             self._requests.finish(state, finish_reason)
         return TokenUpdate(
             request=request,
-            new_token_ids=(token_id,),
-            logprobs=result.logprobs.get(item.request_id),
+            new_token_ids=new_token_ids,
+            logprobs=result.logprobs.get(item.request_id, ())[: len(new_token_ids)],
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
         )

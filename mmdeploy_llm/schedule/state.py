@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from mmdeploy_llm.outputs import FinishReason, TokenLogprobs
 from mmdeploy_llm.params import EarlyStopParams
-from mmdeploy_llm.plan import NewRequest
+from mmdeploy_llm.plan import NewRequest, StepResult
 from mmdeploy_llm.request import Request, RequestStatus
 
 from .prefix import PrefixKeys
 from .states import ZERO_ROW
+
+if TYPE_CHECKING:
+    from .speculation import Guesser
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,6 +33,7 @@ class RequestState:
         steps will write, in order.
     shared_end: where the tokens end that another request has computed too, but without a state
         that was kept; one is kept there.
+    guesser: guesses its next tokens; None without speculation, and before the first token.
     """
 
     request: Request
@@ -45,6 +49,7 @@ class RequestState:
     state_row: int = ZERO_ROW
     planned_rows: list[int] = field(default_factory=list)
     shared_end: int = 0
+    guesser: Guesser | None = None
 
     @classmethod
     def of(cls, request: Request, *, number: int, max_model_len: int, block_size: int) -> Self:
@@ -81,9 +86,15 @@ class RequestState:
         is_running = request.status is RequestStatus.RUNNING
         return is_running and request.num_tokens + num_unknown < self.max_num_tokens
 
+    def append_all(self, result: StepResult, now: float) -> FinishReason | None:
+        """Appends a step's tokens up to one that ends the request; returns the finish reason."""
+        name, reason = self.request.request_id, None
+        for at, token_id in enumerate((result.sampled[name], *result.later.get(name, ()))):
+            reason = reason or self.append(token_id, now, is_certain=(name, at) in result.certain)
+        return reason
+
     def append(self, token_id: int, now: float, *, is_certain: bool = False) -> FinishReason | None:
-        """Appends a token generated at `now` (epoch seconds); returns the finish reason, if any.
-        is_certain: see StepResult.certain."""
+        """Appends a token generated at `now` (epoch seconds); returns the finish reason, if any."""
         request = self.request
         request.output_token_ids.append(token_id)
         if request.first_token_time is None:
@@ -116,6 +127,7 @@ class RequestState:
         self.request.num_computed_tokens = 0
         self.request.block_ids = []
         self.num_computed_logprobs = 0
+        self.guesser = None
 
     def to_new_request(self) -> NewRequest:
         """Returns what the runner must know when the request starts, or starts again."""

@@ -113,6 +113,11 @@ class StateRows:
         if end % self._block_size == 0 and end <= len(state.request.prompt_token_ids):
             self.keep(state.state_row, state.keys.key(end // self._block_size - 1))
 
+    def reject(self, state: RequestState) -> None:
+        """Leaves a request at its row where a committed step has written the state after tokens
+        that were not accepted."""
+        self.release(state.planned_rows.pop(0))
+
     def leave(self, state: RequestState) -> None:
         """Releases all rows of a request."""
         for row in (state.state_row, *state.planned_rows):

@@ -88,6 +88,7 @@ def _scheduler_config(files: ModelFiles, facts: Facts) -> SchedulerConfig:
         encoder_cache_tokens=runtime.encoder_cache_tokens,
         atomic_media=files.spec.atomic_media,
         num_state_rows=facts.num_state_rows,
+        speculates=runtime.speculates,
         max_idle_states=max(0, facts.num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs),
     )
 

@@ -184,7 +184,6 @@ def _take(update: TokenUpdate, generated: Generated) -> None:
             "sequences and return [tokens, hidden] in their order"
         )
     generated.token_ids += update.new_token_ids
-    if update.logprobs is not None:
-        generated.logprobs += _values([update.logprobs])
+    generated.logprobs += _values(update.logprobs)
     generated.num_cached_tokens = update.request.num_cached_tokens
     generated.num_preemptions = update.request.num_preemptions

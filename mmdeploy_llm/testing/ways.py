@@ -235,8 +235,7 @@ def _take(update: TokenUpdate, answer: Answer) -> None:
     if update.failure is not None:
         raise CheckFailed(f"a request failed: {update.failure.message}")
     answer.token_ids += update.new_token_ids
-    if update.logprobs is not None:
-        answer.logprobs.append(update.logprobs)
+    answer.logprobs += update.logprobs
     answer.num_cached_tokens = update.request.num_cached_tokens
     answer.num_preemptions = update.request.num_preemptions
 

@@ -160,13 +160,13 @@ def test_streamed_is_unstreamed(generation: Any, parser: Any, data: st.DataObjec
     streamed = run(Delivery(CHARS, parser), generation(stream=True, **common), chunks, reason)
     (whole,) = run(Delivery(CHARS, parser), generation(**common), chunks, reason)
     assert merged(streamed) == merged([whole])
-    if not (
-        stops or sequences
-    ):  # split anywhere; with stops the ids after the stop would be included
-        cuts = sorted(rng.randint(0, len(ids)) for _ in range(3))
-        wide = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
-        outputs = run(Delivery(CHARS, parser), generation(stream=True, **common), wide, reason)
-        assert merged(outputs) == merged([whole])
+    if reason == "abort" and (stops or sequences):
+        return  # an abort has no tokens of its own, so that it never meets a stop
+    # Split anywhere: ids after a stop in the same step do not count.
+    cuts = sorted(rng.randint(0, len(ids)) for _ in range(3))
+    wide = [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+    outputs = run(Delivery(CHARS, parser), generation(stream=True, **common), wide, reason)
+    assert merged(outputs) == merged([whole])
 
 
 @pytest.mark.parametrize(
@@ -328,9 +328,9 @@ def test_logprobs(generation: Any, stream: bool) -> None:
     outputs = [*delivery.deliver([made.update(prompt_logprobs=(None, entry(2)))])]
     assert outputs == []
     outputs += delivery.deliver(
-        [made.update([0], logprobs=entry(0, 1), prompt_logprobs=(entry(1),))]
+        [made.update([0], logprobs=(entry(0, 1),), prompt_logprobs=(entry(1),))]
     )
-    outputs += delivery.deliver([made.update([3], "length", logprobs=entry(3, 4))])
+    outputs += delivery.deliver([made.update([3], "length", logprobs=(entry(3, 4),))])
     entries = [found for output in outputs for found in output.outputs.logprobs or ()]
     assert [list(found) for found in entries] == [[0, 1], [3, 4]]
     assert [p.decoded_token for found in entries for p in found.values()] == ["a", "b", "d", "e"]

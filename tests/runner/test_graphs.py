@@ -184,9 +184,9 @@ def test_tokens_equal_those_without_graphs():
     for found, wanted in zip(results, expected_results, strict=True):
         assert not found.errors
         assert found.logprobs.keys() == wanted.logprobs.keys()
-        for name, entry in wanted.logprobs.items():
+        for name, (entry,) in wanted.logprobs.items():
             for token_id, value in entry.items():
-                assert found.logprobs[name][token_id].logprob == pytest.approx(
+                assert found.logprobs[name][0][token_id].logprob == pytest.approx(
                     value.logprob, abs=1e-5
                 )
     assert recorder.num_replays == 7  # all but the steps with a prompt

@@ -196,7 +196,7 @@ def test_logprobs_of_prompt_and_output(runner):
     assert none is None
     assert first[4].rank == 1  # 4 follows 3
     assert second[9].rank > 1  # 9 does not follow 4
-    assert next(iter(result.logprobs["a"])) == 10
+    assert next(iter(result.logprobs["a"][0])) == 10
     assert "b" not in result.prompt_logprobs
 
 

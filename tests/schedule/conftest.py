@@ -128,7 +128,7 @@ class CheckingExecutor:
         self.encoded = {}  # key -> number of tokens
         self.num_encodes = Counter()
         self.states = {0: 0}  # row -> the cell after which its state is; 0: before the first
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_drafts = self.num_accepted = 0
         self.may_miss = False  # after a step that raised, drop and forget may name unknown ids
 
     def run(self, plan, failing=(), breaks=None):
@@ -150,7 +150,9 @@ class CheckingExecutor:
         self._check_tables(plan)
         if breaks == "after":
             raise RuntimeError("broken step")
-        result = StepResult(step_id=plan.step_id, sampled={}, prompt_logprobs={}, errors={})
+        result = StepResult(
+            step_id=plan.step_id, sampled={}, prompt_logprobs={}, errors={}, later={}
+        )
         for item in plan.scheduled:
             if item.request_id in failing:
                 result.errors[item.request_id] = RequestFailure(code=500, message="injected")
@@ -197,8 +199,9 @@ class CheckingExecutor:
             end = item.start + item.num_tokens
             assert item.num_tokens > 0
             assert slot.num_computed in (None, item.start), "tokens skipped or repeated"
-            assert end <= slot.num_tokens
-            assert item.samples == (end == slot.num_tokens)
+            assert end - len(item.drafts) <= slot.num_tokens
+            assert item.samples == (end - len(item.drafts) == slot.num_tokens)
+            assert item.samples or not item.drafts
             assert item.samples or self.config.enable_chunked_prefill
             for span in slot.view.media:
                 if span.offset < end and item.start < span.end:
@@ -243,17 +246,20 @@ class CheckingExecutor:
     def _compute(self, item, result):
         slot, size = self.slots[item.request_id], self.config.block_size
         end = item.start + item.num_tokens
+        known = list(slot.view.output_token_ids)
+        slot.view.output_token_ids += item.drafts
         for position in range(item.start, end):
             previous = self._cell(slot, position - 1) if position else 0
             place = (slot.table[position // size], position % size)
             self.cells[place] = next_cell(previous, content_of(slot.view, position))
+        slot.view.output_token_ids = known
         if item.state_rows is not None:
             read, write = item.state_rows
             before = self._cell(slot, item.start - 1) if item.start else 0
             assert self.states[read] == before, "the state of other tokens"
             self.states[write] = self._cell(slot, end - 1)
         self.num_computed_tokens += item.num_tokens
-        slot.num_computed = end
+        slot.num_computed = end - len(item.drafts)
         if slot.params.prompt_logprobs is not None and item.start < slot.prompt_len:
             result.prompt_logprobs[item.request_id] = tuple(
                 {position: Logprob(logprob=0.0, rank=1)}
@@ -262,9 +268,26 @@ class CheckingExecutor:
         if item.samples:
             cells = [self._cell(slot, position) for position in range(end)]
             assert POISON not in cells, "read of a token that was never computed"
-            token = next_token(cells)
-            slot.view.output_token_ids.append(token)
-            result.sampled[item.request_id] = token
+            self._sample(item, slot, cells, result)
+
+    def _sample(self, item, slot, cells, result):
+        """Samples after the last known token and after each draft that is right."""
+        tokens, num_known = slot.view.output_token_ids, item.num_tokens - len(item.drafts)
+        sampled = [next_token(cells[: item.start + num_known])]
+        for count, draft in enumerate(item.drafts, 1):
+            if sampled[-1] != draft:
+                break
+            sampled.append(next_token(cells[: item.start + num_known + count]))
+        tokens += sampled
+        num_accepted = len(sampled) - 1
+        if item.state_rows is not None and num_accepted < len(item.drafts):
+            slot.num_computed = item.start
+        else:
+            slot.num_computed += num_accepted
+        self.num_drafts += len(item.drafts)
+        self.num_accepted += num_accepted
+        result.sampled[item.request_id] = sampled[0]
+        result.later[item.request_id] = tuple(sampled[1:])
 
     def _cell(self, slot, position):
         size = self.config.block_size
@@ -276,7 +299,9 @@ class Loop:
 
     def __init__(self, config, stops=lambda request, tokens: False):
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.seconds = 0.0  # on the scheduler's clock
+        self.cost = lambda plan: 1.0  # plan -> seconds of its step
+        self.scheduler = Scheduler(config, lambda: self.seconds)
         self.executor = CheckingExecutor(config)
         self.stops = stops
         self.now = 1000.0
@@ -297,6 +322,7 @@ class Loop:
         updates = self.scheduler.abort(aborts) + self.scheduler.expire(self.now)
         plan = self.scheduler.plan(self.now)
         self.plans.append(plan)
+        self.seconds += self.cost(plan)
         self.scheduler.check_integrity()
         try:
             result = self.executor.run(plan, failing, breaks)
@@ -324,11 +350,16 @@ class Loop:
             request = update.request
             assert request.request_id not in self.ended, "an update after the end"
             tokens = self.tokens.setdefault(request.request_id, [])
-            tokens.extend(update.new_token_ids)
+            is_stopped = False
+            for token in update.new_token_ids:
+                tokens.append(token)
+                is_stopped = self.stops(request, tokens)
+                if is_stopped:
+                    break
             positions = self.prompt_logprobs.setdefault(request.request_id, [])
             positions.extend(next(iter(entry)) for entry in update.prompt_logprobs)
             reason = update.finish_reason
-            if reason is None and update.new_token_ids and self.stops(request, tokens):
+            if is_stopped and (reason is None or len(tokens) < len(request.output_token_ids)):
                 reason = "stop"
             if reason is not None:
                 self.ended[request.request_id] = update
