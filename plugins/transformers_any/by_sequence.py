@@ -16,12 +16,13 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
 
-from . import limits, pages, rope, structure, trial
+from . import limits, pages, rope, states, structure, trial
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts
 
 STEPS = (4, 1, 2, 5)  # tokens of the trial's passes
+CACHE = ("past_key_values", "cache_params")  # the argument for it, with attention and without
 
 
 class BySequence:
@@ -41,8 +42,9 @@ class BySequence:
         self._limit = limits.of_decoder(parts.name, decoder)
         self._kept = pages.kept_by_layers(parts.name, decoder.config)
         self._places = pages.Places()
+        self._slots = states.Slots()
         self._accepted = frozenset(inspect.signature(decoder.forward).parameters)
-        if "past_key_values" not in self._accepted:
+        if not self._accepted.intersection(CACHE):
             raise refused(parts.name, f"its decoder ({type(decoder).__name__})", "takes no cache")
         decoder.config._attn_implementation = "eager"
 
@@ -52,18 +54,32 @@ class BySequence:
         rope.fix(self._parts.decoder)
         self._try()
         return Sizes(
-            num_layers=len(self._places.index), num_kv_heads=1, head_dim=self._places.width
+            num_layers=self._num_paged,
+            num_kv_heads=1,
+            head_dim=self._places.width,
+            states=self._slots.cache if self._slots.index else None,
         )
+
+    @property
+    def _num_paged(self) -> int:
+        """Layers of the engine's cache with pages: without attention one that nobody reads, since
+        the engine counts the tokens of a sequence by its pages."""
+        return max(1, len(self._places.index))
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns the hidden states after the final norm, [T, hidden]."""
         self._limit.check(self._parts.name, inputs.positions)
         attn: Any = inputs.attn
         embeds = None if inputs.media_rows is None else self._parts.embed_inputs(inputs)
-        hidden = [
-            self._pass(attn, number, inputs.token_ids, inputs.positions, embeds)
-            for number in range(len(attn.sequences))
-        ]
+        hidden = []
+        for number in range(len(attn.sequences)):
+            store = None
+            if self._slots.index:
+                assert inputs.states is not None, "the model has a cache with states"
+                store = states.Rows(self._slots, inputs.states, self._num_paged, number)
+            hidden.append(
+                self._pass(attn, number, store, inputs.token_ids, inputs.positions, embeds)
+            )
         return torch.cat(hidden)
 
     def _try(self) -> None:
@@ -85,6 +101,7 @@ class BySequence:
         self,
         attn: SequenceAttention,
         number: int,
+        store: states.Store | None,
         token_ids: Tensor,
         positions: Tensor,
         embeds: Tensor | None = None,
@@ -92,8 +109,11 @@ class BySequence:
         """Runs the decoder on the rows of one sequence. Returns [n, hidden]."""
         rows: SequenceRows = attn.sequences[number]
         own = slice(rows.start, rows.end)
+        cache = pages.sequence_cache(self._kept, self._places, attn, number)
+        if store is not None and rows.num_cached:
+            states.give(cache, store.load())
         given: dict[str, Any] = {
-            "past_key_values": pages.sequence_cache(self._kept, self._places, attn, number),
+            **dict.fromkeys(CACHE, cache),
             "position_ids": positions[..., own].unsqueeze(-2),
             "use_cache": True,
             "return_dict": True,
@@ -105,16 +125,19 @@ class BySequence:
                 embeds = self._parts.embed(token_ids)
             given["inputs_embeds"] = embeds[own].unsqueeze(0)
         out = self._parts.decoder(**{key: x for key, x in given.items() if key in self._accepted})
+        if store is not None:
+            store.save(states.take(cache))
         hidden: Tensor = out.last_hidden_state
         return hidden.squeeze(0)
 
     def _trial_logits(self, ids: Tensor) -> Tensor:
         """Returns the logits [N, vocab] of N tokens that come in STEPS."""
         parts, memory = self._parts, trial.Memory()
+        store = states.Remembered(self._slots)
         found, end = [], 0
         for count in STEPS:
             start, end = end, end + count
             memory.begin(start, end)
             positions = parts.count_up(start, end, ids.device)
-            found.append(self._pass(memory, 0, ids[start:end], positions))
+            found.append(self._pass(memory, 0, store, ids[start:end], positions))
         return parts.logits(torch.cat(found))

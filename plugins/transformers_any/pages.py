@@ -19,24 +19,37 @@ from transformers.cache_utils import (
     DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
 )
 
 from mmdeploy_llm.forward import SequenceAttention
 
 from .interface import refused
+from .states import StateLayer
+
+WITH_WINDOW = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
+WITH_STATES = (
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Says which tokens of a layer transformers keeps.
+    """Says what transformers keeps in a layer.
 
-    window: the last window - 1 tokens; None: all. has_indexer: also the keys of an indexer.
-    is_empty: none, the layer reads those of another.
+    has_keys: keys and values; without, the layer reads those of another or has none. window: those
+    of the last window - 1 tokens; None: all. has_indexer: also the keys of an indexer. num_states:
+    convolutions and recurrences.
     """
 
+    has_keys: bool = True
     window: int | None = None
     has_indexer: bool = False
-    is_empty: bool = False
+    num_states: int = 0
 
 
 @dataclass(slots=True)
@@ -60,7 +73,7 @@ class Places:
 
 def kept_by_layers(model: str, config: Any) -> list[Kept]:
     """Returns what transformers' own cache keeps in each layer. Raises ModelNotSupportedError for a
-    layer that keeps a state, or anything else that is not a row per token."""
+    layer that keeps anything but rows per token and states of a fixed size."""
     found = []
     try:
         layers = DynamicCache(config=config).layers
@@ -69,14 +82,16 @@ def kept_by_layers(model: str, config: Any) -> list[Kept]:
         raise refused(model, "its cache", reason) from error
     for number, layer in enumerate(layers):
         kind = type(layer)
-        if kind is DynamicSlidingWindowLayer:
-            found.append(Kept(window=int(layer.sliding_window)))
-        elif kind in (DynamicLayer, DynamicIndexedLayer):
-            found.append(Kept(has_indexer=kind is DynamicIndexedLayer))
-        elif kind is DummyLayer:
-            found.append(Kept(is_empty=True))
-        else:
-            raise refused(model, f"layer {number}", f"keeps a state ({kind.__name__})")
+        if kind not in (*WITH_WINDOW, *WITH_STATES, DynamicLayer, DynamicIndexedLayer, DummyLayer):
+            raise refused(model, f"layer {number}", f"has a cache of its own ({kind.__name__})")
+        found.append(
+            Kept(
+                has_keys=kind not in (DummyLayer, LinearAttentionLayer),
+                window=int(layer.sliding_window) if kind in WITH_WINDOW else None,
+                has_indexer=kind is DynamicIndexedLayer,
+                num_states=layer.number_of_states if kind in WITH_STATES else 0,
+            )
+        )
     return found
 
 
@@ -84,10 +99,12 @@ def sequence_cache(
     kept: list[Kept], places: Places, attn: SequenceAttention, sequence: int
 ) -> Cache:
     """Returns the cache of one sequence of the step."""
-    layers = [
-        DummyLayer() if own.is_empty else _layer_class(own)(own, places, attn, sequence, number)
-        for number, own in enumerate(kept)
-    ]
+    layers: list[Any] = []
+    for number, own in enumerate(kept):
+        if own.has_keys:
+            layers.append(_layer_class(own)(own, places, attn, sequence, number))
+        else:
+            layers.append(StateLayer(own.num_states) if own.num_states else DummyLayer())
     return Cache(layers=layers)
 
 
@@ -148,7 +165,17 @@ class IndexedLayer(PagedLayer):
         return keys.unsqueeze(0)
 
 
+class PagedStateLayer(StateLayer, PagedLayer):  # type: ignore[misc]
+    """A layer with attention and states."""
+
+    def __init__(self, kept: Kept, *args: Any) -> None:
+        PagedLayer.__init__(self, kept, *args)
+        StateLayer.__init__(self, kept.num_states)
+
+
 def _layer_class(kept: Kept) -> type[PagedLayer]:
+    if kept.num_states:
+        return PagedStateLayer
     return IndexedLayer if kept.has_indexer else PagedLayer
 
 
