@@ -24,7 +24,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from mmdeploy_llm.forward import SequenceAttention
+from mmdeploy_llm.forward import SequenceAttention, SequenceRows
 
 from .interface import refused
 from .states import StateLayer
@@ -171,6 +171,49 @@ class PagedStateLayer(StateLayer, PagedLayer):  # type: ignore[misc]
     def __init__(self, kept: Kept, *args: Any) -> None:
         PagedLayer.__init__(self, kept, *args)
         StateLayer.__init__(self, kept.num_states)
+
+
+class OneByOne:
+    """The tokens of one sequence in a step, one at a time; see forward.SequenceAttention.
+
+    `has_next` moves on to the next token. The rows of later tokens are zero until their turn.
+    """
+
+    def __init__(self, attn: SequenceAttention, sequence: int) -> None:
+        self.sequences: tuple[SequenceRows, ...] = ()
+        self._attn = attn
+        self._sequence = sequence
+        self._rows = attn.sequences[sequence]
+        self._num_done = 0
+        self._new: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
+
+    def has_next(self) -> bool:
+        """Makes the next token the only one of `sequences`; returns False after the last."""
+        row = self._rows.start + self._num_done
+        if row == self._rows.end:
+            return False
+        length = self._rows.num_cached + self._num_done
+        self.sequences = (SequenceRows(start=row, end=row + 1, num_cached=length),)
+        self._num_done += 1
+        return True
+
+    def extend(
+        self, sequence: int, layer: int, k: Tensor, v: Tensor, num_kept: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See forward.SequenceAttention."""
+        if layer not in self._new:
+            count = self._rows.end - self._rows.start
+            self._new[layer] = (
+                k.new_zeros(count, *k.shape[1:]),
+                v.new_zeros(count, *v.shape[1:]),
+            )
+        rows = self._new[layer]
+        for all_rows, new in zip(rows, (k, v), strict=True):
+            all_rows[self._num_done - 1] = new[0]
+        keys, values = self._attn.extend(self._sequence, layer, *rows)
+        cached = self.sequences[0].num_cached
+        first = 0 if num_kept is None else max(0, cached - num_kept)
+        return keys[first : cached + 1], values[first : cached + 1]
 
 
 def _layer_class(kept: Kept) -> type[PagedLayer]:

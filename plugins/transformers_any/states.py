@@ -130,6 +130,7 @@ class Rows:
         assert states.keys() == self._columns.keys(), "the same states as in the trial"
         for key, column in self._columns.items():
             column.index_copy_(0, self._write.view(1), states[key].unsqueeze(0))
+        self._read = self._write
 
 
 def give(cache: Any, states: Mapping[Key, Tensor]) -> None:

@@ -160,9 +160,13 @@ def _is_used(value, name):
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 BY_TYPE = {"full_attention": ROPE, "sliding_attention": ROPE}
+HYBRID = ["linear_attention", "full_attention"] * 2
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
 EXCEPTIONS = {
-    "BambaConfig": MAMBA,
+    "BambaConfig": {**MAMBA, "attn_layer_indices": [1]},
+    "KimiLinearConfig": {"layer_types": HYBRID, "linear_attn_config": {}},
+    "BailingHybridConfig": {"layer_types": HYBRID},
+    "OlmoHybridConfig": {"linear_num_key_heads": HEADS},
     "GraniteMoeHybridConfig": {**MAMBA, "layer_types": ["mamba", "attention"] * 2},
     "FalconH1Config": {**MAMBA, "mamba_d_ssm": 128},
     "Mamba2Config": {"num_heads": 8, "head_dim": 16},
