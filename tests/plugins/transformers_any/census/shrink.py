@@ -164,7 +164,7 @@ HYBRID = ["linear_attention", "full_attention"] * 2
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
 EXCEPTIONS = {
     "BambaConfig": {**MAMBA, "attn_layer_indices": [1]},
-    "KimiLinearConfig": {"layer_types": HYBRID, "linear_attn_config": {}},
+    "KimiLinearConfig": {"layer_types": HYBRID, "linear_num_heads": HEADS, "linear_head_dim": 16},
     "BailingHybridConfig": {"layer_types": HYBRID},
     "OlmoHybridConfig": {"linear_num_key_heads": HEADS},
     "GraniteMoeHybridConfig": {**MAMBA, "layer_types": ["mamba", "attention"] * 2},
@@ -188,8 +188,14 @@ EXCEPTIONS = {
         "num_kv_shared_layers": 2,
         "activation_sparsity_pattern": [0.0] * LAYERS,
     },
-    "ZambaConfig": {"num_hidden_layers": 8, "attn_layer_period": 3, "attn_layer_offset": 2},
-    "Zamba2Config": {"num_hidden_layers": 8},
+    "ZambaConfig": {
+        "num_hidden_layers": 8,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 2,
+        "attention_hidden_size": 2 * HIDDEN,
+        "attention_head_dim": 2 * HEAD_SIZE,
+    },
+    "Zamba2Config": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "ZayaConfig": {"num_experts_per_tok": 1},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
     "CohereCompassTextConfig": {"rope_parameters": BY_TYPE},
