@@ -18,6 +18,7 @@ SAMPLE = (
     "LlavaForConditionalGeneration",
     "MoshiForCausalLM",
     "MambaForCausalLM",
+    "OlmoHybridForCausalLM",
     "BigBirdForCausalLM",
 )
 ROW = re.compile(r"^\| `(\w+)` \| ([^|]*) \| .*\|$", re.MULTILINE)

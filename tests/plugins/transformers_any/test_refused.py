@@ -26,21 +26,8 @@ FIELDS = {
     "max_position_embeddings": 128,
     "pad_token_id": 0,
 }
-CONV = {"layer_types": ["conv", "full_attention"] * 2}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 REFUSED = {
-    "state space": ("Mamba", {}, r"MambaMixer\) takes no position_ids"),
-    "state space between attention": (
-        "Jamba",
-        {},
-        r"layers\.0 \(JambaMambaDecoderLayer, JambaMambaMixer\) is of the type 'linear_attention'",
-    ),
-    "convolutions": (
-        "Lfm2",
-        CONV,
-        r"layers\.0 \(Lfm2DecoderLayer, Lfm2ShortConv\) is of the type 'conv'",
-    ),
-    "linear attention": ("Qwen3Next", {}, r"layers\.0 .*DeltaNet.* type 'linear_attention'"),
     "both directions": ("Bert", {}, r"encoder\.layer\.0\.attention\.self .* is not causal"),
     "an encoder": ("Bart", {}, r"its decoder attends to an encoder"),
     "frequencies by length": (

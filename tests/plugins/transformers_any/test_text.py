@@ -62,6 +62,29 @@ CONFIGS = {
             "first_k_dense_replace": 1,
         },
     ),
+    # Attention and Mamba-2, a state for each, in every layer.
+    "falcon_h1": (
+        "FalconH1",
+        {
+            "head_dim": 16,
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_d_state": 8,
+            "mamba_n_groups": 2,
+        },
+    ),
+    # Mamba-1: transformers continues from its state for one token at a time only.
+    "jamba": (
+        "Jamba",
+        {
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
 OWN = ("gemma2", "phi3_long")  # with a class of their own
 
