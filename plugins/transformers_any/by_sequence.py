@@ -17,7 +17,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
 
-from . import limits, pages, rope, states, structure, trial
+from . import limits, own_states, pages, rope, states, structure, trial
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts
@@ -25,9 +25,9 @@ from .wrapped import Parts
 # Tokens of the trial's passes. Many layers with a state continue from it for one token only.
 STEPS = (4, 1, 2, 5)
 ONE_BY_ONE = (4, *(1,) * 8)
+CACHES = ("past_key_values", "cache_params", "state")  # arguments that hold what is kept
 # How much farther from transformers' logits STEPS may be than ONE_BY_ONE.
 ROUNDING, ROUNDING_OF_HALF = 1e-3, 0.05
-CACHE = ("past_key_values", "cache_params")  # the argument for it, with attention and without
 
 
 class BySequence:
@@ -48,9 +48,10 @@ class BySequence:
         self._kept = pages.kept_by_layers(parts.name, decoder.config)
         self._places = pages.Places()
         self._slots = states.Slots()
+        self._carrier = own_states.carrier_of(decoder)
         self._is_one_by_one = False
         self._accepted = frozenset(inspect.signature(decoder.forward).parameters)
-        if not self._accepted.intersection(CACHE):
+        if not self._accepted.intersection(CACHES):
             raise refused(parts.name, f"its decoder ({type(decoder).__name__})", "takes no cache")
         decoder.config._attn_implementation = "eager"
 
@@ -89,16 +90,15 @@ class BySequence:
         return torch.cat(hidden)
 
     def _try(self) -> None:
-        has_states = any(own.num_states for own in self._kept)
         try:
             with torch.inference_mode():
-                if has_states:
-                    least = self._difference(ONE_BY_ONE)
+                least = self._difference(ONE_BY_ONE)
+                if self._slots.index:
                     self._is_one_by_one = not self._is_equal_in_steps(least)
                 else:
                     self._difference(STEPS)
         except Exception as error:  # transformers' code: anything may come
-            if has_states and isinstance(error, ModelNotSupportedError):
+            if self._slots.index and isinstance(error, ModelNotSupportedError):
                 raise
             raise self._because from error
 
@@ -155,10 +155,9 @@ class BySequence:
         rows: SequenceRows = attn.sequences[number]
         own = slice(rows.start, rows.end)
         cache = pages.sequence_cache(self._kept, self._places, attn, number)
-        if store is not None and rows.num_cached:
-            states.give(cache, store.load())
+        before = store.load() if store is not None and rows.num_cached else {}
         given: dict[str, Any] = {
-            **dict.fromkeys(CACHE, cache),
+            **self._carrier.arguments(cache, before),
             "position_ids": positions[..., own].unsqueeze(-2),
             "use_cache": True,
             "return_dict": True,
@@ -171,7 +170,7 @@ class BySequence:
             given["inputs_embeds"] = embeds[own].unsqueeze(0)
         out = self._parts.decoder(**{key: x for key, x in given.items() if key in self._accepted})
         if store is not None:
-            store.save(states.take(cache))
+            store.save(self._carrier.states(cache, out))
         hidden: Tensor = out.last_hidden_state
         return hidden.squeeze(0)
 
