@@ -196,6 +196,7 @@ EXCEPTIONS = {
         "attention_head_dim": 2 * HEAD_SIZE,
     },
     "Zamba2Config": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "xLSTMConfig": {"qk_dim_factor": 1.0},
     "ZayaConfig": {"num_experts_per_tok": 1},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
     "CohereCompassTextConfig": {"rope_parameters": BY_TYPE},
