@@ -59,6 +59,6 @@ def head_of(model: Any, decoder: nn.Module) -> Any:
 
 
 def logits(head: Any, hidden: Tensor) -> Tensor:
-    """Computes the logits: [N, hidden] -> [N, vocab]."""
+    """Computes the logits: [N, hidden] -> [N, vocab], in the same dtype; some heads widen it."""
     out: Tensor = head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
-    return out.squeeze(0)
+    return out.squeeze(0).to(hidden.dtype)

@@ -171,6 +171,20 @@ class TestPhi3Long(AnyText):
         assert short.error_msg is None
 
 
+def test_a_head_that_returns_float32(make_llm, tmp_path):
+    """Half precision is allowed its rounding whatever the dtype of the logits is. The model has no
+    attention at all."""
+    tokenizer = make_tokenizer()
+    config = transformers.MambaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, state_size=8, num_hidden_layers=2
+    )
+    write_checkpoint(config, tmp_path, tokenizer=tokenizer)
+    llm, _ = make_llm(tmp_path, dtype="bfloat16", max_model_len=64)
+    (output,) = llm.generate(TEXTS[:1], GREEDY, use_tqdm=False)
+    assert output.error_msg is None
+    assert len(output.outputs.token_ids) == GREEDY.max_tokens
+
+
 @pytest.mark.parametrize("blocked", [(), OTHERS])
 def test_a_plugin_made_for_the_model_comes_first(make_llm, tmp_path, blocked):
     write("llama", tmp_path)
