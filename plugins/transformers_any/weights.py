@@ -3,7 +3,7 @@
     key --renamings, at most one converter--> name in transformers' modules --> Target
 
 A converter is a list of operations on whole tensors. Those that only move rows become Targets; one
-that computes values is an error that names it.
+that interleaves rows is applied after loading; one that computes values is an error that names it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,14 @@ class WeightTable:
         self._base = model.base_model_prefix
         ignored = (*COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ()))
         self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))
+        self._interleaved: dict[str, Any] = {}  # name -> transformers' operation
+
+    def complete(self, model: Any) -> None:
+        """Brings the rows of loaded parameters into the order of transformers' modules."""
+        for name, operation in self._interleaved.items():
+            param = model.get_parameter(name)
+            param.data = operation.convert({name: param.data}, [name], [name])[name]
+        self._interleaved.clear()
 
     def targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map. Raises CheckpointError for a conversion that is not a copy."""
@@ -94,6 +102,13 @@ class WeightTable:
         rows = _chunk(self._shapes[name][0], position, len(converter.source_patterns))
         return (Target(name=self._prefix + name, rows=rows),)
 
+    def _whole(
+        self, key: str, name: str, pattern: str, position: int, converter: Any
+    ) -> Sequence[Target]:
+        """Maps one tensor to a parameter that `complete` changes."""
+        (self._interleaved[name],) = converter.operations
+        return (Target(name=self._prefix + name),)
+
     def _split(
         self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
@@ -115,6 +130,7 @@ _RULES: Mapping[tuple[tuple[str, int | None], ...], Rule] = {
     (("Concatenate", 0),): WeightTable._joined,
     (("Chunk", 0),): WeightTable._split,
     (("Split", 0),): WeightTable._split,
+    (("Interleave", 1),): WeightTable._whole,
 }
 
 

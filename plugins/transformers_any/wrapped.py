@@ -94,7 +94,8 @@ class Wrapped(nn.Module):
         self._weights = WeightTable(self.inner, "inner.", self._ties)
 
     def _complete_weights(self, device: torch.device) -> None:
-        """Restores tied weights and computes buffers."""
+        """Completes loaded weights, restores tied ones and computes buffers."""
+        self._weights.complete(self.inner)
         buffers.retie(self.inner, self._ties)
         buffers.compute(self.inner, device)
 
