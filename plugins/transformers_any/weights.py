@@ -99,8 +99,23 @@ class WeightTable:
     def _joined(
         self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
-        rows = _chunk(self._shapes[name][0], position, len(converter.source_patterns))
+        sizes = self._projections(name, converter.source_patterns)
+        if sizes is None:
+            rows = _chunk(self._shapes[name][0], position, len(converter.source_patterns))
+        else:
+            rows = slice(sum(sizes[:position]), sum(sizes[: position + 1]))
         return (Target(name=self._prefix + name, rows=rows),)
+
+    def _projections(self, name: str, patterns: Sequence[str]) -> list[int] | None:
+        """Returns the rows of the projections before joined convolutions, whose values may have
+        more channels than queries and keys; None for other parameters."""
+        owner, found, last = name.rpartition(".conv1d.")
+        if not found:
+            return None
+        names = [f"{owner}.{x.split('.')[-2]}.{last}".replace("_conv1d", "_proj") for x in patterns]
+        if not all(x in self._shapes for x in names):
+            return None
+        return [self._shapes[x][0] for x in names]
 
     def _whole(
         self, key: str, name: str, pattern: str, position: int, converter: Any
