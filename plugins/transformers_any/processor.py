@@ -19,9 +19,9 @@ from mmdeploy_llm_processors.image.decode import DecodedImage, ImageDecoder, Ima
 from mmdeploy_llm_processors.image.embedded import check_names
 
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput, MediaLimits, MediaProcessor
 
-from .processing import load_processor, placeholder_token
+from .processing import load_processor, place_of_number, placeholder_token
 
 # Keys of a processor's result that belong to the text given with the image.
 OF_TEXT = frozenset(
@@ -76,6 +76,8 @@ class AnyImageProcessor(MediaProcessor):
         # A fast tokenizer changes its own state when it is called, so no two threads may share one:
         # each call borrows a copy of `_processor`, which is itself never called.
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with self._borrowed() as processor:
+            self._place_of_number = place_of_number(processor)
 
     def close(self) -> None:
         """Ends the decoder processes."""
@@ -186,7 +188,10 @@ class AnyImageProcessor(MediaProcessor):
             for name, value in made.items()
             if name not in OF_TEXT and isinstance(value, torch.Tensor)
         }
-        return _Made(tensors=tensors, text=replaced["replacement"])
+        text, place = replaced["replacement"], self._place_of_number
+        if place is not None:
+            text = f"{text[:place]}{ITEM_NUMBER}{text[place + 1 :]}"
+        return _Made(tensors=tensors, text=text)
 
 
 def _size(given: Any) -> tuple[int, int]:
