@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,7 +76,8 @@ def place_of_number(processor: Any) -> int | None:
     first, second = (found["replacement"] for found in made["text_replacement_offsets"][0])
     if first == second:
         return None
-    place = len(os.path.commonprefix([first, second]))
+    pairs = zip(first, second, strict=False)
+    place = next(at for at, (own, other) in enumerate(pairs) if own != other)
     if f"{first[:place]}1{first[place + 1 :]}" != second or first[place] != "0":
         raise UnsupportedMediaError(
             f"transformers' {type(processor).__name__} writes the second image of a prompt as "
