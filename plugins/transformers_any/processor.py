@@ -21,7 +21,8 @@ from mmdeploy_llm_processors.image.embedded import check_names
 from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput, MediaLimits, MediaProcessor
 
-from .processing import load_processor, place_of_number, placeholder_token
+from .numbering import place_of_number
+from .processing import load_processor, placeholder_token
 
 # Keys of a processor's result that belong to the text given with the image.
 OF_TEXT = frozenset(
