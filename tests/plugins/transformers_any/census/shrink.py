@@ -196,6 +196,8 @@ EXCEPTIONS = {
         "attention_head_dim": 2 * HEAD_SIZE,
     },
     "Zamba2Config": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "MiniCPMV4_6Config": {"insert_layer_id": 1, "image_token_id": 10, "video_token_id": 11},
+    "MiniCPMV4_7Config": {"insert_layer_id": 1, "image_token_id": 10, "video_token_id": 11},
     "xLSTMConfig": {"qk_dim_factor": 1.0},
     "ZayaConfig": {"num_experts_per_tok": 1},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
