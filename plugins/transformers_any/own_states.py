@@ -3,12 +3,11 @@ the decoder."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import nn
-from transformers.models.minimax.modeling_minimax import MiniMaxCache
-from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
 from . import states
 from .states import States
@@ -45,9 +44,12 @@ class InCache:
 class InMiniMaxCache:
     """States in a list of MiniMax's cache."""
 
+    def __init__(self, decoder: nn.Module) -> None:
+        self._new_cache = _module_of(decoder).MiniMaxCache
+
     def arguments(self, cache: Any, before: States) -> Mapping[str, Any]:
         """See Carrier."""
-        own = MiniMaxCache()
+        own = self._new_cache()
         own.layers, own.layer_class_to_replicate = cache.layers, None
         own.linear_cache = [before.get((number, "linear", 0)) for number in range(len(own.layers))]
         return {"past_key_values": own}
@@ -99,12 +101,13 @@ class InTuples:
 
     def __init__(self, decoder: Any) -> None:
         self._config = decoder.config
+        self._new_cache = _module_of(decoder).xLSTMCache
 
     def arguments(self, cache: Any, before: States) -> Mapping[str, Any]:
         """See Carrier."""
         if not before:
             return {"cache_params": None}  # the decoder makes one
-        own = xLSTMCache(self._config, 1)
+        own = self._new_cache(self._config, 1)
         for layer, zeros in own.rnn_state.items():
             own.rnn_state[layer] = tuple(before[layer, "rnn", i] for i in range(len(zeros)))
         return {"cache_params": own}
@@ -122,9 +125,14 @@ def carrier_of(decoder: nn.Module) -> Carrier:
     """Returns what passes the states of a decoder."""
     name = type(decoder).__name__
     if name == "MiniMaxModel":
-        return InMiniMaxCache()
+        return InMiniMaxCache(decoder)
     if name == "RecurrentGemmaModel":
         return InModules(decoder)
     if name == "RwkvModel":
         return InList()
     return InTuples(decoder) if name == "xLSTMModel" else InCache()
+
+
+def _module_of(decoder: nn.Module) -> Any:
+    """Returns the module of transformers that has the decoder's class."""
+    return sys.modules[type(decoder).__module__]
