@@ -98,8 +98,9 @@ class BySequence:
                 else:
                     self._difference(STEPS)
         except Exception as error:  # transformers' code: anything may come
-            if self._slots.index and isinstance(error, ModelNotSupportedError):
-                raise
+            has_states = any(own.num_states for own in self._kept)
+            if (has_states or self._slots.index) and isinstance(error, ModelNotSupportedError):
+                raise  # `because` names the states, which this way knows
             raise self._because from error
 
     def _is_equal_in_steps(self, least: float) -> bool:
