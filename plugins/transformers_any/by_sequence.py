@@ -1,5 +1,5 @@
 """BySequence: transformers' own forward for one sequence after the other, whose keys and values
-lie in the engine's pages.
+lie in the engine's pages, and whose states in its rows of states.
 
 It is exact for any attention (biases, sinks, chunks, shared or chosen keys), and slower than
 Together, which computes all sequences of a step at once. It serves what that one refuses.
@@ -57,7 +57,8 @@ class BySequence:
 
     def check_on_weights(self) -> Sizes:
         """Checks on a trial in several steps that transformers' cache is all that the model keeps
-        of earlier tokens. Returns the sizes of the engine's cache."""
+        of earlier tokens, and whether it continues from states in passes of several tokens.
+        Returns the sizes of the engine's cache."""
         rope.fix(self._parts.decoder)
         self._try()
         return Sizes(
