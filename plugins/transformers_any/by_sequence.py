@@ -17,7 +17,8 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
 
-from . import limits, own_states, pages, rope, states, structure, trial
+from . import limits, rope, structure, trial
+from .cache import carriers, pages, states
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts
@@ -45,10 +46,14 @@ class BySequence:
         self._parts = parts
         self._because = because
         self._limit = limits.of_decoder(parts.name, decoder)
-        self._kept = pages.kept_by_layers(parts.name, decoder.config)
+        try:
+            self._kept = pages.kept_by_layers(decoder.config)
+        except Exception as error:  # transformers' code: anything may come
+            reason = f"keeps what is not known here ({type(error).__name__}: {error})"
+            raise refused(parts.name, "its cache", reason) from error
         self._places = pages.Places()
         self._slots = states.Slots()
-        self._carrier = own_states.carrier_of(decoder)
+        self._carrier = carriers.carrier_of(decoder)
         self._is_one_by_one = False
         self._accepted = frozenset(inspect.signature(decoder.forward).parameters)
         if not self._accepted.intersection(CACHES):

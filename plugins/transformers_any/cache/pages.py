@@ -26,7 +26,6 @@ from transformers.cache_utils import (
 
 from mmdeploy_llm.forward import SequenceAttention, SequenceRows
 
-from .interface import refused
 from .states import StateLayer
 
 WITH_WINDOW = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
@@ -71,19 +70,15 @@ class Places:
         return place
 
 
-def kept_by_layers(model: str, config: Any) -> list[Kept]:
-    """Returns what transformers' own cache keeps in each layer. Raises ModelNotSupportedError for a
-    layer that keeps anything but rows per token and states of a fixed size."""
+def kept_by_layers(config: Any) -> list[Kept]:
+    """Returns what transformers' own cache keeps in each layer. Raises ValueError for a layer that
+    keeps anything but rows per token and states of a fixed size, and what transformers' code
+    raises."""
     found = []
-    try:
-        layers = DynamicCache(config=config).layers
-    except Exception as error:  # transformers' code: anything may come
-        reason = f"keeps what transformers cannot name ({type(error).__name__}: {error})"
-        raise refused(model, "its cache", reason) from error
-    for number, layer in enumerate(layers):
+    for number, layer in enumerate(DynamicCache(config=config).layers):
         kind = type(layer)
         if kind not in (*WITH_WINDOW, *WITH_STATES, DynamicLayer, DynamicIndexedLayer, DummyLayer):
-            raise refused(model, f"layer {number}", f"has a cache of its own ({kind.__name__})")
+            raise ValueError(f"layer {number} has a {kind.__name__}")
         found.append(
             Kept(
                 has_keys=kind not in (DummyLayer, LinearAttentionLayer),
