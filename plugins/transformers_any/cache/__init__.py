@@ -1,4 +1,4 @@
-"""What transformers' models keep of a sequence, in the engine's caches.
+"""Holds what transformers' models keep of a sequence in the engine's caches.
 
 pages     keys and values, in pages
 states    states of a fixed size, in rows
