@@ -13,7 +13,6 @@ from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 
 IMAGE = 1  # in transformers' mm_token_type_ids
-GRIDS = "image_grid_thw"
 
 
 def encode(name: str, model: Any, item: MediaInput) -> Tensor:
@@ -44,14 +43,15 @@ def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
     for span in spans:
         for start, end in span.runs:
             kinds[0, start:end] = IMAGE
-    if not all(_accepts(base.get_rope_index, name) for name in ("mm_token_type_ids", GRIDS)):
+    needed = ("mm_token_type_ids", "image_grid_thw")
+    if not all(_accepts(base.get_rope_index, name) for name in needed):
         raise MediaError(
             f"get_rope_index of {type(base).__name__} needs token ids, which are not known here; "
             "use a plugin made for this model"
         )
     grids = torch.tensor([span.item.grid_thw for span in spans])
     ids = torch.zeros_like(kinds)
-    found, _ = base.get_rope_index(ids, mm_token_type_ids=kinds, **{GRIDS: grids})
+    found, _ = base.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
     result: Tensor = found[:, 0]
     return result
 
