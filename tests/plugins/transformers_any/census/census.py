@@ -28,16 +28,18 @@ import torch
 import transformers
 import transformers.models.llama.modeling_llama
 from mmdeploy_llm_plugins import ernie, gemma, glm, granite, internvl, lfm, llama, qwen
-from mmdeploy_llm_plugins.transformers_any import processor
+from mmdeploy_llm_plugins.transformers_any import processing, processor
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.errors import MMDeployLLMError, UnsupportedMediaError
+from mmdeploy_llm.errors import MMDeployLLMError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
+import images
 import shrink
 
 PAGE = Path(__file__).parents[4] / "docs" / "census.md"
@@ -52,10 +54,11 @@ SETTINGS = {  # prompts come in chunks, in batches, and the second time from the
     "num_threads": 1,
     "use_warmup": False,
     "block_size": 4,
-    "max_num_batched_tokens": 16,
+    "max_num_batched_tokens": 32,
+    "limit_mm_per_prompt": {"image": 2},
     "max_num_seqs": 4,
     "kv_cache_memory": 2**26,
-    "max_model_len": 128,
+    "max_model_len": 250,
     "enable_logprob": True,
 }
 EQUAL, BY_SEQUENCE, BY_PLUGIN = "equal", "equal, by sequence", "equal, by its plugin"
@@ -89,17 +92,18 @@ def config_of(name):
     return config
 
 
-def reference(folder, name):
-    """Returns (tokens, log-probabilities) of each prompt by transformers' generate."""
+def reference(folder, name, prompts):
+    """Returns (tokens, log-probabilities) of each prompt by transformers' generate. prompts:
+    arguments of the model's forward."""
     architecture = getattr(transformers, name)
     model = architecture.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     found = []
-    for prompt in PROMPTS:
+    for inputs in prompts:
         with torch.inference_mode():
             out = model.generate(
-                torch.tensor([prompt]),
+                **inputs,
                 max_new_tokens=MAX_TOKENS,
                 do_sample=False,
                 eos_token_id=None,
@@ -107,22 +111,23 @@ def reference(folder, name):
                 output_logits=True,
                 return_dict_in_generate=True,
             )
-        tokens = out.sequences[0, len(prompt) :].tolist()
+        tokens = out.sequences[0, -MAX_TOKENS:].tolist()
         rows = [logits[0].float().log_softmax(-1) for logits in out.logits]
         found.append((tokens, [row[t].item() for row, t in zip(rows, tokens, strict=True)]))
     return found
 
 
-def ours(llm):
-    """Returns (tokens, log-probabilities) of each prompt. Raises RuntimeError for a request that
+def ours(llm, prompts):
+    """Returns (tokens, log-probabilities) of each prompt. Raises the error of a request that
     failed."""
     params = SamplingParams(
         temperature=0, max_tokens=MAX_TOKENS, min_tokens=0, ignore_eos=True, logprobs=1
     )
     found = []
-    for output in llm.generate(PROMPTS, params, use_tqdm=False):
+    for output in llm.generate(prompts, params, use_tqdm=False):
         if output.error_msg:
-            raise RuntimeError(output.error_msg)
+            kind = RequestError if 400 <= output.error_code < 500 else RuntimeError
+            raise kind(output.error_msg)
         tokens, rows = list(output.outputs.token_ids), output.outputs.logprobs
         found.append((tokens, [row[t].logprob for row, t in zip(rows, tokens, strict=True)]))
     return found
@@ -136,37 +141,66 @@ def is_same(found, wanted):
     )
 
 
-def outcome_of(name, folder):
-    """Returns (outcome, reason)."""
+def text_outcome(name, folder):
+    """Returns (outcome, reason) for prompts of text."""
+    processor.load_processor = no_images  # the folder has no files of an image processor
     try:
         tokenizer = make_tokenizer(TOKENIZERS.get(name, "qwen2"))
         write_checkpoint(config_of(name), folder, tokenizer=tokenizer)
     except Exception as error:
         return NOT_MADE, f"no small config: {describe(error)}"
+    inputs = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
+    return compared(name, folder, PROMPTS, inputs)
+
+
+def image_outcome(name, folder):
+    """Returns (outcome, reason) for prompts with images."""
+    try:
+        base, _ = images.processor_class(ALL[name])
+        tokenizer, config = images.make_tokenizer(base), config_of(name)
+        tokenizer.save_pretrained(folder)
+        images.write_processor(folder, ALL[name], config)
+        checkpoint = Checkpoint(folder=folder, config=config)
+        found = processing.load_processor(checkpoint, {})
+        images.set_tokens(config, found, tokenizer)
+        write_checkpoint(config, folder, tokenizer=tokenizer)
+        images.set_number(name, folder, found)
+        found = processing.load_processor(checkpoint, {})
+        prompts = images.prompts(found.image_token)
+        inputs = [images.inputs(found, prompt) for prompt in prompts]
+    except UnsupportedMediaError as error:
+        return REFUSED, str(error)
+    except Exception as error:
+        return NOT_MADE, describe(error)
+    return compared(name, folder, prompts, inputs)
+
+
+def compared(name, folder, prompts, inputs):
+    """Returns (outcome, reason). prompts: ours; inputs: the same for transformers' forward."""
     blocked = [plugin.__name__.rpartition(".")[2] for plugin in NATIVE]
     try:
         try:
-            way, found = answers(folder, blocked)
+            way, found = answers(folder, blocked, prompts)
         except MMDeployLLMError:
             if name not in PLUGIN_CLASSES:
                 raise
-            (_, found), way = answers(folder, []), BY_PLUGIN
+            (_, found), way = answers(folder, [], prompts), BY_PLUGIN
     except MMDeployLLMError as error:
         return REFUSED, str(error).replace(str(folder), "...")
     except Exception as error:
         return "fault", describe(error)
     try:
-        wanted = reference(folder, name)
+        wanted = reference(folder, name, inputs)
     except Exception as error:
         return NOT_MADE, f"transformers' generate fails: {describe(error)}"
     return (way, "") if all(is_same(tokens, wanted) for tokens in found) else ("wrong", "")
 
 
-def answers(folder, blocked):
+def answers(folder, blocked, prompts):
     """Returns (outcome if they are right, the answers of two runs)."""
     with LLM(model=str(folder), blocked_plugins=blocked, **SETTINGS) as llm:
         way = BY_SEQUENCE if getattr(llm.model, "attends_itself", False) else EQUAL
-        return way, (ours(llm), ours(llm))
+        return way, (ours(llm, prompts), ours(llm, prompts))
 
 
 def describe(error):
@@ -177,26 +211,26 @@ def no_images(*_):
     raise UnsupportedMediaError("the census has prompts of text")
 
 
-def examine(name, writer):
+def examine(name, writer, has_images):
     """Runs in a process of its own; writes its result to a pipe."""
     resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    processor.load_processor = no_images  # the folder has no files of an image processor
+    if not os.environ.get("CENSUS_LOUD"):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
     with tempfile.TemporaryDirectory() as folder:
-        result = outcome_of(name, Path(folder))
+        result = (image_outcome if has_images else text_outcome)(name, Path(folder))
     os.write(writer, json.dumps(result).encode()[:60_000])
 
 
-def run(name, seconds=SECONDS):
+def run(name, has_images=False, seconds=SECONDS):
     """Returns (outcome, reason) of a class: "hang" after `seconds`, "died" when its process did."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setsid()
         try:
-            examine(name, writer)
+            examine(name, writer, has_images)
         finally:
             os._exit(0)
     os.close(writer)
@@ -280,12 +314,16 @@ scores; such a request is refused.
 
 
 def main():
-    results = {}
+    results, pictured = {}, {}
     for name in sys.argv[1:] or sorted(ALL):
-        results[name] = run(name)
-        print(name, *results[name], flush=True)
+        if not os.environ.get("CENSUS_IMAGES"):
+            results[name] = run(name)
+            print(name, *results[name], flush=True)
+        if name in IMAGE_TEXT:
+            pictured[name] = run(name, True)
+            print(name, "with images:", *pictured[name], flush=True)
     if not sys.argv[1:]:
-        PAGE.write_text(page(results), encoding="utf-8")
+        PAGE.write_text(page(results, pictured), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ NAMES = (
         "patch_size",
     ),
     (
-        28,
+        56,
         "image_size",
     ),
 )

@@ -1,0 +1,263 @@
+"""Gives a class of the census what its images need: a tokenizer with the special tokens that the code
+of its processor names, a small image processor, and prompts with images.
+
+Most is found in the config and the code of the processor; the tables have what differs by class.
+"""
+
+import inspect
+import json
+import re
+import sys
+
+import numpy as np
+import torch
+import transformers
+from mmdeploy_llm_plugins.transformers_any import processing
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+SIDE = 56  # pixels of an image or tile
+PATCH = 14
+SQUARE = {"height": SIDE, "width": SIDE}
+SIZES = ((70, 50), (40, 90))  # of the images in the prompts
+NUM_OTHERS = 12  # special tokens for ids that no token of the processor fits
+LITERAL = re.compile(r"""["']((?:<[^"'\s\\{(]+>|\[[A-Z_]+\]|\]<\][^"'\s]+\[>\[))["']""")
+NAMED = re.compile(r"""tokenizer(?:\.|, ["'])(\w+_token)\b(?!_id)""")
+PLAIN = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token")
+PROCESSORS = {  # model type -> processor, where transformers' table has none
+    "cosmos3_omni": "Qwen3VLProcessor",
+    "glm_ocr": "Glm46VProcessor",
+    "kosmos-2": "Kosmos2Processor",
+    "kosmos-2.5": "Kosmos2_5Processor",
+    "qwen2_5_omni_thinker": "Qwen2_5OmniProcessor",
+    "qwen3_omni_moe_thinker": "Qwen3OmniMoeProcessor",
+}
+IMAGE_PROCESSORS = {
+    "glm4v_moe": "Glm4vImageProcessor",
+    "glm_ocr": "Glm46VImageProcessor",
+    "qwen3_vl_moe": "Qwen2VLImageProcessor",
+    "qwen2_5_omni_thinker": "Qwen2VLImageProcessor",
+    "qwen3_omni_moe_thinker": "Qwen2VLImageProcessor",
+}
+OPTIONS = {}  # image processor -> fields that the rules below do not find
+NUMBERS = ("image_seq_length", "image_seq_len", "num_image_tokens", "num_query_tokens")
+ALIASES = {"image_token": ("image_token", "context_image_token")}
+
+
+class NoProcessor(Exception):
+    """transformers has no processor of images for a class."""
+
+
+def processor_class(kind):
+    """Returns the processor's class and its name. Raises NoProcessor."""
+    name = PROCESSORS.get(kind) or PROCESSOR_MAPPING_NAMES.get(kind)
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    if name == "PixtralProcessor" and getattr(found, "is_dummy", False):
+        from mmdeploy_llm_plugins.transformers_any.pixtral import PixtralProcessor as found
+    if found is None:
+        raise NoProcessor(f"transformers has no processor for {kind}")
+    return found, name
+
+
+def image_processor_class(kind):
+    """Returns (class with the Pillow backend, name for the file)."""
+    name = IMAGE_PROCESSORS.get(kind)
+    if name is None:
+        names = IMAGE_PROCESSOR_MAPPING_NAMES.get(kind) or {}
+        if "pil" not in names:
+            raise NoProcessor(
+                "transformers' image processor of this class needs torchvision"
+                if names
+                else f"transformers has no image processor for {kind}"
+            )
+        name = names["pil"].removesuffix("Pil")
+    for own in (name + "Pil", name):
+        found = getattr(transformers, own, None)
+        if found is not None and not getattr(found, "is_dummy", False):
+            return found, name
+    raise NoProcessor("transformers' image processor of this class needs torchvision")
+
+
+def make_tokenizer(processor):
+    """Returns a tokenizer of bytes with the special tokens in the code of the processor."""
+    source = "".join(
+        inspect.getsource(sys.modules[kind.__module__])
+        for kind in processor.__mro__
+        if "transformers.models" in kind.__module__ or "plugins" in kind.__module__
+    )
+    defaults = inspect.signature(processor.__init__).parameters.values()
+    literal = LITERAL.findall(source)
+    literal += [p.default for p in defaults if p.name.endswith("_token")]
+    names = [name for name in dict.fromkeys(NAMED.findall(source)) if name not in PLAIN]
+    named = {name: f"<|{name.removesuffix('_token')}|>" for name in names}
+    special = ["<pad>", "<s>", "</s>", *named.values(), *filter(None, literal)]
+    special += [f"<other_{number}>" for number in range(NUM_OTHERS)]
+    special = list(dict.fromkeys(text for text in special if isinstance(text, str)))
+    words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        extra_special_tokens=named,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def configs_in(config):
+    """Yields a config and all that it contains."""
+    yield config
+    for name in config.sub_configs:
+        inner = getattr(config, name, None)
+        if isinstance(inner, transformers.PreTrainedConfig):
+            yield from configs_in(inner)
+
+
+def set_tokens(config, processor, tokenizer):
+    """Gives the config the ids of the processor's tokens, others to fields that fit none."""
+    others = iter(f"<other_{number}>" for number in range(NUM_OTHERS))
+    ids = {}
+    for inner in configs_in(config):
+        for field in inner.to_dict():
+            stem = re.sub(r"_(id|index)$", "", field)
+            if not stem.endswith("_token") or stem == field or stem in PLAIN:
+                continue
+            if not isinstance(getattr(inner, field, None), int):
+                continue
+            if stem not in ids:
+                text = token_text(stem, processor, tokenizer) or next(others)
+                ids[stem] = tokenizer.convert_tokens_to_ids(text)
+            setattr(inner, field, ids[stem])
+
+
+def token_text(stem, processor, tokenizer):
+    """Returns the text of a special token by its name, or None."""
+    for name in ALIASES.get(stem, (stem,)):
+        for holder in (tokenizer, processor):
+            text = getattr(holder, name, None)
+            if isinstance(text, str) and text in tokenizer.get_vocab():
+                return text
+    return None
+
+
+def image_options(kind, config):
+    """Returns the fields of a small image processor."""
+    made = kind()
+    vision = getattr(config, "vision_config", None) or config
+    given = {}
+    for name in ("size", "crop_size", "max_image_size", "min_pixels", "max_pixels"):
+        value = getattr(made, name, None)
+        if value is not None:
+            given[name] = small(name, value)
+    for name in ("patch_size", "merge_size", "spatial_merge_size", "temporal_patch_size"):
+        own = getattr(vision, name, None) or getattr(vision, "spatial_" + name, None)
+        if getattr(made, name, None) is not None and isinstance(own, int):
+            given[name] = own
+    for name in ("max_patches", "max_num_tiles", "max_image_tiles"):
+        if isinstance(getattr(made, name, None), int):
+            given[name] = 4
+    if getattr(made, "image_grid_pinpoints", None) is not None:
+        given["image_grid_pinpoints"] = PINPOINTS
+    return given | OPTIONS.get(kind.__name__.removesuffix("Pil"), {})
+
+
+PINPOINTS = [[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
+
+
+def small(name, value):
+    """Returns a small value of a field that holds sizes in edges or in pixels."""
+    if name.endswith("_pixels"):
+        return SIDE * SIDE // 2 if name == "min_pixels" else 4 * SIDE * SIDE
+    keys = dict(value) if not hasattr(value, "keys") else {key: value[key] for key in value.keys()}
+    keys = {key: edge for key, edge in keys.items() if edge is not None}
+    if max(keys.values(), default=0) > 8192 or (
+        {"shortest_edge", "longest_edge"} == set(keys) and min(keys.values()) > 2048
+    ):
+        return {"shortest_edge": SIDE * SIDE // 2, "longest_edge": 4 * SIDE * SIDE}
+    if {"shortest_edge", "longest_edge"} == set(keys):
+        return {"shortest_edge": SIDE // 2, "longest_edge": SIDE}
+    return dict.fromkeys(keys, SIDE)
+
+
+def pictures():
+    """Returns smooth random images."""
+    random = np.random.RandomState(0)
+    return [
+        Image.fromarray(random.randint(0, 255, (6, 6, 3), dtype=np.uint8)).resize(
+            size, Image.Resampling.BICUBIC
+        )
+        for size in SIZES
+    ]
+
+
+def write_processor(folder, kind, config):
+    """Writes the files of a small processor, with one token per image where it takes a number."""
+    base, name = processor_class(kind)
+    made, file_name = image_processor_class(kind)
+    fields = {**made().to_dict(), **image_options(made, config)}
+    fields |= {"image_processor_type": file_name}
+    (folder / "preprocessor_config.json").write_text(json.dumps(fields, default=str))
+    (folder / "processor_config.json").write_text(
+        json.dumps({"processor_class": name, **processor_options(base, config)})
+    )
+
+
+def processor_options(base, config):
+    """Returns arguments of the processor that belong to the sizes of the model."""
+    known = inspect.signature(base.__init__).parameters
+    vision = getattr(config, "vision_config", None) or config
+    given = dict.fromkeys((name for name in NUMBERS if name in known), 1)
+    for name in ("patch_size", "vision_feature_select_strategy", "spatial_merge_size"):
+        for holder in (config, vision):
+            own = getattr(holder, name, None)
+            if name in known and isinstance(own, (int, str)):
+                given[name] = own
+                break
+    return given
+
+
+def set_number(name, folder, processor):
+    """Gives the processor the number of tokens per image, where it takes one: as many as the model
+    makes of an image."""
+    path = folder / "processor_config.json"
+    fields = json.loads(path.read_text())
+    names = [name for name in NUMBERS if name in fields]
+    if not names:
+        return
+    model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
+    made = inputs(processor, {"prompt": processor.image_token, "multimodal_data": {"image": [pictures()[0]]}})
+    accepted = inspect.signature(model.get_image_features).parameters
+    with torch.inference_mode():
+        found = model.get_image_features(**{key: x for key, x in made.items() if key in accepted}, return_dict=True)
+    found = getattr(found, "pooler_output", found)
+    parts = [found] if isinstance(found, torch.Tensor) else found
+    rows = sum(x.numel() // x.shape[-1] for x in parts)
+    token = processing.placeholder_token(model.config, processor)
+    count = (made["input_ids"] == processor.tokenizer.convert_tokens_to_ids(token)).sum().item()
+    path.write_text(json.dumps(fields | dict.fromkeys(names, rows // count)))
+
+
+def prompts(marker):
+    """Returns prompts with one image, two images, and none."""
+    first, second = pictures()
+    return [
+        {"prompt": f"What is in {marker} it?", "multimodal_data": {"image": [first]}},
+        {"prompt": f"{marker} and {marker}.", "multimodal_data": {"image": [second, first]}},
+        {"prompt": "Nothing to see here."},
+    ]
+
+
+def inputs(processor, prompt):
+    """Returns the arguments of transformers' forward."""
+    given = {"text": [prompt["prompt"]], "return_tensors": "pt"}
+    pictured = prompt.get("multimodal_data", {}).get("image")
+    if pictured is None:
+        return dict(processor.tokenizer(**given))
+    return dict(processor(images=pictured, **given))
