@@ -16,7 +16,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
 
-from . import limits, pages, rope, structure, trial
+from . import limits, media, pages, rope, structure, trial
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts
@@ -61,8 +61,15 @@ class BySequence:
         attn: Any = inputs.attn
         embeds = None if inputs.media_rows is None else self._parts.embed_inputs(inputs)
         hidden = [
-            self._pass(attn, number, inputs.token_ids, inputs.positions, embeds)
-            for number in range(len(attn.sequences))
+            self._pass(
+                attn,
+                number,
+                inputs.token_ids,
+                inputs.positions,
+                embeds,
+                **media.features(inputs, self._parts.hidden_size, rows.start, rows.end),
+            )
+            for number, rows in enumerate(attn.sequences)
         ]
         return torch.cat(hidden)
 
@@ -88,6 +95,7 @@ class BySequence:
         token_ids: Tensor,
         positions: Tensor,
         embeds: Tensor | None = None,
+        **kwargs: Any,
     ) -> Tensor:
         """Runs the decoder on the rows of one sequence. Returns [n, hidden]."""
         rows: SequenceRows = attn.sequences[number]
@@ -97,6 +105,7 @@ class BySequence:
             "position_ids": positions[..., own].unsqueeze(-2),
             "use_cache": True,
             "return_dict": True,
+            **kwargs,
         }
         if embeds is None and "input_ids" in self._accepted:
             given["input_ids"] = token_ids[own].unsqueeze(0)

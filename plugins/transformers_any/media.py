@@ -10,15 +10,20 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 
 IMAGE = 1  # in transformers' mm_token_type_ids
+# Arguments of a decoder whose first layers add features of media (DeepStack).
+MASK, FEATURES = "visual_pos_masks", "deepstack_visual_embeds"
 
 
-def encode(name: str, model: Any, item: MediaInput) -> Tensor:
-    """Returns [num_tokens, hidden] of one item by get_image_features, whose arguments are the
-    item's tensors of the same names."""
-    method = getattr(model, "get_image_features", None)
+def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
+    """Returns [num_tokens, hidden] of one item by get_image_features of the base, else of the
+    model, whose arguments are the item's tensors of the same names. Features for the first layers
+    are further columns."""
+    methods = (getattr(owner, "get_image_features", None) for owner in (base, model))
+    method = next(filter(None, methods), None)
     if method is None:
         raise MediaError(
             f"transformers' {name} has no get_image_features; use a plugin made for this model"
@@ -30,9 +35,35 @@ def encode(name: str, model: Any, item: MediaInput) -> Tensor:
         if _accepts(method, key)
     }
     found = method(**inputs, return_dict=True)
-    found = getattr(found, "pooler_output", found)
+    late = getattr(found, "deepstack_features", None) or ()
+    columns = [getattr(found, "pooler_output", found), *late]
+    return torch.cat([_rows(column, weight.shape[1]) for column in columns], 1)
+
+
+def _rows(found: Any, size: int) -> Tensor:
+    """Returns [num_tokens, size] of a tensor, or of one per image or tile."""
     features = [found] if isinstance(found, Tensor) else list(found)
-    return torch.cat([feature.reshape(-1, weight.shape[1]) for feature in features])
+    return torch.cat([feature.reshape(-1, size) for feature in features])
+
+
+def num_features(config: Any) -> int:
+    """Returns how many of the decoder's first layers add features of media."""
+    for part in (config, getattr(config, "vision_config", None)):
+        layers = getattr(part, "deepstack_visual_indexes", None)
+        if layers is not None:
+            return len(layers)
+    return 0
+
+
+def features(inputs: ForwardInputs, size: int, start: int, end: int) -> dict[str, Any]:
+    """Returns the decoder's arguments for features of media, of the rows start .. end."""
+    rows, found = inputs.media_rows, inputs.media_features(size)
+    if rows is None or not found:
+        return {}
+    own = (rows >= start) & (rows < end)
+    mask = torch.zeros(1, end - start, dtype=torch.bool, device=rows.device)
+    mask[0, rows[own] - start] = True
+    return {MASK: mask, FEATURES: [feature[own] for feature in found]}
 
 
 def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import AttentionContext, ForwardInputs
 
-from . import ATOMIC, interface, limits, mixing, probe, rope, structure, trial
+from . import ATOMIC, interface, limits, media, mixing, probe, rope, structure, trial
 from .interface import Step
 from .wrapped import Parts
 
@@ -58,12 +58,16 @@ class Together:
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns the hidden states after the final norm, [T, hidden]."""
         self._limit.check(self._parts.name, inputs.positions)
-        return self._decode(self._parts.embed_inputs(inputs), inputs.positions, inputs.attn)
+        embeds = self._parts.embed_inputs(inputs)
+        given = media.features(inputs, embeds.shape[1], 0, len(embeds))
+        return self._decode(embeds, inputs.positions, inputs.attn, **given)
 
-    def _decode(self, embeds: Tensor, positions: Tensor, attn: AttentionContext) -> Tensor:
+    def _decode(
+        self, embeds: Tensor, positions: Tensor, attn: AttentionContext, **kwargs: Any
+    ) -> Tensor:
         self._step.attn = attn
         try:
-            out = self._pass(embeds, positions)
+            out = self._pass(embeds, positions, **kwargs)
         finally:
             self._step.attn = None
         return out

@@ -86,6 +86,7 @@ class Wrapped(nn.Module):
             hidden_size=int(decoder.config.get_text_config().hidden_size),
         )
         self.hidden_size = self.parts.hidden_size
+        self.media_size = self.hidden_size * (1 + media.num_features(config))
 
     def _prepare_weights(self) -> None:
         """Brings parameters and buffers into the form that the loader fills."""
@@ -104,7 +105,8 @@ class Wrapped(nn.Module):
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns one [num_tokens, hidden] per item."""
-        return [media.encode(self.parts.name, self.inner, item) for item in items]
+        parts = self.parts
+        return [media.encode(parts.name, parts.inner, parts.base, item) for item in items]
 
     def positions(self, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor | None:
         """Returns [3, num_tokens] by the model's get_rope_index; None without M-RoPE."""

@@ -4,8 +4,8 @@ greedy tokens here as in transformers, on small random weights, or says why it c
     python tests/plugins/transformers_any/census/census.py             all; writes docs/census.md
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
 
-All take about ten minutes on two cores. Each class runs in a process of its own, with bounded time
-and memory. The prompts are text, also those of classes that take images.
+All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
+bounded time and memory: text, and for classes that take them, images.
 """
 
 import datetime
@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -58,9 +59,10 @@ SETTINGS = {  # prompts come in chunks, in batches, and the second time from the
     "limit_mm_per_prompt": {"image": 2},
     "max_num_seqs": 4,
     "kv_cache_memory": 2**26,
-    "max_model_len": 250,
+    "max_model_len": 128,
     "enable_logprob": True,
 }
+LONGER = {**SETTINGS, "max_model_len": 500}  # for images
 EQUAL, BY_SEQUENCE, BY_PLUGIN = "equal", "equal, by sequence", "equal, by its plugin"
 REFUSED, NOT_MADE = "refused", "not made"
 EXPECTED = (EQUAL, BY_SEQUENCE, BY_PLUGIN, REFUSED, NOT_MADE)  # anything else is a fault
@@ -150,7 +152,7 @@ def text_outcome(name, folder):
     except Exception as error:
         return NOT_MADE, f"no small config: {describe(error)}"
     inputs = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
-    return compared(name, folder, PROMPTS, inputs)
+    return compared(name, folder, SETTINGS, PROMPTS, inputs)
 
 
 def image_outcome(name, folder):
@@ -162,43 +164,51 @@ def image_outcome(name, folder):
         images.write_processor(folder, ALL[name], config)
         checkpoint = Checkpoint(folder=folder, config=config)
         found = processing.load_processor(checkpoint, {})
-        images.set_tokens(config, found, tokenizer)
+        images.set_tokens(config, found)
         write_checkpoint(config, folder, tokenizer=tokenizer)
         images.set_number(name, folder, found)
         found = processing.load_processor(checkpoint, {})
-        prompts = images.prompts(found.image_token)
+        prompts = images.prompts(found)
         inputs = [images.inputs(found, prompt) for prompt in prompts]
-    except UnsupportedMediaError as error:
+    except MMDeployLLMError as error:
         return REFUSED, str(error)
     except Exception as error:
+        traceback.print_exc()
         return NOT_MADE, describe(error)
-    return compared(name, folder, prompts, inputs)
+    return compared(name, folder, LONGER, prompts, inputs)
 
 
-def compared(name, folder, prompts, inputs):
+def compared(name, folder, settings, prompts, inputs):
     """Returns (outcome, reason). prompts: ours; inputs: the same for transformers' forward."""
+    settings = {**settings, "model": str(folder)}
     blocked = [plugin.__name__.rpartition(".")[2] for plugin in NATIVE]
     try:
         try:
-            way, found = answers(folder, blocked, prompts)
-        except MMDeployLLMError:
+            way, found = answers(blocked, prompts, settings)
+        except MMDeployLLMError as error:
             if name not in PLUGIN_CLASSES:
                 raise
-            (_, found), way = answers(folder, [], prompts), BY_PLUGIN
+            traceback.print_exc()
+            try:
+                (_, found), way = answers([], prompts, settings), BY_PLUGIN
+            except MMDeployLLMError as other:
+                raise error from other
     except MMDeployLLMError as error:
         return REFUSED, str(error).replace(str(folder), "...")
     except Exception as error:
+        traceback.print_exc()
         return "fault", describe(error)
     try:
         wanted = reference(folder, name, inputs)
     except Exception as error:
+        traceback.print_exc()
         return NOT_MADE, f"transformers' generate fails: {describe(error)}"
     return (way, "") if all(is_same(tokens, wanted) for tokens in found) else ("wrong", "")
 
 
-def answers(folder, blocked, prompts):
+def answers(blocked, prompts, settings):
     """Returns (outcome if they are right, the answers of two runs)."""
-    with LLM(model=str(folder), blocked_plugins=blocked, **SETTINGS) as llm:
+    with LLM(blocked_plugins=blocked, **settings) as llm:
         way = BY_SEQUENCE if getattr(llm.model, "attends_itself", False) else EQUAL
         return way, (ours(llm, prompts), ours(llm, prompts))
 
@@ -269,17 +279,22 @@ def counts(results, names):
     )
 
 
-def page(results):
-    """Returns the page of the guide."""
-    rows = [
-        f"| `{name}` | {outcome} | {shorten(reason)} |"
-        for name, (outcome, reason) in sorted(results.items())
-    ]
+def row(name, text, images):
+    """Returns a row of the table. images: None for a class that takes none."""
+    (outcome, reason), (pictured, why) = text, images or ("", "")
+    return f"| `{name}` | {outcome} | {pictured} | {shorten(reason or why)} |"
+
+
+def page(results, pictured):
+    """Returns the page of the guide. results, pictured: class -> (outcome, reason), for prompts of
+    text and for prompts with images."""
+    rows = [row(name, text, pictured.get(name)) for name, text in sorted(results.items())]
     return HEAD.format(
         date=datetime.date.today().isoformat(),
         version=transformers.__version__,
         causal=counts(results, CAUSAL),
-        images=counts(results, IMAGE_TEXT),
+        texts=counts(results, IMAGE_TEXT),
+        images=counts(pictured, IMAGE_TEXT),
         rows="\n".join(rows),
     )
 
@@ -291,24 +306,27 @@ census has every class that transformers {version} names for text and for images
 text, each with small random weights ({date}):
 
 - text: {causal}
-- images and text, with prompts of text alone: {images}
+- images and text, with prompts of text alone: {texts}
+- images and text, with prompts of one image and of two: {images}
 
 | outcome | meaning |
 |---|---|
 | equal | greedy tokens and their log-probabilities equal those of transformers' `generate`: batched, in chunks, and with prefixes from the cache |
 | equal, by sequence | the same; transformers computes the attention, one sequence after the other, on the paged KV cache: exact, but slower |
 | equal, by its plugin | the same; `transformers_any` refuses the class, but a plugin of this package is made for it |
-| refused | an error says why, when the model is loaded |
-| not made | the census has no small config of the class, or transformers' own `generate` fails on it |
+| refused | an error says why, when the model is loaded or at the request |
+| not made | the census has no small config or processor of the class, or transformers' own `generate` fails on it |
 
-What `equal` does not say: images (the classes with images that are tested with images are in
-[plugins](../plugins/README.md#any-model-of-transformers)), and lengths at which a model chooses tokens by their
-scores; such a request is refused.
+Images are processed by transformers' own classes, those that need no torchvision. A class whose
+image processor needs torchvision is refused with images where torchvision is not installed.
 
-`python tests/plugins/transformers_any/census/census.py` takes the census again, in about ten minutes.
+What `equal` does not say: lengths at which a model chooses tokens by their scores; such a request
+is refused.
 
-| class | outcome | reason |
-|---|---|---|
+`python tests/plugins/transformers_any/census/census.py` takes the census again, in about fifteen minutes.
+
+| class | text | images | reason |
+|---|---|---|---|
 {rows}
 """  # noqa: E501 - lines of a page
 
@@ -320,7 +338,8 @@ def main():
             results[name] = run(name)
             print(name, *results[name], flush=True)
         if name in IMAGE_TEXT:
-            pictured[name] = run(name, True)
+            is_refused = results.get(name, ("",))[0] == REFUSED
+            pictured[name] = results[name] if is_refused else run(name, True)
             print(name, "with images:", *pictured[name], flush=True)
     if not sys.argv[1:]:
         PAGE.write_text(page(results, pictured), encoding="utf-8")

@@ -1,5 +1,5 @@
-"""Gives a class of the census what its images need: a tokenizer with the special tokens that the code
-of its processor names, a small image processor, and prompts with images.
+"""Gives a class of the census what its images need: a tokenizer with the special tokens that the
+code of its processor names, a small image processor, and prompts with images.
 
 Most is found in the config and the code of the processor; the tables have what differs by class.
 """
@@ -12,15 +12,12 @@ import sys
 import numpy as np
 import torch
 import transformers
-from mmdeploy_llm_plugins.transformers_any import processing
 from PIL import Image
+from shrink import PINPOINTS, SIDE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-SIDE = 56  # pixels of an image or tile
-PATCH = 14
-SQUARE = {"height": SIDE, "width": SIDE}
 SIZES = ((70, 50), (40, 90))  # of the images in the prompts
 NUM_OTHERS = 12  # special tokens for ids that no token of the processor fits
 LITERAL = re.compile(r"""["']((?:<[^"'\s\\{(]+>|\[[A-Z_]+\]|\]<\][^"'\s]+\[>\[))["']""")
@@ -41,9 +38,15 @@ IMAGE_PROCESSORS = {
     "qwen2_5_omni_thinker": "Qwen2VLImageProcessor",
     "qwen3_omni_moe_thinker": "Qwen2VLImageProcessor",
 }
-OPTIONS = {}  # image processor -> fields that the rules below do not find
+# Image processor -> fields that the rules below do not find.
+OPTIONS = {
+    "Gemma4ImageProcessor": {"max_soft_tokens": 70},
+    "DeepseekOcr2ImageProcessor": {"size": {"height": 96, "width": 96}, "tile_size": 96},
+}
+PROCESSOR_OPTIONS = {"DeepseekOcr2Processor": {"patch_size": 2}}
 NUMBERS = ("image_seq_length", "image_seq_len", "num_image_tokens", "num_query_tokens")
-ALIASES = {"image_token": ("image_token", "context_image_token")}
+MARKERS = {"HunYuanVLProcessor": "<|image_start|>{}<|image_end|>"}  # around an image's token
+FEW = 7  # tokens per image before the model says how many it makes
 
 
 class NoProcessor(Exception):
@@ -66,18 +69,14 @@ def image_processor_class(kind):
     name = IMAGE_PROCESSORS.get(kind)
     if name is None:
         names = IMAGE_PROCESSOR_MAPPING_NAMES.get(kind) or {}
-        if "pil" not in names:
-            raise NoProcessor(
-                "transformers' image processor of this class needs torchvision"
-                if names
-                else f"transformers has no image processor for {kind}"
-            )
-        name = names["pil"].removesuffix("Pil")
+        if not names:
+            raise NoProcessor(f"transformers has no image processor for {kind}")
+        name = (names.get("pil") or names["torchvision"]).removesuffix("Pil")
     for own in (name + "Pil", name):
         found = getattr(transformers, own, None)
         if found is not None and not getattr(found, "is_dummy", False):
             return found, name
-    raise NoProcessor("transformers' image processor of this class needs torchvision")
+    return None, name  # it needs torchvision
 
 
 def make_tokenizer(processor):
@@ -91,6 +90,7 @@ def make_tokenizer(processor):
     literal = LITERAL.findall(source)
     literal += [p.default for p in defaults if p.name.endswith("_token")]
     names = [name for name in dict.fromkeys(NAMED.findall(source)) if name not in PLAIN]
+    names = [name for name in names if f'hasattr(tokenizer, "{name}")' not in source]
     named = {name: f"<|{name.removesuffix('_token')}|>" for name in names}
     special = ["<pad>", "<s>", "</s>", *named.values(), *filter(None, literal)]
     special += [f"<other_{number}>" for number in range(NUM_OTHERS)]
@@ -120,10 +120,11 @@ def configs_in(config):
             yield from configs_in(inner)
 
 
-def set_tokens(config, processor, tokenizer):
+def set_tokens(config, processor):
     """Gives the config the ids of the processor's tokens, others to fields that fit none."""
+    tokenizer = processor.tokenizer
     others = iter(f"<other_{number}>" for number in range(NUM_OTHERS))
-    ids = {}
+    ids = {"image_token": placeholder_id(processor)}
     for inner in configs_in(config):
         for field in inner.to_dict():
             stem = re.sub(r"_(id|index)$", "", field)
@@ -132,18 +133,24 @@ def set_tokens(config, processor, tokenizer):
             if not isinstance(getattr(inner, field, None), int):
                 continue
             if stem not in ids:
-                text = token_text(stem, processor, tokenizer) or next(others)
+                text = token_text(stem, processor) or next(others)
                 ids[stem] = tokenizer.convert_tokens_to_ids(text)
             setattr(inner, field, ids[stem])
 
 
-def token_text(stem, processor, tokenizer):
+def placeholder_id(processor):
+    """Returns the id of the most frequent token of an image."""
+    made = inputs(processor, prompts(processor)[0])["input_ids"][0]
+    values, counts = made.unique(return_counts=True)
+    return values[counts.argmax()].item()
+
+
+def token_text(name, processor):
     """Returns the text of a special token by its name, or None."""
-    for name in ALIASES.get(stem, (stem,)):
-        for holder in (tokenizer, processor):
-            text = getattr(holder, name, None)
-            if isinstance(text, str) and text in tokenizer.get_vocab():
-                return text
+    for holder in (processor.tokenizer, processor):
+        text = getattr(holder, name, None)
+        if isinstance(text, str) and text in processor.tokenizer.get_vocab():
+            return text
     return None
 
 
@@ -155,7 +162,10 @@ def image_options(kind, config):
     for name in ("size", "crop_size", "max_image_size", "min_pixels", "max_pixels"):
         value = getattr(made, name, None)
         if value is not None:
-            given[name] = small(name, value)
+            given[name] = SIDE if isinstance(value, int) else small(dict(value))
+    for name, pixels in (("min_pixels", SIDE * SIDE // 2), ("max_pixels", 4 * SIDE * SIDE)):
+        if name in given:
+            given[name] = pixels
     for name in ("patch_size", "merge_size", "spatial_merge_size", "temporal_patch_size"):
         own = getattr(vision, name, None) or getattr(vision, "spatial_" + name, None)
         if getattr(made, name, None) is not None and isinstance(own, int):
@@ -168,22 +178,14 @@ def image_options(kind, config):
     return given | OPTIONS.get(kind.__name__.removesuffix("Pil"), {})
 
 
-PINPOINTS = [[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
-
-
-def small(name, value):
-    """Returns a small value of a field that holds sizes in edges or in pixels."""
-    if name.endswith("_pixels"):
-        return SIDE * SIDE // 2 if name == "min_pixels" else 4 * SIDE * SIDE
-    keys = dict(value) if not hasattr(value, "keys") else {key: value[key] for key in value.keys()}
-    keys = {key: edge for key, edge in keys.items() if edge is not None}
-    if max(keys.values(), default=0) > 8192 or (
-        {"shortest_edge", "longest_edge"} == set(keys) and min(keys.values()) > 2048
-    ):
+def small(value):
+    """Returns a small size, which is in pixels in all or of edges."""
+    edges = {"shortest_edge", "longest_edge"} == set(value)
+    if edges and min(value.values()) > 2048:
         return {"shortest_edge": SIDE * SIDE // 2, "longest_edge": 4 * SIDE * SIDE}
-    if {"shortest_edge", "longest_edge"} == set(keys):
+    if edges:
         return {"shortest_edge": SIDE // 2, "longest_edge": SIDE}
-    return dict.fromkeys(keys, SIDE)
+    return dict.fromkeys(value, SIDE)
 
 
 def pictures():
@@ -201,7 +203,7 @@ def write_processor(folder, kind, config):
     """Writes the files of a small processor, with one token per image where it takes a number."""
     base, name = processor_class(kind)
     made, file_name = image_processor_class(kind)
-    fields = {**made().to_dict(), **image_options(made, config)}
+    fields = {**made().to_dict(), **image_options(made, config)} if made else {}
     fields |= {"image_processor_type": file_name}
     (folder / "preprocessor_config.json").write_text(json.dumps(fields, default=str))
     (folder / "processor_config.json").write_text(
@@ -213,14 +215,17 @@ def processor_options(base, config):
     """Returns arguments of the processor that belong to the sizes of the model."""
     known = inspect.signature(base.__init__).parameters
     vision = getattr(config, "vision_config", None) or config
-    given = dict.fromkeys((name for name in NUMBERS if name in known), 1)
+    given = dict.fromkeys((name for name in NUMBERS if name in known), FEW)
+    tower = getattr(vision, "model_type", "")
+    if "num_additional_image_tokens" in known:
+        given["num_additional_image_tokens"] = int("clip" in tower)
     for name in ("patch_size", "vision_feature_select_strategy", "spatial_merge_size"):
         for holder in (config, vision):
             own = getattr(holder, name, None)
             if name in known and isinstance(own, (int, str)):
                 given[name] = own
                 break
-    return given
+    return given | PROCESSOR_OPTIONS.get(base.__name__, {})
 
 
 def set_number(name, folder, processor):
@@ -231,21 +236,25 @@ def set_number(name, folder, processor):
     names = [name for name in NUMBERS if name in fields]
     if not names:
         return
-    model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
-    made = inputs(processor, {"prompt": processor.image_token, "multimodal_data": {"image": [pictures()[0]]}})
+    whole = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
+    model = whole.model if hasattr(whole.model, "get_image_features") else whole
+    made = inputs(processor, prompts(processor)[0])
     accepted = inspect.signature(model.get_image_features).parameters
     with torch.inference_mode():
-        found = model.get_image_features(**{key: x for key, x in made.items() if key in accepted}, return_dict=True)
+        found = model.get_image_features(
+            **{key: value for key, value in made.items() if key in accepted}, return_dict=True
+        )
     found = getattr(found, "pooler_output", found)
     parts = [found] if isinstance(found, torch.Tensor) else found
-    rows = sum(x.numel() // x.shape[-1] for x in parts)
-    token = processing.placeholder_token(model.config, processor)
-    count = (made["input_ids"] == processor.tokenizer.convert_tokens_to_ids(token)).sum().item()
-    path.write_text(json.dumps(fields | dict.fromkeys(names, rows // count)))
+    rows = sum(part.numel() // part.shape[-1] for part in parts)
+    count = (made["input_ids"] == placeholder_id(processor)).sum().item()
+    path.write_text(json.dumps(fields | dict.fromkeys(names, rows * FEW // count)))
 
 
-def prompts(marker):
+def prompts(processor):
     """Returns prompts with one image, two images, and none."""
+    marker = getattr(processor, "image_placeholder_token", None) or processor.image_token
+    marker = MARKERS.get(type(processor).__name__, "{}").format(marker)
     first, second = pictures()
     return [
         {"prompt": f"What is in {marker} it?", "multimodal_data": {"image": [first]}},
