@@ -16,7 +16,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
 
-from . import limits, media, pages, rope, structure, trial
+from . import limits, pages, rope, structure, trial
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts
@@ -59,7 +59,9 @@ class BySequence:
         """Returns the hidden states after the final norm, [T, hidden]."""
         self._limit.check(self._parts.name, inputs.positions)
         attn: Any = inputs.attn
-        embeds = None if inputs.media_rows is None else self._parts.embed_inputs(inputs)
+        parts = self._parts
+        is_text = inputs.media_rows is None and not parts.has_indicators
+        embeds = None if is_text else parts.embed_inputs(inputs)
         hidden = [
             self._pass(
                 attn,
@@ -67,7 +69,7 @@ class BySequence:
                 inputs.token_ids,
                 inputs.positions,
                 embeds,
-                **media.features(inputs, self._parts.hidden_size, rows.start, rows.end),
+                **parts.features(inputs, rows.start, rows.end),
             )
             for number, rows in enumerate(attn.sequences)
         ]

@@ -14,14 +14,16 @@ from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 
 IMAGE = 1  # in transformers' mm_token_type_ids
-# Arguments of a decoder whose first layers add features of media (DeepStack).
-MASK, FEATURES = "visual_pos_masks", "deepstack_visual_embeds"
+# Arguments of a decoder that adds features of media in some layers (DeepStack): in the first ones,
+# or in those of a map.
+FIRST = ("visual_pos_masks", "deepstack_visual_embeds")
+MAPPED = ("vision_mask", "deepstack_features")
 
 
 def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
     """Returns [num_tokens, hidden] of one item by get_image_features of the base, else of the
-    model, whose arguments are the item's tensors of the same names. Features for the first layers
-    are further columns."""
+    model, whose arguments are the item's tensors of the same names. Features for single layers are
+    further columns."""
     methods = (getattr(owner, "get_image_features", None) for owner in (base, model))
     method = next(filter(None, methods), None)
     if method is None:
@@ -36,34 +38,73 @@ def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
     }
     found = method(**inputs, return_dict=True)
     late = getattr(found, "deepstack_features", None) or ()
-    columns = [getattr(found, "pooler_output", found), *late]
-    return torch.cat([_rows(column, weight.shape[1]) for column in columns], 1)
+    columns = [column[1] if _is_pair(column) else column for column in late]
+    main = getattr(found, "pooler_output", None if late else found)
+    try:
+        rows = [_rows(column, weight.shape[1]) for column in columns]
+        embeds = (
+            torch.zeros_like(rows[0]) if main is None and rows else _rows(main, weight.shape[1])
+        )
+    except (TypeError, ValueError) as error:
+        raise MediaError(
+            f"get_image_features of transformers' {name} does not return the embeddings of an "
+            f"image's tokens ({error}); use a plugin made for this model"
+        ) from error
+    return torch.cat([embeds, *rows], 1)
+
+
+def _is_pair(found: Any) -> bool:
+    """Whether features come with the number of their layer."""
+    return isinstance(found, tuple) and isinstance(found[0], int)
 
 
 def _rows(found: Any, size: int) -> Tensor:
-    """Returns [num_tokens, size] of a tensor, or of one per image or tile."""
+    """Returns [num_tokens, size] of a tensor, or of one per image or tile. Raises TypeError for
+    anything else, ValueError for another size."""
     features = [found] if isinstance(found, Tensor) else list(found)
+    for feature in features:
+        if not isinstance(feature, Tensor):
+            raise TypeError(f"it returned {type(found).__name__}")
+        if feature.shape[-1] != size:
+            raise ValueError(f"they have {feature.shape[-1]} channels, must be {size}")
     return torch.cat([feature.reshape(-1, size) for feature in features])
 
 
-def num_features(config: Any) -> int:
-    """Returns how many of the decoder's first layers add features of media."""
+def indicate(base: Any, inputs: ForwardInputs, embeds: Tensor) -> Tensor:
+    """Returns the embeddings with those of the tokens around images that the vision tower has in
+    place of the text model's (Ovis2): the last ones of its own vocabulary."""
+    ids = torch.tensor(base.visual_indicator_token_ids, device=embeds.device)
+    table = base.visual_embeddings_table.weight[-len(ids) :]
+    is_indicator = (inputs.token_ids[:, None] == ids) & inputs.in_prompt[:, None]
+    rows, which = is_indicator.nonzero(as_tuple=True)
+    return embeds.index_copy(0, rows, table[which])
+
+
+def feature_layers(config: Any) -> tuple[int, ...]:
+    """Returns the layers of the decoder that add features of media, one for each feature."""
+    mapped = getattr(config, "deepstack_layer_map", None)
+    if mapped is not None:
+        return (*(layer for _, layer in mapped), *config.spatial_target_layers)
     for part in (config, getattr(config, "vision_config", None)):
-        layers = getattr(part, "deepstack_visual_indexes", None)
-        if layers is not None:
-            return len(layers)
-    return 0
+        tapped = getattr(part, "deepstack_visual_indexes", None)
+        if tapped is not None:
+            return tuple(range(len(tapped)))
+    return ()
 
 
-def features(inputs: ForwardInputs, size: int, start: int, end: int) -> dict[str, Any]:
+def features(config: Any, inputs: ForwardInputs, size: int, start: int, end: int) -> dict[str, Any]:
     """Returns the decoder's arguments for features of media, of the rows start .. end."""
     rows, found = inputs.media_rows, inputs.media_features(size)
     if rows is None or not found:
         return {}
-    own = (rows >= start) & (rows < end)
+    is_own = (rows >= start) & (rows < end)
     mask = torch.zeros(1, end - start, dtype=torch.bool, device=rows.device)
-    mask[0, rows[own] - start] = True
-    return {MASK: mask, FEATURES: [feature[own] for feature in found]}
+    mask[0, rows[is_own] - start] = True
+    own = [feature[is_own] for feature in found]
+    if hasattr(config, "deepstack_layer_map"):
+        by_layer = dict(zip(feature_layers(config), own, strict=True))
+        return dict(zip(MAPPED, (mask.unsqueeze(-1), by_layer), strict=True))
+    return dict(zip(FIRST, (mask, own), strict=True))
 
 
 def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:

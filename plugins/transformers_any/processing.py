@@ -42,6 +42,12 @@ def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # transformers raises whatever its classes raise
+        if "torchvision" in str(error):
+            raise UnsupportedMediaError(
+                f"the image processor of {base.__name__} exists in transformers for torchvision "
+                "only, which is not installed; install torchvision for your torch, or use a "
+                "plugin made for this model"
+            ) from error
         raise CheckpointError(
             f"transformers' {base.__name__} cannot be made from the checkpoint's files: "
             f"{_reason(error)}"

@@ -20,7 +20,7 @@ OPTIONAL = frozenset(
     | {"use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict"}
     | {"encoder_hidden_states", "encoder_attention_mask", "token_type_ids", "head_mask"}
     | {"logits_to_keep", "labels", "kwargs", "output_router_logits"}
-    | {media.MASK, media.FEATURES, "pixel_values", "mm_encoder_outputs"}
+    | {*media.FIRST, *media.MAPPED, "pixel_values", "mm_encoder_outputs"}
 )
 # Words in the source code of models that let media tokens attend to each other.
 MASK_WORDS = ("block_sequence_ids", "or_mask_function", "and_mask_function")

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import AttentionContext, ForwardInputs
 
-from . import ATOMIC, interface, limits, media, mixing, probe, rope, structure, trial
+from . import ATOMIC, interface, limits, mixing, probe, rope, structure, trial
 from .interface import Step
 from .wrapped import Parts
 
@@ -59,7 +59,7 @@ class Together:
         """Returns the hidden states after the final norm, [T, hidden]."""
         self._limit.check(self._parts.name, inputs.positions)
         embeds = self._parts.embed_inputs(inputs)
-        given = media.features(inputs, embeds.shape[1], 0, len(embeds))
+        given = self._parts.features(inputs, 0, len(embeds))
         return self._decode(embeds, inputs.positions, inputs.attn, **given)
 
     def _decode(

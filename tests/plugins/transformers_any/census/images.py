@@ -38,14 +38,39 @@ IMAGE_PROCESSORS = {
     "qwen2_5_omni_thinker": "Qwen2VLImageProcessor",
     "qwen3_omni_moe_thinker": "Qwen2VLImageProcessor",
 }
-# Image processor -> fields that the rules below do not find.
+# Image processor, or processor -> fields of the former that the rules below do not find.
 OPTIONS = {
+    "ChameleonImageProcessor": {
+        "size": {"shortest_edge": 64},
+        "crop_size": {"height": 64, "width": 64},
+    },
+    "GotOcr2Processor": {"size": {"height": 128, "width": 128}},
     "Gemma4ImageProcessor": {"max_soft_tokens": 70},
     "DeepseekOcr2ImageProcessor": {"size": {"height": 96, "width": 96}, "tile_size": 96},
+    "DeepseekVLHybridImageProcessor": {"high_res_size": {"height": SIDE, "width": SIDE}},
 }
-PROCESSOR_OPTIONS = {"DeepseekOcr2Processor": {"patch_size": 2}}
+PROCESSOR_OPTIONS = {
+    "AriaProcessor": {"size_conversion": {SIDE: 4}},
+    "AyaVisionProcessor": {"img_size": SIDE, "downsample_factor": 2},
+    "DeepseekOcr2Processor": {"patch_size": 2},
+    "Granite4VisionProcessor": {"downsample_rate": "1/2"},
+    "LlavaOnevisionProcessor": {"num_image_tokens": 16},
+    "LlavaProcessor": {"vision_feature_select_strategy": "default"},
+}
+TEXTS = {  # tokens that the plugins of single families name
+    "Ernie4_5_VLMoeProcessor": {
+        f"{kind}_{word}token": f"<|{kind.upper()}_{text}|>"
+        for kind in ("image", "video")
+        for word, text in (("start_", "START"), ("", "PLACEHOLDER"), ("end_", "END"))
+    },
+}
+INDICATORS = tuple(f"<IMG_{word}>" for word in ("START", "GRID", "COL", "ROW", "END"))
 NUMBERS = ("image_seq_length", "image_seq_len", "num_image_tokens", "num_query_tokens")
 MARKERS = {"HunYuanVLProcessor": "<|image_start|>{}<|image_end|>"}  # around an image's token
+AROUND = {  # what a processor writes before and after a prompt with images
+    "ChameleonProcessor": ("", "</s>"),
+    "Emu3Processor": ("<s>", ""),
+}
 FEW = 7  # tokens per image before the model says how many it makes
 
 
@@ -92,7 +117,8 @@ def make_tokenizer(processor):
     names = [name for name in dict.fromkeys(NAMED.findall(source)) if name not in PLAIN]
     names = [name for name in names if f'hasattr(tokenizer, "{name}")' not in source]
     named = {name: f"<|{name.removesuffix('_token')}|>" for name in names}
-    special = ["<pad>", "<s>", "</s>", *named.values(), *filter(None, literal)]
+    named |= TEXTS.get(processor.__name__, {})
+    special = ["<pad>", "<s>", "</s>", *named.values(), *filter(None, literal), *INDICATORS]
     special += [f"<other_{number}>" for number in range(NUM_OTHERS)]
     special = list(dict.fromkeys(text for text in special if isinstance(text, str)))
     words = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -106,6 +132,7 @@ def make_tokenizer(processor):
         bos_token="<s>",
         eos_token="</s>",
         pad_token="<pad>",
+        sep_token="</s>",
         extra_special_tokens=named,
         clean_up_tokenization_spaces=False,
     )
@@ -125,6 +152,10 @@ def set_tokens(config, processor):
     tokenizer = processor.tokenizer
     others = iter(f"<other_{number}>" for number in range(NUM_OTHERS))
     ids = {"image_token": placeholder_id(processor)}
+    if hasattr(config, "visual_indicator_token_ids"):
+        config.visual_indicator_token_ids = tokenizer.convert_tokens_to_ids(INDICATORS)
+    if hasattr(config, "vocabulary_map"):
+        config.vocabulary_map["<image>"] = placeholder_id(processor)
     for inner in configs_in(config):
         for field in inner.to_dict():
             stem = re.sub(r"_(id|index)$", "", field)
@@ -203,7 +234,9 @@ def write_processor(folder, kind, config):
     """Writes the files of a small processor, with one token per image where it takes a number."""
     base, name = processor_class(kind)
     made, file_name = image_processor_class(kind)
-    fields = {**made().to_dict(), **image_options(made, config)} if made else {}
+    fields = (
+        {**made().to_dict(), **image_options(made, config), **OPTIONS.get(name, {})} if made else {}
+    )
     fields |= {"image_processor_type": file_name}
     (folder / "preprocessor_config.json").write_text(json.dumps(fields, default=str))
     (folder / "processor_config.json").write_text(
@@ -233,7 +266,7 @@ def set_number(name, folder, processor):
     makes of an image."""
     path = folder / "processor_config.json"
     fields = json.loads(path.read_text())
-    names = [name for name in NUMBERS if name in fields]
+    names = [name for name in NUMBERS if fields.get(name) == FEW]
     if not names:
         return
     whole = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
@@ -261,6 +294,14 @@ def prompts(processor):
         {"prompt": f"{marker} and {marker}.", "multimodal_data": {"image": [second, first]}},
         {"prompt": "Nothing to see here."},
     ]
+
+
+def ours(processor, prompt):
+    """Returns a prompt as this engine takes it, which writes nothing around it."""
+    if "multimodal_data" not in prompt:
+        return prompt
+    before, after = AROUND.get(type(processor).__name__, ("", ""))
+    return {**prompt, "prompt": f"{before}{prompt['prompt']}{after}"}
 
 
 def inputs(processor, prompt):

@@ -85,7 +85,7 @@ NAMES = (
         "bigram_vocab_size index_topk keep_window_size",
     ),
     (
-        512,
+        1024,
         "max_position_embeddings n_positions max_seq_len max_target_positions context_length "
         "n_ctx model_max_length max_sequence_length",
     ),
@@ -220,8 +220,35 @@ EXCEPTIONS = {
     "Qwen3_5VisionConfig": {"patch_size": 16},
     "Qwen3_5MoeVisionConfig": {"patch_size": 16},
     "Gemma4AssistantConfig": {"text_config": {"hidden_size_per_layer_input": 0}},
-    "ChameleonConfig": {"vocabulary_map": {"<image>": 3}},
-    "Emu3Config": {"vocabulary_map": {"<image>": 3}},
+    "ChameleonConfig": {
+        "vocabulary_map": {
+            "<image>": 3,
+            **{f"IMGIMG{'ABCDEFGHIJ'[n]}Z": 400 + n for n in range(10)},
+        }
+    },
+    "ChameleonVQVAEConfig": {
+        "num_embeddings": 10,
+        "base_channels": 32,
+        "latent_channels": 32,
+        "embed_dim": 32,
+        "num_res_blocks": 1,
+        "resolution": 64,
+    },
+    "Emu3Config": {
+        "vocabulary_map": {
+            "<image>": 3,
+            "<|extra_200|>": 399,
+            **{f"<|visual token {n:06}|>": 400 + n for n in range(16)},
+        }
+    },
+    "Emu3VQVAEConfig": {
+        "codebook_size": 16,
+        "base_channels": 32,
+        "channel_multiplier": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "hidden_size": 32,
+        "num_attention_heads": 1,
+    },
     "BartConfig": {"encoder_layers": LAYERS},
     "Cosmos3EdgeTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
     "Ernie4_5_VLMoeTextConfig": {
@@ -236,6 +263,20 @@ EXCEPTIONS = {
         "output_channels": 32,
         "downsample_channels": [32, HIDDEN],
     },
+    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1)},
+    "GotOcr2VisionConfig": {  # 64 x 64 patches, since its processor writes 256 tokens
+        "image_size": 128,
+        "patch_size": 2,
+        "window_size": 14,
+        "global_attn_indexes": [3],
+        "output_channels": 32,
+    },
+    "Granite4VisionConfig": {
+        "deepstack_layer_map": [[1, 0], [2, 1]],
+        "spatial_target_layers": [1, 2, 3, 3],
+        "downsample_rate": "1/2",
+    },
+    "AriaConfig": {"projector_patch_to_query_dict": {16: 4}},
     "Molmo2AdapterConfig": {"vision_feature_layer": [3, 1]},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": HEADS,
