@@ -86,7 +86,7 @@ def check_masks(name: str, model: Any, decoder: nn.Module) -> None:
     with atomic media serve these, and each such model was checked by hand."""
     around: Any = model
     while around is not decoder:
-        code = inspect.getsource(sys.modules[type(around).__module__])
+        code = _source_around(around, decoder)
         found = next((word for word in MASK_WORDS if word in code), None)
         if found is not None and hasattr(around, "get_image_features"):
             what = f"{type(around).__name__}, around the layers,"
@@ -94,3 +94,17 @@ def check_masks(name: str, model: Any, decoder: nn.Module) -> None:
         child = child_with(around, decoder)
         assert child is not None, "the model contains the decoder"
         around = getattr(around, child)
+
+
+def _source_around(around: nn.Module, decoder: nn.Module) -> str:
+    """Returns the source of the module of code that defines `around`, without the classes of vision
+    towers: these may mask their own attention."""
+    code = inspect.getsource(sys.modules[type(around).__module__])
+    holders = {type(part) for part in around.modules() if decoder in part.modules()}
+    towers = (
+        {type(part) for part in around.modules()} - holders - {type(x) for x in decoder.modules()}
+    )
+    for kind in towers:
+        if kind.__module__ == type(around).__module__:
+            code = code.replace(inspect.getsource(kind), "")
+    return code

@@ -62,7 +62,7 @@ SETTINGS = {  # prompts come in chunks, in batches, and the second time from the
     "max_model_len": 128,
     "enable_logprob": True,
 }
-LONGER = {**SETTINGS, "max_model_len": 700}  # for images
+LONGER = {**SETTINGS, "max_model_len": 900, "max_num_batched_tokens": 64}  # for images
 EQUAL, BY_SEQUENCE, BY_PLUGIN = "equal", "equal, by sequence", "equal, by its plugin"
 REFUSED, NOT_MADE = "refused", "not made"
 EXPECTED = (EQUAL, BY_SEQUENCE, BY_PLUGIN, REFUSED, NOT_MADE)  # anything else is a fault

@@ -44,13 +44,13 @@ OPTIONS = {
         "size": {"shortest_edge": 64},
         "crop_size": {"height": 64, "width": 64},
     },
+    "AriaImageProcessor": {"max_image_size": 980},
     "GotOcr2Processor": {"size": {"height": 128, "width": 128}},
     "Gemma4ImageProcessor": {"max_soft_tokens": 70},
     "DeepseekOcr2ImageProcessor": {"size": {"height": 96, "width": 96}, "tile_size": 96},
     "DeepseekVLHybridImageProcessor": {"high_res_size": {"height": SIDE, "width": SIDE}},
 }
 PROCESSOR_OPTIONS = {
-    "AriaProcessor": {"size_conversion": {SIDE: 4}},
     "AyaVisionProcessor": {"img_size": SIDE, "downsample_factor": 2},
     "DeepseekOcr2Processor": {"patch_size": 2},
     "Granite4VisionProcessor": {"downsample_rate": "1/2"},

@@ -276,7 +276,17 @@ EXCEPTIONS = {
         "spatial_target_layers": [1, 2, 3, 3],
         "downsample_rate": "1/2",
     },
-    "AriaConfig": {"projector_patch_to_query_dict": {16: 4}},
+    "AriaConfig": {  # its processor makes images of 980 pixels
+        "vision_config": {
+            "model_type": "idefics3_vision",
+            "hidden_size": HIDDEN,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 980,
+            "patch_size": 14,
+        }
+    },
     "Molmo2AdapterConfig": {"vision_feature_layer": [3, 1]},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": HEADS,
