@@ -1,4 +1,4 @@
-"""Embeddings of media are what the model returns, in rows of its size; anything else is an error."""
+"""Embeddings of media are what the model returns, in rows of its size, or an error."""
 
 from types import SimpleNamespace
 

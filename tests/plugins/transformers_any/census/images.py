@@ -20,7 +20,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 SIZES = ((70, 50), (40, 90))  # of the images in the prompts
 NUM_OTHERS = 12  # special tokens for ids that no token of the processor fits
-LITERAL = re.compile(r"""["']((?:<[^"'\s\\{(]+>|\[[A-Z_]+\]|\]<\][^"'\s]+\[>\[))["']""")
+LITERAL = re.compile(r"""["']((?:<[^"'\s\\{(]+>|\[[A-Z_]+\]|\|[A-Z]+\||\]<\][^"'\s]+\[>\[))["']""")
 NAMED = re.compile(r"""tokenizer(?:\.|, ["'])(\w+_token)\b(?!_id)""")
 PLAIN = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token")
 PROCESSORS = {  # model type -> processor, where transformers' table has none
@@ -71,6 +71,7 @@ AROUND = {  # what a processor writes before and after a prompt with images
     "ChameleonProcessor": ("", "</s>"),
     "Emu3Processor": ("<s>", ""),
 }
+TYPED = ("Cosmos3EdgeProcessor",)  # returns types of tokens only when it is asked to
 FEW = 7  # tokens per image before the model says how many it makes
 
 
@@ -310,4 +311,6 @@ def inputs(processor, prompt):
     pictured = prompt.get("multimodal_data", {}).get("image")
     if pictured is None:
         return dict(processor.tokenizer(**given))
+    if type(processor).__name__ in TYPED:
+        given["return_mm_token_type_ids"] = True
     return dict(processor(images=pictured, **given))
