@@ -31,7 +31,10 @@ def decoder_of(model: Any) -> Any:
     found = model.get_decoder()
     if isinstance(found, nn.Linear):  # some call their head so
         return model.base_model
-    return getattr(model, "model", model) if found is model else found
+    if found is model:
+        return getattr(model, "model", model)
+    has_head = getattr(found, "lm_head", None) is not None  # it is a whole language model
+    return decoder_of(found) if has_head else found
 
 
 def child_with(model: nn.Module, part: nn.Module) -> str | None:

@@ -192,6 +192,7 @@ def compared(name, folder, settings, prompts, inputs):
             traceback.print_exc()
             (_, found), way = answers([], prompts, settings), BY_PLUGIN
     except MMDeployLLMError as error:
+        traceback.print_exc()
         return REFUSED, str(error).replace(str(folder), "...")
     except Exception as error:
         traceback.print_exc()

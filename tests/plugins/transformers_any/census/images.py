@@ -71,7 +71,11 @@ AROUND = {  # what a processor writes before and after a prompt with images
     "ChameleonProcessor": ("", "</s>"),
     "Emu3Processor": ("<s>", ""),
 }
-TYPED = ("Cosmos3EdgeProcessor",)  # returns types of tokens only when it is asked to
+ALONE = ("Emu3Processor",)  # pads images of one prompt to one size, which changes the smaller one
+TYPED = (
+    "Cosmos3EdgeProcessor",
+    "Gemma4Processor",
+)  # returns types of tokens only when it is asked to
 FEW = 7  # tokens per image before the model says how many it makes
 
 
@@ -172,7 +176,8 @@ def set_tokens(config, processor):
 
 def placeholder_id(processor):
     """Returns the id of the most frequent token of an image."""
-    made = inputs(processor, prompts(processor)[0])["input_ids"][0]
+    image = {"prompt": marker(processor), "multimodal_data": {"image": pictures()[:1]}}
+    made = inputs(processor, image)["input_ids"][0]
     values, counts = made.unique(return_counts=True)
     return values[counts.argmax()].item()
 
@@ -285,14 +290,24 @@ def set_number(name, folder, processor):
     path.write_text(json.dumps(fields | dict.fromkeys(names, rows * FEW // count)))
 
 
+def marker(processor):
+    """Returns the text of an image in a prompt."""
+    text = getattr(processor, "image_placeholder_token", None) or processor.image_token
+    return MARKERS.get(type(processor).__name__, "{}").format(text)
+
+
 def prompts(processor):
     """Returns prompts with one image, two images, and none."""
-    marker = getattr(processor, "image_placeholder_token", None) or processor.image_token
-    marker = MARKERS.get(type(processor).__name__, "{}").format(marker)
+    image = marker(processor)
     first, second = pictures()
+    if type(processor).__name__ in ALONE:
+        second = second.resize(first.size)
     return [
-        {"prompt": f"What is in {marker} it?", "multimodal_data": {"image": [first]}},
-        {"prompt": f"{marker} and {marker}.", "multimodal_data": {"image": [second, first]}},
+        {"prompt": f"What is in {image} it?", "multimodal_data": {"image": [first]}},
+        {
+            "prompt": f"{image} and {image}.",
+            "multimodal_data": {"image": [second, first]},
+        },
         {"prompt": "Nothing to see here."},
     ]
 

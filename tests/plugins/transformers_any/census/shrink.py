@@ -132,7 +132,7 @@ def shrunk(config_class, **fields):
         value = _value(defaults, name, None)
         is_token = name.endswith(("_token_id", "_token_index"))
         if name not in given and is_token and isinstance(value, int) and value >= VOCAB_SIZE:
-            given[name] = 10 + len(given)
+            given[name] = 120 + len(given)  # in no prompt of text
     given |= {name: LISTS[name] for name in LISTS if name in known}
     if {"window_size", "patch_size"} <= set(given):
         given["window_size"] = SIDE  # of a vision tower, in pixels
@@ -295,7 +295,9 @@ EXCEPTIONS = {
         "indexer_budget": VOCAB_SIZE,
         "indexer_compress_ratio": 4,
     },
-    "Qwen2_5OmniThinkerConfig": {"vision_start_token_id": 20},
+    "Qwen2_5OmniThinkerConfig": {"vision_start_token_id": 120},
+    "Qwen3OmniMoeThinkerConfig": {"vision_start_token_id": 120},
+    "HunYuanVLTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 2, 2, 2]}},
     "VipLlavaConfig": {"vision_feature_layer": [-2, -1]},
     "Gemma3Config": {"mm_tokens_per_image": 4},
 }
