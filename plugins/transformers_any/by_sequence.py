@@ -63,15 +63,8 @@ class BySequence:
         is_text = inputs.media_rows is None and not parts.has_indicators
         embeds = None if is_text else parts.embed_inputs(inputs)
         hidden = [
-            self._pass(
-                attn,
-                number,
-                inputs.token_ids,
-                inputs.positions,
-                embeds,
-                **parts.features(inputs, rows.start, rows.end),
-            )
-            for number, rows in enumerate(attn.sequences)
+            self._pass(attn, number, inputs.token_ids, inputs.positions, embeds, inputs)
+            for number in range(len(attn.sequences))
         ]
         return torch.cat(hidden)
 
@@ -97,7 +90,7 @@ class BySequence:
         token_ids: Tensor,
         positions: Tensor,
         embeds: Tensor | None = None,
-        **kwargs: Any,
+        inputs: ForwardInputs | None = None,
     ) -> Tensor:
         """Runs the decoder on the rows of one sequence. Returns [n, hidden]."""
         rows: SequenceRows = attn.sequences[number]
@@ -107,8 +100,9 @@ class BySequence:
             "position_ids": positions[..., own].unsqueeze(-2),
             "use_cache": True,
             "return_dict": True,
-            **kwargs,
         }
+        if inputs is not None:
+            given |= self._parts.features(inputs, rows.start, rows.end)
         if embeds is None and "input_ids" in self._accepted:
             given["input_ids"] = token_ids[own].unsqueeze(0)
         else:

@@ -318,7 +318,8 @@ text, each with small random weights ({date}):
 | not made | the census has no small config or processor of the class, or transformers' own `generate` fails on it |
 
 Images are processed by transformers' own classes, those that need no torchvision. A class whose
-image processor needs torchvision is refused with images where torchvision is not installed.
+image processor needs torchvision is refused with images where torchvision is not installed. Each
+image is encoded alone; the two images of Emu3 have one size, because transformers pads others.
 
 What `equal` does not say: lengths at which a model chooses tokens by their scores; such a request
 is refused.

@@ -58,6 +58,11 @@ PROCESSOR_OPTIONS = {
     "LlavaProcessor": {"vision_feature_select_strategy": "default"},
 }
 TEXTS = {  # tokens that the plugins of single families name
+    "Gemma4Processor": {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+    },
     "Ernie4_5_VLMoeProcessor": {
         f"{kind}_{word}token": f"<|{kind.upper()}_{text}|>"
         for kind in ("image", "video")
