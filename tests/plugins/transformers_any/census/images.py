@@ -281,7 +281,8 @@ def set_number(name, folder, processor):
     if not names:
         return
     whole = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
-    model = whole.model if hasattr(whole.model, "get_image_features") else whole
+    base = getattr(whole, "model", None)
+    model = base if hasattr(base, "get_image_features") else whole
     made = inputs(processor, prompts(processor)[0])
     accepted = inspect.signature(model.get_image_features).parameters
     with torch.inference_mode():
