@@ -72,7 +72,8 @@ def _rows(found: Any, size: int) -> Tensor:
 
 def indicate(base: Any, inputs: ForwardInputs, embeds: Tensor) -> Tensor:
     """Returns the embeddings with those of the tokens around images that the vision tower has in
-    place of the text model's (Ovis2): the last ones of its own vocabulary."""
+    place of the text model's (Ovis2): the last ones of its own vocabulary. transformers does so in
+    prompts with images only; processors write these tokens nowhere else."""
     ids = torch.tensor(base.visual_indicator_token_ids, device=embeds.device)
     table = base.visual_embeddings_table.weight[-len(ids) :]
     is_indicator = (inputs.token_ids[:, None] == ids) & inputs.in_prompt[:, None]
