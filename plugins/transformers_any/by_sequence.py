@@ -83,16 +83,17 @@ class BySequence:
         """Returns the hidden states after the final norm, [T, hidden]."""
         self._limit.check(self._parts.name, inputs.positions)
         attn: Any = inputs.attn
-        embeds = None if inputs.media_rows is None else self._parts.embed_inputs(inputs)
+        parts = self._parts
+        is_text = inputs.media_rows is None and not parts.has_indicators
+        embeds = None if is_text else parts.embed_inputs(inputs)
         hidden = []
         for number in range(len(attn.sequences)):
             store = None
             if self._slots.index:
                 assert inputs.states is not None, "the model has a cache with states"
                 store = states.Rows(self._slots, inputs.states, self._num_paged, number)
-            hidden.append(
-                self._run(attn, number, store, inputs.token_ids, inputs.positions, embeds)
-            )
+            given = inputs.token_ids, inputs.positions, embeds, inputs
+            hidden.append(self._run(attn, number, store, *given))
         return torch.cat(hidden)
 
     def _try(self) -> None:
@@ -157,6 +158,7 @@ class BySequence:
         token_ids: Tensor,
         positions: Tensor,
         embeds: Tensor | None = None,
+        inputs: ForwardInputs | None = None,
     ) -> Tensor:
         """Runs the decoder on the rows of one sequence. Returns [n, hidden]."""
         rows: SequenceRows = attn.sequences[number]
@@ -169,6 +171,8 @@ class BySequence:
             "use_cache": True,
             "return_dict": True,
         }
+        if inputs is not None:
+            given |= self._parts.features(inputs, rows.start, rows.end)
         if embeds is None and "input_ids" in self._accepted:
             given["input_ids"] = token_ids[own].unsqueeze(0)
         else:

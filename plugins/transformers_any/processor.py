@@ -22,7 +22,7 @@ from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput, MediaLimits, MediaProcessor
 
 from .numbering import place_of_number
-from .processing import load_processor, placeholder_token
+from .processing import image_marker, load_processor, marked, placeholder_token
 
 # Keys of a processor's result that belong to the text given with the image.
 OF_TEXT = frozenset(
@@ -62,7 +62,7 @@ class AnyImageProcessor(MediaProcessor):
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self._processor = load_processor(checkpoint, options)
         self.token = placeholder_token(checkpoint.config, self._processor)
-        self._marker: str = self._processor.image_token
+        self._marker = image_marker(self._processor)
         self.markers = (self._marker,)
         patch = getattr(getattr(checkpoint.config, "vision_config", None), "patch_size", None)
         patch = patch[0] if isinstance(patch, (list, tuple)) else patch
@@ -178,10 +178,15 @@ class AnyImageProcessor(MediaProcessor):
         with self._borrowed() as processor:
             made = processor(
                 images=[image],
-                text=[self._marker],
+                text=[marked(processor, self._marker)],
                 return_tensors="pt",
                 return_text_replacement_offsets=True,
                 return_mm_token_type_ids=False,
+            )
+        if "text_replacement_offsets" not in made:
+            raise MediaError(
+                f"transformers' {type(self._processor).__name__} does not say how it writes an "
+                "image in a prompt; use a plugin made for this model"
             )
         (replaced,) = made["text_replacement_offsets"][0]
         tensors = {

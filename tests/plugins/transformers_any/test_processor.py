@@ -2,6 +2,7 @@
 as it should."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import transformers
@@ -83,6 +84,24 @@ def test_files_that_cannot_be_used(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Nonsense"}')
     with pytest.raises(CheckpointError, match="Idefics3Processor cannot be made"):
         AnyImageProcessor(checkpoint, {})
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_images_that_need_torchvision(tmp_path):
+    checkpoint = idefics(tmp_path)
+    needed = '{"image_processor_type": "Cohere2VisionImageProcessor"}'
+    (tmp_path / "preprocessor_config.json").write_text(needed)
+    with pytest.raises(UnsupportedMediaError, match="torchvision only, which is not installed"):
+        AnyImageProcessor(checkpoint, {})
+
+
+def test_a_processor_that_does_not_tell_the_text_of_an_image(tmp_path, picture):
+    checkpoint = idefics(tmp_path)
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Idefics2Processor"}')
+    processor = AnyImageProcessor(checkpoint, {})
+    item = processor.decode(picture(0, 56, 30), MediaLimits())
+    with pytest.raises(MediaError, match="Idefics2Processor does not say how it writes an image"):
+        processor.process(item, {})
 
 
 def test_no_two_threads_use_the_same_tokenizer(tmp_path):

@@ -75,12 +75,23 @@ def test_atomic_architectures_have_a_spec_with_atomic_media():
     assert spec.architectures == ATOMIC
 
 
-def test_deepstack_is_refused():
+def test_features_for_layers_widen_the_embeddings_of_media():
     config = transformers.Qwen3VLConfig(
-        text_config={**FIELDS, "head_dim": 8}, vision_config={"depth": 1}
+        text_config={**FIELDS, "head_dim": 8},
+        vision_config={"depth": 1, "deepstack_visual_indexes": [0, 0]},
     )
     config.architectures = ["Qwen3VLForConditionalGeneration"]
-    with pytest.raises(ModelNotSupportedError, match="takes visual_pos_masks, deepstack"):
+    model = on_meta(config)
+    assert model.media_size == 3 * model.hidden_size
+
+
+def test_a_decoder_that_takes_types_of_tokens():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    config = transformers.Ernie4_5_VLMoeConfig(
+        text_config={**FIELDS, "rope_parameters": rope}, vision_config={"depth": 1}
+    )
+    config.architectures = ["Ernie4_5_VLMoeForConditionalGeneration"]
+    with pytest.raises(ModelNotSupportedError, match="takes moe_mm_token_type_ids besides"):
         on_meta(config)
 
 
