@@ -160,12 +160,12 @@ class IndexedLayer(PagedLayer):
         return keys.unsqueeze(0)
 
 
-class PagedStateLayer(StateLayer, PagedLayer):  # type: ignore[misc]
+class PagedStateLayer(StateLayer, PagedLayer):
     """A layer with attention and states."""
 
     def __init__(self, kept: Kept, *args: Any) -> None:
         PagedLayer.__init__(self, kept, *args)
-        StateLayer.__init__(self, kept.num_states)
+        LinearAttentionLayer.__init__(self, kept.num_states)
 
 
 class OneByOne:
