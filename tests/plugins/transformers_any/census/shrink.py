@@ -300,7 +300,6 @@ EXCEPTIONS = {
             "patch_size": 14,
         }
     },
-    "Dots3NoteVisionConfig": {"mlp_layer_types": ["dense", "sparse"] * 2},
     "Molmo2AdapterConfig": {"vision_feature_layer": [3, 1]},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": HEADS,
