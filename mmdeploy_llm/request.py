@@ -32,6 +32,9 @@ class RequestStatus(enum.Enum):
     FINISHED = "finished"
 
 
+ITEM_NUMBER = "\ue000"  # a character for private use, so no text that is meant holds it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaInput:
     """One processed media item, ready for the model's encoder.
@@ -45,7 +48,8 @@ class MediaInput:
     key: identity of the content and of the options that shaped it.
     prompt_text: text that replaces the item's placeholder in the prompt where that is more than
         placeholder tokens, such as separators between the rows of an image; it contains num_tokens
-        placeholder tokens. None: placeholder tokens alone.
+        placeholder tokens. None: placeholder tokens alone. Each ITEM_NUMBER in it becomes the
+        item's number among those of its kind in the prompt, from 0.
     """
 
     kind: str

@@ -3,7 +3,7 @@
 from mmdeploy_llm.messages import MediaRef
 from mmdeploy_llm.metrics import EngineInfo, RequestRecord, StepStats
 from mmdeploy_llm.outputs import ToolCall
-from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.request import ITEM_NUMBER, MediaInput, MediaSpan
 
 from .contracts import (
     Checkpoint,
@@ -25,6 +25,7 @@ from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 
 __all__ = [
+    "ITEM_NUMBER",
     "Checkpoint",
     "EngineInfo",
     "LogitsContext",

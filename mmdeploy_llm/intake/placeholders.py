@@ -14,11 +14,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mmdeploy_llm.errors import CheckpointError, MediaError
-from mmdeploy_llm.hooks import MediaInput, MediaProcessor, MediaSpan
+from mmdeploy_llm.hooks import ITEM_NUMBER, MediaInput, MediaProcessor, MediaSpan
 
 from .tokenizer import PromptTokenizer
 
@@ -90,7 +90,7 @@ class Placeholders:
 
         Raises MediaError when there are more markers than items or fewer.
         """
-        kinds = tuple(self._kind_of.values())
+        kinds, media = tuple(self._kind_of.values()), _numbered(media)
         queues = {kind: [item for item in media if item.kind == kind] for kind in kinds}
         found = Counter[str]()
 
@@ -144,6 +144,7 @@ class Placeholders:
         """
         if not media:
             return Expanded(ids=list(ids), spans=())
+        media = _numbered(media)
         given = Counter(item.kind for item in media)
         queues = {kind: [item for item in media if item.kind == kind] for kind in given}
         positions = [position for position, token_id in enumerate(ids) if token_id in self._kinds]
@@ -197,6 +198,18 @@ class Placeholders:
             alias = tokenizer.token_ids(marker)
             if alias and alias != (token_id,):
                 self._aliases[alias] = token_id
+
+
+def _numbered(media: Sequence[MediaInput]) -> list[MediaInput]:
+    """Returns the items with their numbers in their texts."""
+    counts, found = Counter[str](), []
+    for item in media:
+        text = item.prompt_text
+        if text is not None and ITEM_NUMBER in text:
+            item = replace(item, prompt_text=text.replace(ITEM_NUMBER, str(counts[item.kind])))
+        counts[item.kind] += 1
+        found.append(item)
+    return found
 
 
 def _token_id(token: str, kind: str, tokenizer: PromptTokenizer) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.caches import SharedKV, State, layer_caches
-from mmdeploy_llm.forward import ForwardInputs
+from mmdeploy_llm.forward import ForwardInputs, SequenceRows
 from mmdeploy_llm.request import MediaSpan
 
 
@@ -97,6 +97,29 @@ class DenseContext:
             is_visible = _visible(sequence, count, len(keys), window, self._has_atomic_media)
             out.append(_attend(q[rows], keys, values, is_visible, scale, softcap))
         return torch.cat(out)
+
+    @property
+    def sequences(self) -> Sequence[SequenceRows]:
+        """See forward.SequenceAttention."""
+        ends = accumulate(count for _, count in self._pieces)
+        return [
+            SequenceRows(start=end - count, end=end, num_cached=sequence.num_computed)
+            for end, (sequence, count) in zip(ends, self._pieces, strict=True)
+        ]
+
+    def extend(
+        self, sequence: int, layer: int, k: Tensor, v: Tensor, num_kept: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See forward.SequenceAttention."""
+        owner, _ = self._pieces[sequence]
+        cached = owner.num_computed
+        if layer in owner.cache:  # a second call in a step replaces the rows of the first
+            keys, values = owner.cache[layer]
+            owner.cache[layer] = keys[:cached], values[:cached]
+        owner.extend(layer, k, v)
+        first = 0 if num_kept is None else max(0, cached - num_kept)
+        keys, values = owner.cache[layer]
+        return keys[first:], values[first:]
 
     def causal(self) -> DenseContext:
         """See forward.AttentionContext."""

@@ -1,5 +1,5 @@
 """BySequence: transformers' own forward for one sequence after the other, whose keys and values
-lie in the engine's pages.
+lie in the engine's pages, and whose states in its rows of states.
 
 It is exact for any attention (biases, sinks, chunks, shared or chosen keys), and slower than
 Together, which computes all sequences of a step at once. It serves what that one refuses.
@@ -8,6 +8,7 @@ Together, which computes all sequences of a step at once. It serves what that on
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,12 +17,18 @@ from torch import Tensor
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
 
-from . import limits, pages, rope, structure, trial
+from . import limits, rope, structure, trial
+from .cache import carriers, pages, states
 from .interface import refused
 from .probe import Sizes
 from .wrapped import Parts
 
-STEPS = (4, 1, 2, 5)  # tokens of the trial's passes
+# Tokens of the trial's passes. Many layers with a state continue from it for one token only.
+STEPS = (4, 1, 2, 5)
+ONE_BY_ONE = (4, *(1,) * 8)
+CACHES = ("past_key_values", "cache_params", "state")  # arguments that hold what is kept
+# How much farther from transformers' logits STEPS may be than ONE_BY_ONE.
+ROUNDING, ROUNDING_OF_HALF = 1e-3, 0.05
 
 
 class BySequence:
@@ -39,65 +46,133 @@ class BySequence:
         self._parts = parts
         self._because = because
         self._limit = limits.of_decoder(parts.name, decoder)
-        self._kept = pages.kept_by_layers(parts.name, decoder.config)
+        try:
+            self._kept = pages.kept_by_layers(decoder.config)
+        except Exception as error:  # transformers' code: anything may come
+            reason = f"keeps what is not known here ({type(error).__name__}: {error})"
+            raise refused(parts.name, "its cache", reason) from error
         self._places = pages.Places()
+        self._slots = states.Slots()
+        self._carrier = carriers.carrier_of(decoder)
+        self._is_one_by_one = False
         self._accepted = frozenset(inspect.signature(decoder.forward).parameters)
-        if "past_key_values" not in self._accepted:
+        if not self._accepted.intersection(CACHES):
             raise refused(parts.name, f"its decoder ({type(decoder).__name__})", "takes no cache")
         decoder.config._attn_implementation = "eager"
 
     def check_on_weights(self) -> Sizes:
         """Checks on a trial in several steps that transformers' cache is all that the model keeps
-        of earlier tokens. Returns the sizes of the engine's cache."""
+        of earlier tokens, and whether it continues from states in passes of several tokens.
+        Returns the sizes of the engine's cache."""
         rope.fix(self._parts.decoder)
         self._try()
         return Sizes(
-            num_layers=len(self._places.index), num_kv_heads=1, head_dim=self._places.width
+            num_layers=self._num_paged,
+            num_kv_heads=1,
+            head_dim=self._places.width,
+            states=self._slots.cache if self._slots.index else None,
         )
+
+    @property
+    def _num_paged(self) -> int:
+        """Layers of the engine's cache with pages: without attention one that nobody reads, since
+        the engine counts the tokens of a sequence by its pages."""
+        return max(1, len(self._places.index))
 
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns the hidden states after the final norm, [T, hidden]."""
         self._limit.check(self._parts.name, inputs.positions)
         attn: Any = inputs.attn
-        embeds = None if inputs.media_rows is None else self._parts.embed_inputs(inputs)
-        hidden = [
-            self._pass(attn, number, inputs.token_ids, inputs.positions, embeds)
-            for number in range(len(attn.sequences))
-        ]
+        parts = self._parts
+        is_text = inputs.media_rows is None and not parts.has_indicators
+        embeds = None if is_text else parts.embed_inputs(inputs)
+        hidden = []
+        for number in range(len(attn.sequences)):
+            store = None
+            if self._slots.index:
+                assert inputs.states is not None, "the model has a cache with states"
+                store = states.Rows(self._slots, inputs.states, self._num_paged, number)
+            given = inputs.token_ids, inputs.positions, embeds, inputs
+            hidden.append(self._run(attn, number, store, *given))
         return torch.cat(hidden)
 
     def _try(self) -> None:
-        parts = self._parts
         try:
             with torch.inference_mode():
-                trial.check_equal(
-                    parts.name,
-                    parts.inner,
-                    parts.decoder,
-                    self._trial_logits,
-                    num_tokens=sum(STEPS),
-                    is_required=True,
-                )
+                least = self._difference(ONE_BY_ONE)
+                if self._slots.index:
+                    self._is_one_by_one = not self._is_equal_in_steps(least)
+                else:
+                    self._difference(STEPS)
         except Exception as error:  # transformers' code: anything may come
+            has_states = any(own.num_states for own in self._kept)
+            if (has_states or self._slots.index) and isinstance(error, ModelNotSupportedError):
+                raise  # `because` names the states, which this way knows
             raise self._because from error
+
+    def _is_equal_in_steps(self, least: float) -> bool:
+        """Returns whether passes of several tokens continue from a state. least: the difference
+        from transformers' logits, of one token at a time, that rounding causes."""
+        is_half = next(self._parts.decoder.parameters()).dtype.itemsize < 4
+        try:
+            difference = self._difference(STEPS)
+        except ModelNotSupportedError:
+            return False
+        return difference <= max(ROUNDING_OF_HALF if is_half else ROUNDING, 3 * least)
+
+    def _difference(self, steps: Sequence[int]) -> float:
+        """Returns that of the logits from transformers', for tokens that come in steps."""
+        parts = self._parts
+        return trial.check_equal(
+            parts.name,
+            parts.inner,
+            parts.decoder,
+            lambda ids: self._trial_logits(ids, steps),
+            num_tokens=sum(steps),
+            is_required=True,
+        )
+
+    def _run(
+        self,
+        attn: SequenceAttention,
+        number: int,
+        store: states.Store | None,
+        *inputs: Any,
+    ) -> Tensor:
+        """Runs the decoder on the rows of one sequence, in as many passes as are exact. Returns
+        [n, hidden]."""
+        rows = attn.sequences[number]
+        if not self._is_one_by_one or not rows.num_cached:
+            return self._pass(attn, number, store, *inputs)
+        single = pages.OneByOne(attn, number)
+        found = []
+        while single.has_next():
+            found.append(self._pass(single, 0, store, *inputs))
+        return torch.cat(found)
 
     def _pass(
         self,
         attn: SequenceAttention,
         number: int,
+        store: states.Store | None,
         token_ids: Tensor,
         positions: Tensor,
         embeds: Tensor | None = None,
+        inputs: ForwardInputs | None = None,
     ) -> Tensor:
         """Runs the decoder on the rows of one sequence. Returns [n, hidden]."""
         rows: SequenceRows = attn.sequences[number]
         own = slice(rows.start, rows.end)
+        cache = pages.sequence_cache(self._kept, self._places, attn, number)
+        before = store.load() if store is not None and rows.num_cached else {}
         given: dict[str, Any] = {
-            "past_key_values": pages.sequence_cache(self._kept, self._places, attn, number),
+            **self._carrier.arguments(cache, before),
             "position_ids": positions[..., own].unsqueeze(-2),
             "use_cache": True,
             "return_dict": True,
         }
+        if inputs is not None:
+            given |= self._parts.features(inputs, rows.start, rows.end)
         if embeds is None and "input_ids" in self._accepted:
             given["input_ids"] = token_ids[own].unsqueeze(0)
         else:
@@ -105,16 +180,19 @@ class BySequence:
                 embeds = self._parts.embed(token_ids)
             given["inputs_embeds"] = embeds[own].unsqueeze(0)
         out = self._parts.decoder(**{key: x for key, x in given.items() if key in self._accepted})
+        if store is not None:
+            store.save(self._carrier.states(cache, out))
         hidden: Tensor = out.last_hidden_state
         return hidden.squeeze(0)
 
-    def _trial_logits(self, ids: Tensor) -> Tensor:
-        """Returns the logits [N, vocab] of N tokens that come in STEPS."""
+    def _trial_logits(self, ids: Tensor, steps: Sequence[int]) -> Tensor:
+        """Returns the logits [N, vocab] of N tokens that come in steps."""
         parts, memory = self._parts, trial.Memory()
+        store = states.Remembered(self._slots)
         found, end = [], 0
-        for count in STEPS:
+        for count in steps:
             start, end = end, end + count
             memory.begin(start, end)
             positions = parts.count_up(start, end, ids.device)
-            found.append(self._pass(memory, 0, ids[start:end], positions))
+            found.append(self._pass(memory, 0, store, ids[start:end], positions))
         return parts.logits(torch.cat(found))

@@ -45,20 +45,24 @@ class _Given(nn.Module):
 
 
 def head_of(model: Any, decoder: nn.Module) -> Any:
-    """Returns a view of `model` that shares all parameters and whose base model does nothing.
+    """Returns a view of `model` that shares all parameters and whose base model does nothing; of
+    the language model in it, where that has a head of its own.
 
     Raises ModelNotSupportedError for a model that is only a decoder.
     """
-    view = copy.copy(model)
     base = child_with(model, decoder)
     if base is None:
         raise refused(type(model).__name__, "the model", "is its own decoder, without a head")
+    child: Any = model._modules[base]
+    if child is not decoder and getattr(child, "lm_head", None) is not None:
+        return head_of(child, decoder)
+    view = copy.copy(model)
     given = _Given(model._modules[base], decoder)
     view.__dict__["_modules"] = {**model._modules, base: given}
     return view
 
 
 def logits(head: Any, hidden: Tensor) -> Tensor:
-    """Computes the logits: [N, hidden] -> [N, vocab]."""
+    """Computes the logits: [N, hidden] -> [N, vocab], in the same dtype; some heads widen it."""
     out: Tensor = head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
-    return out.squeeze(0)
+    return out.squeeze(0).to(hidden.dtype)

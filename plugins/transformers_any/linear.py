@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection
 from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from mmdeploy_llm.layers import Linear
 
@@ -20,6 +20,11 @@ class AnyLinear(Linear):
         self.out_features = plain.out_features
         self.weight = cast("nn.Parameter", plain.weight)
         self.bias = cast("nn.Parameter | None", plain.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See Linear. The kernels need rows whose values follow one another in memory, but some of
+        transformers' layers pass transposed tensors."""
+        return super().forward(x if x.stride(-1) == 1 else x.contiguous())
 
 
 def use_engine_layers(model: nn.Module) -> None:

@@ -10,15 +10,22 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.hooks import MediaInput, MediaSpan
 
 IMAGE = 1  # in transformers' mm_token_type_ids
+# Arguments of a decoder that adds features of media in some layers (DeepStack): in the first ones,
+# or in those of a map.
+FIRST = ("visual_pos_masks", "deepstack_visual_embeds")
+MAPPED = ("vision_mask", "deepstack_features")
 
 
-def encode(name: str, model: Any, item: MediaInput) -> Tensor:
-    """Returns [num_tokens, hidden] of one item by get_image_features, whose arguments are the
-    item's tensors of the same names."""
-    method = getattr(model, "get_image_features", None)
+def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
+    """Returns [num_tokens, hidden] of one item by get_image_features of the base, else of the
+    model, whose arguments are the item's tensors of the same names. Features for single layers are
+    further columns."""
+    methods = (getattr(owner, "get_image_features", None) for owner in (base, model))
+    method = next(filter(None, methods), None)
     if method is None:
         raise MediaError(
             f"transformers' {name} has no get_image_features; use a plugin made for this model"
@@ -30,9 +37,75 @@ def encode(name: str, model: Any, item: MediaInput) -> Tensor:
         if _accepts(method, key)
     }
     found = method(**inputs, return_dict=True)
-    found = getattr(found, "pooler_output", found)
+    late = getattr(found, "deepstack_features", None) or ()
+    columns = [column[1] if _is_pair(column) else column for column in late]
+    main = getattr(found, "pooler_output", None if late else found)
+    try:
+        rows = [_rows(column, weight.shape[1]) for column in columns]
+        embeds = (
+            torch.zeros_like(rows[0]) if main is None and rows else _rows(main, weight.shape[1])
+        )
+    except (TypeError, ValueError) as error:
+        raise MediaError(
+            f"get_image_features of transformers' {name} does not return the embeddings of an "
+            f"image's tokens ({error}); use a plugin made for this model"
+        ) from error
+    return torch.cat([embeds, *rows], 1)
+
+
+def _is_pair(found: Any) -> bool:
+    """Whether features come with the number of their layer."""
+    return isinstance(found, tuple) and isinstance(found[0], int)
+
+
+def _rows(found: Any, size: int) -> Tensor:
+    """Returns [num_tokens, size] of a tensor, or of one per image or tile. Raises TypeError for
+    anything else, ValueError for another size."""
     features = [found] if isinstance(found, Tensor) else list(found)
-    return torch.cat([feature.reshape(-1, weight.shape[1]) for feature in features])
+    for feature in features:
+        if not isinstance(feature, Tensor):
+            raise TypeError(f"it returned {type(found).__name__}")
+        if feature.shape[-1] != size:
+            raise ValueError(f"they have {feature.shape[-1]} channels, must be {size}")
+    return torch.cat([feature.reshape(-1, size) for feature in features])
+
+
+def indicate(base: Any, inputs: ForwardInputs, embeds: Tensor) -> Tensor:
+    """Returns the embeddings with those of the tokens around images that the vision tower has in
+    place of the text model's (Ovis2): the last ones of its own vocabulary. transformers does so in
+    prompts with images only; processors write these tokens nowhere else."""
+    ids = torch.tensor(base.visual_indicator_token_ids, device=embeds.device)
+    table = base.visual_embeddings_table.weight[-len(ids) :]
+    is_indicator = (inputs.token_ids[:, None] == ids) & inputs.in_prompt[:, None]
+    rows, which = is_indicator.nonzero(as_tuple=True)
+    return embeds.index_copy(0, rows, table[which])
+
+
+def feature_layers(config: Any) -> tuple[int, ...]:
+    """Returns the layers of the decoder that add features of media, one for each feature."""
+    mapped = getattr(config, "deepstack_layer_map", None)
+    if mapped is not None:
+        return (*(layer for _, layer in mapped), *config.spatial_target_layers)
+    for part in (config, getattr(config, "vision_config", None)):
+        tapped = getattr(part, "deepstack_visual_indexes", None)
+        if tapped is not None:
+            return tuple(range(len(tapped)))
+    return ()
+
+
+def features(config: Any, inputs: ForwardInputs, size: int, start: int, end: int) -> dict[str, Any]:
+    """Returns the decoder's arguments for features of media, of the rows start .. end."""
+    rows, found = inputs.media_rows, inputs.media_features(size)
+    if rows is None or not found:
+        return {}
+    is_own = (rows >= start) & (rows < end)
+    mask = torch.zeros(1, end - start, dtype=torch.bool, device=rows.device)
+    mask[0, rows[is_own] - start] = True
+    own = [feature[is_own] for feature in found]
+    if hasattr(config, "deepstack_layer_map"):
+        by_layer = dict(zip(feature_layers(config), own, strict=True))
+        return dict(zip(MAPPED, (mask.unsqueeze(-1), by_layer), strict=True))
+    return dict(zip(FIRST, (mask, own), strict=True))
 
 
 def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
@@ -43,12 +116,13 @@ def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
     for span in spans:
         for start, end in span.runs:
             kinds[0, start:end] = IMAGE
-    grids = torch.tensor([span.item.grid_thw for span in spans])
-    if not _accepts(base.get_rope_index, "mm_token_type_ids"):
+    needed = ("mm_token_type_ids", "image_grid_thw")
+    if not all(_accepts(base.get_rope_index, name) for name in needed):
         raise MediaError(
             f"get_rope_index of {type(base).__name__} needs token ids, which are not known here; "
             "use a plugin made for this model"
         )
+    grids = torch.tensor([span.item.grid_thw for span in spans])
     ids = torch.zeros_like(kinds)
     found, _ = base.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
     result: Tensor = found[:, 0]

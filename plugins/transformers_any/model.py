@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs
 
@@ -75,3 +76,6 @@ class AnyModel(Wrapped):
         self.num_layers = sizes.num_layers
         self.num_kv_heads = sizes.num_kv_heads
         self.head_dim = sizes.head_dim
+        if sizes.states is not None:
+            paged = PagedKV(num_kv_heads=sizes.num_kv_heads, head_dim=sizes.head_dim)
+            self.cache = (*(paged,) * sizes.num_layers, sizes.states)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from mmdeploy_llm.caches import State
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
 
 from .interface import STEP, NotCausal, refused, unknown_arguments
@@ -31,12 +32,14 @@ CHECKED_POSITIONS = (0, 1, 7, 100, 4095, 4096, FAR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes of the KV cache. windows: layer -> the window of its attention."""
+    """The sizes of the KV cache. windows: layer -> the window of its attention. states: what the
+    model keeps besides."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     windows: Mapping[int, int | None] = field(default_factory=dict)
+    states: State | None = None
 
 
 class TrialFailed(Exception):

@@ -42,6 +42,12 @@ def load_processor(checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # transformers raises whatever its classes raise
+        if "torchvision" in str(error):
+            raise UnsupportedMediaError(
+                f"the image processor of {base.__name__} exists in transformers for torchvision "
+                "only, which is not installed; install torchvision for your torch, or use a "
+                "plugin made for this model"
+            ) from error
         raise CheckpointError(
             f"transformers' {base.__name__} cannot be made from the checkpoint's files: "
             f"{_reason(error)}"
@@ -56,6 +62,19 @@ def _reason(error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return "it needs Python code of its own (auto_map), which is never run"
     return f"{type(error).__name__}: {error}"
+
+
+def image_marker(processor: Any) -> str:
+    """Returns the text that stands for an image in a prompt."""
+    return str(getattr(processor, "image_placeholder_token", None) or processor.image_token)
+
+
+def marked(processor: Any, marker: str) -> str:
+    """Returns a prompt of one image. Tokens around it, which stay as they are, are given to
+    processors that insist on them."""
+    tokens = (getattr(processor, f"image_{name}_token", None) for name in ("start", "end"))
+    start, end = (token if isinstance(token, str) else "" for token in tokens)
+    return f"{start}{marker}{end}"
 
 
 def placeholder_token(config: Any, processor: Any) -> str:
@@ -108,7 +127,12 @@ def _assembled(base: Any, components: Mapping[str, Any], options: Mapping[str, A
 
     subclass: Any = type(base.__name__, (base,), {"check_argument_for_proper_class": accept})
     own = {name: value for name, value in options.items() if name not in NO_OPTIONS}
-    return subclass.from_args_and_dict([components.get(x) for x in base.get_attributes()], own)
+    names = base.get_attributes()
+    try:
+        return subclass.from_args_and_dict([components.get(name) for name in names], own)
+    except AttributeError:  # it reads options of the video processor, often those of images
+        known = {**components, "video_processor": components["image_processor"]}
+        return subclass.from_args_and_dict([known.get(name) for name in names], own)
 
 
 def _with_options(image_processor: Any, options: Mapping[str, Any]) -> Any:

@@ -19,9 +19,10 @@ from mmdeploy_llm_processors.image.decode import DecodedImage, ImageDecoder, Ima
 from mmdeploy_llm_processors.image.embedded import check_names
 
 from mmdeploy_llm.errors import MediaError
-from mmdeploy_llm.hooks import Checkpoint, MediaInput, MediaLimits, MediaProcessor
+from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput, MediaLimits, MediaProcessor
 
-from .processing import load_processor, placeholder_token
+from .numbering import place_of_number
+from .processing import image_marker, load_processor, marked, placeholder_token
 
 # Keys of a processor's result that belong to the text given with the image.
 OF_TEXT = frozenset(
@@ -61,7 +62,7 @@ class AnyImageProcessor(MediaProcessor):
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self._processor = load_processor(checkpoint, options)
         self.token = placeholder_token(checkpoint.config, self._processor)
-        self._marker: str = self._processor.image_token
+        self._marker = image_marker(self._processor)
         self.markers = (self._marker,)
         patch = getattr(getattr(checkpoint.config, "vision_config", None), "patch_size", None)
         patch = patch[0] if isinstance(patch, (list, tuple)) else patch
@@ -76,6 +77,8 @@ class AnyImageProcessor(MediaProcessor):
         # A fast tokenizer changes its own state when it is called, so no two threads may share one:
         # each call borrows a copy of `_processor`, which is itself never called.
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with self._borrowed() as processor:
+            self._place_of_number = place_of_number(processor)
 
     def close(self) -> None:
         """Ends the decoder processes."""
@@ -175,10 +178,15 @@ class AnyImageProcessor(MediaProcessor):
         with self._borrowed() as processor:
             made = processor(
                 images=[image],
-                text=[self._marker],
+                text=[marked(processor, self._marker)],
                 return_tensors="pt",
                 return_text_replacement_offsets=True,
                 return_mm_token_type_ids=False,
+            )
+        if "text_replacement_offsets" not in made:
+            raise MediaError(
+                f"transformers' {type(self._processor).__name__} does not say how it writes an "
+                "image in a prompt; use a plugin made for this model"
             )
         (replaced,) = made["text_replacement_offsets"][0]
         tensors = {
@@ -186,7 +194,10 @@ class AnyImageProcessor(MediaProcessor):
             for name, value in made.items()
             if name not in OF_TEXT and isinstance(value, torch.Tensor)
         }
-        return _Made(tensors=tensors, text=replaced["replacement"])
+        text, place = replaced["replacement"], self._place_of_number
+        if place is not None:
+            text = f"{text[:place]}{ITEM_NUMBER}{text[place + 1 :]}"
+        return _Made(tensors=tensors, text=text)
 
 
 def _size(given: Any) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from . import media
 from .interface import refused
 
 NOT_OURS = "has no attention that goes through transformers' attention interface"
@@ -19,6 +20,7 @@ OPTIONAL = frozenset(
     | {"use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict"}
     | {"encoder_hidden_states", "encoder_attention_mask", "token_type_ids", "head_mask"}
     | {"logits_to_keep", "labels", "kwargs", "output_router_logits"}
+    | {*media.FIRST, *media.MAPPED, "pixel_values", "mm_encoder_outputs"}
 )
 # Words in the source code of models that let media tokens attend to each other.
 MASK_WORDS = ("block_sequence_ids", "or_mask_function", "and_mask_function")
@@ -29,7 +31,10 @@ def decoder_of(model: Any) -> Any:
     found = model.get_decoder()
     if isinstance(found, nn.Linear):  # some call their head so
         return model.base_model
-    return getattr(model, "model", model) if found is model else found
+    if found is model:
+        return getattr(model, "model", model)
+    has_head = getattr(found, "lm_head", None) is not None  # it is a whole language model
+    return decoder_of(found) if has_head else found
 
 
 def child_with(model: nn.Module, part: nn.Module) -> str | None:
@@ -84,7 +89,7 @@ def check_masks(name: str, model: Any, decoder: nn.Module) -> None:
     with atomic media serve these, and each such model was checked by hand."""
     around: Any = model
     while around is not decoder:
-        code = inspect.getsource(sys.modules[type(around).__module__])
+        code = _source_around(around, decoder)
         found = next((word for word in MASK_WORDS if word in code), None)
         if found is not None and hasattr(around, "get_image_features"):
             what = f"{type(around).__name__}, around the layers,"
@@ -92,3 +97,17 @@ def check_masks(name: str, model: Any, decoder: nn.Module) -> None:
         child = child_with(around, decoder)
         assert child is not None, "the model contains the decoder"
         around = getattr(around, child)
+
+
+def _source_around(around: nn.Module, decoder: nn.Module) -> str:
+    """Returns the source of the module of code that defines `around`, without the classes of vision
+    towers: these may mask their own attention."""
+    code = inspect.getsource(sys.modules[type(around).__module__])
+    holders = {type(part) for part in around.modules() if decoder in part.modules()}
+    towers = (
+        {type(part) for part in around.modules()} - holders - {type(x) for x in decoder.modules()}
+    )
+    for kind in towers:
+        if kind.__module__ == type(around).__module__:
+            code = code.replace(inspect.getsource(kind), "")
+    return code

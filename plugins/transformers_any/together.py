@@ -58,12 +58,16 @@ class Together:
     def forward(self, inputs: ForwardInputs) -> Tensor:
         """Returns the hidden states after the final norm, [T, hidden]."""
         self._limit.check(self._parts.name, inputs.positions)
-        return self._decode(self._parts.embed_inputs(inputs), inputs.positions, inputs.attn)
+        embeds = self._parts.embed_inputs(inputs)
+        given = self._parts.features(inputs, 0, len(embeds))
+        return self._decode(embeds, inputs.positions, inputs.attn, **given)
 
-    def _decode(self, embeds: Tensor, positions: Tensor, attn: AttentionContext) -> Tensor:
+    def _decode(
+        self, embeds: Tensor, positions: Tensor, attn: AttentionContext, **kwargs: Any
+    ) -> Tensor:
         self._step.attn = attn
         try:
-            out = self._pass(embeds, positions)
+            out = self._pass(embeds, positions, **kwargs)
         finally:
             self._step.attn = None
         return out

@@ -3,7 +3,7 @@
     key --renamings, at most one converter--> name in transformers' modules --> Target
 
 A converter is a list of operations on whole tensors. Those that only move rows become Targets; one
-that computes values is an error that names it.
+that interleaves rows is applied after loading; one that computes values is an error that names it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,14 @@ class WeightTable:
         self._base = model.base_model_prefix
         ignored = (*COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ()))
         self._ignored = re.compile("|".join(f"(?:{pattern})" for pattern in ignored))
+        self._interleaved: dict[str, Any] = {}  # name -> transformers' operation
+
+    def complete(self, model: Any) -> None:
+        """Brings the rows of loaded parameters into the order of transformers' modules."""
+        for name, operation in self._interleaved.items():
+            param = model.get_parameter(name)
+            param.data = operation.convert({name: param.data}, [name], [name])[name]
+        self._interleaved.clear()
 
     def targets(self, key: str) -> Sequence[Target] | None:
         """See weights.map. Raises CheckpointError for a conversion that is not a copy."""
@@ -91,8 +99,30 @@ class WeightTable:
     def _joined(
         self, key: str, name: str, pattern: str, position: int, converter: Any
     ) -> Sequence[Target]:
-        rows = _chunk(self._shapes[name][0], position, len(converter.source_patterns))
+        sizes = self._projections(name, converter.source_patterns)
+        if sizes is None:
+            rows = _chunk(self._shapes[name][0], position, len(converter.source_patterns))
+        else:
+            rows = slice(sum(sizes[:position]), sum(sizes[: position + 1]))
         return (Target(name=self._prefix + name, rows=rows),)
+
+    def _projections(self, name: str, patterns: Sequence[str]) -> list[int] | None:
+        """Returns the rows of the projections before joined convolutions, whose values may have
+        more channels than queries and keys; None for other parameters."""
+        owner, found, last = name.rpartition(".conv1d.")
+        if not found:
+            return None
+        names = [f"{owner}.{x.split('.')[-2]}.{last}".replace("_conv1d", "_proj") for x in patterns]
+        if not all(x in self._shapes for x in names):
+            return None
+        return [self._shapes[x][0] for x in names]
+
+    def _whole(
+        self, key: str, name: str, pattern: str, position: int, converter: Any
+    ) -> Sequence[Target]:
+        """Maps one tensor to a parameter that `complete` changes."""
+        (self._interleaved[name],) = converter.operations
+        return (Target(name=self._prefix + name),)
 
     def _split(
         self, key: str, name: str, pattern: str, position: int, converter: Any
@@ -115,6 +145,7 @@ _RULES: Mapping[tuple[tuple[str, int | None], ...], Rule] = {
     (("Concatenate", 0),): WeightTable._joined,
     (("Chunk", 0),): WeightTable._split,
     (("Split", 0),): WeightTable._split,
+    (("Interleave", 1),): WeightTable._whole,
 }
 
 

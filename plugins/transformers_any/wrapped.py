@@ -39,6 +39,11 @@ class Parts:
         """Whether positions have three axes."""
         return hasattr(self.base, "get_rope_index")
 
+    @property
+    def has_indicators(self) -> bool:
+        """Whether the vision tower has embeddings of the tokens around images."""
+        return bool(getattr(self.base, "visual_indicator_token_ids", ()))
+
     def embed(self, ids: Tensor) -> Tensor:
         """Returns the embeddings of token ids."""
         found: Tensor = self.inner.get_input_embeddings()(ids)
@@ -49,7 +54,14 @@ class Parts:
         ids = inputs.token_ids
         if inputs.media_rows is not None:  # a placeholder's id may be outside the vocabulary
             ids = ids.index_fill(0, inputs.media_rows, 0)
-        return inputs.merge_media(self.embed(ids))
+        embeds = inputs.merge_media(self.embed(ids))
+        if self.has_indicators and inputs.has_prompt:
+            return media.indicate(self.base, inputs, embeds)
+        return embeds
+
+    def features(self, inputs: ForwardInputs, start: int, end: int) -> dict[str, Any]:
+        """Returns the decoder's arguments for features of media, of the rows start .. end."""
+        return media.features(self.inner.config, inputs, self.hidden_size, start, end)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Computes the logits: [N, hidden] -> [N, vocab]."""
@@ -86,6 +98,7 @@ class Wrapped(nn.Module):
             hidden_size=int(decoder.config.get_text_config().hidden_size),
         )
         self.hidden_size = self.parts.hidden_size
+        self.media_size = self.hidden_size * (1 + len(media.feature_layers(config)))
 
     def _prepare_weights(self) -> None:
         """Brings parameters and buffers into the form that the loader fills."""
@@ -94,7 +107,8 @@ class Wrapped(nn.Module):
         self._weights = WeightTable(self.inner, "inner.", self._ties)
 
     def _complete_weights(self, device: torch.device) -> None:
-        """Restores tied weights and computes buffers."""
+        """Completes loaded weights, restores tied ones and computes buffers."""
+        self._weights.complete(self.inner)
         buffers.retie(self.inner, self._ties)
         buffers.compute(self.inner, device)
 
@@ -104,7 +118,8 @@ class Wrapped(nn.Module):
 
     def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
         """Returns one [num_tokens, hidden] per item."""
-        return [media.encode(self.parts.name, self.inner, item) for item in items]
+        parts = self.parts
+        return [media.encode(parts.name, parts.inner, parts.base, item) for item in items]
 
     def positions(self, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor | None:
         """Returns [3, num_tokens] by the model's get_rope_index; None without M-RoPE."""

@@ -3,7 +3,7 @@
 import pytest
 
 from mmdeploy_llm.errors import CheckpointError, MediaError
-from mmdeploy_llm.hooks import MediaInput, MediaProcessor
+from mmdeploy_llm.hooks import ITEM_NUMBER, MediaInput, MediaProcessor
 from mmdeploy_llm.params import SamplingParams
 
 PARAMS = SamplingParams()
@@ -88,6 +88,20 @@ def test_ids_take_the_item_at_single_placeholders_and_at_whole_markers(intake, t
         assert request.prompt_token_ids == [50, *tokenizer.encode(image(2)), 51]
         assert request.media[0].rows == (0, 1, 3, 4)
         assert intake.count_tokens(prompt).num_prompt_tokens == len(request.prompt_token_ids)
+
+
+def test_items_are_numbered(make_intake, tokenizer):
+    class Numbered(RowsProcessor):
+        def prompt_text(self, item, options):
+            return f"{ITEM_NUMBER}{PAD * 2 * item}"
+
+    intake = make_intake(processors={"image": Numbered()})
+    (pad,) = tokenizer.encode(PAD)
+    images = {"image": [b"2", b"1"]}
+    wanted = [*tokenizer.encode(f"0{PAD * 4}"), *tokenizer.encode(f"1{PAD * 2}")]
+    for given in ({"prompt": PAD * 2}, {"prompt_token_ids": [pad] * 2}):
+        request = only(intake.accept({**given, "multimodal_data": images}, PARAMS))
+        assert request.prompt_token_ids == wanted
 
 
 def test_counts_that_differ_are_errors(intake):

@@ -187,6 +187,18 @@ def mistral3(tokenizer):
     )
 
 
+def lfm3_vl(tokenizer):
+    text = {"head_dim": 16, "sliding_window": 9, "conv_L_cache": 5}
+    kinds = ["conv", "sliding_attention", "full_attention"]
+    return transformers.Lfm3VlConfig(
+        text_config=transformers.Lfm3Config(**text_fields(layer_types=kinds, **text)),
+        vision_config=vision_fields(num_key_value_heads=1, layer_types=["conv", "full_attention"]),
+        projector_hidden_size=64,
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+    )
+
+
 SIDE = {"height": 28, "width": 28}
 FAMILIES = {
     "llava_onevision": Family(
@@ -249,6 +261,20 @@ FAMILIES = {
             "size": {"shortest_edge": 28 * 28 * 2, "longest_edge": 56 * 112 * 2},
         },
         processor={"processor_class": "Glm4vProcessor"},
+    ),
+    # Its short convolutions keep a state.
+    "lfm3_vl": Family(
+        "Lfm3VlForConditionalGeneration",
+        lfm3_vl,
+        "<|image_pad|>",
+        {},
+        ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"),
+        image_processor={
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "size": {"shortest_edge": 28 * 28, "longest_edge": 56 * 112},
+            "patch_size": 7,
+        },
+        processor={"processor_class": "Lfm3VlProcessor"},
     ),
     "mistral3": Family(
         "Mistral3ForConditionalGeneration",

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mmdeploy_llm_plugins.transformers_any.linear import AnyLinear
 
 from mmdeploy_llm import SamplingParams
 from mmdeploy_llm.layers import Linear
@@ -39,3 +40,14 @@ def test_near_plain_torch(reference, make_llm, picture, quantization, monkeypatc
     assert sum(packed) > len(packed) / 2 > 6
     difference = (logprobs(fast, prompt) - logprobs(plain, prompt)).abs().mean()
     assert difference < LIMITS[quantization]
+
+
+def test_transposed_inputs(kernels):
+    """Some layers pass rows whose values do not follow one another in memory (Jamba)."""
+    plain = torch.nn.Linear(16, 32)
+    fast = AnyLinear(torch.nn.Linear(16, 32))
+    fast.load_state_dict(plain.state_dict())
+    fast.requires_grad_(False).pack(kernels, None)
+    assert fast.packed is not None
+    x = torch.randn(1, 16, 5).transpose(1, 2)
+    torch.testing.assert_close(fast(x), plain(x))

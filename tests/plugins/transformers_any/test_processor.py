@@ -2,10 +2,12 @@
 as it should."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import transformers
 from mmdeploy_llm_plugins.transformers_any import IMAGES
+from mmdeploy_llm_plugins.transformers_any.numbering import place_of_number
 from mmdeploy_llm_plugins.transformers_any.processor import AnyImageProcessor
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, UnsupportedMediaError
@@ -84,7 +86,47 @@ def test_files_that_cannot_be_used(tmp_path):
         AnyImageProcessor(checkpoint, {})
 
 
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_images_that_need_torchvision(tmp_path):
+    checkpoint = idefics(tmp_path)
+    needed = '{"image_processor_type": "Cohere2VisionImageProcessor"}'
+    (tmp_path / "preprocessor_config.json").write_text(needed)
+    with pytest.raises(UnsupportedMediaError, match="torchvision only, which is not installed"):
+        AnyImageProcessor(checkpoint, {})
+
+
+def test_a_processor_that_does_not_tell_the_text_of_an_image(tmp_path, picture):
+    checkpoint = idefics(tmp_path)
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "Idefics2Processor"}')
+    processor = AnyImageProcessor(checkpoint, {})
+    item = processor.decode(picture(0, 56, 30), MediaLimits())
+    with pytest.raises(MediaError, match="Idefics2Processor does not say how it writes an image"):
+        processor.process(item, {})
+
+
 def test_no_two_threads_use_the_same_tokenizer(tmp_path):
     processor = AnyImageProcessor(idefics(tmp_path), {})
     with processor._borrowed() as first, processor._borrowed() as second:
         assert first.tokenizer is not second.tokenizer
+
+
+class Numbering:
+    """A processor that writes the images of a prompt by a function of their numbers."""
+
+    image_token, image_id_start_token = "<image>", "<id>"
+
+    def __init__(self, write):
+        self._write = write
+
+    def __call__(self, images, text, **_):
+        (prompt,) = text
+        found = [{"replacement": self._write(n)} for n in range(prompt.count(self.image_token))]
+        return {"text_replacement_offsets": [found]}
+
+
+def test_the_place_of_an_images_number():
+    assert place_of_number(Numbering(lambda number: f"<id>{number}</id><image>")) == 4
+    assert place_of_number(Numbering(lambda number: "<image>")) is None
+    assert place_of_number(object()) is None
+    with pytest.raises(UnsupportedMediaError, match="writes the second image of a prompt as 'b"):
+        place_of_number(Numbering(lambda number: "ab"[number] + "<image>"))

@@ -26,21 +26,8 @@ FIELDS = {
     "max_position_embeddings": 128,
     "pad_token_id": 0,
 }
-CONV = {"layer_types": ["conv", "full_attention"] * 2}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 REFUSED = {
-    "state space": ("Mamba", {}, r"MambaMixer\) takes no position_ids"),
-    "state space between attention": (
-        "Jamba",
-        {},
-        r"layers\.0 \(JambaMambaDecoderLayer, JambaMambaMixer\) is of the type 'linear_attention'",
-    ),
-    "convolutions": (
-        "Lfm2",
-        CONV,
-        r"layers\.0 \(Lfm2DecoderLayer, Lfm2ShortConv\) is of the type 'conv'",
-    ),
-    "linear attention": ("Qwen3Next", {}, r"layers\.0 .*DeltaNet.* type 'linear_attention'"),
     "both directions": ("Bert", {}, r"encoder\.layer\.0\.attention\.self .* is not causal"),
     "an encoder": ("Bart", {}, r"its decoder attends to an encoder"),
     "frequencies by length": (
@@ -88,12 +75,23 @@ def test_atomic_architectures_have_a_spec_with_atomic_media():
     assert spec.architectures == ATOMIC
 
 
-def test_deepstack_is_refused():
+def test_features_for_layers_widen_the_embeddings_of_media():
     config = transformers.Qwen3VLConfig(
-        text_config={**FIELDS, "head_dim": 8}, vision_config={"depth": 1}
+        text_config={**FIELDS, "head_dim": 8},
+        vision_config={"depth": 1, "deepstack_visual_indexes": [0, 0]},
     )
     config.architectures = ["Qwen3VLForConditionalGeneration"]
-    with pytest.raises(ModelNotSupportedError, match="takes visual_pos_masks, deepstack"):
+    model = on_meta(config)
+    assert model.media_size == 3 * model.hidden_size
+
+
+def test_a_decoder_that_takes_types_of_tokens():
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    config = transformers.Ernie4_5_VLMoeConfig(
+        text_config={**FIELDS, "rope_parameters": rope}, vision_config={"depth": 1}
+    )
+    config.architectures = ["Ernie4_5_VLMoeForConditionalGeneration"]
+    with pytest.raises(ModelNotSupportedError, match="takes moe_mm_token_type_ids besides"):
         on_meta(config)
 
 

@@ -62,6 +62,29 @@ CONFIGS = {
             "first_k_dense_replace": 1,
         },
     ),
+    # Attention and Mamba-2, a state for each, in every layer.
+    "falcon_h1": (
+        "FalconH1",
+        {
+            "head_dim": 16,
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_d_state": 8,
+            "mamba_n_groups": 2,
+        },
+    ),
+    # Mamba-1: transformers continues from its state for one token at a time only.
+    "jamba": (
+        "Jamba",
+        {
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
 OWN = ("gemma2", "phi3_long")  # with a class of their own
 
@@ -146,6 +169,20 @@ class TestPhi3Long(AnyText):
         assert long.error_code == 400
         assert "other rotary frequencies for sequences of more than 128 tokens" in long.error_msg
         assert short.error_msg is None
+
+
+def test_a_head_that_returns_float32(make_llm, tmp_path):
+    """Half precision is allowed its rounding whatever the dtype of the logits is. The model has no
+    attention at all."""
+    tokenizer = make_tokenizer()
+    config = transformers.MambaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, state_size=8, num_hidden_layers=2
+    )
+    write_checkpoint(config, tmp_path, tokenizer=tokenizer)
+    llm, _ = make_llm(tmp_path, dtype="bfloat16", max_model_len=64)
+    (output,) = llm.generate(TEXTS[:1], GREEDY, use_tqdm=False)
+    assert output.error_msg is None
+    assert len(output.outputs.token_ids) == GREEDY.max_tokens
 
 
 @pytest.mark.parametrize("blocked", [(), OTHERS])

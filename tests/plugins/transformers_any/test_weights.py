@@ -94,3 +94,21 @@ def test_a_checkpoint_that_holds_a_tied_head_too(tmp_path):
     model = load(tmp_path)
     assert model.inner.lm_head.weight is model.inner.model.embed_tokens.weight
     assert json.loads((tmp_path / "config.json").read_text())["tie_word_embeddings"]
+
+
+def test_joined_convolutions_of_different_sizes():
+    """OLMo Hybrid's values have more channels than its queries and keys."""
+    config = transformers.OlmoHybridConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        linear_key_head_dim=4,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        architectures=["OlmoHybridForCausalLM"],
+    )
+    with torch.device("meta"):
+        model = AnyModel(config)
+    key = "model.layers.0.linear_attn.{}_conv1d.weight"
+    rows = [model.weight_targets(key.format(part))[0].rows for part in "qkv"]
+    assert rows == [slice(0, 16), slice(16, 32), slice(32, 64)]

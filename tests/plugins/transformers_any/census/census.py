@@ -4,8 +4,8 @@ greedy tokens here as in transformers, on small random weights, or says why it c
     python tests/plugins/transformers_any/census/census.py             all; writes docs/census.md
     python tests/plugins/transformers_any/census/census.py CLASS ...   prints these
 
-All take about ten minutes on two cores. Each class runs in a process of its own, with bounded time
-and memory. The prompts are text, also those of classes that take images.
+All take about fifteen minutes on two cores. Each prompt's kind runs in a process of its own, with
+bounded time and memory: text, and for classes that take them, images.
 """
 
 import datetime
@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -28,16 +29,18 @@ import torch
 import transformers
 import transformers.models.llama.modeling_llama
 from mmdeploy_llm_plugins import ernie, gemma, glm, granite, internvl, lfm, llama, qwen
-from mmdeploy_llm_plugins.transformers_any import processor
+from mmdeploy_llm_plugins.transformers_any import processing, processor
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmdeploy_llm import LLM, SamplingParams
-from mmdeploy_llm.errors import MMDeployLLMError, UnsupportedMediaError
+from mmdeploy_llm.errors import MMDeployLLMError, RequestError, UnsupportedMediaError
+from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.testing.checkpoint import write_checkpoint
 from mmdeploy_llm.testing.tiny import make_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
+import images
 import shrink
 
 PAGE = Path(__file__).parents[4] / "docs" / "census.md"
@@ -47,17 +50,20 @@ SECONDS = 120
 BYTES = 6 * 2**30
 MAX_TOKENS = 8
 MAX_DIFFERENCE = 5e-3  # of log-probabilities
-PROMPTS = [[5, 9, 33, 47, 21], [301, 22, 105, 77] * 5 + [8, 60, 61], list(range(40, 71))]
+# Without special tokens, which plugins take for placeholders of media.
+PROMPTS = [[45, 59, 33, 47, 71], [301, 52, 105, 77] * 5 + [48, 60, 61], list(range(40, 71))]
 SETTINGS = {  # prompts come in chunks, in batches, and the second time from the prefix cache
     "num_threads": 1,
     "use_warmup": False,
     "block_size": 4,
-    "max_num_batched_tokens": 16,
+    "max_num_batched_tokens": 32,
+    "limit_mm_per_prompt": {"image": 2},
     "max_num_seqs": 4,
     "kv_cache_memory": 2**26,
     "max_model_len": 128,
     "enable_logprob": True,
 }
+LONGER = {**SETTINGS, "max_model_len": 900, "max_num_batched_tokens": 64}  # for images
 EQUAL, BY_SEQUENCE, BY_PLUGIN = "equal", "equal, by sequence", "equal, by its plugin"
 REFUSED, NOT_MADE = "refused", "not made"
 EXPECTED = (EQUAL, BY_SEQUENCE, BY_PLUGIN, REFUSED, NOT_MADE)  # anything else is a fault
@@ -89,17 +95,18 @@ def config_of(name):
     return config
 
 
-def reference(folder, name):
-    """Returns (tokens, log-probabilities) of each prompt by transformers' generate."""
+def reference(folder, name, prompts):
+    """Returns (tokens, log-probabilities) of each prompt by transformers' generate. prompts:
+    arguments of the model's forward."""
     architecture = getattr(transformers, name)
     model = architecture.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     found = []
-    for prompt in PROMPTS:
+    for inputs in prompts:
         with torch.inference_mode():
             out = model.generate(
-                torch.tensor([prompt]),
+                **inputs,
                 max_new_tokens=MAX_TOKENS,
                 do_sample=False,
                 eos_token_id=None,
@@ -107,22 +114,23 @@ def reference(folder, name):
                 output_logits=True,
                 return_dict_in_generate=True,
             )
-        tokens = out.sequences[0, len(prompt) :].tolist()
+        tokens = out.sequences[0, -MAX_TOKENS:].tolist()
         rows = [logits[0].float().log_softmax(-1) for logits in out.logits]
         found.append((tokens, [row[t].item() for row, t in zip(rows, tokens, strict=True)]))
     return found
 
 
-def ours(llm):
-    """Returns (tokens, log-probabilities) of each prompt. Raises RuntimeError for a request that
+def ours(llm, prompts):
+    """Returns (tokens, log-probabilities) of each prompt. Raises the error of a request that
     failed."""
     params = SamplingParams(
         temperature=0, max_tokens=MAX_TOKENS, min_tokens=0, ignore_eos=True, logprobs=1
     )
     found = []
-    for output in llm.generate(PROMPTS, params, use_tqdm=False):
+    for output in llm.generate(prompts, params, use_tqdm=False):
         if output.error_msg:
-            raise RuntimeError(output.error_msg)
+            kind = RequestError if 400 <= output.error_code < 500 else RuntimeError
+            raise kind(output.error_msg)
         tokens, rows = list(output.outputs.token_ids), output.outputs.logprobs
         found.append((tokens, [row[t].logprob for row, t in zip(rows, tokens, strict=True)]))
     return found
@@ -136,37 +144,74 @@ def is_same(found, wanted):
     )
 
 
-def outcome_of(name, folder):
-    """Returns (outcome, reason)."""
+def text_outcome(name, folder):
+    """Returns (outcome, reason) for prompts of text."""
+    processor.load_processor = no_images  # the folder has no files of an image processor
     try:
         tokenizer = make_tokenizer(TOKENIZERS.get(name, "qwen2"))
         write_checkpoint(config_of(name), folder, tokenizer=tokenizer)
     except Exception as error:
         return NOT_MADE, f"no small config: {describe(error)}"
+    inputs = [{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS]
+    return compared(name, folder, SETTINGS, PROMPTS, inputs)
+
+
+def image_outcome(name, folder):
+    """Returns (outcome, reason) for prompts with images."""
+    try:
+        base, _ = images.processor_class(ALL[name])
+        tokenizer, config = images.make_tokenizer(base), config_of(name)
+        tokenizer.save_pretrained(folder)
+        images.write_processor(folder, ALL[name], config)
+        checkpoint = Checkpoint(folder=folder, config=config)
+        found = processing.load_processor(checkpoint, {})
+        images.set_tokens(config, found)
+        write_checkpoint(config, folder, tokenizer=tokenizer)
+        images.set_number(name, folder, found)
+        found = processing.load_processor(checkpoint, {})
+        prompts = images.prompts(found)
+        inputs = [images.inputs(found, prompt) for prompt in prompts]
+        prompts = [images.ours(found, prompt) for prompt in prompts]
+    except MMDeployLLMError as error:
+        return REFUSED, str(error)
+    except Exception as error:
+        traceback.print_exc()
+        return NOT_MADE, describe(error)
+    return compared(name, folder, LONGER, prompts, inputs)
+
+
+def compared(name, folder, settings, prompts, inputs):
+    """Returns (outcome, reason). prompts: ours; inputs: the same for transformers' forward."""
+    settings = {**settings, "model": str(folder)}
     blocked = [plugin.__name__.rpartition(".")[2] for plugin in NATIVE]
     try:
         try:
-            way, found = answers(folder, blocked)
+            way, found = answers(blocked, prompts, settings)
         except MMDeployLLMError:
             if name not in PLUGIN_CLASSES:
                 raise
-            (_, found), way = answers(folder, []), BY_PLUGIN
+            traceback.print_exc()
+            (_, found), way = answers([], prompts, settings), BY_PLUGIN
     except MMDeployLLMError as error:
+        traceback.print_exc()
         return REFUSED, str(error).replace(str(folder), "...")
     except Exception as error:
+        traceback.print_exc()
         return "fault", describe(error)
     try:
-        wanted = reference(folder, name)
+        wanted = reference(folder, name, inputs)
     except Exception as error:
+        traceback.print_exc()
         return NOT_MADE, f"transformers' generate fails: {describe(error)}"
+    print(found, wanted, sep="\n")
     return (way, "") if all(is_same(tokens, wanted) for tokens in found) else ("wrong", "")
 
 
-def answers(folder, blocked):
+def answers(blocked, prompts, settings):
     """Returns (outcome if they are right, the answers of two runs)."""
-    with LLM(model=str(folder), blocked_plugins=blocked, **SETTINGS) as llm:
+    with LLM(blocked_plugins=blocked, **settings) as llm:
         way = BY_SEQUENCE if getattr(llm.model, "attends_itself", False) else EQUAL
-        return way, (ours(llm), ours(llm))
+        return way, (ours(llm, prompts), ours(llm, prompts))
 
 
 def describe(error):
@@ -177,26 +222,26 @@ def no_images(*_):
     raise UnsupportedMediaError("the census has prompts of text")
 
 
-def examine(name, writer):
+def examine(name, writer, has_images):
     """Runs in a process of its own; writes its result to a pipe."""
     resource.setrlimit(resource.RLIMIT_DATA, (BYTES, BYTES))
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.dup2(null, 2)
-    processor.load_processor = no_images  # the folder has no files of an image processor
+    if not os.environ.get("CENSUS_LOUD"):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
     with tempfile.TemporaryDirectory() as folder:
-        result = outcome_of(name, Path(folder))
+        result = (image_outcome if has_images else text_outcome)(name, Path(folder))
     os.write(writer, json.dumps(result).encode()[:60_000])
 
 
-def run(name, seconds=SECONDS):
+def run(name, has_images=False, seconds=SECONDS):
     """Returns (outcome, reason) of a class: "hang" after `seconds`, "died" when its process did."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setsid()
         try:
-            examine(name, writer)
+            examine(name, writer, has_images)
         finally:
             os._exit(0)
     os.close(writer)
@@ -235,17 +280,22 @@ def counts(results, names):
     )
 
 
-def page(results):
-    """Returns the page of the guide."""
-    rows = [
-        f"| `{name}` | {outcome} | {shorten(reason)} |"
-        for name, (outcome, reason) in sorted(results.items())
-    ]
+def row(name, text, images):
+    """Returns a row of the table. images: None for a class that takes none."""
+    (outcome, reason), (pictured, why) = text, images or ("", "")
+    return f"| `{name}` | {outcome} | {pictured} | {shorten(reason or why)} |"
+
+
+def page(results, pictured):
+    """Returns the page of the guide. results, pictured: class -> (outcome, reason), for prompts of
+    text and for prompts with images."""
+    rows = [row(name, text, pictured.get(name)) for name, text in sorted(results.items())]
     return HEAD.format(
         date=datetime.date.today().isoformat(),
         version=transformers.__version__,
         causal=counts(results, CAUSAL),
-        images=counts(results, IMAGE_TEXT),
+        texts=counts(results, IMAGE_TEXT),
+        images=counts(pictured, IMAGE_TEXT),
         rows="\n".join(rows),
     )
 
@@ -257,35 +307,44 @@ census has every class that transformers {version} names for text and for images
 text, each with small random weights ({date}):
 
 - text: {causal}
-- images and text, with prompts of text alone: {images}
+- images and text, with prompts of text alone: {texts}
+- images and text, with prompts of one image and of two: {images}
 
 | outcome | meaning |
 |---|---|
 | equal | greedy tokens and their log-probabilities equal those of transformers' `generate`: batched, in chunks, and with prefixes from the cache |
 | equal, by sequence | the same; transformers computes the attention, one sequence after the other, on the paged KV cache: exact, but slower |
 | equal, by its plugin | the same; `transformers_any` refuses the class, but a plugin of this package is made for it |
-| refused | an error says why, when the model is loaded |
-| not made | the census has no small config of the class, or transformers' own `generate` fails on it |
+| refused | an error says why, when the model is loaded or at the request |
+| not made | the census has no small config or processor of the class, or transformers' own `generate` fails on it |
 
-What `equal` does not say: images (the classes with images that are tested with images are in
-[plugins](../plugins/README.md#any-model-of-transformers)), and lengths at which a model chooses tokens by their
-scores; such a request is refused.
+Images are processed by transformers' own classes, those that need no torchvision. A class whose
+image processor needs torchvision is refused with images where torchvision is not installed. Each
+image is encoded alone; the two images of Emu3 have one size, because transformers pads others.
 
-`python tests/plugins/transformers_any/census/census.py` takes the census again, in about ten minutes.
+What `equal` does not say: lengths at which a model chooses tokens by their scores; such a request
+is refused.
 
-| class | outcome | reason |
-|---|---|---|
+`python tests/plugins/transformers_any/census/census.py` takes the census again, in about fifteen minutes.
+
+| class | text | images | reason |
+|---|---|---|---|
 {rows}
 """  # noqa: E501 - lines of a page
 
 
 def main():
-    results = {}
+    results, pictured = {}, {}
     for name in sys.argv[1:] or sorted(ALL):
-        results[name] = run(name)
-        print(name, *results[name], flush=True)
+        if not os.environ.get("CENSUS_IMAGES"):
+            results[name] = run(name)
+            print(name, *results[name], flush=True)
+        if name in IMAGE_TEXT:
+            is_refused = results.get(name, ("",))[0] == REFUSED
+            pictured[name] = results[name] if is_refused else run(name, True)
+            print(name, "with images:", *pictured[name], flush=True)
     if not sys.argv[1:]:
-        PAGE.write_text(page(results), encoding="utf-8")
+        PAGE.write_text(page(results, pictured), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ HIDDEN = 64
 HEADS = 4
 HEAD_SIZE = 16
 LAYERS = 4
+SIDE = 56  # pixels of an image
 
 NAMES = (
     (
@@ -84,7 +85,7 @@ NAMES = (
         "bigram_vocab_size index_topk keep_window_size",
     ),
     (
-        256,
+        1024,
         "max_position_embeddings n_positions max_seq_len max_target_positions context_length "
         "n_ctx model_max_length max_sequence_length",
     ),
@@ -93,7 +94,7 @@ NAMES = (
         "patch_size",
     ),
     (
-        28,
+        SIDE,
         "image_size",
     ),
 )
@@ -107,6 +108,8 @@ FILLED = (  # given also where the default is None
     "num_experts_per_tok",
     "n_routed_experts",
 )
+PINPOINTS = [[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
+LISTS = {"deepstack_visual_indexes": [0, 1], "image_grid_pinpoints": PINPOINTS}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 
 
@@ -129,7 +132,10 @@ def shrunk(config_class, **fields):
         value = _value(defaults, name, None)
         is_token = name.endswith(("_token_id", "_token_index"))
         if name not in given and is_token and isinstance(value, int) and value >= VOCAB_SIZE:
-            given[name] = 10 + len(given)
+            given[name] = 120 + len(given)  # in no prompt of text
+    given |= {name: LISTS[name] for name in LISTS if name in known}
+    if {"window_size", "patch_size"} <= set(given):
+        given["window_size"] = SIDE  # of a vision tower, in pixels
     if "kv_lora_rank" in given and "num_key_value_heads" in given:
         given["num_key_value_heads"] = HEADS  # latent attention has as many
     given |= EXCEPTIONS.get(config_class.__name__, {})
@@ -160,9 +166,13 @@ def _is_used(value, name):
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 BY_TYPE = {"full_attention": ROPE, "sliding_attention": ROPE}
+HYBRID = ["linear_attention", "full_attention"] * 2
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
 EXCEPTIONS = {
-    "BambaConfig": MAMBA,
+    "BambaConfig": {**MAMBA, "attn_layer_indices": [1]},
+    "KimiLinearConfig": {"layer_types": HYBRID, "linear_num_heads": HEADS, "linear_head_dim": 16},
+    "BailingHybridConfig": {"layer_types": HYBRID},
+    "OlmoHybridConfig": {"linear_num_key_heads": HEADS},
     "GraniteMoeHybridConfig": {**MAMBA, "layer_types": ["mamba", "attention"] * 2},
     "FalconH1Config": {**MAMBA, "mamba_d_ssm": 128},
     "Mamba2Config": {"num_heads": 8, "head_dim": 16},
@@ -184,8 +194,17 @@ EXCEPTIONS = {
         "num_kv_shared_layers": 2,
         "activation_sparsity_pattern": [0.0] * LAYERS,
     },
-    "ZambaConfig": {"num_hidden_layers": 8, "attn_layer_period": 3, "attn_layer_offset": 2},
-    "Zamba2Config": {"num_hidden_layers": 8},
+    "ZambaConfig": {
+        "num_hidden_layers": 8,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 2,
+        "attention_hidden_size": 2 * HIDDEN,
+        "attention_head_dim": 2 * HEAD_SIZE,
+    },
+    "Zamba2Config": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "MiniCPMV4_6Config": {"insert_layer_id": 1, "image_token_id": 10, "video_token_id": 11},
+    "MiniCPMV4_7Config": {"insert_layer_id": 1, "image_token_id": 10, "video_token_id": 11},
+    "xLSTMConfig": {"qk_dim_factor": 1.0},
     "ZayaConfig": {"num_experts_per_tok": 1},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 2},
     "CohereCompassTextConfig": {"rope_parameters": BY_TYPE},
@@ -214,7 +233,84 @@ EXCEPTIONS = {
     "Qwen3_5VisionConfig": {"patch_size": 16},
     "Qwen3_5MoeVisionConfig": {"patch_size": 16},
     "Gemma4AssistantConfig": {"text_config": {"hidden_size_per_layer_input": 0}},
-    "ChameleonConfig": {"vocabulary_map": {"<image>": 3}},
-    "Emu3Config": {"vocabulary_map": {"<image>": 3}},
+    "ChameleonConfig": {
+        "vocabulary_map": {
+            "<image>": 3,
+            **{f"IMGIMG{'ABCDEFGHIJ'[n]}Z": 400 + n for n in range(10)},
+        }
+    },
+    "ChameleonVQVAEConfig": {
+        "num_embeddings": 10,
+        "base_channels": 32,
+        "latent_channels": 32,
+        "embed_dim": 32,
+        "num_res_blocks": 1,
+        "resolution": 64,
+    },
+    "Emu3Config": {
+        "vocabulary_map": {
+            "<image>": 3,
+            "<|extra_200|>": 399,
+            **{f"<|visual token {n:06}|>": 400 + n for n in range(16)},
+        }
+    },
+    "Emu3VQVAEConfig": {
+        "codebook_size": 16,
+        "base_channels": 32,
+        "channel_multiplier": [1, 1, 1, 1],
+        "num_res_blocks": 1,
+        "hidden_size": 32,
+        "num_attention_heads": 1,
+    },
     "BartConfig": {"encoder_layers": LAYERS},
+    "Cosmos3EdgeTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 3, 3]}},
+    "Ernie4_5_VLMoeTextConfig": {
+        "rope_parameters": {**ROPE, "mrope_section": [3, 3, 2]},
+        "moe_intermediate_size": [32, 16],
+    },
+    "DeepseekOcr2SamVisionConfig": {  # 48 x 48 patches, since the encoder has 144 queries
+        "image_size": 96,
+        "patch_size": 2,
+        "window_size": 14,
+        "global_attn_indexes": [1, 3],
+        "output_channels": 32,
+        "downsample_channels": [32, HIDDEN],
+    },
+    "DeepseekOcr2TextConfig": {"mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1)},
+    "GotOcr2VisionConfig": {  # 64 x 64 patches, since its processor writes 256 tokens
+        "image_size": 128,
+        "patch_size": 2,
+        "window_size": 14,
+        "global_attn_indexes": [3],
+        "output_channels": 32,
+    },
+    "Granite4VisionConfig": {
+        "deepstack_layer_map": [[1, 0], [2, 1]],
+        "spatial_target_layers": [1, 2, 3, 3],
+        "downsample_rate": "1/2",
+    },
+    "AriaConfig": {  # its processor makes images of 980 pixels
+        "vision_config": {
+            "model_type": "idefics3_vision",
+            "hidden_size": HIDDEN,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 980,
+            "patch_size": 14,
+        }
+    },
+    "Molmo2AdapterConfig": {"vision_feature_layer": [3, 1]},
+    "Qwen4ExpTextConfig": {
+        "indexer_n_heads": HEADS,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": HEAD_SIZE,
+        "indexer_budget": VOCAB_SIZE,
+        "indexer_compress_ratio": 4,
+    },
+    "Qwen2_5OmniThinkerConfig": {"vision_start_token_id": 120},
+    "Qwen3OmniMoeThinkerConfig": {"vision_start_token_id": 120},
+    "HunYuanVLTextConfig": {"rope_parameters": {**ROPE, "mrope_section": [2, 2, 2, 2]}},
+    "VipLlavaConfig": {"vision_feature_layer": [-2, -1]},
+    "Gemma3Config": {"mm_tokens_per_image": 4},
 }

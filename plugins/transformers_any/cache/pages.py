@@ -19,24 +19,36 @@ from transformers.cache_utils import (
     DynamicIndexedLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
 )
 
-from mmdeploy_llm.forward import SequenceAttention
+from mmdeploy_llm.forward import SequenceAttention, SequenceRows
 
-from .interface import refused
+from .states import StateLayer
+
+WITH_WINDOW = (DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer)
+WITH_STATES = (
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Says which tokens of a layer transformers keeps.
+    """Says what transformers keeps in a layer.
 
-    window: the last window - 1 tokens; None: all. has_indexer: also the keys of an indexer.
-    is_empty: none, the layer reads those of another.
+    has_keys: keys and values; without, the layer reads those of another or has none. window: those
+    of the last window - 1 tokens; None: all. has_indexer: also the keys of an indexer. num_states:
+    convolutions and recurrences.
     """
 
+    has_keys: bool = True
     window: int | None = None
     has_indexer: bool = False
-    is_empty: bool = False
+    num_states: int = 0
 
 
 @dataclass(slots=True)
@@ -58,25 +70,23 @@ class Places:
         return place
 
 
-def kept_by_layers(model: str, config: Any) -> list[Kept]:
-    """Returns what transformers' own cache keeps in each layer. Raises ModelNotSupportedError for a
-    layer that keeps a state, or anything else that is not a row per token."""
+def kept_by_layers(config: Any) -> list[Kept]:
+    """Returns what transformers' own cache keeps in each layer. Raises ValueError for a layer that
+    keeps anything but rows per token and states of a fixed size, and what transformers' code
+    raises."""
     found = []
-    try:
-        layers = DynamicCache(config=config).layers
-    except Exception as error:  # transformers' code: anything may come
-        reason = f"keeps what transformers cannot name ({type(error).__name__}: {error})"
-        raise refused(model, "its cache", reason) from error
-    for number, layer in enumerate(layers):
+    for number, layer in enumerate(DynamicCache(config=config).layers):
         kind = type(layer)
-        if kind is DynamicSlidingWindowLayer:
-            found.append(Kept(window=int(layer.sliding_window)))
-        elif kind in (DynamicLayer, DynamicIndexedLayer):
-            found.append(Kept(has_indexer=kind is DynamicIndexedLayer))
-        elif kind is DummyLayer:
-            found.append(Kept(is_empty=True))
-        else:
-            raise refused(model, f"layer {number}", f"keeps a state ({kind.__name__})")
+        if kind not in (*WITH_WINDOW, *WITH_STATES, DynamicLayer, DynamicIndexedLayer, DummyLayer):
+            raise ValueError(f"layer {number} has a {kind.__name__}")
+        found.append(
+            Kept(
+                has_keys=kind not in (DummyLayer, LinearAttentionLayer),
+                window=int(layer.sliding_window) if kind in WITH_WINDOW else None,
+                has_indexer=kind is DynamicIndexedLayer,
+                num_states=layer.number_of_states if kind in WITH_STATES else 0,
+            )
+        )
     return found
 
 
@@ -84,10 +94,12 @@ def sequence_cache(
     kept: list[Kept], places: Places, attn: SequenceAttention, sequence: int
 ) -> Cache:
     """Returns the cache of one sequence of the step."""
-    layers = [
-        DummyLayer() if own.is_empty else _layer_class(own)(own, places, attn, sequence, number)
-        for number, own in enumerate(kept)
-    ]
+    layers: list[Any] = []
+    for number, own in enumerate(kept):
+        if own.has_keys:
+            layers.append(_layer_class(own)(own, places, attn, sequence, number))
+        else:
+            layers.append(StateLayer(own.num_states) if own.num_states else DummyLayer())
     return Cache(layers=layers)
 
 
@@ -148,7 +160,60 @@ class IndexedLayer(PagedLayer):
         return keys.unsqueeze(0)
 
 
+class PagedStateLayer(StateLayer, PagedLayer):
+    """A layer with attention and states."""
+
+    def __init__(self, kept: Kept, *args: Any) -> None:
+        PagedLayer.__init__(self, kept, *args)
+        LinearAttentionLayer.__init__(self, kept.num_states)
+
+
+class OneByOne:
+    """The tokens of one sequence in a step, one at a time; see forward.SequenceAttention.
+
+    `has_next` moves on to the next token. The rows of later tokens are zero until their turn.
+    """
+
+    def __init__(self, attn: SequenceAttention, sequence: int) -> None:
+        self.sequences: tuple[SequenceRows, ...] = ()
+        self._attn = attn
+        self._sequence = sequence
+        self._rows = attn.sequences[sequence]
+        self._num_done = 0
+        self._new: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
+
+    def has_next(self) -> bool:
+        """Makes the next token the only one of `sequences`; returns False after the last."""
+        row = self._rows.start + self._num_done
+        if row == self._rows.end:
+            return False
+        length = self._rows.num_cached + self._num_done
+        self.sequences = (SequenceRows(start=row, end=row + 1, num_cached=length),)
+        self._num_done += 1
+        return True
+
+    def extend(
+        self, sequence: int, layer: int, k: Tensor, v: Tensor, num_kept: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See forward.SequenceAttention."""
+        if layer not in self._new:
+            count = self._rows.end - self._rows.start
+            self._new[layer] = (
+                k.new_zeros(count, *k.shape[1:]),
+                v.new_zeros(count, *v.shape[1:]),
+            )
+        rows = self._new[layer]
+        for all_rows, new in zip(rows, (k, v), strict=True):
+            all_rows[self._num_done - 1] = new[0]
+        keys, values = self._attn.extend(self._sequence, layer, *rows)
+        cached = self.sequences[0].num_cached
+        first = 0 if num_kept is None else max(0, cached - num_kept)
+        return keys[first : cached + 1], values[first : cached + 1]
+
+
 def _layer_class(kept: Kept) -> type[PagedLayer]:
+    if kept.num_states:
+        return PagedStateLayer
     return IndexedLayer if kept.has_indexer else PagedLayer
 
 

@@ -1,0 +1,151 @@
+"""The states that transformers' cache keeps besides keys and values, in the rows of the engine's
+state tensors.
+
+    row read --> layers of the cache --> pass of the decoder --> layers of the cache --> row written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import LinearAttentionLayer
+
+from mmdeploy_llm.caches import State
+from mmdeploy_llm.forward import StateContext
+
+CONV, RECURRENT = "conv_states", "recurrent_states"  # attributes of transformers' layers
+
+Key = tuple[int, str, int]  # layer of the model, attribute, index in it
+States = dict[Key, Tensor]
+
+
+class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
+    """The states of one layer of one sequence in one step."""
+
+    def lazy_initialization(
+        self,
+        conv_states: Tensor | None = None,
+        recurrent_states: Tensor | None = None,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+    ) -> None:
+        """Allocates a state. Transformers' method also imports torch's compiler, which takes
+        seconds."""
+        if conv_states is not None:
+            size = conv_states.shape[-1] if conv_kernel_size is None else conv_kernel_size
+            self._set(CONV, state_idx, conv_states.new_zeros(*conv_states.shape[:-1], size))
+        if recurrent_states is not None:
+            self._set(RECURRENT, state_idx, torch.zeros_like(recurrent_states))
+
+    def resume(self, name: str, index: int, state: Tensor) -> None:
+        """Continues from a state, which the layer may modify."""
+        self._set(name, index, state)
+        self.has_previous_state[index] = True
+
+    def _set(self, name: str, index: int, state: Tensor) -> None:
+        if name == CONV:
+            self.conv_kernel_size[index] = state.shape[-1]
+        getattr(self, name)[index] = state
+        getattr(self, f"is_{name}_initialized")[index] = True
+        self.dtype, self.device = state.dtype, state.device
+
+
+class Store(Protocol):
+    """The states of one sequence between steps."""
+
+    def load(self) -> States:
+        """Returns copies of the states after the sequence's last step."""
+        ...
+
+    def save(self, states: States) -> None:
+        """Keeps the states after this step."""
+        ...
+
+
+@dataclass(slots=True)
+class Slots:
+    """The states of a sequence, as a trial finds them. `see` is the only writer.
+
+    index: key -> (shape, dtype).
+    """
+
+    index: dict[Key, tuple[torch.Size, torch.dtype]] = field(default_factory=dict)
+
+    def see(self, states: Mapping[Key, Tensor]) -> None:
+        """Records states. Raises ValueError when they differ from those of an earlier step."""
+        found = {key: (state.shape, state.dtype) for key, state in states.items()}
+        if self.index and self.index != found:
+            raise ValueError("the sizes of the states change from step to step")
+        self.index = found
+
+    @property
+    def cache(self) -> State:
+        """All states as those of one layer of the engine's cache."""
+        return State(
+            shapes=tuple(tuple(shape) for shape, _ in self.index.values()),
+            dtypes=tuple(str(dtype).removeprefix("torch.") for _, dtype in self.index.values()),
+            is_replicated=True,
+        )
+
+
+class Remembered:
+    """The states of the sequence of a trial; see Store."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._states: States = {}
+
+    def load(self) -> States:
+        """See Store."""
+        return {key: state.clone() for key, state in self._states.items()}
+
+    def save(self, states: States) -> None:
+        """See Store."""
+        self._slots.see(states)
+        self._states = states
+
+
+class Rows:
+    """The states of one sequence of a step, in two rows of the engine's tensors; see Store."""
+
+    def __init__(self, slots: Slots, context: StateContext, layer: int, sequence: int) -> None:
+        """layer: that of `Slots.cache` in the engine's cache."""
+        self._columns = dict(zip(slots.index, context.tensors(layer), strict=True))
+        self._read, self._write = context.read[sequence], context.write[sequence]
+
+    def load(self) -> States:
+        """See Store."""
+        return {
+            key: column.index_select(0, self._read.view(1))[0]
+            for key, column in self._columns.items()
+        }
+
+    def save(self, states: States) -> None:
+        """See Store. A step must leave all states, or a later one would continue from older
+        ones."""
+        assert states.keys() == self._columns.keys(), "the same states as in the trial"
+        for key, column in self._columns.items():
+            column.index_copy_(0, self._write.view(1), states[key].unsqueeze(0))
+        self._read = self._write
+
+
+def give(cache: Any, states: Mapping[Key, Tensor]) -> None:
+    """Makes transformers' cache continue from states."""
+    for (layer, name, index), state in states.items():
+        cache.layers[layer].resume(name, index, state)
+
+
+def take(cache: Any) -> States:
+    """Returns the states that transformers' cache holds after a step."""
+    return {
+        (number, name, index): state
+        for number, layer in enumerate(cache.layers)
+        if isinstance(layer, StateLayer)
+        for name in (CONV, RECURRENT)
+        for index, state in getattr(layer, name).items()
+        if state is not None
+    }
