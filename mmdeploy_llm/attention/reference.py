@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import AttentionContext, SequenceRows
 
+from . import int4
 from .base import BatchLayout, KVCache, without_spans
 from .scores import Scores
 from .writing import write_plain
@@ -196,20 +197,29 @@ class ReferenceContext:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.AttentionContext."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
+        key_scales, value_scales = self._cache.scales(layer)
         if k is not None and v is not None:
-            write_plain(k, v, keys, values, self._layout)
+            write_plain(k, v, keys, values, self._layout, key_scales, value_scales)
         calls = self._for_window(window)
         scores = Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
-        out = q.new_empty(*q.shape[:-1], values.shape[-1])
+        out = q.new_empty(*q.shape[:-1], values.shape[-1] * (1 if value_scales is None else 2))
+
+        def rows(table: Tensor) -> tuple[Tensor, Tensor]:
+            """The keys and values of blocks [M], [M * P, K, D] each."""
+            return (
+                _rows(keys, key_scales, table, q.dtype),
+                _rows(values, value_scales, table, q.dtype),
+            )
+
         for group in calls.groups:
-            out.index_copy_(0, group.rows, _attend_group(group, q, keys, values, scores))
+            contexts = rows(group.tables.flatten())
+            out.index_copy_(0, group.rows, _attend_group(group, q, *contexts, scores))
         for chunk in calls.chunks:
             own = slice(chunk.start, chunk.end)
-            if chunk.is_own and k is not None and v is not None:
+            if chunk.is_own and k is not None and v is not None and key_scales is None:
                 context_k, context_v = k[own], v[own]
             else:
-                context_k = _gather(keys, chunk.table, chunk.length).to(q.dtype)
-                context_v = _gather(values, chunk.table, chunk.length).to(q.dtype)
+                context_k, context_v = (x[: chunk.length] for x in rows(chunk.table))
             out[own] = _attend_chunk(q[own], context_k, context_v, chunk.mask, scores)
         return out
 
@@ -239,7 +249,7 @@ class ReferenceContext:
         found = []
         for new, cache in ((k, self._cache.keys[layer]), (v, self._cache.values[layer])):
             cache.flatten(0, 1).index_copy_(0, slots, new.to(cache.dtype))
-            found.append(_gather(cache, table, end - base)[first - base :].to(new.dtype))
+            found.append(_rows(cache, None, table, new.dtype)[first - base : end - base])
         return found[0], found[1]
 
     def _for_window(self, window: int | None) -> _Calls:
@@ -252,24 +262,23 @@ class ReferenceContext:
         return self._calls[window]
 
 
-def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """Returns the first `length` rows of a context, [length, K, D], from `cache` [N, P, K, D] by
-    the blocks of `table` [M]."""
-    return cache.index_select(0, table).flatten(0, 1)[:length]
+def _rows(cache: Tensor, scales: Tensor | None, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the rows of the blocks `table` [M] of a layer's cache, [M * P, K, D] in `dtype`."""
+    found = cache.index_select(0, table).flatten(0, 1)
+    if scales is None:
+        return found.to(dtype)
+    return int4.decode(found, scales.index_select(0, table).flatten(0, 1), dtype)
 
 
 def _attend_group(
     group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: Scores
 ) -> Tensor:
-    """Returns attention of one token of each of B sequences, [B, H, D]. The G query heads of a key
-    head are the query rows of one product."""
-    num_seqs, num_kv_heads = group.rows.shape[0], keys.shape[2]
-    shape = (num_seqs, -1, *keys.shape[2:])
-    tables = group.tables.flatten()
-    context_k = keys.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
-    context_v = values.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
+    """Returns attention of one token of each of B sequences, [B, H, D], over the rows of their
+    blocks. The G query heads of a key head are the query rows of one product."""
+    num_seqs, num_kv_heads = group.rows.shape[0], keys.shape[1]
+    keys, values = (x.unflatten(0, (num_seqs, -1))[:, : group.length] for x in (keys, values))
     rows_q = q.index_select(0, group.rows).view(num_seqs, num_kv_heads, -1, q.shape[-1])
-    out = scores.attend(rows_q, context_k.transpose(1, 2), context_v.transpose(1, 2), group.mask)
+    out = scores.attend(rows_q, keys.transpose(1, 2), values.transpose(1, 2), group.mask)
     return out.reshape(num_seqs, q.shape[1], -1)
 
 

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import QKRotary
 
+from . import int4
 from .base import BatchLayout
 
 
 class CacheWriter(Protocol):
     """Writes `k`, `v` [T, K, D] to `keys`, `values` [N, P, K, D] at layout.slots, in the cache's
-    dtype; skips padding rows. scales: [N, P, K] float32, for 8-bit caches."""
+    dtype; skips padding rows. Scales: see KVCache."""
 
     def __call__(
         self,
@@ -39,8 +40,8 @@ def write_plain(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> None:
-    """Writes keys and values in plain torch, to caches without scales; a CacheWriter."""
-    assert key_scales is value_scales is None, "select() allows no 8-bit cache here"
+    """Writes keys and values in plain torch, to caches without scales or in 4 bits; a
+    CacheWriter."""
     slots = layout.slots
     if layout.is_padded:
         # A padding row writes the first row again, to the first row's slot: a graph cannot branch.
@@ -48,8 +49,14 @@ def write_plain(
         is_real = slots >= 0
         k, v = (torch.where(is_real[:, None, None], x, x[:1]) for x in (k, v))
         slots = torch.where(is_real, slots, slots[0].clamp(min=0))
-    keys.flatten(0, 1).index_copy_(0, slots, k.to(keys.dtype))
-    values.flatten(0, 1).index_copy_(0, slots, v.to(values.dtype))
+    for x, cache, scales in ((k, keys, key_scales), (v, values, value_scales)):
+        if scales is None:
+            cache.flatten(0, 1).index_copy_(0, slots, x.to(cache.dtype))
+            continue
+        assert cache.dtype is torch.uint8, "select() allows no 8-bit cache here"
+        codes, facts = int4.encode(x)
+        cache.flatten(0, 1).index_copy_(0, slots, codes)
+        scales.flatten(0, 1).index_copy_(0, slots, facts)
 
 
 def write_by_kernel(

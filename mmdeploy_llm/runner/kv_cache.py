@@ -10,8 +10,17 @@ import numpy as np
 import torch
 
 from mmdeploy_llm.attention.base import KVCache
+from mmdeploy_llm.attention.int4 import num_groups
 from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV, State
 from mmdeploy_llm.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredHead:
+    """A tensor of which each head of each token has its own values, of this size and dtype."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +28,8 @@ class KVCacheShape:
     """The shape of one block, keys and values of block_size tokens in all layers, and of one row of
     states.
 
-    dtype: of keys and values. model_dtype: of states that have the model's; None: dtype.
+    dtype: of keys and values; torch.int4: see attention/int4.py. model_dtype: of states that have
+        the model's; None: dtype.
     """
 
     layers: tuple[LayerCache, ...]
@@ -45,17 +55,29 @@ class KVCacheShape:
     def bytes_per_block(self) -> int:
         """Size of one block in all layers: keys, values and their scales."""
         return sum(
-            layer.num_kv_heads
-            * (sum(_head_dims(layer)) * self.dtype.itemsize + 2 * self.scale_size)
-            * self.block_size
+            layer.num_kv_heads * self.block_size * math.prod(stored.size) * stored.dtype.itemsize
             for layer in self.layers
             if isinstance(layer, PagedKV)
+            for head_dim in _head_dims(layer)
+            for stored in self.stored_heads(head_dim)
         )
 
-    @property
-    def scale_size(self) -> int:
-        """Size of the scale of one token and head: float32 for 8-bit caches, else 0."""
-        return 4 if self.dtype.itemsize == 1 else 0
+    def stored_heads(self, head_dim: int) -> tuple[StoredHead, ...]:
+        """Returns how one head of one token is stored: its channels, and its scales if there are
+        any. Raises ConfigError for heads that the dtype cannot store."""
+        if self.dtype is torch.int4:
+            if head_dim % 2:
+                raise ConfigError(
+                    f"kv_cache_dtype = 'int4' stores two channels in a byte, but the model has "
+                    f"heads of {head_dim}; use 'int8', or leave kv_cache_dtype out"
+                )
+            return (
+                StoredHead(size=(head_dim // 2,), dtype=torch.uint8),
+                StoredHead(size=(num_groups(head_dim), 2), dtype=torch.bfloat16),
+            )
+        channels = StoredHead(size=(head_dim,), dtype=self.dtype)
+        scale = StoredHead(size=(), dtype=torch.float32)
+        return (channels, scale) if self.dtype.itemsize == 1 else (channels,)
 
     @property
     def bytes_per_state(self) -> int:
@@ -126,7 +148,7 @@ def _allocated(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KV
         else:
             layers.append(_layer_tensors(layer, shape, num_blocks, device))
     keys, values, *scales = zip(*layers, strict=True)
-    if not shape.scale_size:
+    if not scales:
         return KVCache(keys=keys, values=values)
     return KVCache(keys=keys, values=values, key_scales=scales[0], value_scales=scales[1])
 
@@ -138,10 +160,11 @@ def _layer_tensors(
     layer: PagedKV, shape: KVCacheShape, num_blocks: int, device: torch.device
 ) -> _LayerTensors:
     heads = (num_blocks, shape.block_size, layer.num_kv_heads)
-    pages = tuple(_zeros((*heads, size), shape.dtype, device) for size in _head_dims(layer))
-    if not shape.scale_size:
-        return pages
-    return (*pages, *(_zeros(heads, torch.float32, device) for _ in pages))
+    keys, values = (
+        [_zeros((*heads, *stored.size), stored.dtype, device) for stored in shape.stored_heads(dim)]
+        for dim in _head_dims(layer)
+    )
+    return tuple(x for pair in zip(keys, values, strict=True) for x in pair)
 
 
 def _head_dims(layer: PagedKV) -> tuple[int, int]:

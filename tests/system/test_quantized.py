@@ -1,4 +1,4 @@
-"""int8 through LLM: the options have an effect, and outputs stay close to bf16."""
+"""Formats of few bits through LLM: the options have an effect, and outputs stay close to bf16."""
 
 import pytest
 import torch
@@ -44,6 +44,8 @@ def run(folder, **options):
     [
         {"quantization": "int8"},
         {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "int4"},
+        {"kv_cache_dtype": "int4", "native_kernels": False},
         {"quantization": "int8", "kv_cache_dtype": "int8"},
     ],
 )
