@@ -36,6 +36,18 @@ def encode(x: Tensor) -> tuple[Tensor, Tensor]:
     return (low | high << 4).flatten(-2), torch.cat((scale, lowest), -1)
 
 
+def write(x: Tensor, cache: Tensor, scales: Tensor, slots: Tensor) -> None:
+    """Writes heads [T, K, D] to their slots [T] of `cache` [N, P, K, D / 2]."""
+    assert cache.dtype is torch.uint8, "select() allows no 8-bit cache here"
+    for pages, rows in zip((cache, scales), encode(x), strict=True):
+        pages.flatten(0, 1).index_copy_(0, slots, rows)
+
+
+def read(cache: Tensor, scales: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the heads in the blocks `table` [M] of `cache`, [M * P, K, D] in `dtype`."""
+    return decode(*(x.index_select(0, table).flatten(0, 1) for x in (cache, scales)), dtype)
+
+
 def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the heads [..., D] in `dtype`."""
     pairs = codes.unflatten(-1, (scales.shape[-2], -1))

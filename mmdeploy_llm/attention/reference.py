@@ -197,30 +197,23 @@ class ReferenceContext:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.AttentionContext."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        key_scales, value_scales = self._cache.scales(layer)
+        scales = self._cache.scales(layer)
         if k is not None and v is not None:
-            write_plain(k, v, keys, values, self._layout, key_scales, value_scales)
+            write_plain(k, v, keys, values, self._layout, *scales)
         calls = self._for_window(window)
         scores = Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
-        out = q.new_empty(*q.shape[:-1], values.shape[-1] * (1 if value_scales is None else 2))
-
-        def rows(table: Tensor) -> tuple[Tensor, Tensor]:
-            """The keys and values of blocks [M], [M * P, K, D] each."""
-            return (
-                _rows(keys, key_scales, table, q.dtype),
-                _rows(values, value_scales, table, q.dtype),
-            )
-
+        out = q.new_empty(*q.shape[:-1], values.shape[-1] * (1 if scales[1] is None else 2))
+        stored = (keys, scales[0]), (values, scales[1])
         for group in calls.groups:
-            contexts = rows(group.tables.flatten())
-            out.index_copy_(0, group.rows, _attend_group(group, q, *contexts, scores))
+            context = [_rows(*each, group.tables.flatten(), q.dtype) for each in stored]
+            out.index_copy_(0, group.rows, _attend_group(group, q, scores, *context))
         for chunk in calls.chunks:
             own = slice(chunk.start, chunk.end)
-            if chunk.is_own and k is not None and v is not None and key_scales is None:
-                context_k, context_v = k[own], v[own]
+            if chunk.is_own and k is not None and v is not None and scales[0] is None:
+                context = [k[own], v[own]]
             else:
-                context_k, context_v = (x[: chunk.length] for x in rows(chunk.table))
-            out[own] = _attend_chunk(q[own], context_k, context_v, chunk.mask, scores)
+                context = [_rows(*each, chunk.table, q.dtype)[: chunk.length] for each in stored]
+            out[own] = _attend_chunk(q[own], chunk.mask, scores, *context)
         return out
 
     def causal(self) -> AttentionContext:
@@ -264,14 +257,13 @@ class ReferenceContext:
 
 def _rows(cache: Tensor, scales: Tensor | None, table: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the rows of the blocks `table` [M] of a layer's cache, [M * P, K, D] in `dtype`."""
-    found = cache.index_select(0, table).flatten(0, 1)
     if scales is None:
-        return found.to(dtype)
-    return int4.decode(found, scales.index_select(0, table).flatten(0, 1), dtype)
+        return cache.index_select(0, table).flatten(0, 1).to(dtype)
+    return int4.read(cache, scales, table, dtype)
 
 
 def _attend_group(
-    group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: Scores
+    group: _DecodeGroup, q: Tensor, scores: Scores, keys: Tensor, values: Tensor
 ) -> Tensor:
     """Returns attention of one token of each of B sequences, [B, H, D], over the rows of their
     blocks. The G query heads of a key head are the query rows of one product."""
@@ -282,7 +274,7 @@ def _attend_group(
     return out.reshape(num_seqs, q.shape[1], -1)
 
 
-def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+def _attend_chunk(q: Tensor, mask: Tensor | None, scores: Scores, k: Tensor, v: Tensor) -> Tensor:
     """Returns attention of `q` [n, H, D] over `k`, `v` [L, K, D], [n, H, D]. Key heads are the
     batch axis, so that no key head is copied for each of its query heads."""
     count, num_heads, head_dim = q.shape

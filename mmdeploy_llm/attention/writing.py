@@ -40,8 +40,7 @@ def write_plain(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> None:
-    """Writes keys and values in plain torch, to caches without scales or in 4 bits; a
-    CacheWriter."""
+    """Writes keys and values in plain torch, in 4 bits to caches with scales; a CacheWriter."""
     slots = layout.slots
     if layout.is_padded:
         # A padding row writes the first row again, to the first row's slot: a graph cannot branch.
@@ -50,13 +49,10 @@ def write_plain(
         k, v = (torch.where(is_real[:, None, None], x, x[:1]) for x in (k, v))
         slots = torch.where(is_real, slots, slots[0].clamp(min=0))
     for x, cache, scales in ((k, keys, key_scales), (v, values, value_scales)):
-        if scales is None:
+        if scales is not None:
+            int4.write(x, cache, scales, slots)
+        else:
             cache.flatten(0, 1).index_copy_(0, slots, x.to(cache.dtype))
-            continue
-        assert cache.dtype is torch.uint8, "select() allows no 8-bit cache here"
-        codes, facts = int4.encode(x)
-        cache.flatten(0, 1).index_copy_(0, slots, codes)
-        scales.flatten(0, 1).index_copy_(0, slots, facts)
 
 
 def write_by_kernel(

@@ -63,21 +63,11 @@ class KVCacheShape:
         )
 
     def stored_heads(self, head_dim: int) -> tuple[StoredHead, ...]:
-        """Returns how one head of one token is stored: its channels, and its scales if there are
-        any. Raises ConfigError for heads that the dtype cannot store."""
+        """Returns how a head of a token is stored: its channels, then its scales if it has any."""
         if self.dtype is torch.int4:
-            if head_dim % 2:
-                raise ConfigError(
-                    f"kv_cache_dtype = 'int4' stores two channels in a byte, but the model has "
-                    f"heads of {head_dim}; use 'int8', or leave kv_cache_dtype out"
-                )
-            return (
-                StoredHead(size=(head_dim // 2,), dtype=torch.uint8),
-                StoredHead(size=(num_groups(head_dim), 2), dtype=torch.bfloat16),
-            )
-        channels = StoredHead(size=(head_dim,), dtype=self.dtype)
-        scale = StoredHead(size=(), dtype=torch.float32)
-        return (channels, scale) if self.dtype.itemsize == 1 else (channels,)
+            return _int4_head(head_dim)
+        scales = (StoredHead(size=(), dtype=torch.float32),) * (self.dtype.itemsize == 1)
+        return StoredHead(size=(head_dim,), dtype=self.dtype), *scales
 
     @property
     def bytes_per_state(self) -> int:
@@ -94,6 +84,19 @@ class KVCacheShape:
         found = (self.model_dtype or self.dtype) if name == "model" else getattr(torch, name)
         assert isinstance(found, torch.dtype), f"{name!r} is a dtype of torch"
         return found
+
+
+def _int4_head(head_dim: int) -> tuple[StoredHead, ...]:
+    """Returns the same for 4 bits. Raises ConfigError for a size that does not fill bytes."""
+    if head_dim % 2:
+        raise ConfigError(
+            f"kv_cache_dtype = 'int4' stores two channels in a byte, but the model has heads of "
+            f"{head_dim}; use 'int8', or leave kv_cache_dtype out"
+        )
+    return (
+        StoredHead(size=(head_dim // 2,), dtype=torch.uint8),
+        StoredHead(size=(num_groups(head_dim), 2), dtype=torch.bfloat16),
+    )
 
 
 StateTensors = dict[int, tuple[torch.Tensor, ...]]

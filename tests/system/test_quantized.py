@@ -52,7 +52,8 @@ def run(folder, **options):
 def test_it_has_an_effect_and_stays_close(folder, options):
     expected, found = run(folder), run(folder, **options)
     assert not torch.equal(found, expected)
-    assert (found - expected).abs().mean() < 0.1
+    limit = 0.5 if options.get("kv_cache_dtype") == "int4" else 0.1  # random experts flip
+    assert (found - expected).abs().mean() < limit
 
 
 @pytest.mark.parametrize(("quantization", "kind"), [(None, FloatWeight), ("int8", S8Weight)])
