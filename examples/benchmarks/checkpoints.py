@@ -1,10 +1,13 @@
 """Writes checkpoints of real architectures with random bf16 weights.
 
-    python examples/benchmarks/checkpoints.py FOLDER [ernie03] [qwen05] [qwen25vl]
+    python examples/benchmarks/checkpoints.py FOLDER [ernie03] [qwen05] [qwen25vl] [qwen35] [gemma4]
 
 ernie03     ERNIE-4.5-0.3B, 361 M parameters
 qwen05      Qwen2-0.5B, 494 M parameters
 qwen25vl    Qwen2.5-VL with a decoder of 0.5 B and a vision tower of 16 layers, 621 M parameters
+qwen35      Qwen3.5-0.8B: 18 layers of Gated DeltaNet, 6 of attention, and its vision tower
+gemma4      the first 15 of the 35 layers of Gemma-4-E2B (the last 10 share keys and values) and its
+            vision tower; its embeddings for layers have 16,384 rows in place of 262,144
 
 The amount of work does not depend on the values of the weights when end-of-sequence is ignored.
 qwen25vl-v4 has the weights of qwen25vl and a config.json for transformers 4, for exports.
@@ -24,11 +27,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
 )
 
 MEDIA_TOKENS = {
@@ -36,6 +43,12 @@ MEDIA_TOKENS = {
     "vision_end_token_id": "<|vision_end|>",
     "image_token_id": "<|image_pad|>",
     "video_token_id": "<|video_pad|>",
+}
+GEMMA_MEDIA_TOKENS = {
+    "boi_token_id": "<|image>",
+    "image_token_id": "<|image|>",
+    "eoi_token_id": "<image|>",
+    "video_token_id": "<|video|>",
 }
 SPECIAL = ["<|endoftext|>", "<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHAT_TEMPLATE = """\
@@ -56,6 +69,48 @@ QWEN = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
     "max_position_embeddings": 32768,
+}
+QWEN35 = {
+    "vocab_size": 248320,
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "partial_rotary_factor": 0.25,
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+    },
+    "tie_word_embeddings": True,
+}
+QWEN35_VISION = {
+    "depth": 12,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_heads": 12,
+    "out_hidden_size": 1024,
+    "patch_size": 16,
+}
+GEMMA4 = {
+    "vocab_size": 262144,
+    "vocab_size_per_layer_input": 16384,
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 15,
+    "num_kv_shared_layers": 10,
+    "use_double_wide_mlp": True,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "layer_types": ([*["sliding_attention"] * 4, "full_attention"] * 3),
+    "per_layer_config": {layer: {"head_dim": 512} for layer in (4, 9, 14)},
+    "final_logit_softcapping": 30.0,
 }
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
 VISION = {
@@ -79,6 +134,21 @@ IMAGES = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+QWEN35_IMAGES = IMAGES | {
+    "processor_class": "Qwen3VLProcessor",
+    "patch_size": 16,
+    "min_pixels": 256 * 256,
+    "max_pixels": 1024 * 32 * 32,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+GEMMA4_IMAGES = {
+    "image_processor_type": "Gemma4ImageProcessor",
+    "processor_class": "Gemma4Processor",
+    "patch_size": 16,
+    "pooling_kernel_size": 3,
+    "max_soft_tokens": 280,
+}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -87,7 +157,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     files = sorted(str(path) for path in Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:150]
-    special = [*SPECIAL, *MEDIA_TOKENS.values()]
+    special = [*SPECIAL, *MEDIA_TOKENS.values(), *GEMMA_MEDIA_TOKENS.values()]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=16000, special_tokens=special, show_progress=False, initial_alphabet=alphabet
@@ -110,7 +180,20 @@ def build(name: str, words: PreTrainedTokenizerFast) -> torch.nn.Module:
         return Ernie4_5ForCausalLM(Ernie4_5Config(**ids))  # the defaults are ERNIE-4.5-0.3B
     if name == "qwen05":
         return Qwen2ForCausalLM(Qwen2Config(**QWEN, **ids))
+    if name == "gemma4":
+        media = {key: words.convert_tokens_to_ids(it) for key, it in GEMMA_MEDIA_TOKENS.items()}
+        vision = {"pooling_kernel_size": 3}  # the other defaults are those of the model
+        config = Gemma4Config(text_config=GEMMA4 | ids, vision_config=vision, **media)
+        return Gemma4ForConditionalGeneration(config)
     media = {key: words.convert_tokens_to_ids(token) for key, token in MEDIA_TOKENS.items()}
+    if name == "qwen35":
+        config = Qwen3_5Config(
+            text_config=QWEN35 | ids,
+            vision_config=QWEN35_VISION,
+            tie_word_embeddings=True,
+            **media,
+        )
+        return Qwen3_5ForConditionalGeneration(config)
     config = Qwen2_5_VLConfig(
         text_config=QWEN | ids | {"rope_parameters": MROPE},
         vision_config=VISION,
@@ -120,11 +203,18 @@ def build(name: str, words: PreTrainedTokenizerFast) -> torch.nn.Module:
     return Qwen2_5_VLForConditionalGeneration(config)
 
 
-def write_processors(folder: Path) -> None:
-    """Writes the configuration of the image and video processors."""
-    video = IMAGES | {"video_processor_type": "Qwen2VLVideoProcessor"}
-    (folder / "preprocessor_config.json").write_text(json.dumps(IMAGES))
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+def write_processors(name: str, folder: Path) -> None:
+    """Writes the configuration of the image and video processors of a model that has any."""
+    kinds = {
+        "qwen25vl": (IMAGES, "Qwen2VLVideoProcessor"),
+        "qwen35": (QWEN35_IMAGES, "Qwen3VLVideoProcessor"),
+        "gemma4": (GEMMA4_IMAGES, "Gemma4VideoProcessor"),
+    }
+    if name in kinds:
+        images, videos = kinds[name]
+        (folder / "preprocessor_config.json").write_text(json.dumps(images))
+        video = images | {"video_processor_type": videos}
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
 
 
 def write_for_version_4(folder: Path) -> None:
@@ -152,13 +242,13 @@ def main(folder: str, names: list[str]) -> None:
     words = tokenizer()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    for name in names or ["ernie03", "qwen05", "qwen25vl"]:
+    for name in names or ["ernie03", "qwen05", "qwen25vl", "qwen35", "gemma4"]:
         path = Path(folder) / name
         model = build(name, words)
         model.save_pretrained(path)
         words.save_pretrained(path)
+        write_processors(name, path)
         if name == "qwen25vl":
-            write_processors(path)
             write_for_version_4(path)
         num_params = sum(parameter.numel() for parameter in model.parameters())
         print(f"{path}: {num_params / 1e6:.0f} M parameters")

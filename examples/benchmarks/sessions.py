@@ -32,7 +32,7 @@ class Session:
     @property
     def title(self) -> str:
         """The name of the session in progress messages and --only."""
-        return f"{self.model} {self.precision}"
+        return f"{self.model} {self.precision}{' images' * self.has_images}"
 
     def suffix(self, engine: str) -> str:
         """Returns what the name of the engine's folder has after the model's name."""
@@ -60,6 +60,13 @@ SESSIONS = (
         peers=("openvino", "vllm", "transformers"),
     ),
     Session(model="qwen25vl", precision="int8", works=("vl",), peers=("openvino",)),
+    *(
+        Session(
+            model=model, precision="bf16", works=works, peers=("openvino", "vllm", "transformers")
+        )
+        for model in ("qwen35", "gemma4")
+        for works in (("text",), ("vl",))
+    ),
     Session(model="qwen05", precision="int4", works=TEXTS, peers=("openvino", "llamacpp")),
     Session(model="qwen25vl", precision="int4", works=("vl",), peers=("openvino",)),
 )
@@ -72,7 +79,14 @@ INT4_TARGETS: Targets = {
         for work, target in (("text", 1.5), ("alone", 1.1))
     },
 }
+NEW_FAMILIES: Targets = {
+    (work, model, "bf16", peer): 1.2
+    for work in ("text", "vl")
+    for model in ("qwen35", "gemma4")
+    for peer in ("openvino", "vllm", "transformers")
+}
 BEST_TARGETS: Targets = {
+    **NEW_FAMILIES,
     ("text", "qwen05", "bf16", "openvino"): 1.1,
     ("text", "qwen05", "bf16", "vllm"): 1.2,
     ("alone", "qwen05", "bf16", "openvino"): 1.1,
@@ -85,6 +99,7 @@ BEST_TARGETS: Targets = {
     **INT4_TARGETS,
 }
 AVX2_TARGETS: Targets = {
+    **NEW_FAMILIES,
     ("vl", "qwen25vl", "bf16", "openvino"): 1.3,
     ("vl", "qwen25vl", "int8", "openvino"): 1.6,
     **INT4_TARGETS,

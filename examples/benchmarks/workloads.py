@@ -10,10 +10,8 @@ import numpy as np
 from PIL import Image
 
 QUESTION = "Describe this image in detail."
-IMAGE_PROMPT = (
-    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>"
-    f"{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
-)
+IMAGE_MARKS = {"gemma4": "<|image|>"}  # by the type of the model; others have Qwen's
+QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 IMAGE_SIZE = 448  # pixels per side; 256 tokens for Qwen2.5-VL
 ANSWER_TOKENS = 64  # length of an answer about an image
 ALONE_TOKENS = 128  # prompt length of a request that runs alone
@@ -49,6 +47,12 @@ def alone(
     rng = random.Random(f"alone {seed}")
     ids = [rng.randrange(20, vocab_size) for _ in range(num_tokens)]
     return TextRequest(token_ids=ids, num_output_tokens=num_output_tokens)
+
+
+def image_prompt(model_type: str) -> str:
+    """Returns the prompt of a question about one image."""
+    mark = IMAGE_MARKS.get(model_type, QWEN_MARK)
+    return f"<|im_start|>user\n{mark}{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def images(num_images: int = 16, seed: int = 0) -> list[Image.Image]:

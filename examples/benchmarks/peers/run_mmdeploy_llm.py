@@ -4,6 +4,8 @@ import time
 
 BEGUN = time.perf_counter()
 
+import json  # noqa: E402
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import serve  # noqa: E402
@@ -18,6 +20,8 @@ class Ours:
     """See serve.Engine."""
 
     def __init__(self, model: str, precision: str, level: str | None) -> None:
+        config = json.loads((Path(model) / "config.json").read_text())
+        self._image_prompt = workloads.image_prompt(config["model_type"])
         self._llm = LLM(
             model,
             dtype="bfloat16",
@@ -35,7 +39,7 @@ class Ours:
     def images(self, images: list[Any], num_output_tokens: int) -> int:
         """See serve.Engine."""
         prompts = [
-            {"prompt": workloads.IMAGE_PROMPT, "multimodal_data": {"image": [image]}}
+            {"prompt": self._image_prompt, "multimodal_data": {"image": [image]}}
             for image in images
         ]
         return self._generate(prompts, _params(num_output_tokens))

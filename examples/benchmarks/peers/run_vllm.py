@@ -5,7 +5,9 @@ import time
 
 BEGUN = time.perf_counter()
 
+import json  # noqa: E402
 import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import serve  # noqa: E402
@@ -28,6 +30,8 @@ class VLLM:
     def __init__(self, model: str, has_images: bool) -> None:
         from vllm import LLM
 
+        config = json.loads((Path(model) / "config.json").read_text())
+        self._image_prompt = workloads.image_prompt(config["model_type"])
         media: dict[str, Any] = {}
         if has_images:
             media = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "mm_processor_cache_gb": 0}
@@ -49,8 +53,7 @@ class VLLM:
     def images(self, images: list[Any], num_output_tokens: int) -> int:
         """See serve.Engine."""
         prompts = [
-            {"prompt": workloads.IMAGE_PROMPT, "multi_modal_data": {"image": image}}
-            for image in images
+            {"prompt": self._image_prompt, "multi_modal_data": {"image": image}} for image in images
         ]
         return self._generate(prompts, _params(num_output_tokens))
 
