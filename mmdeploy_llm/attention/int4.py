@@ -45,7 +45,8 @@ def write(x: Tensor, cache: Tensor, scales: Tensor, slots: Tensor) -> None:
 
 def read(cache: Tensor, scales: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the heads in the blocks `table` [M] of `cache`, [M * P, K, D] in `dtype`."""
-    return decode(*(x.index_select(0, table).flatten(0, 1) for x in (cache, scales)), dtype)
+    codes, facts = (x.index_select(0, table).flatten(0, 1) for x in (cache, scales))
+    return decode(codes, facts, dtype)
 
 
 def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
