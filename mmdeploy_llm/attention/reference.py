@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import AttentionContext, SequenceRows
 
-from . import int4
 from .base import BatchLayout, KVCache, without_spans
+from .int4 import Int4Context
 from .scores import Scores
 from .writing import write_plain
 
@@ -36,9 +36,11 @@ class ReferenceAttention:
     name = "reference"
     can_capture = False
 
-    def begin(self, layout: BatchLayout, cache: KVCache) -> ReferenceContext:
+    def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
         """Returns the attention of one step; all layers with the same window share index
         tensors."""
+        if cache.key_scales is not None:
+            return Int4Context(layout, cache, ReferenceContext)
         return ReferenceContext(layout, cache)
 
 
@@ -197,23 +199,21 @@ class ReferenceContext:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.AttentionContext."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        scales = self._cache.scales(layer)
         if k is not None and v is not None:
-            write_plain(k, v, keys, values, self._layout, *scales)
+            write_plain(k, v, keys, values, self._layout)
         calls = self._for_window(window)
         scores = Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
-        out = q.new_empty(*q.shape[:-1], values.shape[-1] * (1 if scales[1] is None else 2))
-        stored = (keys, scales[0]), (values, scales[1])
+        out = q.new_empty(*q.shape[:-1], values.shape[-1])
         for group in calls.groups:
-            context = [_rows(*each, group.tables.flatten(), q.dtype) for each in stored]
-            out.index_copy_(0, group.rows, _attend_group(group, q, scores, *context))
+            out.index_copy_(0, group.rows, _attend_group(group, q, keys, values, scores))
         for chunk in calls.chunks:
             own = slice(chunk.start, chunk.end)
-            if chunk.is_own and k is not None and v is not None and scales[0] is None:
-                context = [k[own], v[own]]
+            if chunk.is_own and k is not None and v is not None:
+                context_k, context_v = k[own], v[own]
             else:
-                context = [_rows(*each, chunk.table, q.dtype)[: chunk.length] for each in stored]
-            out[own] = _attend_chunk(q[own], chunk.mask, scores, *context)
+                context_k = _gather(keys, chunk.table, chunk.length).to(q.dtype)
+                context_v = _gather(values, chunk.table, chunk.length).to(q.dtype)
+            out[own] = _attend_chunk(q[own], context_k, context_v, chunk.mask, scores)
         return out
 
     def causal(self) -> AttentionContext:
@@ -242,7 +242,7 @@ class ReferenceContext:
         found = []
         for new, cache in ((k, self._cache.keys[layer]), (v, self._cache.values[layer])):
             cache.flatten(0, 1).index_copy_(0, slots, new.to(cache.dtype))
-            found.append(_rows(cache, None, table, new.dtype)[first - base : end - base])
+            found.append(_gather(cache, table, end - base)[first - base :].to(new.dtype))
         return found[0], found[1]
 
     def _for_window(self, window: int | None) -> _Calls:
@@ -255,26 +255,28 @@ class ReferenceContext:
         return self._calls[window]
 
 
-def _rows(cache: Tensor, scales: Tensor | None, table: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the rows of the blocks `table` [M] of a layer's cache, [M * P, K, D] in `dtype`."""
-    if scales is None:
-        return cache.index_select(0, table).flatten(0, 1).to(dtype)
-    return int4.read(cache, scales, table, dtype)
+def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
+    """Returns the first `length` rows of a context, [length, K, D], from `cache` [N, P, K, D] by
+    the blocks of `table` [M]."""
+    return cache.index_select(0, table).flatten(0, 1)[:length]
 
 
 def _attend_group(
-    group: _DecodeGroup, q: Tensor, scores: Scores, keys: Tensor, values: Tensor
+    group: _DecodeGroup, q: Tensor, keys: Tensor, values: Tensor, scores: Scores
 ) -> Tensor:
-    """Returns attention of one token of each of B sequences, [B, H, D], over the rows of their
-    blocks. The G query heads of a key head are the query rows of one product."""
-    num_seqs, num_kv_heads = group.rows.shape[0], keys.shape[1]
-    keys, values = (x.unflatten(0, (num_seqs, -1))[:, : group.length] for x in (keys, values))
+    """Returns attention of one token of each of B sequences, [B, H, D]. The G query heads of a key
+    head are the query rows of one product."""
+    num_seqs, num_kv_heads = group.rows.shape[0], keys.shape[2]
+    shape = (num_seqs, -1, *keys.shape[2:])
+    tables = group.tables.flatten()
+    context_k = keys.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
+    context_v = values.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
     rows_q = q.index_select(0, group.rows).view(num_seqs, num_kv_heads, -1, q.shape[-1])
-    out = scores.attend(rows_q, keys.transpose(1, 2), values.transpose(1, 2), group.mask)
+    out = scores.attend(rows_q, context_k.transpose(1, 2), context_v.transpose(1, 2), group.mask)
     return out.reshape(num_seqs, q.shape[1], -1)
 
 
-def _attend_chunk(q: Tensor, mask: Tensor | None, scores: Scores, k: Tensor, v: Tensor) -> Tensor:
+def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
     """Returns attention of `q` [n, H, D] over `k`, `v` [L, K, D], [n, H, D]. Key heads are the
     batch axis, so that no key head is copied for each of its query heads."""
     count, num_heads, head_dim = q.shape

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import QKRotary
 
-from . import int4
 from .base import BatchLayout
 
 
@@ -40,7 +39,8 @@ def write_plain(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
 ) -> None:
-    """Writes keys and values in plain torch, in 4 bits to caches with scales; a CacheWriter."""
+    """Writes keys and values in plain torch, to caches without scales; a CacheWriter."""
+    assert key_scales is value_scales is None, "only kernels write scales"
     slots = layout.slots
     if layout.is_padded:
         # A padding row writes the first row again, to the first row's slot: a graph cannot branch.
@@ -48,11 +48,8 @@ def write_plain(
         is_real = slots >= 0
         k, v = (torch.where(is_real[:, None, None], x, x[:1]) for x in (k, v))
         slots = torch.where(is_real, slots, slots[0].clamp(min=0))
-    for x, cache, scales in ((k, keys, key_scales), (v, values, value_scales)):
-        if scales is not None:
-            int4.write(x, cache, scales, slots)
-        else:
-            cache.flatten(0, 1).index_copy_(0, slots, x.to(cache.dtype))
+    keys.flatten(0, 1).index_copy_(0, slots, k.to(keys.dtype))
+    values.flatten(0, 1).index_copy_(0, slots, v.to(values.dtype))
 
 
 def write_by_kernel(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mmdeploy_llm.attention.base import KVCache
-from mmdeploy_llm.attention.int4 import num_groups
+from mmdeploy_llm.attention.int4 import INT4, num_groups
 from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV, State
 from mmdeploy_llm.errors import ConfigError
 
@@ -58,16 +58,17 @@ class KVCacheShape:
             layer.num_kv_heads * self.block_size * math.prod(stored.size) * stored.dtype.itemsize
             for layer in self.layers
             if isinstance(layer, PagedKV)
-            for head_dim in _head_dims(layer)
-            for stored in self.stored_heads(head_dim)
+            for stored in self.stored_heads(layer)
         )
 
-    def stored_heads(self, head_dim: int) -> tuple[StoredHead, ...]:
-        """Returns how a head of a token is stored: its channels, then its scales if it has any."""
-        if self.dtype is torch.int4:
-            return _int4_head(head_dim)
-        scales = (StoredHead(size=(), dtype=torch.float32),) * (self.dtype.itemsize == 1)
-        return StoredHead(size=(head_dim,), dtype=self.dtype), *scales
+    def stored_heads(self, layer: PagedKV) -> tuple[StoredHead, ...]:
+        """Returns how a head of a token is stored: key, value, then their scales if there are
+        any."""
+        sizes = layer.head_dim, layer.head_dim if layer.value_dim is None else layer.value_dim
+        if self.dtype is INT4:
+            return _int4_heads(sizes)
+        scales = (StoredHead(size=(), dtype=torch.float32),) * 2 * (self.dtype.itemsize == 1)
+        return *(StoredHead(size=(size,), dtype=self.dtype) for size in sizes), *scales
 
     @property
     def bytes_per_state(self) -> int:
@@ -86,17 +87,17 @@ class KVCacheShape:
         return found
 
 
-def _int4_head(head_dim: int) -> tuple[StoredHead, ...]:
+def _int4_heads(sizes: tuple[int, int]) -> tuple[StoredHead, ...]:
     """Returns the same for 4 bits. Raises ConfigError for a size that does not fill bytes."""
-    if head_dim % 2:
-        raise ConfigError(
-            f"kv_cache_dtype = 'int4' stores two channels in a byte, but the model has heads of "
-            f"{head_dim}; use 'int8', or leave kv_cache_dtype out"
-        )
-    return (
-        StoredHead(size=(head_dim // 2,), dtype=torch.uint8),
-        StoredHead(size=(num_groups(head_dim), 2), dtype=torch.bfloat16),
-    )
+    for size in sizes:
+        if size % 2:
+            raise ConfigError(
+                f"kv_cache_dtype = 'int4' stores two channels in a byte, but the model has heads "
+                f"of {size}; use 'int8', or leave kv_cache_dtype out"
+            )
+    codes = (StoredHead(size=(size // 2,), dtype=torch.uint8) for size in sizes)
+    scales = (StoredHead(size=(num_groups(size), 2), dtype=torch.bfloat16) for size in sizes)
+    return *codes, *scales
 
 
 StateTensors = dict[int, tuple[torch.Tensor, ...]]
@@ -163,16 +164,8 @@ def _layer_tensors(
     layer: PagedKV, shape: KVCacheShape, num_blocks: int, device: torch.device
 ) -> _LayerTensors:
     heads = (num_blocks, shape.block_size, layer.num_kv_heads)
-    keys, values = (
-        [_zeros((*heads, *stored.size), stored.dtype, device) for stored in shape.stored_heads(dim)]
-        for dim in _head_dims(layer)
-    )
-    return tuple(x for pair in zip(keys, values, strict=True) for x in pair)
-
-
-def _head_dims(layer: PagedKV) -> tuple[int, int]:
-    """Returns the channels of a key head and of a value head."""
-    return layer.head_dim, layer.head_dim if layer.value_dim is None else layer.value_dim
+    stored = shape.stored_heads(layer)
+    return tuple(_zeros((*heads, *each.size), each.dtype, device) for each in stored)
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
