@@ -1,6 +1,5 @@
 """Building and loading the library."""
 
-import platform
 import shutil
 import subprocess
 import sys
@@ -81,15 +80,6 @@ def test_a_level_of_choice(tmp_path, build_kernels):
     folder = build_kernels(Level.PORTABLE).parent
     assert not load(folder, Level.PORTABLE).has_wide_registers
     assert {level.value for level in Level} == set(get_args(CpuLevel))
-
-
-@pytest.mark.parametrize("level", [each for each in Level if each not in cpu_levels()], ids=str)
-def test_levels_that_are_not_executed_compile(level, tmp_path):
-    """Those that this processor executes are built by their tests."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        pytest.skip("the compiler is not for x86-64")
-    compiler()
-    assert build(level, tmp_path).exists()
 
 
 def test_without_a_home(monkeypatch):

@@ -141,12 +141,12 @@ def picture(number):
 
 @pytest.fixture
 def rows(tmp_path):
-    """rows(count, name=None) -> rows with pictures in files; that of row 5 has this name."""
+    """rows(count, *names) -> rows with pictures in files; rows 5 and 17 have these names."""
 
-    def made(count, name=None):
-        found = []
+    def made(count, *names):
+        special, found = dict(zip((5, 17), names, strict=False)), []
         for number in range(count):
-            path = tmp_path / (name if name and number == 5 else f"{number}.png")
+            path = tmp_path / special.get(number, f"{number}.png")
             path.write_bytes(picture(number))
             title = f"fox {number}"
             found.append({"key": f"k{number}", "title": title, "image": str(path)})

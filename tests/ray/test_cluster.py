@@ -75,12 +75,14 @@ def test_a_dataset_gets_the_answers_of_one_engine(captioned, rows, texts_of, hel
     assert by_key(found, "title") == {row["key"]: row["title"] for row in given}
 
 
-@pytest.mark.parametrize("name", ["kill-once.png", "kill-raylet-once.png"])
-def test_a_killed_process_loses_and_doubles_nothing(captioned, connected, rows, texts_of, name):
+def test_killed_processes_lose_and_double_nothing(captioned, connected, rows, texts_of):
+    """An engine is killed, and another with its raylet."""
     connected.add()
-    given = rows(24, name)
+    given = rows(24, "kill-once.png", "kill-raylet-once.png")
     found = captioned(given)
-    assert connected.num_deaths(name) == 1
+    assert (
+        connected.num_deaths("kill-once.png") == connected.num_deaths("kill-raylet-once.png") == 1
+    )
     assert by_key(found) == texts_of(given)
 
 

@@ -24,6 +24,7 @@ from mmdeploy_llm.testing.tiny import ernie, glm, llama, paddleocr, qwen, write_
 SECONDS = 0.5
 NUM_MUTATIONS = 10_000
 NUM_TOGETHER = 1_000  # in one test
+NUM_ALWAYS = 2  # tests; the others are slow
 SLACK = 8.0  # seconds on a busy machine: start of a process, its end, pauses of this one
 MAX_PAUSE = 5.0  # seconds in which another thread makes no progress, on a busy machine
 MAX_GROWTH = 512 * 2**10  # KiB of this process
@@ -437,7 +438,13 @@ def mutated(random_):
     return text
 
 
-@pytest.mark.parametrize("seed", range(NUM_MUTATIONS // NUM_TOGETHER))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=[pytest.mark.slow] * (seed >= NUM_ALWAYS))
+        for seed in range(NUM_MUTATIONS // NUM_TOGETHER)
+    ],
+)
 def test_mutations_end_in_text_or_request_errors(seed, renderer):
     random_ = random.Random(seed)
     for _ in range(NUM_TOGETHER):

@@ -149,7 +149,8 @@ def test_a_pure_wheel_has_no_compiled_kernels(wheel, names):
 @pytest.mark.skipif(not prebuilt.can_prebuild(), reason="prebuilt kernels are for x86-64 Linux")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_a_wheel_with_kernels_needs_no_compiler(tree, tmp_path):
-    """Builds for all levels, then computes in a program that finds no compiler and no cache."""
+    """Builds for all levels, also those that this processor does not execute, then computes in a
+    program that finds no compiler and no cache."""
     path = build_wheel(tree, tmp_path / "wheel", MMDEPLOY_LLM_PURE="")
     assert path.name.endswith("-py3-none-manylinux_2_28_x86_64.whl")
     with zipfile.ZipFile(path) as archive:
