@@ -298,11 +298,13 @@ class MediaProcessor(ABC):
     token: text of the placeholder token; its id fills the prompt num_tokens times per item.
     markers: texts that represent one item in a rendered prompt, with or without `token`; a marker
         may consist of several tokens.
+    written_token: token that stands in the final prompt for each `token`; None: `token` itself.
     """
 
     kind: ClassVar[str]
     token: str
     markers: tuple[str, ...]
+    written_token: str | None = None
 
     @abstractmethod
     def decode(self, source: Any, limits: MediaLimits) -> Any:

@@ -44,6 +44,7 @@ class Placeholders:
         self._aliases: dict[tuple[int, ...], int] = {}  # ids of another marker -> placeholder id
         self._tokens: dict[str, str] = {}  # marker -> placeholder token
         self._kind_of: dict[str, str] = {}  # placeholder token -> kind
+        self._written: dict[str, int] = {}  # kind -> id that replaces its placeholder at the end
         for kind, processor in processors.items():
             self._add(kind, processor, tokenizer)
         texts = sorted(self._tokens, key=len, reverse=True)
@@ -130,7 +131,7 @@ class Placeholders:
                     f"the prompt has {len(found)} placeholder tokens for {kind}s, but the {kind}s "
                     f"given need {used[kind]}; give one {kind} for each placeholder in the text"
                 )
-        return Expanded(ids=list(ids), spans=tuple(sorted(spans, key=lambda span: span.offset)))
+        return self._finished(ids, sorted(spans, key=lambda span: span.offset))
 
     def expand(
         self, ids: Sequence[int], media: Sequence[MediaInput], encode: Callable[[str], list[int]]
@@ -173,22 +174,39 @@ class Placeholders:
         for kind, left in queues.items():
             if left:
                 raise MediaError(_mismatch(kind, given[kind] - len(left), given[kind]))
-        return Expanded(ids=expanded, spans=tuple(spans))
+        return self._finished(expanded, spans)
+
+    def _finished(self, ids: Sequence[int], spans: Sequence[MediaSpan]) -> Expanded:
+        """Replaces placeholders of kinds whose final prompt has another token."""
+        final = list(ids)
+        for span in spans:
+            written = self._written.get(span.item.kind)
+            if written is not None:
+                for start, end in span.runs:
+                    final[start:end] = [written] * (end - start)
+        return Expanded(ids=final, spans=tuple(spans))
 
     def _add(self, kind: str, processor: MediaProcessor, tokenizer: PromptTokenizer) -> None:
-        token_id = tokenizer.token_id(processor.token)
-        if token_id is None:
-            raise CheckpointError(
-                f"the tokenizer has no token {processor.token!r}, the {kind} placeholder in this "
-                "model's prompts; give the model's own tokenizer"
-            )
+        token_id = _token_id(processor.token, kind, tokenizer)
         self._kinds[token_id] = kind
+        if processor.written_token is not None:
+            self._written[kind] = _token_id(processor.written_token, kind, tokenizer)
         self._kind_of[processor.token] = kind
         for marker in (processor.token, *processor.markers):
             self._tokens[marker] = processor.token
             alias = tokenizer.token_ids(marker)
             if alias and alias != (token_id,):
                 self._aliases[alias] = token_id
+
+
+def _token_id(token: str, kind: str, tokenizer: PromptTokenizer) -> int:
+    token_id = tokenizer.token_id(token)
+    if token_id is None:
+        raise CheckpointError(
+            f"the tokenizer has no token {token!r}, the {kind} placeholder in this model's "
+            "prompts; give the model's own tokenizer"
+        )
+    return token_id
 
 
 def _span(item: MediaInput, positions: Sequence[int]) -> MediaSpan:

@@ -23,7 +23,13 @@ from .linear import Embedding, Linear, MergedLinear
 from .mlp import MLP, Activation, GatedMLP, quick_gelu
 from .moe import Experts, MoEConfig, SoftmaxRouter
 from .norm import LayerNorm, RMSNorm
-from .plain_vision import PlainVisionAttention, PlainVisionConfig, PlainVisionEncoder, in_blocks
+from .plain_vision import (
+    PlainVisionAttention,
+    PlainVisionBlock,
+    PlainVisionConfig,
+    PlainVisionEncoder,
+    in_blocks,
+)
 from .rotary import Rotary, RotaryConfig, alternating_axes, sectioned_axes
 from .states.gated_delta import GatedDeltaConfig, GatedDeltaNet
 from .states.mamba2 import Mamba2, Mamba2Config
@@ -33,6 +39,7 @@ from .vision import (
     PatchEmbed,
     PositionTable,
     Segments,
+    VisionAttention,
     VisionBlock,
     VisionConfig,
     VisionEncoder,
@@ -71,6 +78,7 @@ __all__ = [
     "NewLayer",
     "PatchEmbed",
     "PlainVisionAttention",
+    "PlainVisionBlock",
     "PlainVisionConfig",
     "PlainVisionEncoder",
     "PositionTable",
@@ -79,6 +87,7 @@ __all__ = [
     "RotaryConfig",
     "Segments",
     "SoftmaxRouter",
+    "VisionAttention",
     "VisionBlock",
     "VisionConfig",
     "VisionEncoder",

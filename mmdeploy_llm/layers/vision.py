@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from mmdeploy_llm.transfer import to_device
 from .kernel_layer import KernelLayer
 from .linear import Linear, MergedLinear, empty_parameter
 from .mlp import ACTIVATIONS, MLP
-from .norm import LayerNorm
+from .norm import LayerNorm, RMSNorm
 from .rotary import Rope, Rotary, RotaryConfig, base_frequencies
 
 Grid = tuple[int, int, int]
@@ -164,25 +164,37 @@ class _PatchProjection(Linear):
 
 
 class PositionTable(nn.Module):
-    """Learned embeddings on a square grid, resampled bilinearly to a grid of any size."""
+    """Learned embeddings on a square grid, resampled to a grid of any size."""
 
-    def __init__(self, num_cells: int, size: int, *, align_corners: bool) -> None:
-        """num_cells: a square number. align_corners: see torch's interpolate."""
+    def __init__(
+        self,
+        num_cells: int,
+        size: int,
+        *,
+        align_corners: bool,
+        mode: Literal["bilinear", "bicubic"] = "bilinear",
+        antialias: bool = False,
+    ) -> None:
+        """num_cells: a square number. align_corners, mode, antialias: see torch's interpolate;
+        with other than their defaults the last two compute in float32."""
         super().__init__()
         self.side = math.isqrt(num_cells)
-        self.align_corners = align_corners
+        self.is_wide = antialias or mode != "bilinear"
+        self.resample = partial(
+            F.interpolate, mode=mode, align_corners=align_corners, antialias=antialias
+        )
         self.weight = empty_parameter(num_cells, size)
 
     def forward(self, grids: Sequence[Grid], merge: int) -> Tensor:
         """Returns the embeddings of all patches, [P, size], in the patches' order."""
-        table = self.weight.view(self.side, self.side, -1).permute(2, 0, 1)[None]
-        return torch.cat([self._resampled(table, grid, merge) for grid in grids])
+        weight = self.weight.float() if self.is_wide else self.weight
+        table = weight.view(self.side, self.side, -1).permute(2, 0, 1)[None]
+        out = torch.cat([self._resampled(table, grid, merge) for grid in grids])
+        return out.to(self.weight.dtype)
 
     def _resampled(self, table: Tensor, grid: Grid, merge: int) -> Tensor:
         frames, height, width = grid
-        cells = F.interpolate(
-            table, (height, width), mode="bilinear", align_corners=self.align_corners
-        )
+        cells = self.resample(table, (height, width))
         blocks = cells.view(-1, height // merge, merge, width // merge, merge)
         return blocks.permute(1, 3, 2, 4, 0).reshape(height * width, -1).repeat(frames, 1)
 
@@ -191,17 +203,33 @@ class VisionAttention(KernelLayer):
     """Multi-head attention within segments. A checkpoint may have one qkv weight, or q_proj, k_proj
     and v_proj."""
 
-    def __init__(self, size: int, num_heads: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        num_heads: int,
+        *,
+        qkv_bias: bool = True,
+        out_bias: bool = True,
+        qk_norm_eps: float | None = None,
+    ) -> None:
+        """qk_norm_eps: of norms over each head of query and key; None: there are none."""
         super().__init__()
         self.num_heads = num_heads
         parts = {"q_proj": size, "k_proj": size, "v_proj": size}
-        self.qkv = MergedLinear(size, parts, bias=True)
-        self.proj = Linear(size, size, bias=True)
+        self.qkv = MergedLinear(size, parts, bias=qkv_bias)
+        self.proj = Linear(size, size, bias=out_bias)
+        self.q_norm = self.k_norm = None
+        if qk_norm_eps is not None:
+            self.q_norm, self.k_norm = (RMSNorm(size // num_heads, qk_norm_eps) for _ in range(2))
 
     def forward(self, x: Tensor, segments: Segments, rope: Rope) -> Tensor:
         """Computes attention with its projections, [P, size] -> [P, size]."""
         qkv = self.qkv(x).view(x.shape[0], 3 * self.num_heads, -1)
-        qk = rope.rotate(qkv[:, : 2 * self.num_heads])
+        qk = qkv[:, : 2 * self.num_heads]
+        if self.q_norm is None or self.k_norm is None:
+            qk = rope.rotate(qk)
+        else:
+            qk = rope.norm_and_rotate(qk, self.num_heads, self.q_norm, self.k_norm)
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         v = qkv[:, 2 * self.num_heads :]
         out: Tensor = self.proj(segments.attend(q, k, v, self.kernels).flatten(1))
@@ -209,14 +237,21 @@ class VisionAttention(KernelLayer):
 
 
 class VisionBlock(nn.Module):
-    """Attention and MLP, each after its norm. norm: builds a norm. mlp: [P, size] -> [P, size]."""
+    """Attention and MLP, each after its norm. norm: builds a norm. mlp: [P, size] -> [P, size].
+    attn: None: VisionAttention with biases and without norms."""
 
     def __init__(
-        self, size: int, num_heads: int, *, norm: Callable[[], nn.Module], mlp: nn.Module
+        self,
+        size: int,
+        num_heads: int,
+        *,
+        norm: Callable[[], nn.Module],
+        mlp: nn.Module,
+        attn: VisionAttention | None = None,
     ) -> None:
         super().__init__()
         self.norm1 = norm()
-        self.attn = VisionAttention(size, num_heads)
+        self.attn = attn or VisionAttention(size, num_heads)
         self.norm2 = norm()
         self.mlp = mlp
 

@@ -12,9 +12,10 @@ from mmdeploy_llm.request import MediaSpan
 from .reference import random_media
 
 # Families whose prompts have text between the frames of a video.
-FRAMES_APART = ("gemma4", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+GLM = ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")
+FRAMES_APART = ("gemma4", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", *GLM)
 # Families whose images are several tiles; their configs do not name the markers of an image.
-TILES = ("internvl",)
+TILES = ("internvl", "lfm2_vl")
 
 
 def make_prompt(
@@ -36,7 +37,9 @@ def make_prompt(
         kind = "video" if is_video else "image"
         item = random_media(config, grid, kind=kind, seed=100 * seed + index)
         start, end = (_marker(config, kind, side) for side in ("start", "end"))
-        placeholder = getattr(config, f"{kind}_token_id")
+        # transformers writes a video of GLM-4V as images.
+        token = "image" if config.model_type in GLM else kind
+        placeholder = getattr(config, f"{token}_token_id")
         num_runs = grid[0] if config.model_type in FRAMES_APART else 1
         offset = len(ids) + 1
         positions: list[int] = []

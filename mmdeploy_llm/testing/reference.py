@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ class Reference:
             return {}
         if self.config.model_type == "internvl":
             return {"pixel_values": torch.cat([self._tiles(span.item) for span in media])}
+        if self.config.model_type == "lfm2_vl":
+            return self._masked(media)
         if self.config.model_type == "gemma4":
             return {**self._padded(media), "mm_token_type_ids": _kinds(ids, media)}
         inputs = {"mm_token_type_ids": _kinds(ids, media)}
@@ -106,6 +109,30 @@ class Reference:
             if kind == "video" and items:
                 inputs["num_frames_per_video"] = torch.tensor([len(lines) for lines, _ in items])
         return inputs
+
+    def _masked(self, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+        """Returns the tiles of LFM2-VL, all padded to the largest: line by line, channels last."""
+        merge = merge_size(self.config)
+        patches: list[Tensor] = []
+        sizes: list[list[int]] = []
+        for item in (span.item for span in media):
+            pixels = item.tensors["pixels"]
+            grids = [item.grid_thw or (1, 1, 1)]
+            if "thumbnail" in item.tensors:
+                grids.append((1, *item.tensors["thumbnail"].tolist()))
+            for frames, height, width in grids:
+                count = frames * height * width
+                own, pixels = pixels[:count], pixels[count:]
+                part = replace(item, tensors={"pixels": own}, grid_thw=(frames, height, width))
+                patches += _lines(part, merge)[0]
+                sizes += [[height, width]] * frames
+        longest = max(map(len, patches))
+        counts = torch.tensor([len(tile) for tile in patches])
+        return {
+            "pixel_values": torch.stack([F.pad(x, (0, 0, 0, longest - len(x))) for x in patches]),
+            "pixel_attention_mask": (torch.arange(longest) < counts[:, None]).int(),
+            "spatial_shapes": torch.tensor(sizes),
+        }
 
     def _tiles(self, item: MediaInput) -> Tensor:
         """Returns the tiles of an image, [tiles, channels, height, width]."""
@@ -182,5 +209,5 @@ def merge_size(config: Any) -> int:
     ratio, vision = getattr(config, "downsample_ratio", None), config.vision_config
     if ratio is not None:
         return int(round(1 / ratio))  # noqa: RUF046 - a config's number may be any type
-    own = getattr(vision, "spatial_merge_size", None)
+    own = getattr(vision, "spatial_merge_size", getattr(config, "downsample_factor", None))
     return int(vision.pooling_kernel_size if own is None else own)

@@ -1,24 +1,51 @@
-"""GLM-4 text models."""
+"""GLM-4 text models; GLM-4V with images and videos, dense and with experts; GLM-OCR."""
 
 from __future__ import annotations
 
 from mmdeploy_llm.hooks import ModelSpec, hookimpl
 
+TEXT = "mmdeploy_llm_plugins.glm.text:GlmForCausalLM"
+MEDIA = "mmdeploy_llm_plugins.glm.vl:GlmVForConditionalGeneration"
+
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns the specs of glm (GLM-4 of 2024) and glm4 (GLM-4 of 2025, GLM-Z1)."""
+    """Returns the specs of glm (GLM-4 of 2024), glm4 (GLM-4 of 2025, GLM-Z1), glm4v (GLM-4.1V),
+    glm4v_moe (GLM-4.5V, GLM-4.6V), glm46v and glm_ocr."""
     return (
+        ModelSpec(name="glm", architectures=("GlmForCausalLM",), factory=TEXT, deterministic=True),
         ModelSpec(
-            name="glm",
-            architectures=("GlmForCausalLM",),
-            factory="mmdeploy_llm_plugins.glm.text:GlmForCausalLM",
-            deterministic=True,
+            name="glm4", architectures=("Glm4ForCausalLM",), factory=TEXT, deterministic=True
         ),
         ModelSpec(
-            name="glm4",
-            architectures=("Glm4ForCausalLM",),
-            factory="mmdeploy_llm_plugins.glm.text:GlmForCausalLM",
+            name="glm4v",
+            architectures=("Glm4vForConditionalGeneration",),
+            factory=MEDIA,
             deterministic=True,
+            media=("image", "video"),
+            reasoning="glm-4.5",
+        ),
+        # Not deterministic: torch's sigmoid of the experts' scores depends on the rows.
+        ModelSpec(
+            name="glm4v_moe",
+            architectures=("Glm4vMoeForConditionalGeneration",),
+            factory=MEDIA,
+            media=("image", "video"),
+            reasoning="glm-4.5",
+        ),
+        # Its text model may have experts.
+        ModelSpec(
+            name="glm46v",
+            architectures=("Glm46VForConditionalGeneration",),
+            factory=MEDIA,
+            media=("image", "video"),
+            reasoning="glm-4.5",
+        ),
+        ModelSpec(
+            name="glm_ocr",
+            architectures=("GlmOcrForConditionalGeneration",),
+            factory=MEDIA,
+            deterministic=True,
+            media=("image", "video"),
         ),
     )

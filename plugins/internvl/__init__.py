@@ -14,6 +14,6 @@ def provide_models() -> tuple[ModelSpec, ...]:
             architectures=("InternVLForConditionalGeneration",),
             factory="mmdeploy_llm_plugins.internvl.model:InternVLForConditionalGeneration",
             deterministic=True,
-            media=("image",),
+            media=("image", "video"),
         ),
     )

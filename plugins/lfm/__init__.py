@@ -1,4 +1,4 @@
-"""LFM2 text models of Liquid AI."""
+"""LFM2 and LFM2-VL of Liquid AI."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ FACTORY = "mmdeploy_llm_plugins.lfm.text:Lfm2ForCausalLM"
 
 @hookimpl
 def provide_models() -> tuple[ModelSpec, ...]:
-    """Returns the specs of dense models and of those with experts."""
+    """Returns the specs of dense models, of those with experts, and of those with images."""
     return (
         ModelSpec(name="lfm2", architectures=("Lfm2ForCausalLM",), factory=FACTORY),
         ModelSpec(name="lfm2_moe", architectures=("Lfm2MoeForCausalLM",), factory=FACTORY),
+        ModelSpec(
+            name="lfm2_vl",
+            architectures=("Lfm2VlForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.lfm.vl:Lfm2VlForConditionalGeneration",
+            media=("image",),
+        ),
     )

@@ -4,6 +4,7 @@ others."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -75,11 +76,13 @@ class LfmLayer(DecoderLayer):
 class Lfm2ForCausalLM(CausalLM):
     """transformers' Lfm2ForCausalLM and Lfm2MoeForCausalLM."""
 
-    def __init__(self, config: Any) -> None:
-        decoder = decoder_config(config)
+    def __init__(self, config: Any, *, is_tied: bool | None = None) -> None:
+        """config: the text config. is_tied: None: as it says."""
+        is_tied = config.tie_word_embeddings if is_tied is None else is_tied
+        decoder = replace(decoder_config(config), is_tied=is_tied)
         super().__init__(decoder, partial(LfmLayer, text=config))
         self.cache = layer_cache(decoder, config)
-        ignored = ("^lm_head",) if decoder.is_tied else ()
+        ignored = ("^lm_head",) if is_tied else ()
         self._weights = WeightMap(self, renames=RENAMES, ignored=ignored)
 
     def weight_targets(self, key: str) -> Sequence[Target] | None:
@@ -105,7 +108,6 @@ def decoder_config(config: Any) -> DecoderConfig:
         rotary=rotary_config(config),
         norm_eps=config.norm_eps,
         qk_norm=True,
-        is_tied=config.tie_word_embeddings,
     )
 
 

@@ -1,5 +1,5 @@
-"""Turns images into model inputs, for ERNIE 4.5 VL, Gemma 4, InternVL, Qwen-VL and PaddleOCR-VL.
-Importing this package imports neither Pillow nor torch."""
+"""Turns images into model inputs, for ERNIE 4.5 VL, Gemma 4, GLM-4V, InternVL, LFM2-VL,
+Qwen-VL and PaddleOCR-VL. Importing this package imports neither Pillow nor torch."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
 
@@ -42,9 +42,21 @@ GEMMA4 = MediaProcessorSpec(
     factory="mmdeploy_llm_processors.image.gemma:Gemma4ImageProcessor",
     models=("gemma4",),
 )
+GLM = MediaProcessorSpec(
+    name="glm-image",
+    kind="image",
+    factory="mmdeploy_llm_processors.image.processor:GlmImageProcessor",
+    models=("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
+)
+LFM2 = MediaProcessorSpec(
+    name="lfm2-image",
+    kind="image",
+    factory="mmdeploy_llm_processors.image.lfm:LfmImageProcessor",
+    models=("lfm2_vl",),
+)
 
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
     """Returns one spec for each family."""
-    return (ERNIE, QWEN, QWEN3, PADDLEOCR, INTERNVL, GEMMA4)
+    return (ERNIE, QWEN, QWEN3, PADDLEOCR, INTERNVL, GEMMA4, GLM, LFM2)

@@ -27,26 +27,16 @@ TOKENS = {
 MAX_SIDE = 4096  # pixels of a tile
 
 
-class InternVLImageProcessor(MediaProcessor):
-    """Processes an image into tiles; safe for use from several threads.
-
-    checkpoint: provides preprocessor_config.json, the markers in tokenizer_config.json, and the
-    sizes of the vision tower. options: the engine's mm_processor_kwargs; one image may set
-    min_patches, max_patches and crop_to_patches, transformers' names of the bounds of the number of
-    tiles. Raises ConfigError and CheckpointError for wrong options.
-    """
+class TileProcessor(MediaProcessor):
+    """Decodes images for families whose images are several tiles; safe for use from several
+    threads."""
 
     kind = "image"
 
-    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
-        pixels, side = _tower(checkpoint.config)
-        self.options = resolve_tiles(pixels, side, checkpoint.preprocessor, options)
-        texts = _texts(checkpoint.read_json("tokenizer_config.json"))
-        self.token = texts["context_image_token"]
-        self._start, self._end = texts["start_image_token"], texts["end_image_token"]
-        self.markers = (self.token,)
+    def __init__(self, pixels: ImageOptions) -> None:
+        """pixels: options of every tile."""
         self._decoder = ImageDecoder()
-        self._patches = Patchifier(self.options.pixels)
+        self._patches = Patchifier(pixels)
 
     def use_kernels(self, kernels: PixelKernels) -> None:
         """See MediaProcessor."""
@@ -67,6 +57,25 @@ class InternVLImageProcessor(MediaProcessor):
     def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
         """Reads the size, which `count_tokens` needs, without decoding pixels."""
         return self._decoder.peek(source, limits)
+
+
+class InternVLImageProcessor(TileProcessor):
+    """Processes an image into tiles; safe for use from several threads.
+
+    checkpoint: provides preprocessor_config.json, the markers in tokenizer_config.json, and the
+    sizes of the vision tower. options: the engine's mm_processor_kwargs; one image may set
+    min_patches, max_patches and crop_to_patches, transformers' names of the bounds of the number of
+    tiles. Raises ConfigError and CheckpointError for wrong options.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
+        pixels, side = tower_of(checkpoint.config)
+        self.options = resolve_tiles(pixels, side, checkpoint.preprocessor, options)
+        texts = special_texts(checkpoint, TOKENS)
+        self.token = texts["context_image_token"]
+        self._start, self._end = texts["start_image_token"], texts["end_image_token"]
+        self.markers = (self.token,)
+        super().__init__(self.options.pixels)
 
     def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
         """Returns `pixels` float32 [num_patches, patch_dim] of all tiles and the grid of patches
@@ -129,7 +138,7 @@ class InternVLImageProcessor(MediaProcessor):
         return f"{self._start}{self.token * num_tokens}{self._end}"
 
 
-def _tower(config: Any) -> tuple[ImageOptions, int]:
+def tower_of(config: Any) -> tuple[ImageOptions, int]:
     """Returns default options with the tower's patches, and the side of its images in pixels.
 
     Raises CheckpointError for sizes that no tower can have.
@@ -152,14 +161,16 @@ def _tower(config: Any) -> tuple[ImageOptions, int]:
     )
 
 
-def _texts(tokenizer: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the text of each of TOKENS: the tokenizer's own, else that of the published models.
+def special_texts(checkpoint: Checkpoint, defaults: Mapping[str, str]) -> dict[str, str]:
+    """Returns the text of each token that `defaults` names: the tokenizer's own, else that of the
+    published models.
 
     Raises CheckpointError for one that is no text.
     """
+    tokenizer = checkpoint.read_json("tokenizer_config.json")
     extra = tokenizer.get("extra_special_tokens")
     named = {**(extra if isinstance(extra, Mapping) else {}), **tokenizer}
-    found = {name: named.get(name, text) for name, text in TOKENS.items()}
+    found = {name: named.get(name, text) for name, text in defaults.items()}
     for name, text in found.items():
         if isinstance(text, Mapping):  # an AddedToken
             found[name] = text = text.get("content")

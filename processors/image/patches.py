@@ -32,7 +32,7 @@ def fit_size(height: int, width: int, options: ImageOptions) -> tuple[int, int]:
     """
     factor = options.factor
     if not options.do_resize:
-        return _unresized(height, width, factor)
+        return unresized(height, width, factor)
     check_aspect(height, width)
     new_height = round(height / factor) * factor
     new_width = round(width / factor) * factor
@@ -42,6 +42,42 @@ def fit_size(height: int, width: int, options: ImageOptions) -> tuple[int, int]:
         new_width = max(factor, math.floor(width / shrink / factor) * factor)
     elif new_height * new_width < options.min_pixels:
         grow = math.sqrt(options.min_pixels / (height * width))
+        new_height = math.ceil(height * grow / factor) * factor
+        new_width = math.ceil(width * grow / factor) * factor
+    return new_height, new_width
+
+
+def fit_frames(
+    height: int,
+    width: int,
+    num_frames: int,
+    options: ImageOptions,
+    *,
+    group: int = 2,
+    max_area: int | None = None,
+) -> tuple[int, int]:
+    """Returns (height, width) of a frame after resizing: multiples of `factor`, with the area of
+    all frames together within the bounds and nearly the same aspect. A side below one factor is
+    enlarged first.
+
+    num_frames: at least `group`, the frames of a patch. max_area: replaces options.max_pixels.
+    Source: smart_resize of transformers' GLM-4V and Qwen3-VL. Raises MediaError for frames more
+    than 200 times as long as wide.
+    """
+    factor = options.factor
+    max_area = options.max_pixels if max_area is None else max_area
+    if min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    check_aspect(height, width)
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    area = round(num_frames / group) * group * new_height * new_width
+    if area > max_area:
+        shrink = math.sqrt((num_frames * height * width) / max_area)
+        new_height = max(factor, math.floor(height / shrink / factor) * factor)
+        new_width = max(factor, math.floor(width / shrink / factor) * factor)
+    elif area < options.min_pixels:
+        grow = math.sqrt(options.min_pixels / (num_frames * height * width))
         new_height = math.ceil(height * grow / factor) * factor
         new_width = math.ceil(width * grow / factor) * factor
     return new_height, new_width
@@ -78,7 +114,8 @@ def clamp_aspect(height: int, width: int, factor: int) -> tuple[int, int]:
     return (short, long) if height < width else (long, short)
 
 
-def _unresized(height: int, width: int, factor: int) -> tuple[int, int]:
+def unresized(height: int, width: int, factor: int) -> tuple[int, int]:
+    """Returns the size as it is. Raises MediaError if patches do not fill it."""
     if height % factor or width % factor:
         raise MediaError(
             f"do_resize is off and the image of {width} x {height} pixels is not a multiple of "

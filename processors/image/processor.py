@@ -1,5 +1,5 @@
-"""The image processors of the ERNIE 4.5 VL, PaddleOCR-VL and Qwen-VL families: they turn an RGB
-image into patch rows and a grid."""
+"""The image processors of the ERNIE 4.5 VL, GLM-4V, PaddleOCR-VL and Qwen-VL families: they turn an
+RGB image into patch rows and a grid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from .draft import resize_draft
 from .embedded import check_names, embedded_grid
 from .largest import blank
 from .options import ImageOptions, item_options, resolve_options
-from .patches import Patchifier, clamp_aspect, fit_size, grow_sides, resize
+from .patches import (
+    Patchifier,
+    clamp_aspect,
+    fit_frames,
+    fit_size,
+    grow_sides,
+    resize,
+    unresized,
+)
 
 
 class ImageProcessor(MediaProcessor):
@@ -165,6 +173,26 @@ class Qwen3ImageProcessor(QwenImageProcessor):
         image_mean=(0.5, 0.5, 0.5),
         image_std=(0.5, 0.5, 0.5),
     )
+
+
+class GlmImageProcessor(ImageProcessor):
+    """GLM-4V and GLM-OCR: two frames per patch, whose area counts twice in min_pixels and
+    max_pixels, as in transformers; by default 112 x 112 to 15,000 x 28 x 28."""
+
+    token = "<|image|>"
+    markers = ("<|image|>",)
+    default = replace(QwenImageProcessor.default, min_pixels=112 * 112, max_pixels=15000 * 28 * 28)
+    reads_pixel_bounds = False
+
+    def target_size(
+        self, height: int, width: int, options: ImageOptions | None = None
+    ) -> tuple[int, int]:
+        """Returns (height, width) after resizing; see fit_frames."""
+        options = options or self.options
+        if not options.do_resize:
+            return unresized(height, width, options.factor)
+        group = options.temporal_patch_size
+        return fit_frames(height, width, group, options, group=group)
 
 
 class PaddleOCRImageProcessor(ImageProcessor):

@@ -129,13 +129,21 @@ def tiles(image: Image.Image, options: TileOptions) -> Iterator[np.ndarray]:
     thumbnail."""
     side = options.side
     columns, rows = tile_grid(image.size, options)
-    whole = resize(image, side * rows, side * columns, options.pixels)
+    yield from grid_tiles(image, columns, rows, side, options.pixels)
+    if columns * rows > 1:
+        yield resize(image, side, side, options.pixels)
+
+
+def grid_tiles(
+    image: Image.Image, columns: int, rows: int, side: int, options: ImageOptions
+) -> Iterator[np.ndarray]:
+    """Yields the tiles of the RGB image resized to a grid, each uint8 [side, side, 3]: line by
+    line."""
+    whole = resize(image, side * rows, side * columns, options)
     for row in range(rows):
         for column in range(columns):
             top, left = side * row, side * column
             yield np.ascontiguousarray(whole[top : top + side, left : left + side])
-    if columns * rows > 1:
-        yield resize(image, side, side, options.pixels)
 
 
 @cache

@@ -1,5 +1,5 @@
-"""Turns videos into model inputs, for ERNIE 4.5 VL, Gemma 4 and Qwen-VL. Importing this package
-imports neither PyAV, Pillow nor torch."""
+"""Turns videos into model inputs, for ERNIE 4.5 VL, Gemma 4, GLM-4V, InternVL and Qwen-VL.
+Importing this package imports neither PyAV, Pillow nor torch."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
 
@@ -30,9 +30,21 @@ GEMMA4 = MediaProcessorSpec(
     factory="mmdeploy_llm_processors.video.gemma:Gemma4VideoProcessor",
     models=("gemma4",),
 )
+GLM = MediaProcessorSpec(
+    name="glm-video",
+    kind="video",
+    factory="mmdeploy_llm_processors.video.glm:GlmVideoProcessor",
+    models=("glm4v", "glm4v_moe", "glm46v", "glm_ocr"),
+)
+INTERNVL = MediaProcessorSpec(
+    name="internvl-video",
+    kind="video",
+    factory="mmdeploy_llm_processors.video.internvl:InternVLVideoProcessor",
+    models=("internvl",),
+)
 
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
     """Returns one spec for each family."""
-    return (ERNIE, QWEN, QWEN3, GEMMA4)
+    return (ERNIE, QWEN, QWEN3, GEMMA4, GLM, INTERNVL)

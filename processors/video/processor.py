@@ -95,12 +95,12 @@ class VideoProcessor(MediaProcessor):
 
     def __init__(self, checkpoint: Checkpoint, options: Mapping[str, Any]) -> None:
         self.options = engine_options(self.default, checkpoint.video_preprocessor, options)
-        vision = getattr(checkpoint.config, "vision_config", None)
+        patch, merge = self.patches_of(checkpoint.config)
         self._image_options = ImageOptions(
             min_pixels=self.options.min_pixels,
             max_pixels=self.options.max_pixels,
-            patch_size=getattr(vision, "patch_size", 14),
-            merge_size=merge_size(vision) or 2,
+            patch_size=patch,
+            merge_size=merge,
             temporal_patch_size=self.frames_per_patch,
             **{**self.normalisation, **normalisation(checkpoint.video_preprocessor)},
         )
@@ -202,6 +202,11 @@ class VideoProcessor(MediaProcessor):
             small_jpeg(self.prepared(frame, index, plan), PREVIEW_SIZE)
             for frame, index in zip(item.video.read(indices), indices, strict=True)
         ]
+
+    def patches_of(self, config: Any) -> tuple[int, int]:
+        """Returns the pixels of a patch's side and the patches of a token's side."""
+        vision = getattr(config, "vision_config", None)
+        return getattr(vision, "patch_size", 14), merge_size(vision) or 2
 
     @abstractmethod
     def choose(self, timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:

@@ -3,7 +3,6 @@ frames as text between them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -11,7 +10,7 @@ from typing import Any
 
 from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.options import ImageOptions
-from mmdeploy_llm_processors.image.patches import check_aspect
+from mmdeploy_llm_processors.image.patches import fit_frames
 
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
 
@@ -100,23 +99,9 @@ def fit_video(
     transformers' Qwen3VLVideoProcessor.resize. Raises MediaError for frames more than 200 times as
     long as wide.
     """
-    factor, num_frames = options.factor, max(num_frames, GROUP)
+    num_frames = max(num_frames, GROUP)
     max_area = options.max_pixels
     if frame_tokens is not None:
-        share = min(frame_tokens * factor**2, options.max_pixels // num_frames)
+        share = min(frame_tokens * options.factor**2, options.max_pixels // num_frames)
         max_area = max(share, int(options.min_pixels * FLOOR)) * num_frames
-    if min(height, width) < factor:
-        scale = max(factor / height, factor / width)
-        height, width = int(height * scale), int(width * scale)
-    check_aspect(height, width)
-    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    area = round(num_frames / GROUP) * GROUP * new_height * new_width
-    if area > max_area:
-        shrink = math.sqrt((num_frames * height * width) / max_area)
-        new_height = max(factor, math.floor(height / shrink / factor) * factor)
-        new_width = max(factor, math.floor(width / shrink / factor) * factor)
-    elif area < options.min_pixels:
-        grow = math.sqrt(options.min_pixels / (num_frames * height * width))
-        new_height = math.ceil(height * grow / factor) * factor
-        new_width = math.ceil(width * grow / factor) * factor
-    return new_height, new_width
+    return fit_frames(height, width, num_frames, options, max_area=max_area)

@@ -5,6 +5,9 @@ ERNIE   the rules and errors of FastDeploy: `target_frames` frames, or `fps` fra
 Qwen    the rules of transformers' Qwen2-VL video processor: an even number of frames, evenly
         spread
 Qwen3   the rules of its Qwen3-VL video processor: from the first frame to the last
+GLM     the rules of its GLM-4V video processor, `fps` frames a second, and of its GLM-4.6V video
+        processor, whose rate falls with the length
+Intern  the rule of its InternVL video processor: the middles of equal intervals
 Gemma   the rule of its base video processor: a number of frames, evenly spread
 """
 
@@ -22,6 +25,10 @@ from mmdeploy_llm.errors import MediaError
 
 from .options import VideoOptions
 from .timeline import Timeline
+
+GLM_GROUP = 2  # frames that are merged into one token
+# GLM-4.6V: seconds that a video lasts at most, and its tokens in time for each second.
+GLM46V_RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
 
 
 def ernie_frames(timeline: Timeline, options: VideoOptions, digest: str) -> list[int]:
@@ -149,6 +156,61 @@ def qwen3_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
     return indices
 
 
+def glm_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
+    """Returns frame indices, ascending: the first frame at or after every 1/fps seconds, or
+    max_frames times evenly spread over a longer video.
+
+    Source: transformers' Glm4vVideoProcessor.sample_frames, whose max_duration is max_frames / fps.
+    Raises MediaError.
+    """
+    if options.target_frames > 0:
+        return qwen3_frames(timeline, options)
+    if options.fps <= 0:
+        raise MediaError(_no_rate(options))
+    total, rate = timeline.num_frames, timeline.fps
+    count = int(timeline.duration * options.fps)
+    if timeline.duration * options.fps > options.max_frames:
+        if options.max_frames >= total:
+            return list(range(total))
+        times = np.linspace(0, timeline.duration, options.max_frames)
+        indices = [math.ceil(time * rate) for time in times.tolist()]
+    elif count < options.min_frames and options.min_frames > 1:
+        return _from_to(0, total - 1, options.min_frames)
+    else:
+        indices = [math.ceil(index * rate / options.fps) for index in range(max(count, 1))]
+    return sorted({min(index, total - 1) for index in indices})
+
+
+def glm46v_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
+    """Returns frame indices, ascending: two every third of a second, every second or every two
+    seconds, by the length of the video, and max_frames at most.
+
+    Source: transformers' Glm46VVideoProcessor.sample_frames, which fails for videos shorter than a
+    sixth of a second; here these have one frame.
+    """
+    total, longest = timeline.num_frames, GLM46V_RATES[-1][0]
+    seconds = min(timeline.duration, longest)
+    rate = next(rate for limit, rate in GLM46V_RATES if seconds <= limit) * GLM_GROUP
+    count = max(1, min(int(seconds * rate), options.max_frames))
+    if total < count:
+        return _from_to(0, total - 1, count)
+    indices, time, frame_time = [], 0.0, 1 / timeline.fps
+    for index in range(total):
+        if index * frame_time >= time:
+            time += 1 / rate  # as in the source: the sum of rounded steps
+            indices.append(index)
+            if time >= int(timeline.duration):
+                break
+    if len(indices) < count:
+        return _from_to(indices[0], indices[-1], count)
+    return indices if len(indices) == count else _from_to(0, total - 1, count)
+
+
+def _from_to(first: int, last: int, count: int) -> list[int]:
+    """Returns `count` evenly spread indices, fewer where they would repeat."""
+    return sorted({*np.linspace(first, last, count, dtype=int).tolist()})
+
+
 def spread_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
     """Returns target_frames frame indices, ascending; with fps as many as these make in
     min_frames .. max_frames; all of a shorter video.
@@ -164,6 +226,25 @@ def spread_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
     count = min(count, total)
     # As in the source: the float steps of torch.arange decide which frames are used.
     indices: list[int] = torch.arange(0, total, total / count).int().tolist()
+    return indices[:count]
+
+
+def middle_frames(timeline: Timeline, options: VideoOptions) -> list[int]:
+    """Returns target_frames frame indices, ascending, one in the middle of each interval; with fps
+    as many as these make in min_frames .. max_frames; all of a shorter video.
+
+    Source: transformers' InternVLVideoProcessor.sample_frames, which refuses shorter videos. Raises
+    MediaError.
+    """
+    total, count = timeline.num_frames, options.target_frames
+    if options.fps > 0:
+        wanted = int(total / timeline.fps * options.fps)
+        count = min(max(wanted, options.min_frames), options.max_frames)
+    elif count <= 0:
+        raise MediaError(_no_rate(options))
+    count = min(count, total)
+    # As in the source: the float steps of torch.arange decide which frames are used.
+    indices: list[int] = torch.arange(total / count / 2, total, total / count).int().tolist()
     return indices[:count]
 
 

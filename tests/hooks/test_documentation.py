@@ -77,7 +77,8 @@ def test_every_hook_says_since_when_there_is_one():
 
 
 def test_every_method_of_a_processor_is_a_heading():
-    methods = [getattr(MediaProcessor, name) for name in vars(MediaProcessor) if name[0] != "_"]
+    found = [getattr(MediaProcessor, name) for name in vars(MediaProcessor) if name[0] != "_"]
+    methods = [method for method in found if callable(method)]
     assert headings(PROCESSORS) == [written_signature(method) for method in methods]
 
 

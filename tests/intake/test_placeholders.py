@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.errors import CheckpointError, MediaError
 from mmdeploy_llm.hooks import MediaInput, MediaProcessor
 from mmdeploy_llm.params import SamplingParams
 
@@ -105,3 +105,33 @@ def test_a_text_with_another_number_of_placeholders_is_the_processors_error(make
     for prompt in ({"prompt": PAD}, {"prompt_token_ids": [6]}):
         with pytest.raises(MediaError, match="placeholder tokens"):
             intake.accept({**prompt, "multimodal_data": {"image": [b"2"]}}, PARAMS)
+
+
+class TestWrittenToken:
+    """A processor whose tokens are another kind's in the final prompt."""
+
+    @pytest.fixture
+    def intake(self, make_intake):
+        processor = RowsProcessor()
+        processor.written_token = "<|begin|>"
+        return make_intake(processors={"image": processor})
+
+    def test_the_final_prompt_has_it(self, intake, tokenizer):
+        pad, written = tokenizer.token_id(PAD), tokenizer.token_id("<|begin|>")
+        media = {"image": [b"2"]}
+        ids = tokenizer.encode(f"the {image(2)}.")
+        expected = [written if token_id == pad else token_id for token_id in ids]
+        for prompt in (f"the {PAD}.", tokenizer.encode(f"the {PAD}.")):
+            name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
+            request = only(intake.accept({name: prompt, "multimodal_data": media}, PARAMS))
+            found = request.prompt_token_ids
+            assert found.count(written) == 4
+            assert pad not in found
+            if name == "prompt":
+                assert found == expected
+
+    def test_a_tokenizer_without_it(self, make_intake):
+        processor = RowsProcessor()
+        processor.written_token = "<|nothing|>"
+        with pytest.raises(CheckpointError, match=r"no token '<\|nothing\|>'"):
+            make_intake(processors={"image": processor})

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from mmdeploy_llm_plugins import ernie, gemma, internvl, qwen
+from mmdeploy_llm_plugins import ernie, gemma, glm, internvl, lfm, qwen
 from mmdeploy_llm_plugins.qwen.tower import window_order
 from mmdeploy_llm_plugins.qwen.vl3 import interleaved_axes
 from safetensors.torch import load_file, save_file
@@ -20,7 +20,7 @@ from mmdeploy_llm.testing.model_conformance import (
 from mmdeploy_llm.testing.reference import Reference
 from mmdeploy_llm.testing.tiny import FAMILIES, make_tokenizer, write_tiny
 
-PLUGINS = (ernie, gemma, internvl, qwen)
+PLUGINS = (ernie, gemma, glm, internvl, lfm, qwen)
 SPECS = {spec.name: spec for plugin in PLUGINS for spec in plugin.provide_models()}
 QWEN_MEDIA = {
     "text": (),
@@ -199,6 +199,51 @@ class TestQwen35Moe(VisionConformance):
     spec = SPECS["qwen3_5_moe"]
     tolerance = 2e-3
     bf16_tolerance = 0.35  # transformers' own error is 27 %
+
+
+class TestGlm4v(VisionConformance):
+    """Learned positions resampled with cubic weights, a convolution that merges patches, norms
+    after attention and MLP, frames between time stamps."""
+
+    spec = SPECS["glm4v"]
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "images of different sizes": ((1, 4, 6), (1, 18, 12), (1, 6, 6), (1, 4, 6)),
+        "video": ((4, 6, 8),),  # transformers refuses a prompt with images and videos
+    }
+
+
+class TestGlm46V(TestGlm4v):
+    """The same with its own config."""
+
+    spec = SPECS["glm46v"]
+
+
+class TestGlm4vMoe(TestGlm4v):
+    """Experts in groups chosen by sigmoids and a bias, a dense first layer, shared experts."""
+
+    spec = SPECS["glm4v_moe"]
+
+    @staticmethod
+    def write(folder):
+        write_tiny("glm4v_moe", folder, n_group=3, topk_group=2)
+
+
+class TestGlmOcr(TestGlm4v):
+    """Norms on the heads of the tower, biases, no learned positions."""
+
+    spec = SPECS["glm_ocr"]
+
+
+class TestLfm2VL(VisionConformance):
+    """Layers with states, tiles smaller and larger than the table of learned positions."""
+
+    spec = SPECS["lfm2_vl"]
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "one tile": ((1, 4, 6),),
+        "images of several tiles": ((3, 4, 4), (1, 18, 12), (2, 4, 4)),
+    }
 
 
 class TestInternVL(VisionConformance):

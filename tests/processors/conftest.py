@@ -12,6 +12,7 @@ import torch
 import transformers
 from mmdeploy_llm_processors.image.processor import (
     ErnieImageProcessor,
+    GlmImageProcessor,
     PaddleOCRImageProcessor,
     Qwen3ImageProcessor,
     QwenImageProcessor,
@@ -22,6 +23,7 @@ from mmdeploy_llm.hooks import Checkpoint, MediaLimits
 
 FAMILIES = {
     "ernie": ErnieImageProcessor,
+    "glm": GlmImageProcessor,
     "paddleocr": PaddleOCRImageProcessor,
     "qwen": QwenImageProcessor,
     "qwen3": Qwen3ImageProcessor,
@@ -67,17 +69,19 @@ def encode():
 
 @pytest.fixture(scope="session")
 def rules_of():
-    """rules_of(model, name, ...): functions of the model's video processor in transformers, read
-    from its source, because the module cannot be imported without torchvision."""
+    """rules_of(model, name, ...): functions of the model's processor of videos, or of another kind,
+    in transformers, read from its source, because the module cannot be imported without
+    torchvision."""
 
-    def rules(model, *names):
-        path = f"models/{model}/video_processing_{model}.py"
+    def rules(model, *names, kind="video"):
+        path = f"models/{model}/{kind}_processing_{model}.py"
         source = (Path(transformers.__file__).parent / path).read_text("utf-8")
         found = {"math": math, "np": np, "torch": torch}
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef) and node.name in names:
-                for argument in node.args.args:
-                    argument.annotation = None
+                for part in (node, *node.args.args):
+                    part.annotation = part.returns = None
+                node.decorator_list = []
                 exec(compile(ast.Module([node], []), node.name, "exec"), found)
         return SimpleNamespace(**{name: found[name] for name in names})
 

@@ -9,6 +9,7 @@ from mmdeploy_llm_processors.image.patches import fit_size
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,
 )
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
@@ -34,6 +35,7 @@ def qwen3_reference(**options):
 
 REFERENCE = {
     "ernie": Ernie4_5_VLMoeImageProcessorPil,
+    "glm": Glm4vImageProcessorPil,
     "paddleocr": PaddleOCRVLImageProcessorPil,
     "qwen": Qwen2VLImageProcessorPil,
     "qwen3": qwen3_reference,

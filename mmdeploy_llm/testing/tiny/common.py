@@ -49,7 +49,7 @@ CORPUS = (
 )
 IMAGE_MEAN = [0.48145466, 0.4578275, 0.40821073]
 IMAGE_STD = [0.26862954, 0.26130258, 0.27577711]
-# Buffers that training sets (of Gemma 4 and LFM2-MoE) -> what they are near to.
+# Buffers that training sets (of Gemma 4, GLM-4V and LFM2-MoE) -> what they are near to.
 LEARNED_BUFFERS = {
     "layer_scalar": 1.0,
     "std_bias": 0.0,
@@ -59,6 +59,7 @@ LEARNED_BUFFERS = {
     "output_min": -1.0,
     "output_max": 1.0,
     "expert_bias": 0.0,
+    "e_score_correction_bias": 0.0,
 }
 MIN_PIXELS = 56 * 56
 MAX_PIXELS = 28 * 28 * 64

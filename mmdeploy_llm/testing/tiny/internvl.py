@@ -10,9 +10,10 @@ import transformers
 from .common import IMAGE_MEAN, IMAGE_STD, Family, text_config
 from .qwen import TEMPLATE as QWEN_TEMPLATE
 
-IMAGE, START, END = "<IMG_CONTEXT>", "<img>", "</img>"
+IMAGE, START, END, VIDEO = "<IMG_CONTEXT>", "<img>", "</img>", "<video>"
 SIDE = 56  # pixels of a tile: 4 x 4 patches, 4 tokens
-TEMPLATE = QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", f"{IMAGE}\\n")
+TEMPLATE = QWEN_TEMPLATE.replace("<|vision_start|>", "").replace("<|vision_end|>", "\\n")
+TEMPLATE = TEMPLATE.replace("<|image_pad|>", IMAGE).replace("<|video_pad|>", VIDEO)
 
 
 def _internvl(tokenizer: Any, options: Mapping[str, Any]) -> Any:
@@ -42,7 +43,7 @@ FAMILIES: Mapping[str, Family] = {
         make_config=_internvl,
         chat_template=TEMPLATE,
         eos_token="<|im_end|>",
-        special_tokens=(IMAGE, START, END),
+        special_tokens=(IMAGE, START, END, VIDEO),
         files={
             "preprocessor_config.json": {
                 "image_processor_type": "GotOcr2ImageProcessor",
