@@ -66,7 +66,8 @@ DType = Annotated[Literal["auto", "bfloat16", "float16", "float32"], BeforeValid
 QuantizationName = Literal["int8", "int4", "int8wo", "int4a8"]
 Quantization = Annotated[QuantizationName, BeforeValidator(quantization_name)]
 CacheDType = Annotated[
-    Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8"], BeforeValidator(_dtype_name)
+    Literal["auto", "bfloat16", "float16", "float32", "int8", "int4", "fp8"],
+    BeforeValidator(_dtype_name),
 ]
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 Domains = Annotated[Names, AfterValidator(_domains)]

@@ -39,10 +39,10 @@ def test_no_option_is_both_ignored_and_answered():
     assert not SERVING_OPTIONS & COUNTERPARTS["EngineConfig"].keys()
 
 
-@pytest.mark.parametrize("value", ["int4", "fp8_e5m2", "uint4", 4])
+@pytest.mark.parametrize("value", ["fp4", "fp8_e5m2", "uint4", 4])
 def test_an_unknown_dtype_of_the_cache_lists_those_that_are_known(value):
     with pytest.raises(ConfigError) as refused:
         EngineConfig(model="m", kv_cache_dtype=value)
     assert str(refused.value).startswith("EngineConfig.kv_cache_dtype: Input should be 'auto', ")
-    assert str(refused.value).endswith("'int8' or 'fp8', got " + repr(value))
+    assert str(refused.value).endswith("'int8', 'int4' or 'fp8', got " + repr(value))
     assert "function-before" not in str(refused.value)

@@ -3,10 +3,10 @@
     python examples/benchmarks/quantization_quality.py MODEL_FOLDER
 
 Runs all prompts of a text model in one step over a paged cache: in bf16, with each quantization of
-the weights, and with an int8 KV cache. Prints for each run, compared with bf16: the mean
-Kullback-Leibler divergence of a token in nats, the mean cosine of the logits, the share of tokens
-with the same most probable next token, and that share among tokens where bf16's top two logits
-clearly differ (random weights produce many ties).
+the weights, and with a KV cache in int8 and in int4. Prints for each run, compared with bf16: the
+mean Kullback-Leibler divergence of a token in nats, the mean cosine of the logits, the share of
+tokens with the same most probable next token, and that share among tokens where bf16's top two
+logits clearly differ (random weights produce many ties).
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def main() -> None:
         compare(quantization, logits(quantized, kernels, prompts, torch.bfloat16), expected)
         del quantized
     plain = load(folder, kernels, None)
-    compare("bf16, KV in int8", logits(plain, kernels, prompts, torch.int8), expected)
+    for dtype in (torch.int8, torch.int4):
+        name = str(dtype).removeprefix("torch.")
+        compare(f"bf16, KV in {name}", logits(plain, kernels, prompts, dtype), expected)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,8 @@ class KVCache:
     """The paged cache of all layers: keys[layer] and values[layer] are [N, P, K, D], zeroed once.
     K and D may differ between layers; a layer that shares another's cache has the same tensors, one
     that keeps a state has none of any size. Caches in int8 or 8-bit floats have a scale for each
-    token and head, [N, P, K] float32."""
+    token and head, [N, P, K] float32. Those in 4 bits are [N, P, K, D / 2] uint8, with scales
+    [N, P, K, groups, 2] bf16; see int4.py."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]

@@ -18,7 +18,7 @@ BLOCK_STEP = 64  # block tables of a frame grow by this many columns
 
 class NativeAttention:
     """Reads keys and values directly from their pages. Supports float32 and bf16, with a cache of
-    the same dtype or int8."""
+    the same dtype, int8 or int4."""
 
     name = "native"
     can_capture = False

@@ -16,6 +16,7 @@ from torch import Tensor
 from mmdeploy_llm.forward import AttentionContext, SequenceRows
 
 from .base import BatchLayout, KVCache, without_spans
+from .int4 import Int4Context
 from .scores import Scores
 from .writing import write_plain
 
@@ -35,9 +36,11 @@ class ReferenceAttention:
     name = "reference"
     can_capture = False
 
-    def begin(self, layout: BatchLayout, cache: KVCache) -> ReferenceContext:
+    def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
         """Returns the attention of one step; all layers with the same window share index
         tensors."""
+        if cache.key_scales is not None:
+            return Int4Context(layout, cache, ReferenceContext)
         return ReferenceContext(layout, cache)
 
 

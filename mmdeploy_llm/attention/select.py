@@ -28,6 +28,7 @@ from .writing import CacheWriter, write_by_kernel, write_plain
 DEFAULT_BLOCK_SIZE = 64
 HALF_DTYPES = ("bfloat16", "float16")
 FLOAT8 = "float8_e4m3fn"
+QUANTIZED = ("int8", "int4", FLOAT8)  # dtypes of the KV cache that no model computes in
 NARROW = 128  # channels of a head
 MIN_FOR_FLOAT8 = (8, 9)  # compute capability with instructions for 8-bit floats
 
@@ -190,13 +191,13 @@ def _best(needs: AttentionNeeds, host: _Host) -> str:
         if suits and _problem(name, needs, host) is None and host.is_installed(name):
             return name
     # Only our Triton kernels support 8 bits: their error says what is missing.
-    return "triton" if needs.kv_cache_dtype in ("int8", FLOAT8) else "reference"
+    return "triton" if needs.kv_cache_dtype in QUANTIZED else "reference"
 
 
 def _problem(name: str, needs: AttentionNeeds, host: _Host) -> str | None:
     """Returns why the backend does not support `needs`; None if it does."""
     if name == "reference":
-        return _cache_problem(needs, ()) if needs.kv_cache_dtype in ("int8", FLOAT8) else None
+        return _cache_problem(needs, ("int4",)) if needs.kv_cache_dtype in QUANTIZED else None
     if name == "native":
         return _native_problem(needs, host.has_kernels)
     limits = LIMITS[name]
@@ -255,7 +256,7 @@ def _native_problem(needs: AttentionNeeds, has_kernels: bool) -> str | None:
         )
     if not has_kernels:
         return "needs the C++ kernels, which are not available; use attention_backend='auto'"
-    return _cache_problem(needs, ("int8",))
+    return _cache_problem(needs, ("int8", "int4"))
 
 
 def _cache_problem(needs: AttentionNeeds, others: tuple[str, ...]) -> str | None:
@@ -264,11 +265,13 @@ def _cache_problem(needs: AttentionNeeds, others: tuple[str, ...]) -> str | None
     wanted = needs.kv_cache_dtype
     if wanted == needs.dtype or wanted in others:
         return None
-    if wanted in ("int8", FLOAT8):
+    if wanted in QUANTIZED:
         name = "fp8" if wanted == FLOAT8 else wanted
-        where = "attention_backend='triton' on a GPU"
-        if wanted == "int8":
-            where += ", or the C++ kernels on a CPU"
+        where = {
+            "int8": "attention_backend='triton' on a GPU, or the C++ kernels on a CPU",
+            "int4": "a CPU, kv_cache_dtype='int8' on a GPU, or attention_backend='reference'",
+            FLOAT8: "attention_backend='triton' on a GPU",
+        }[wanted]
         return (
             f"does not support kv_cache_dtype = {name!r}: use {where}, or leave kv_cache_dtype out"
         )

@@ -14,7 +14,7 @@ from .base import BatchLayout
 
 class CacheWriter(Protocol):
     """Writes `k`, `v` [T, K, D] to `keys`, `values` [N, P, K, D] at layout.slots, in the cache's
-    dtype; skips padding rows. scales: [N, P, K] float32, for 8-bit caches."""
+    dtype; skips padding rows. Scales: see KVCache."""
 
     def __call__(
         self,
@@ -40,7 +40,7 @@ def write_plain(
     value_scales: Tensor | None = None,
 ) -> None:
     """Writes keys and values in plain torch, to caches without scales; a CacheWriter."""
-    assert key_scales is value_scales is None, "select() allows no 8-bit cache here"
+    assert key_scales is value_scales is None, "only kernels write scales"
     slots = layout.slots
     if layout.is_padded:
         # A padding row writes the first row again, to the first row's slot: a graph cannot branch.

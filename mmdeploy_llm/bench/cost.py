@@ -16,15 +16,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from mmdeploy_llm.caches import PagedKV, layer_caches
+from mmdeploy_llm.caches import layer_caches
 from mmdeploy_llm.hooks import Model
 from mmdeploy_llm.kernels.coded import CODES
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.linear import Embedding
 from mmdeploy_llm.layers.moe import Experts, ModalityMLP, SparseMLP
 from mmdeploy_llm.metrics import StepStats
+from mmdeploy_llm.runner.kv_cache import KVCacheShape
 
 from .machine import Machine
 
@@ -178,13 +180,6 @@ class MediaFlops:
 
 
 def kv_block_bytes(model: Model, dtype: str, block_size: int) -> int:
-    """Returns the bytes of one KV block in all layers; 8-bit caches store a float32 scale per
-    head and token."""
-    scale = 4 if VALUE_BYTES[dtype] == 1 else 0
-    return sum(
-        layer.num_kv_heads
-        * ((layer.head_dim + (layer.value_dim or layer.head_dim)) * VALUE_BYTES[dtype] + 2 * scale)
-        * block_size
-        for layer in layer_caches(model)
-        if isinstance(layer, PagedKV)
-    )
+    """Returns the bytes of one KV block in all layers."""
+    layers, found = layer_caches(model), getattr(torch, dtype)
+    return KVCacheShape(layers=layers, block_size=block_size, dtype=found).bytes_per_block

@@ -72,8 +72,8 @@ Quantization = Annotated[
 KVCacheDType = Annotated[
     str,
     typer.Option(
-        help="Number format of the KV cache. auto: the model's; int8: half the memory of bfloat16 "
-        "(CPU only)."
+        help="Number format of the KV cache. auto: the model's; int8, int4: about half and a "
+        "quarter of the memory of bfloat16 (CPU only)."
     ),
 ]
 Dummy = Annotated[

@@ -132,7 +132,7 @@ class AttentionKernels(Protocol):
         self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
     ) -> None:
         """Writes `rows` [T, K, D] to their slots [T] int64 of `cache` [N, P, K, D]: of the same
-        dtype, or int8 with `scales` [N, P, K] float32."""
+        dtype, or with `scales` as attention.base.KVCache has them."""
         ...
 
     def attend(
@@ -148,7 +148,7 @@ class AttentionKernels(Protocol):
         value_scales: Tensor | None = None,
     ) -> Tensor:
         """Returns attention of `q` [T, H, D] as [T, H, D]. keys, values: pages [N, P, K, D] of the
-        same dtype (or int8, with scales [N, P, K]), or [T, K, D]."""
+        same dtype (or with scales, as attention.base.KVCache has them), or [T, K, D]."""
         ...
 
 

@@ -21,7 +21,7 @@ from .products import Products
 from .signatures import AttentionArgs
 from .states import StateProducts
 
-INT8 = 2
+CACHE_DTYPES = {**DTYPES, torch.int8: 2, torch.uint8: 3}  # two values of 4 bits are a uint8
 ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)  # as mm::Activation in rows.h
 MAX_HEAD_DIM = 512  # as in attention.h
 MAX_GROUP = 256  # TILE_ROWS in attention.h
@@ -220,11 +220,11 @@ class CpuKernels(Products, StateProducts, Draws):
     def write_cache(
         self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
     ) -> None:
-        """Writes `rows` [T, K, D] to their slots [T] int64 of `cache` [N, P, K, D]: of the same
-        dtype, or int8 with `scales` [N, P, K] float32."""
+        """Writes `rows` [T, K, D] to their slots [T] int64 of `cache`; see
+        kernels.AttentionKernels."""
         self._library.mm_write_cache(
             DTYPES[rows.dtype],
-            INT8 if scales is not None else DTYPES[cache.dtype],
+            CACHE_DTYPES[cache.dtype],
             rows.data_ptr(),
             rows.stride(0),
             cache.data_ptr(),
@@ -246,8 +246,7 @@ class CpuKernels(Products, StateProducts, Draws):
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
     ) -> Tensor:
-        """Returns attention of `q` [T, H, D] as [T, H, D]. keys, values: pages [N, P, K, D] of the
-        same dtype (or int8, with scales [N, P, K]), or [T, K, D]."""
+        """Returns attention of `q` [T, H, D] as [T, H, D]; see kernels.AttentionKernels."""
         out = self._empty(q.shape, dtype=q.dtype)
         tables = visible.block_tables
         args = AttentionArgs(
@@ -273,8 +272,7 @@ class CpuKernels(Products, StateProducts, Draws):
             softcap=softcap or 0.0,
             num_threads=torch.get_num_threads(),
         )
-        cache_dtype = INT8 if key_scales is not None else DTYPES[keys.dtype]
-        self._library.mm_attend(DTYPES[q.dtype], cache_dtype, args)
+        self._library.mm_attend(DTYPES[q.dtype], CACHE_DTYPES[keys.dtype], args)
         return out
 
     def patchify(

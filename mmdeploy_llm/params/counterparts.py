@@ -71,7 +71,8 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "enable_prefix_cache": "use enable_prefix_caching",
         "engine_max_batch": "use max_num_seqs",
         "engine_max_length": "use max_model_len",
-        "kv_cache_mode": "use kv_cache_dtype",
+        "kv_cache_mode": 'use kv_cache_dtype: "auto" is AsCacheDefault, "int8" AsCacheQuantI8, '
+        '"int4" AsCacheQuantU4',
         "kv_cache_span_size": "use block_size",
         "max_batch": "use max_num_seqs",
         "max_length": "use max_model_len",

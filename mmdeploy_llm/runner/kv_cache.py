@@ -10,8 +10,17 @@ import numpy as np
 import torch
 
 from mmdeploy_llm.attention.base import KVCache
+from mmdeploy_llm.attention.int4 import INT4, num_groups
 from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV, State
 from mmdeploy_llm.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredHead:
+    """A tensor of which each head of each token has its own values, of this size and dtype."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +28,8 @@ class KVCacheShape:
     """The shape of one block, keys and values of block_size tokens in all layers, and of one row of
     states.
 
-    dtype: of keys and values. model_dtype: of states that have the model's; None: dtype.
+    dtype: of keys and values; torch.int4: see attention/int4.py. model_dtype: of states that have
+        the model's; None: dtype.
     """
 
     layers: tuple[LayerCache, ...]
@@ -45,17 +55,20 @@ class KVCacheShape:
     def bytes_per_block(self) -> int:
         """Size of one block in all layers: keys, values and their scales."""
         return sum(
-            layer.num_kv_heads
-            * (sum(_head_dims(layer)) * self.dtype.itemsize + 2 * self.scale_size)
-            * self.block_size
+            layer.num_kv_heads * self.block_size * math.prod(stored.size) * stored.dtype.itemsize
             for layer in self.layers
             if isinstance(layer, PagedKV)
+            for stored in self.stored_heads(layer)
         )
 
-    @property
-    def scale_size(self) -> int:
-        """Size of the scale of one token and head: float32 for 8-bit caches, else 0."""
-        return 4 if self.dtype.itemsize == 1 else 0
+    def stored_heads(self, layer: PagedKV) -> tuple[StoredHead, ...]:
+        """Returns how a head of a token is stored: key, value, then their scales if there are
+        any."""
+        sizes = layer.head_dim, layer.head_dim if layer.value_dim is None else layer.value_dim
+        if self.dtype is INT4:
+            return _int4_heads(sizes)
+        scales = (StoredHead(size=(), dtype=torch.float32),) * 2 * (self.dtype.itemsize == 1)
+        return *(StoredHead(size=(size,), dtype=self.dtype) for size in sizes), *scales
 
     @property
     def bytes_per_state(self) -> int:
@@ -72,6 +85,19 @@ class KVCacheShape:
         found = (self.model_dtype or self.dtype) if name == "model" else getattr(torch, name)
         assert isinstance(found, torch.dtype), f"{name!r} is a dtype of torch"
         return found
+
+
+def _int4_heads(sizes: tuple[int, int]) -> tuple[StoredHead, ...]:
+    """Returns the same for 4 bits. Raises ConfigError for a size that does not fill bytes."""
+    for size in sizes:
+        if size % 2:
+            raise ConfigError(
+                f"kv_cache_dtype = 'int4' stores two channels in a byte, but the model has heads "
+                f"of {size}; use 'int8', or leave kv_cache_dtype out"
+            )
+    codes = (StoredHead(size=(size // 2,), dtype=torch.uint8) for size in sizes)
+    scales = (StoredHead(size=(num_groups(size), 2), dtype=torch.bfloat16) for size in sizes)
+    return *codes, *scales
 
 
 StateTensors = dict[int, tuple[torch.Tensor, ...]]
@@ -126,7 +152,7 @@ def _allocated(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KV
         else:
             layers.append(_layer_tensors(layer, shape, num_blocks, device))
     keys, values, *scales = zip(*layers, strict=True)
-    if not shape.scale_size:
+    if not scales:
         return KVCache(keys=keys, values=values)
     return KVCache(keys=keys, values=values, key_scales=scales[0], value_scales=scales[1])
 
@@ -138,15 +164,8 @@ def _layer_tensors(
     layer: PagedKV, shape: KVCacheShape, num_blocks: int, device: torch.device
 ) -> _LayerTensors:
     heads = (num_blocks, shape.block_size, layer.num_kv_heads)
-    pages = tuple(_zeros((*heads, size), shape.dtype, device) for size in _head_dims(layer))
-    if not shape.scale_size:
-        return pages
-    return (*pages, *(_zeros(heads, torch.float32, device) for _ in pages))
-
-
-def _head_dims(layer: PagedKV) -> tuple[int, int]:
-    """Returns the channels of a key head and of a value head."""
-    return layer.head_dim, layer.head_dim if layer.value_dim is None else layer.value_dim
+    stored = shape.stored_heads(layer)
+    return tuple(_zeros((*heads, *each.size), each.dtype, device) for each in stored)
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

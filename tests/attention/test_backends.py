@@ -4,6 +4,7 @@ blocks."""
 import pytest
 import torch
 
+from mmdeploy_llm.attention import int4
 from mmdeploy_llm.attention.base import KVCache
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
@@ -66,6 +67,30 @@ def test_random_cases_cover_everything_that_backends_compute(cases):
 def test_random_batches(cases, backend, seed):
     case, options = cases.random_case(seed)
     case.check(backend, **options)
+
+
+@pytest.mark.parametrize("seed", range(120, 150))
+def test_an_int4_cache_gives_the_bits_of_the_values_that_it_stores(cases, backend, seed):
+    """Attention over codes equals attention over decoded keys and values, those of this step
+    included."""
+    dtype = (torch.float32, torch.bfloat16)[seed % 2]
+    case, options = cases.random_case(seed, dtype=dtype)
+
+    def stored(x):
+        return int4.decode(*int4.encode(x), dtype)
+
+    pages = [int4.encode(x[0]) for x in (case.cache.keys, case.cache.values)]
+    (keys, key_scales), (values, value_scales) = pages
+    cache = KVCache(
+        keys=(keys,), values=(values,), key_scales=(key_scales,), value_scales=(value_scales,)
+    )
+    found = backend.begin(case.layout, cache).attend(0, case.q, case.k, case.v, **options)
+    decoded = KVCache(keys=(stored(case.cache.keys[0]),), values=(stored(case.cache.values[0]),))
+    k, v = stored(case.k), stored(case.v)
+    context = backend.begin(case.layout, decoded)
+    assert torch.equal(found, context.attend(0, case.q, k, v, **options))
+    assert torch.equal(int4.decode(keys, key_scales, dtype), decoded.keys[0])
+    assert torch.equal(int4.decode(values, value_scales, dtype), decoded.values[0])
 
 
 def test_cache_of_another_dtype_is_read_back_in_the_query_dtype(cases):

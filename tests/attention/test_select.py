@@ -51,6 +51,8 @@ def on_cuda(**options):
         (needs(dtype="float32"), True, "native"),
         (needs(dtype="float16"), True, "reference"),
         (needs(kv_cache_dtype="int8"), True, "native"),
+        (needs(kv_cache_dtype="int4"), True, "native"),
+        (needs(kv_cache_dtype="int4"), False, "reference"),
         (needs(kv_cache_dtype="float32"), True, "reference"),
         (needs("reference"), True, "reference"),
     ],
@@ -138,6 +140,7 @@ def test_block_size_of_the_user_wins():
         (needs(kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
         (needs(kv_cache_dtype="float8_e4m3fn"), "support kv_cache_dtype = 'fp8': use .*'triton'"),
         (needs("reference", "cuda", kv_cache_dtype="int8"), "leave kv_cache_dtype out"),
+        (on_cuda(kv_cache_dtype="int4"), "'int4': use a CPU, kv_cache_dtype='int8' on a GPU"),
     ],
 )
 def test_unsupported_choices_raise(requested, message):

@@ -72,8 +72,8 @@ void run_rows(int32_t dtype, int32_t threads) {
     auto weight = random_values<T>(size);
     std::vector<T> out(rows * size);
     mm_rms_norm(dtype, x.data(), stride, residual.data(), weight.data(), out.data(), rows, size,
-                1e-6f, threads);
-    mm_rms_norm(dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f,
+                1e-6f, 0, threads);
+    mm_rms_norm(dtype, x.data(), stride, nullptr, weight.data(), out.data(), rows, size, 1e-6f, 1,
                 threads);
     mm_norm_heads(dtype, x.data(), stride, 1, size, weight.data(), rows, size, 1e-6f, threads);
     mm_silu_mul(dtype, x.data(), stride, residual.data(), size, out.data(), rows, size, threads);
@@ -92,8 +92,12 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     const int64_t head_dim = 2 * between(1, 64), block_size = between(1, 80);
     const int64_t sequences = between(1, 8), blocks_each = between(1, 24);
     const int64_t blocks = sequences * blocks_each, slots_each = blocks_each * block_size;
-    std::vector<C> keys(blocks * block_size * kv_heads * head_dim), values(keys.size());
-    std::vector<float> scales(blocks * block_size * kv_heads), other_scales(scales.size());
+    const int64_t head_size = cache_dtype == 3 ? head_dim / 2 : head_dim;
+    std::vector<C> keys(blocks * block_size * kv_heads * head_size), values(keys.size());
+    // The facts of a group of int4 are as large as one float.
+    const int64_t num_scales = cache_dtype == 3 ? mm::num_facts(head_dim) / 2 : 1;
+    std::vector<float> scales(blocks * block_size * kv_heads * num_scales);
+    std::vector<float> other_scales(scales.size());
     std::vector<int32_t> tables(blocks);
     for (int64_t i = 0; i < blocks; ++i) tables[i] = int32_t(blocks - 1 - i);
     std::vector<int64_t> starts{0}, first, behind, slots;
@@ -121,7 +125,7 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     args.q_stride = heads * head_dim;
     args.keys = keys.data();
     args.values = values.data();
-    args.kv_stride = kv_heads * head_dim;
+    args.kv_stride = kv_heads * head_size;
     args.key_scales = scales.data();
     args.value_scales = other_scales.data();
     args.out = out.data();
@@ -237,6 +241,8 @@ int main() {
         run_attention<bf16, bf16>(1, 1, threads);
         run_attention<float, int8_t>(0, 2, threads);
         run_attention<bf16, int8_t>(1, 2, threads);
+        run_attention<float, mm::int4_pair>(0, 3, threads);
+        run_attention<bf16, mm::int4_pair>(1, 3, threads);
         run_linear<float>(0, threads);
         run_linear<bf16>(1, threads);
         run_linear_bf16(threads);

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmdeploy_llm.attention import int4
 from mmdeploy_llm.kernels import VisibleKeys
 from mmdeploy_llm.layers.norm import _rms_norm
 from mmdeploy_llm.layers.rotary import HalfSplitRope, InterleavedRope
@@ -246,6 +247,53 @@ def test_int8_cache(kernels, dtype, block_size):
     )
     expected = dense(q, k, v, torch.zeros_like(behind), behind, 0.05)
     assert (found.double() - expected).std() / expected.std() < 0.02
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [2, 40, 64, 72, 256])
+def test_int4_cache(kernels, dtype, head_dim):
+    """Cache and attention have the bits of plain torch: few rows over several chunks of keys, and
+    many rows with ranges of keys."""
+    shape, heads = (25, 48), 2
+    slots = torch.randperm(25 * 48, generator=torch.Generator().manual_seed(1))
+    caches, scales, decoded = [], [], []
+    for seed in (4, 5):
+        rows = values(25 * 48, heads, head_dim, dtype=dtype, seed=seed)
+        rows[3], rows[4], rows[5, 0] = 0, 2.5, 1e30
+        codes, facts = int4.encode(rows)
+        caches.append(torch.zeros(*shape, *codes.shape[1:], dtype=torch.uint8))
+        scales.append(torch.zeros(*shape, *facts.shape[1:], dtype=torch.bfloat16))
+        kernels.write_cache(rows, caches[-1], slots, scales[-1])
+        assert torch.equal(caches[-1].flatten(0, 1)[slots], codes)
+        assert torch.equal(scales[-1].flatten(0, 1)[slots], facts)
+        decoded.append(int4.decode(caches[-1], scales[-1], dtype))
+        errors = (decoded[-1].flatten(0, 1)[slots] - rows).float().abs()[6:]
+        steps = facts[6:, ..., :1].float().repeat_interleave(head_dim // facts.shape[-2], -1)
+        assert (errors <= steps.flatten(2) * 0.53 + 2**-5).all()
+    counts, seen = [2, 70], [(0, 1100), (3, 1000), *((i // 2, 1130 + i) for i in range(70))]
+    starts, first, behind = ranges(counts, seen)
+    q = values(sum(counts), 3 * heads, head_dim, dtype=dtype)
+    tables = torch.arange(25, dtype=torch.int32).flip(0).expand(2, -1).contiguous()
+    sequences = VisibleKeys(
+        query_starts=starts, first_visible=first, end_visible=behind, block_tables=tables
+    )
+    options = {"scale": 0.05, "softcap": 3.0}
+    found = kernels.attend(
+        q, *caches, sequences, key_scales=scales[0], value_scales=scales[1], **options
+    )
+    assert torch.equal(found, kernels.attend(q, *decoded, sequences, **options))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_int4_shows_what_is_not_finite(kernels, value):
+    rows = values(2, 1, 128, dtype=torch.float32)
+    rows[1, 0, 70] = value
+    cache = torch.zeros(2, 1, 1, 64, dtype=torch.uint8)
+    scales = torch.zeros(2, 1, 1, 2, 2, dtype=torch.bfloat16)
+    kernels.write_cache(rows, cache, torch.arange(2), scales)
+    for codes, facts in ((cache, scales), int4.encode(rows)):
+        is_finite = int4.decode(codes, facts, torch.float32).isfinite().view(2, 128)
+        assert is_finite.sum(-1).tolist() == [128, 64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

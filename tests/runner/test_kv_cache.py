@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner import kv_cache
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
@@ -36,6 +37,27 @@ def test_8_bits_have_a_scale_for_each_token_and_head(dtype):
     tensors = (*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales)
     assert sum(x.numel() * x.itemsize for x in tensors) == 5 * shape.bytes_per_block
     assert allocate(SHAPE, 5, torch.device("cpu")).key_scales is None
+
+
+@pytest.mark.parametrize(("head_dim", "groups"), [(80, 1), (192, 3)])
+def test_4_bits_have_a_scale_and_a_lowest_value_for_each_group(head_dim, groups):
+    layer = PagedKV(num_kv_heads=2, head_dim=head_dim, value_dim=8)
+    shape = KVCacheShape(layers=(layer,), block_size=16, dtype=torch.int4)
+    cache = allocate(shape, 5, torch.device("cpu"))
+    assert cache.keys[0].shape == (5, 16, 2, head_dim // 2)
+    assert cache.key_scales[0].shape == (5, 16, 2, groups, 2)
+    assert cache.value_scales[0].shape == (5, 16, 2, 1, 2)
+    tensors = (*cache.keys, *cache.values, *cache.key_scales, *cache.value_scales)
+    assert sum(x.numel() * x.itemsize for x in tensors) == 5 * shape.bytes_per_block
+    assert shape.bytes_per_block == 16 * 2 * (head_dim // 2 + 4 * groups + 8)
+
+
+def test_heads_that_do_not_fill_bytes_are_refused():
+    shape = KVCacheShape.uniform(
+        num_layers=1, num_kv_heads=1, head_dim=7, block_size=16, dtype=torch.int4
+    )
+    with pytest.raises(ConfigError, match="heads of 7; use 'int8'"):
+        shape.bytes_per_block  # noqa: B018 - reading it raises
 
 
 def test_a_cache_that_does_not_fit_raises_with_both_sizes(monkeypatch):

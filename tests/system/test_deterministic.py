@@ -61,8 +61,9 @@ def test_no_bit_depends_on_the_company(folder_of, family, level, name):
         assert each.is_same, each
 
 
-def test_no_bit_of_an_int8_cache_depends_on_the_company(folder_of):
-    options = {"dtype": "bfloat16", "kv_cache_dtype": "int8", "deterministic": True}
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_no_bit_of_a_quantised_cache_depends_on_the_company(folder_of, dtype):
+    options = {"dtype": "bfloat16", "kv_cache_dtype": dtype, "deterministic": True}
     config = EngineConfig(model=str(folder_of("qwen3")), **options)
     for each in check_determinism(config, longest=LONG):
         assert each.has_happened, each.way

@@ -1,4 +1,4 @@
-"""int8 through LLM: the options have an effect, and outputs stay close to bf16."""
+"""Formats of few bits through LLM: the options have an effect, and outputs stay close to bf16."""
 
 import pytest
 import torch
@@ -44,13 +44,16 @@ def run(folder, **options):
     [
         {"quantization": "int8"},
         {"kv_cache_dtype": "int8"},
+        {"kv_cache_dtype": "int4"},
+        {"kv_cache_dtype": "int4", "native_kernels": False},
         {"quantization": "int8", "kv_cache_dtype": "int8"},
     ],
 )
 def test_it_has_an_effect_and_stays_close(folder, options):
     expected, found = run(folder), run(folder, **options)
     assert not torch.equal(found, expected)
-    assert (found - expected).abs().mean() < 0.1
+    limit = 0.5 if options.get("kv_cache_dtype") == "int4" else 0.1  # random experts flip
+    assert (found - expected).abs().mean() < limit
 
 
 @pytest.mark.parametrize(("quantization", "kind"), [(None, FloatWeight), ("int8", S8Weight)])

@@ -21,6 +21,7 @@
 // nor on the number of threads.
 //
 // Keys and values in int8 are multiplied unscaled: their scales are applied to scores and weights.
+// Those in four bits are decoded to the type of the queries first, see int4.h.
 #pragma once
 
 #include <algorithm>
@@ -31,6 +32,7 @@
 #include <vector>
 
 #include "dot.h"
+#include "int4.h"
 #include "numbers.h"
 #include "pack.h"
 #include "parallel.h"
@@ -51,9 +53,9 @@ struct AttentionArgs {
     int64_t q_stride;        // from token to token
     const void* keys;        // pages: [blocks][block_size][num_kv_heads][head_dim]; else [tokens]
     const void* values;      // [num_kv_heads][head_dim]
-    int64_t kv_stride;       // from token to token
-    const float* key_scales;    // of keys and values in int8, [blocks][block_size][num_kv_heads]
-    const float* value_scales;
+    int64_t kv_stride;       // from token to token; of int4 in bytes
+    const void* key_scales;  // [blocks][block_size][num_kv_heads]: floats of int8, facts of int4
+    const void* value_scales;
     void* out;               // [tokens][num_heads][head_dim]
     const int32_t* block_tables;  // [sequences][table_stride]; null: keys are contiguous
     int64_t table_stride;
@@ -75,7 +77,7 @@ struct Scratch {
     alignas(64) Left<T> q[TILE_ROWS * MAX_HEAD_DIM];
     alignas(64) T keys[TILE_KEYS * MAX_HEAD_DIM];
     alignas(64) T values[TILE_KEYS * MAX_HEAD_DIM];
-    alignas(64) T wide[2 * TILE_KEYS * MAX_HEAD_DIM];  // keys and values that were int8
+    alignas(64) T wide[2 * TILE_KEYS * MAX_HEAD_DIM];  // keys and values of fewer bits
     alignas(64) Left<T> weights[STRIP * TILE_KEYS];
     alignas(64) float scores[STRIP * TILE_KEYS];
     alignas(64) float key_scales[TILE_KEYS];
@@ -137,7 +139,8 @@ struct Task {
 
 template <typename T, typename C>
 class AttentionTask {
-    static constexpr bool IS_INT8 = sizeof(C) == 1;
+    static constexpr bool IS_INT8 = std::is_same_v<C, int8_t>;
+    static constexpr bool IS_INT4 = std::is_same_v<C, int4_pair>;
 
    public:
     AttentionTask(const AttentionArgs& args, const Task& task)
@@ -241,11 +244,12 @@ class AttentionTask {
         const T* value_rows[TILE_KEYS];
         for_places(first, first + count, [&](int64_t key, int64_t place) {
             const int64_t i = key - first;
-            key_rows[i] = row_of(args_.keys, kv_head, place, i);
-            value_rows[i] = row_of(args_.values, kv_head, place, TILE_KEYS + i);
+            key_rows[i] = row_of(args_.keys, args_.key_scales, kv_head, place, i);
+            value_rows[i] = row_of(args_.values, args_.value_scales, kv_head, place, TILE_KEYS + i);
             if constexpr (IS_INT8) {
-                own_.key_scales[i] = args_.key_scales[place * args_.num_kv_heads + kv_head];
-                own_.value_scales[i] = args_.value_scales[place * args_.num_kv_heads + kv_head];
+                const int64_t at = place * args_.num_kv_heads + kv_head;
+                own_.key_scales[i] = static_cast<const float*>(args_.key_scales)[at];
+                own_.value_scales[i] = static_cast<const float*>(args_.value_scales)[at];
             }
         });
         pack_keys(key_rows, count, args_.head_dim / UNIT_VALUES<T>, own_.keys,
@@ -253,16 +257,24 @@ class AttentionTask {
         pack_values(value_rows, count, args_.head_dim, own_.values, columns_);
     }
 
+    // Returns how many values of type C a head has.
+    int64_t head_size() const { return IS_INT4 ? args_.head_dim / 2 : args_.head_dim; }
+
     const C* cache_row(const void* cache, int64_t kv_head, int64_t place) const {
-        return static_cast<const C*>(cache) + place * args_.kv_stride + kv_head * args_.head_dim;
+        return static_cast<const C*>(cache) + place * args_.kv_stride + kv_head * head_size();
     }
 
-    const T* row_of(const void* cache, int64_t kv_head, int64_t place, int64_t slot) {
+    const T* row_of(const void* cache, const void* scales, int64_t kv_head, int64_t place,
+                    int64_t slot) {
         const C* row = cache_row(cache, kv_head, place);
+        [[maybe_unused]] T* wide = own_.wide + slot * args_.head_dim;
         if constexpr (IS_INT8) {
-            T* wide = own_.wide + slot * args_.head_dim;
 #pragma omp simd
             for (int64_t c = 0; c < args_.head_dim; ++c) wide[c] = exact<T>(row[c]);
+            return wide;
+        } else if constexpr (IS_INT4) {
+            const int64_t at = (place * args_.num_kv_heads + kv_head) * num_facts(args_.head_dim);
+            decode_head(row, static_cast<const bf16*>(scales) + at, args_.head_dim, wide);
             return wide;
         } else {
             return row;
@@ -272,7 +284,7 @@ class AttentionTask {
     // Only a few bytes of each token belong to one head, which the processor's own prefetcher does
     // not recognise.
     void prefetch(int64_t kv_head, int64_t first, int64_t end) const {
-        const int64_t size = args_.head_dim * int64_t(sizeof(C));
+        const int64_t size = head_size() * int64_t(sizeof(C));
         for_places(first, end, [&](int64_t, int64_t place) {
             const C* key = cache_row(args_.keys, kv_head, place);
             const C* value = cache_row(args_.values, kv_head, place);
@@ -485,16 +497,21 @@ void attend(const AttentionArgs& args) {
 }
 
 // Writes keys or values [tokens][num_kv_heads][head_dim] of a step to their slots in the cache.
+// scales: see AttentionArgs.
 template <typename T, typename C>
-void write_cache(const T* rows, int64_t row_stride, C* cache, float* scales, const int64_t* slots,
+void write_cache(const T* rows, int64_t row_stride, C* cache, void* scales, const int64_t* slots,
                  int64_t tokens, int64_t num_kv_heads, int64_t head_dim, int num_threads) {
+    const int64_t head_size = std::is_same_v<C, int4_pair> ? head_dim / 2 : head_dim;
     parallel_parts(tokens, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t token = begin; token < end; ++token) {
             for (int64_t head = 0; head < num_kv_heads; ++head) {
                 const T* row = rows + token * row_stride + head * head_dim;
                 const int64_t place = slots[token] * num_kv_heads + head;
-                C* out = cache + place * head_dim;
-                if constexpr (sizeof(C) == 1) {
+                C* out = cache + place * head_size;
+                if constexpr (std::is_same_v<C, int4_pair>) {
+                    bf16* facts = static_cast<bf16*>(scales) + place * num_facts(head_dim);
+                    encode_head(row, head_dim, out, facts);
+                } else if constexpr (std::is_same_v<C, int8_t>) {
                     float largest = 0.0f;
 #pragma omp simd reduction(max : largest)
                     for (int64_t c = 0; c < head_dim; ++c) {
@@ -505,7 +522,7 @@ void write_cache(const T* rows, int64_t row_stride, C* cache, float* scales, con
                     for (int64_t c = 0; c < head_dim; ++c) {
                         out[c] = C(std::nearbyint(load(row[c]) * inverse));
                     }
-                    scales[place] = scale;
+                    static_cast<float*>(scales)[place] = scale;
                 } else {
 #pragma omp simd
                     for (int64_t c = 0; c < head_dim; ++c) out[c] = store<C>(load(row[c]));

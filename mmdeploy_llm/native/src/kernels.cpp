@@ -23,27 +23,32 @@ namespace {
 
 constexpr int32_t FLOAT = 0;
 
-// cache_dtype: 2 is int8; else the cache has the dtype of the call.
+// cache_dtype: 2 is int8, 3 is int4; else the cache has the dtype of the call.
 template <typename T>
 void attend_over(const mm::AttentionArgs& args, int32_t cache_dtype) {
     if (cache_dtype == 2) {
         mm::attend<T, int8_t>(args);
+    } else if (cache_dtype == 3) {
+        mm::attend<T, mm::int4_pair>(args);
     } else {
         mm::attend<T, T>(args);
     }
 }
 
 template <typename T>
-void write_to(const void* rows, int64_t row_stride, void* cache, float* scales,
+void write_to(const void* rows, int64_t row_stride, void* cache, void* scales,
               const int64_t* slots, int64_t tokens, int64_t num_kv_heads, int64_t head_dim,
               int32_t cache_dtype, int32_t num_threads) {
-    const T* from = static_cast<const T*>(rows);
+    const auto write = [&](auto* pages) {
+        mm::write_cache(static_cast<const T*>(rows), row_stride, pages, scales, slots, tokens,
+                        num_kv_heads, head_dim, num_threads);
+    };
     if (cache_dtype == 2) {
-        mm::write_cache(from, row_stride, static_cast<int8_t*>(cache), scales, slots, tokens,
-                        num_kv_heads, head_dim, num_threads);
+        write(static_cast<int8_t*>(cache));
+    } else if (cache_dtype == 3) {
+        write(static_cast<mm::int4_pair*>(cache));
     } else {
-        mm::write_cache(from, row_stride, static_cast<T*>(cache), scales, slots, tokens,
-                        num_kv_heads, head_dim, num_threads);
+        write(static_cast<T*>(cache));
     }
 }
 
@@ -234,7 +239,7 @@ void mm_delta_rule(int32_t dtype, const mm::DeltaArgs* args) {
 }
 
 void mm_write_cache(int32_t dtype, int32_t cache_dtype, const void* rows, int64_t row_stride,
-                    void* cache, float* scales, const int64_t* slots, int64_t tokens,
+                    void* cache, void* scales, const int64_t* slots, int64_t tokens,
                     int64_t num_kv_heads, int64_t head_dim, int32_t num_threads) {
     if (dtype == FLOAT) {
         write_to<float>(rows, row_stride, cache, scales, slots, tokens, num_kv_heads, head_dim,
