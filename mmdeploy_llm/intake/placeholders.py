@@ -90,7 +90,7 @@ class Placeholders:
 
         Raises MediaError when there are more markers than items or fewer.
         """
-        kinds, media = tuple(self._kind_of.values()), _numbered(media)
+        kinds, media = tuple(self._kind_of.values()), media and _numbered(media)
         queues = {kind: [item for item in media if item.kind == kind] for kind in kinds}
         found = Counter[str]()
 
