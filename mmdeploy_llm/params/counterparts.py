@@ -13,7 +13,7 @@ _NO_LORA = (
 _NO_BEAMS = "beam search is not supported; draw n samples and keep the one you like best"
 _NO_PIPELINE = "layers are not spread over devices; tensor_parallel_size shards each layer"
 _ENCODER_CACHE = "use encoder_cache_memory, in bytes; one item costs nothing twice while it is kept"
-_NO_SPECULATION = "speculative decoding is not supported; leave it out"
+_SPECULATION = 'use speculative="ngram", which looks tokens up; there are no draft models'
 _ONE_STEP_CHUNKS = (
     "leave it out: an image or video is encoded whole, and its tokens may be split over chunks"
 )
@@ -51,7 +51,7 @@ OF_THE_ENGINE: Mapping[str, str] = MappingProxyType(
         "mm_processor_cache_gb": _ENCODER_CACHE,
         "override_generation_config": "set these values in SamplingParams",
         "pipeline_parallel_size": _NO_PIPELINE,
-        "speculative_config": _NO_SPECULATION,
+        "speculative_config": _SPECULATION,
         "structured_outputs_config": "use guided_decoding_backend and GuidedDecodingParams",
         "tool_parser_plugin": "install the parser as a plugin package; "
         "`mmdeploy-llm plugins new` writes one",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 MAX_DRAFTS = 7  # tokens proposed at once: with the last known token they make 8 rows
 NUM_CANDIDATES = 8  # earlier places that are compared
-MIN_MATCH = 2  # tokens before a place that equal the last ones
-MAX_MATCH = 16  # tokens compared at each
+WEIGHTS = tuple(0.7**age for age in range(16))  # of the last tokens, the newest first
+MIN_LIKENESS = 1.5  # below the weights of the two last tokens
 TABLE_SIZE = 1 << 15  # places of pairs by hash: a bound of memory, whatever the text
 
 
@@ -16,10 +16,12 @@ class Lookup:
     """The prompt and output of one request, with the places of every pair of tokens.
 
         tokens   .. "name": "Ann", "age": 31 } { "name":
-                     |--match---| ^^^^^ proposed  |--match---|
+                     |---like---| ^^^^^ proposed  |---like---|
 
-    Of the last places where the two last tokens stood before, the one with the longest match before
-    it wins, and of equals the latest. A token costs O(1) time and 8 bytes, the table 128 KiB.
+    Candidates are the last places where the two last tokens stood before, and the place that was
+    proposed last, moved on: so a copy in which one word differs goes on after that word. The place
+    whose tokens are most like the last ones wins, newer tokens counting more, and of equals the one
+    proposed last, then the latest. A token costs O(1) time and 8 bytes, the table 128 KiB.
     Writer: its Guesser.
     """
 
@@ -27,6 +29,7 @@ class Lookup:
         self._tokens = array("i")
         self._last = array("i", bytes(4 * TABLE_SIZE))  # hash of a pair -> place after its last
         self._earlier = array("i", (0, 0))  # place -> the one before it of that hash; 0: none
+        self._source = 0  # the place that was proposed last, moved on with the text; 0: none
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -34,6 +37,8 @@ class Lookup:
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends the next tokens of the text."""
         tokens, last, earlier = self._tokens, self._last, self._earlier
+        if self._source:
+            self._source += len(token_ids)
         for token_id in token_ids:
             tokens.append(token_id)
             if len(tokens) > 1:
@@ -42,26 +47,39 @@ class Lookup:
                 last[at] = len(tokens)
 
     def proposal(self) -> tuple[int, ...]:
-        """Returns up to MAX_DRAFTS tokens that may follow; () where the two last tokens are new.
+        """Returns up to MAX_DRAFTS tokens that may follow; () where no place is like the end.
 
-        Where the match reaches into its own continuation, the text is expected to go on in circles.
+        Where the place reaches into its own continuation, the text is expected to go on in circles.
         """
-        place, end = self._longest_match(), len(self._tokens)
+        place, end = self._likest(), len(self._tokens)
+        self._source = place
         if not place:
             return ()
         return tuple(self._tokens[place + at % (end - place)] for at in range(MAX_DRAFTS))
 
-    def _longest_match(self) -> int:
-        """Returns the place after the longest match; 0 where there is none."""
-        tokens, end = self._tokens, len(self._tokens)
-        place, best, longest = self._earlier[end], 0, MIN_MATCH - 1
-        for _ in range(NUM_CANDIDATES):
-            if not place or longest == MAX_MATCH:
-                break
-            length, most = 0, min(MAX_MATCH, place)
-            while length < most and tokens[place - 1 - length] == tokens[end - 1 - length]:
-                length += 1
-            if length > longest:
-                best, longest = place, length
-            place = self._earlier[place]
+    def _likest(self) -> int:
+        """Returns the place after the tokens that are most like the last ones; 0 where none is."""
+        best, most = 0, MIN_LIKENESS
+        for place in self._candidates():
+            likeness = self._likeness(place)
+            if likeness > most:
+                best, most = place, likeness
         return best
+
+    def _candidates(self) -> Iterator[int]:
+        if self._source:
+            yield self._source
+        place = self._earlier[len(self._tokens)]
+        for _ in range(NUM_CANDIDATES):
+            if not place:
+                return
+            yield place
+            place = self._earlier[place]
+
+    def _likeness(self, place: int) -> float:
+        """Returns the sum of the weights of the last tokens that stand at the same distance before
+        the place."""
+        before = self._tokens[max(0, place - len(WEIGHTS)) : place]
+        last = self._tokens[-len(WEIGHTS) :]
+        pairs = zip(reversed(before), reversed(last), WEIGHTS, strict=False)
+        return sum(weight for one, other, weight in pairs if one == other)

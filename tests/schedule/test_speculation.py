@@ -57,6 +57,32 @@ class TestLookup:
         assert proposal([9, 1, 2, 1, 2]) == [1, 2, 1, 2, 1, 2, 1]
         assert proposal([4, 4, 4]) == [4] * MAX_DRAFTS
 
+    def test_a_copy_goes_on_after_a_word_that_differs(self):
+        page = list(range(10, 40))
+        lookup = Lookup()
+        lookup.extend([*page, *page[:8]])
+        assert lookup.proposal()[0] == page[8]
+        lookup.extend([99])
+        assert list(lookup.proposal()) == page[9 : 9 + MAX_DRAFTS]
+
+    def test_a_copy_goes_on_after_words_that_were_left_out(self):
+        page = list(range(10, 60))
+        lookup = Lookup()
+        lookup.extend([*page, *page[:10]])
+        found = []
+        for token_id in page[12:18]:
+            lookup.extend([token_id])
+            found.append(lookup.proposal()[:1] == (token_id + 1,))
+        assert found == [False, True, True, True, True, True]
+
+    def test_the_place_of_the_last_proposal_wins_over_equal_ones(self):
+        row = [1, 2, 50, 1, 3, 51, 1, 4, 52]  # a one, a column, a value
+        lookup = Lookup()
+        lookup.extend([9, *row, 9, 1, 2])
+        assert lookup.proposal()[0] == 50
+        lookup.extend([60])
+        assert lookup.proposal()[:2] == (1, 3)
+
     def test_large_ids_stay_apart(self):
         assert proposal([2**31 - 1, 0, 5, 0, 2**31 - 1]) == []
 
