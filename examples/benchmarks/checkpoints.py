@@ -7,7 +7,7 @@ qwen05      Qwen2-0.5B, 494 M parameters
 qwen25vl    Qwen2.5-VL with a decoder of 0.5 B and a vision tower of 16 layers, 621 M parameters
 qwen35      Qwen3.5-0.8B: 18 layers of Gated DeltaNet, 6 of attention, and its vision tower
 gemma4      the first 15 of the 35 layers of Gemma-4-E2B (the last 10 share keys and values) and its
-            vision tower; its embeddings for layers have 16,384 rows in place of 262,144
+            vision tower
 
 The amount of work does not depend on the values of the weights when end-of-sequence is ignored.
 qwen25vl-v4 has the weights of qwen25vl and a config.json for transformers 4, for exports.
@@ -99,7 +99,6 @@ QWEN35_VISION = {
 }
 GEMMA4 = {
     "vocab_size": 262144,
-    "vocab_size_per_layer_input": 16384,
     "hidden_size": 1536,
     "intermediate_size": 6144,
     "num_hidden_layers": 15,

@@ -200,7 +200,7 @@ class Gemma4Decoder(Decoder):
     def __init__(self, config: DecoderConfig, new_layer: NewLayer, *, text: Any) -> None:
         super().__init__(config, new_layer)
         self.num_layers, self.per_layer_size = config.num_layers, text.hidden_size_per_layer_input
-        self.padding_id: int = text.pad_token_id or 0
+        self.padding_id = padding_id(text)
         self.sees_ahead = text.use_bidirectional_attention == "vision"
         self.media_ids: Sequence[int] = ()
         self.embed_tokens_per_layer = self.per_layer_model_projection = None
@@ -233,6 +233,20 @@ class Gemma4Decoder(Decoder):
         of_stream: Tensor = self.per_layer_projection_norm(projected.view(shape))
         joined: Tensor = (of_stream + of_token) * 2**-0.5
         return joined
+
+
+def padding_id(text: Any) -> int:
+    """Returns the id whose embeddings for layers media tokens take. Raises ModelNotSupportedError
+    where the table of these embeddings lacks that id, or ids that the model can generate."""
+    rows: dict[str, int] = {"pad_token_id": text.pad_token_id or 0, "vocab_size": text.vocab_size - 1}
+    for name, last in rows.items():
+        if text.hidden_size_per_layer_input and not 0 <= last < text.vocab_size_per_layer_input:
+            raise ModelNotSupportedError(
+                f"{name} = {getattr(text, name)} of this {text.model_type} model is beyond its "
+                f"embeddings for layers, vocab_size_per_layer_input = "
+                f"{text.vocab_size_per_layer_input}"
+            )
+    return rows["pad_token_id"]
 
 
 def owner_of(text: Any, layer: int) -> int | None:

@@ -127,6 +127,8 @@ def processor_of(folder):
         ("vision_config", "num_key_value_heads", 1),
         ("vision_config", "attention_bias", True),
         ("text_config", "hidden_activation", "silu"),
+        ("text_config", "vocab_size_per_layer_input", 8),
+        ("text_config", "pad_token_id", 10**6),
     ],
 )
 def test_options_that_are_refused(part, name, value, folder, tmp_path):
@@ -135,5 +137,5 @@ def test_options_that_are_refused(part, name, value, folder, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
     config[part][name] = value
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    with pytest.raises(ModelNotSupportedError, match=f"{name} = .* is not supported, only"):
+    with pytest.raises(ModelNotSupportedError, match=f"{name} = "):
         LLM(str(tmp_path), load_format="dummy", **OPTIONS)
