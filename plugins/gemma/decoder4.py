@@ -238,7 +238,10 @@ class Gemma4Decoder(Decoder):
 def padding_id(text: Any) -> int:
     """Returns the id whose embeddings for layers media tokens take. Raises ModelNotSupportedError
     where the table of these embeddings lacks that id, or ids that the model can generate."""
-    rows: dict[str, int] = {"pad_token_id": text.pad_token_id or 0, "vocab_size": text.vocab_size - 1}
+    rows: dict[str, int] = {
+        "pad_token_id": text.pad_token_id or 0,
+        "vocab_size": text.vocab_size - 1,
+    }
     for name, last in rows.items():
         if text.hidden_size_per_layer_input and not 0 <= last < text.vocab_size_per_layer_input:
             raise ModelNotSupportedError(
