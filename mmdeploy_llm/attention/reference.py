@@ -37,8 +37,7 @@ class ReferenceAttention:
     can_capture = False
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> AttentionContext:
-        """Returns the attention of one step; all layers with the same window share index
-        tensors."""
+        """Returns the attention of one step; layers of equal windows share index tensors."""
         if cache.key_scales is not None:
             return Int4Context(layout, cache, ReferenceContext)
         return ReferenceContext(layout, cache)

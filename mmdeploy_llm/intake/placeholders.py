@@ -87,9 +87,7 @@ class Placeholders:
 
     def fill(self, texts: Sequence[str], media: Sequence[MediaInput]) -> list[str]:
         """Returns `texts` with the i-th marker of a kind replaced by the text of its i-th item.
-
-        Raises MediaError when there are more markers than items or fewer.
-        """
+        Raises MediaError when there are more markers than items or fewer."""
         kinds, media = tuple(self._kind_of.values()), media and _numbered(media)
         queues = {kind: [item for item in media if item.kind == kind] for kind in kinds}
         found = Counter[str]()
@@ -144,8 +142,7 @@ class Placeholders:
         """
         if not media:
             return Expanded(ids=list(ids), spans=())
-        media = _numbered(media)
-        given = Counter(item.kind for item in media)
+        given, media = Counter(item.kind for item in media), _numbered(media)
         queues = {kind: [item for item in media if item.kind == kind] for kind in given}
         positions = [position for position, token_id in enumerate(ids) if token_id in self._kinds]
         found = Counter(self._kinds[ids[position]] for position in positions)

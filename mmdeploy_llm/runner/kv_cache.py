@@ -62,8 +62,7 @@ class KVCacheShape:
         )
 
     def stored_heads(self, layer: PagedKV) -> tuple[StoredHead, ...]:
-        """Returns how a head of a token is stored: key, value, then their scales if there are
-        any."""
+        """Returns how a head of a token is stored: key, value, and their scales if it has any."""
         sizes = layer.head_dim, layer.head_dim if layer.value_dim is None else layer.value_dim
         if self.dtype is INT4:
             return _int4_heads(sizes)
@@ -104,12 +103,10 @@ StateTensors = dict[int, tuple[torch.Tensor, ...]]
 
 
 def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
-    """Allocates the cache, zeroed: some backends read rows past a sequence's end, which must be
-    finite.
+    """Allocates a zeroed cache: rows past a sequence's end are read, and must be finite.
 
-    On a CPU the system provides zeroed pages when they are first written, so a cache of gigabytes
-    costs no time at start and no memory that is not used. Raises ConfigError when a card has too
-    little memory.
+    On a CPU the system provides zeroed pages when they are first written, so that blocks without
+    use cost neither time nor memory. Raises ConfigError when a card has too little memory.
     """
     try:
         return _allocated(shape, num_blocks, device)
