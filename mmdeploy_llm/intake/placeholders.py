@@ -74,9 +74,9 @@ class Placeholders:
         return found
 
     def check_counts(self, ids: Sequence[int], num_items: Mapping[str, int]) -> None:
-        """Checks that media and placeholders can match, before anything is opened: there may be more
-        placeholders than items, which may be written out in full. Raises MediaError, with both
-        counts, for media without placeholders and placeholders without media."""
+        """Checks that media and placeholders can match, before anything is opened; placeholders
+        may be more, for items that are written out in full. Raises MediaError, with both counts,
+        for media without placeholders and placeholders without media."""
         counts = Counter(self._kinds[token_id] for token_id in ids if token_id in self._kinds)
         for kind in sorted(set(self._kinds.values())):
             found, given = counts[kind], num_items.get(kind, 0)
