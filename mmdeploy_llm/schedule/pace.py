@@ -12,8 +12,8 @@ NUM_TIMES = 3  # measured times of which the shortest counts: one hiccup changes
 MIN_TIMES = 2  # fewer count as unknown
 MAX_AGE = 256  # steps after which times of steps with drafts are measured again
 PLAIN_EVERY = 64  # steps after which one without drafts is measured again
-MAX_LOSS = 0.01  # share of the time that drafts may cost
-FIRST_LOSS = 0.5  # steps without drafts, whose time they may cost at once
+MAX_LOSS = 0.02  # share of the time that drafts may cost
+FIRST_LOSS = 1.0  # steps without drafts, whose time they may cost at once
 MIN_GAIN = 1.02  # expected speed, relative to none, from which on drafts are computed
 
 
