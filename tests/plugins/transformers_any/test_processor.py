@@ -2,13 +2,13 @@
 as it should."""
 
 import json
-from importlib.util import find_spec
 
 import pytest
 import transformers
 from mmdeploy_llm_plugins.transformers_any import IMAGES
 from mmdeploy_llm_plugins.transformers_any.numbering import place_of_number
 from mmdeploy_llm_plugins.transformers_any.processor import AnyImageProcessor
+from transformers.utils import is_torchvision_available
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError, UnsupportedMediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaLimits
@@ -86,7 +86,7 @@ def test_files_that_cannot_be_used(tmp_path):
         AnyImageProcessor(checkpoint, {})
 
 
-@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+@pytest.mark.skipif(is_torchvision_available(), reason="torchvision is installed")
 def test_images_that_need_torchvision(tmp_path):
     checkpoint = idefics(tmp_path)
     needed = '{"image_processor_type": "Cohere2VisionImageProcessor"}'
