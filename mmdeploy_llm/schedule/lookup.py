@@ -60,8 +60,9 @@ class Lookup:
     def _likest(self) -> int:
         """Returns the place after the tokens that are most like the last ones; 0 where none is."""
         best, most = 0, MIN_LIKENESS
+        newest_first = self._tokens[: -len(WEIGHTS) - 1 : -1]
         for place in self._candidates():
-            likeness = self._likeness(place)
+            likeness = self._likeness(place, newest_first)
             if likeness > most:
                 best, most = place, likeness
         return best
@@ -76,10 +77,9 @@ class Lookup:
             yield place
             place = self._earlier[place]
 
-    def _likeness(self, place: int) -> float:
+    def _likeness(self, place: int, newest_first: Sequence[int]) -> float:
         """Returns the sum of the weights of the last tokens that stand at the same distance before
         the place."""
         before = self._tokens[max(0, place - len(WEIGHTS)) : place]
-        last = self._tokens[-len(WEIGHTS) :]
-        pairs = zip(reversed(before), reversed(last), WEIGHTS, strict=False)
+        pairs = zip(reversed(before), newest_first, WEIGHTS, strict=False)
         return sum(weight for one, other, weight in pairs if one == other)

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.patches import fit_frames
 
-from mmdeploy_llm.hooks import Checkpoint, MediaInput
+from mmdeploy_llm.hooks import Checkpoint
 
 from .options import VideoOptions
-from .processor import GROUP, QwenVideoProcessor, VideoPlan, given_times
+from .processor import GROUP, VideoPlan
 from .select import glm46v_frames, glm_frames
+from .timed import TimedVideoProcessor
 from .timeline import Timeline
 
 MAX_DURATION = 300  # seconds
@@ -22,7 +22,7 @@ MAX_FRAMES = 640  # of GLM-4.6V
 UNUSED = ("num_frames", "max_frames", "min_frames")  # in files, but not in the families' rules
 
 
-class GlmVideoProcessor(QwenVideoProcessor):
+class GlmVideoProcessor(TimedVideoProcessor):
     """GLM-4V: two frames a second, 600 at most. GLM-4.6V and GLM-OCR: a rate that falls with the
     length of the video, unless fps or target_frames is given. The bounds of the pixels are those of
     all frames together."""
@@ -31,7 +31,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
     markers = ("<|video|>",)
     written_token = "<|image|>"
     default = replace(
-        QwenVideoProcessor.default,
+        TimedVideoProcessor.default,
         min_frames=1,
         max_frames=2 * MAX_DURATION,
         min_pixels=112 * 112,
@@ -56,35 +56,18 @@ class GlmVideoProcessor(QwenVideoProcessor):
             return glm46v_frames(timeline, options)
         return glm_frames(timeline, options)
 
-    def extras(self, plan: VideoPlan) -> dict[str, Any]:
-        """Returns nothing: the times are in the prompt."""
-        return {}
-
-    def embedded(
-        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
-    ) -> MediaInput:
-        """See MediaProcessor. options: `timestamps`, the seconds of each grid step, which the
-        prompt shows to the model."""
-        check_names(self.kind, options, "timestamps")
-        made = embedded_grid(self.kind, grid, self._image_options)
-        steps = made.grid_thw[0] if made.grid_thw is not None else 0
-        times = given_times(options, steps)
-        return replace(made, prompt_text=self._stamped(times, made.num_tokens // steps))
-
     def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         """See fit_frames; an odd number of frames counts as the next even one."""
         num_frames += num_frames % GROUP
         return fit_frames(height, width, num_frames, self._image_options)
 
-    def written(self, plan: VideoPlan) -> str:
-        """Returns "<|begin_of_image|><|video|>...<|end_of_image|>" and the time of the first of
-        every two frames: "3" for GLM-4V, "3.5 seconds" for GLM-4.6V."""
-        times = [index / plan.timeline.fps for index in plan.indices[::GROUP]]
-        factor = self._image_options.factor
-        return self._stamped(times, (plan.height // factor) * (plan.width // factor))
+    def times(self, plan: VideoPlan) -> Sequence[float]:
+        """Returns the time of the first of every two frames."""
+        return [index / plan.timeline.fps for index in plan.indices[::GROUP]]
 
-    def _stamped(self, times: Sequence[float], num_tokens: int) -> str:
-        """Returns the text of a video, with num_tokens placeholders before each time."""
+    def stamped(self, times: Sequence[float], num_tokens: int) -> str:
+        """Returns "<|begin_of_image|><|video|>...<|end_of_image|>" before each time: "3" for
+        GLM-4V, "3.5 seconds" for GLM-4.6V."""
         tokens = f"<|begin_of_image|>{self.token * num_tokens}<|end_of_image|>"
         written = (f"{time:.1f} seconds" if self._is_46v else str(int(time)) for time in times)
         return "".join(tokens + time for time in written)

@@ -8,15 +8,15 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from mmdeploy_llm_processors.image.embedded import check_names, embedded_grid
 from mmdeploy_llm_processors.image.options import ImageOptions
 from mmdeploy_llm_processors.image.patches import fit_frames
 
-from mmdeploy_llm.hooks import Checkpoint, MediaInput
+from mmdeploy_llm.hooks import Checkpoint
 
 from .options import VideoOptions
-from .processor import GROUP, QwenVideoProcessor, VideoPlan, given_times
+from .processor import GROUP, VideoPlan
 from .select import qwen3_frames
+from .timed import TimedVideoProcessor
 from .timeline import Timeline
 
 HALF = (0.5, 0.5, 0.5)
@@ -25,14 +25,14 @@ MAX_FRAME_TOKENS = 768
 FLOOR = 1.05
 
 
-class Qwen3VideoProcessor(QwenVideoProcessor):
+class Qwen3VideoProcessor(TimedVideoProcessor):
     """Qwen3-VL: two frames a second, 4 to 768 in all, two frames per patch."""
 
     # As in the processor that the model was published with, the text between the frames has its own
     # start and end tokens, so the first marker removes those around the placeholder.
     markers = ("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")
     default = replace(
-        QwenVideoProcessor.default, min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32
+        TimedVideoProcessor.default, min_pixels=128 * 32 * 32, max_pixels=768 * 32 * 32
     )
     normalisation = MappingProxyType({"image_mean": HALF, "image_std": HALF})
 
@@ -47,38 +47,20 @@ class Qwen3VideoProcessor(QwenVideoProcessor):
         """See select.qwen3_frames."""
         return qwen3_frames(timeline, options)
 
-    def extras(self, plan: VideoPlan) -> dict[str, Any]:
-        """Returns nothing: the times are in the prompt."""
-        return {}
-
-    def embedded(
-        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
-    ) -> MediaInput:
-        """See MediaProcessor. options: `timestamps`, the seconds of each grid step, which the
-        prompt shows to the model."""
-        check_names(self.kind, options, "timestamps")
-        made = embedded_grid(self.kind, grid, self._image_options)
-        steps = made.grid_thw[0] if made.grid_thw is not None else 0
-        times = given_times(options, steps)
-        return replace(made, prompt_text=self._stamped(times, made.num_tokens // steps))
-
     def target_size(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         """See fit_video."""
         return fit_video(height, width, num_frames, self._image_options, self._frame_tokens)
 
-    def written(self, plan: VideoPlan) -> str:
-        """Returns "<0.2 seconds><|vision_start|><|video_pad|>...<|vision_end|>" for every two
-        frames, with the mean of their times at the video's mean rate."""
+    def times(self, plan: VideoPlan) -> Sequence[float]:
+        """Returns the means of the times of every two frames at the video's mean rate."""
         times = [index / plan.timeline.fps for index in plan.indices]
         times += times[-1:] * (plan.num_frames - len(times))
-        factor = self._image_options.factor
-        means = [
+        return [
             (first + last) / 2 for first, last in zip(times[::GROUP], times[1::GROUP], strict=True)
         ]
-        return self._stamped(means, (plan.height // factor) * (plan.width // factor))
 
-    def _stamped(self, times: Sequence[float], num_tokens: int) -> str:
-        """Returns the text of a video, with num_tokens placeholders after each time."""
+    def stamped(self, times: Sequence[float], num_tokens: int) -> str:
+        """Returns "<0.2 seconds><|vision_start|><|video_pad|>...<|vision_end|>" for each time."""
         tokens = self.token * num_tokens
         return "".join(
             f"<{time:.1f} seconds><|vision_start|>{tokens}<|vision_end|>" for time in times
