@@ -114,17 +114,17 @@ def test_norm_and_rotate(kernels, dtype, heads, kv_heads, head_dim):
 def ranges(lengths, seen):
     """Returns sequences of `lengths` tokens, in which token i attends to keys seen[i]."""
     starts = torch.tensor([0, *lengths]).cumsum(0)
-    first, behind = torch.tensor(seen).T.contiguous()
-    return starts, first, behind
+    first, ends = torch.tensor(seen).T.contiguous()
+    return starts, first, ends
 
 
-def dense(q, k, v, first, behind, scale):
+def dense(q, k, v, first, ends, scale):
     """Returns full attention of each token over its range, in float64."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
     places = torch.arange(len(k))
-    is_seen = (places >= first[:, None]) & (places < behind[:, None])
+    is_seen = (places >= first[:, None]) & (places < ends[:, None])
     weights = scores.masked_fill(~is_seen, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, v)
 
@@ -141,12 +141,12 @@ def test_attention_over_one_piece(kernels, dtype, head_dim, heads, kv_heads):
     for length in lengths:
         begins = [generator.randrange(length) for _ in range(length)]
         seen += [(begin, generator.randint(begin + 1, length)) for begin in begins]
-    starts, first, behind = ranges(lengths, seen)
-    sequences = VisibleKeys(query_starts=starts, first_visible=first, end_visible=behind)
+    starts, first, ends = ranges(lengths, seen)
+    sequences = VisibleKeys(query_starts=starts, first_visible=first, end_visible=ends)
     found = kernels.attend(q, k, v, sequences, scale=0.05)
     for begin, end in itertools.pairwise(starts):
         own = slice(begin, end)
-        expected = dense(q[own], k[own], v[own], first[own], behind[own], 0.05)
+        expected = dense(q[own], k[own], v[own], first[own], ends[own], 0.05)
         atol = 1e-4 if dtype is torch.float32 else 0.06
         torch.testing.assert_close(found[own].double(), expected, atol=atol, rtol=atol)
 
@@ -172,16 +172,16 @@ def test_long_contexts_are_split(kernels, dtype, heads, kv_heads):
         scales = {"key_scales": key_scales, "value_scales": value_scales}
         k, v = caches[0] * key_scales[..., None], caches[1] * value_scales[..., None]
     seen = [(0, 1), (3, 511), (0, 513), (0, 2100), (1030, 2090), (0, 1698), (1, 2), (600, 1699)]
-    starts, first, behind = ranges(counts, seen)
+    starts, first, ends = ranges(counts, seen)
     q = values(sum(counts), heads, head_dim, dtype=of_rows)
     sequences = VisibleKeys(
-        query_starts=starts, first_visible=first, end_visible=behind, block_tables=tables
+        query_starts=starts, first_visible=first, end_visible=ends, block_tables=tables
     )
     found = kernels.attend(q, *caches, sequences, scale=0.1, **scales)
     for number, (begin, end) in enumerate(itertools.pairwise(starts)):
         own = slice(begin, end)
         pages = [x[tables[number].long()].flatten(0, 1) for x in (k, v)]
-        expected = dense(q[own], *pages, first[own], behind[own], 0.1)
+        expected = dense(q[own], *pages, first[own], ends[own], 0.1)
         atol = 0.06 if dtype is torch.bfloat16 else 2e-4
         torch.testing.assert_close(found[own].double(), expected, atol=atol, rtol=atol)
 
@@ -192,7 +192,7 @@ def test_attention_depends_on_its_own_sequence_only(kernels, dtype, threads):
     """A sequence has the same bits alone and among others, in prefill and in decode over a long
     context."""
     contexts, counts = [1500, 300, 700, *[20] * 12], [1, 300, 90, *[1] * 12]
-    behind = [context - count + i + 1 for context, count in zip(contexts, counts, strict=True)
+    all_ends = [context - count + i + 1 for context, count in zip(contexts, counts, strict=True)
               for i in range(count)]  # fmt: skip
     starts = torch.tensor([0, *counts]).cumsum(0)
     tables = torch.arange(len(contexts) * 24).int().view(-1, 24)
@@ -201,7 +201,7 @@ def test_attention_depends_on_its_own_sequence_only(kernels, dtype, threads):
 
     def attend(begin, end):
         first, last = int(starts[begin]), int(starts[end])
-        ends = torch.tensor(behind[first:last])
+        ends = torch.tensor(all_ends[first:last])
         sequences = VisibleKeys(
             query_starts=starts[begin : end + 1] - first,
             first_visible=torch.zeros_like(ends),
@@ -235,17 +235,17 @@ def test_int8_cache(kernels, dtype, block_size):
         steps = scales[-1].flatten(0, 1)[slots][..., None]
         assert ((stored * steps - rows.float()).abs() <= steps * 0.501).all()
     q = values(tokens, heads, head_dim, dtype=dtype)
-    behind = places + 1
+    ends = places + 1
     sequences = VisibleKeys(
         query_starts=torch.tensor([0, tokens]),
-        first_visible=torch.zeros_like(behind),
-        end_visible=behind,
+        first_visible=torch.zeros_like(ends),
+        end_visible=ends,
         block_tables=order[None],
     )
     found = kernels.attend(
         q, *caches, sequences, scale=0.05, key_scales=scales[0], value_scales=scales[1]
     )
-    expected = dense(q, k, v, torch.zeros_like(behind), behind, 0.05)
+    expected = dense(q, k, v, torch.zeros_like(ends), ends, 0.05)
     assert (found.double() - expected).std() / expected.std() < 0.02
 
 
@@ -271,11 +271,11 @@ def test_int4_cache(kernels, dtype, head_dim):
         steps = facts[6:, ..., :1].float().repeat_interleave(head_dim // facts.shape[-2], -1)
         assert (errors <= steps.flatten(2) * 0.53 + 2**-5).all()
     counts, seen = [2, 70], [(0, 1100), (3, 1000), *((i // 2, 1130 + i) for i in range(70))]
-    starts, first, behind = ranges(counts, seen)
+    starts, first, ends = ranges(counts, seen)
     q = values(sum(counts), 3 * heads, head_dim, dtype=dtype)
     tables = torch.arange(25, dtype=torch.int32).flip(0).expand(2, -1).contiguous()
     sequences = VisibleKeys(
-        query_starts=starts, first_visible=first, end_visible=behind, block_tables=tables
+        query_starts=starts, first_visible=first, end_visible=ends, block_tables=tables
     )
     options = {"scale": 0.05, "softcap": 3.0}
     found = kernels.attend(
