@@ -40,7 +40,10 @@ def test_words():
     words = torch.zeros(5, 3, dtype=torch.int64)
     for index in range(8):
         words |= codes[:, index::8].long() << 4 * index
-    assert torch.equal(units_of_words(words.to(torch.int32)), units_of(codes, 4))
+    words = words.to(torch.int32)
+    units = units_of_words(words)
+    assert torch.equal(units, units_of(codes, 4))
+    assert units.data_ptr() == words.data_ptr()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -60,8 +63,8 @@ def test_rows_and_joined():
     whole = weight.dequantize()
     parts = weight.split(3)
     assert [part.n for part in parts] == [2, 2, 2]
-    assert torch.equal(joined(parts, None).dequantize(), whole)
-    mixed = joined([parts[0], parts[1].with_offsets(), parts[2]], None)
+    assert torch.equal(joined(parts, torch.empty_like(weight.units)).dequantize(), whole)
+    mixed = joined([parts[0], parts[1].with_offsets(), parts[2]], torch.empty_like(weight.units))
     assert mixed.zeros is None
     torch.testing.assert_close(mixed.dequantize(), whole)
 
@@ -69,7 +72,7 @@ def test_rows_and_joined():
 def test_joined_of_other_bits_and_groups():
     four, _ = a_weight(4, group_size=32)
     eight, _ = a_weight(8, group_size=16)
-    both = joined([four, eight], None)
+    both = joined([four, eight], torch.empty(6, 18, dtype=torch.int32))
     assert (both.bits, both.group_size) == (8, 16)
     assert torch.equal(both.dequantize(), torch.cat([four.dequantize(), eight.dequantize()]))
 

@@ -16,19 +16,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from . import WeightMemory
-
 Bits = Literal[4, 8]
 UNIT_BYTES = 4
 # The kernels keep an integer zero in the lowest bits of its scale, where these are free.
 ZERO_BITS = 8
+# Words that are rearranged at a time: they stay in a core's cache, and torch uses one thread for so
+# few, so that two readers do not wait for each other.
+WORDS_AT_A_TIME = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,17 +145,18 @@ class CodedWeight:
         return facts.repeat_interleave(self.group_size, 1)[:, : self.k]
 
 
-def joined(parts: Sequence[CodedWeight], memory: WeightMemory | None) -> CodedWeight:
+def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
     """Returns weights of as many columns, one below the other, with the most bits and the smallest
-    groups that one of them needs. memory: allocates the units."""
+    groups that one of them needs. units: [n, U] int32 to write the units into, those of all parts;
+    a part whose units are there already is not copied."""
     layout = common_layout([part.layout for part in parts])
     parts = [part.recoded(layout) for part in parts]
     if any(part.zeros is None for part in parts):
         parts = [part.with_offsets() for part in parts]
-    first, n = parts[0], sum(part.n for part in parts)
-    empty = torch.empty if memory is None else memory.empty
-    units = empty((n, first.units.shape[1]), dtype=torch.int32)
-    torch.cat([part.units for part in parts], out=units)
+    own = units.split([part.n for part in parts])
+    for part, target in zip(parts, own, strict=True):
+        if part.units.data_ptr() != target.data_ptr():
+            target.copy_(part.units)
 
     def facts(name: str) -> Tensor | None:
         found = [getattr(part, name) for part in parts]
@@ -164,7 +165,7 @@ def joined(parts: Sequence[CodedWeight], memory: WeightMemory | None) -> CodedWe
     scales = facts("scales")
     assert scales is not None
     return replace(
-        first, units=units, scales=scales, offsets=facts("offsets"), zeros=facts("zeros")
+        parts[0], units=units, scales=scales, offsets=facts("offsets"), zeros=facts("zeros")
     )
 
 
@@ -193,9 +194,11 @@ def units_of(codes: Tensor, bits: Bits) -> Tensor:
 
 
 def units_of_words(words: Tensor) -> Tensor:
-    """Returns codes of 4 bits, int32 [n, U] with the first of its eight in the lowest bits of each
-    word, as units [n, U]."""
-    return _apart(words & 0xFFFF) | (_apart((words >> 16) & 0xFFFF) << 4)
+    """Returns codes of 4 bits, int32 [n, U], contiguous, with the first of its eight in the lowest
+    bits of each word, as units [n, U] in the same memory."""
+    for part in words.view(-1).split(WORDS_AT_A_TIME):
+        part.copy_(_apart(part & 0xFFFF) | (_apart((part >> 16) & 0xFFFF) << 4))
+    return words
 
 
 def _apart(words: Tensor) -> Tensor:

@@ -7,10 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
-from mmdeploy_llm.kernels import WeightMemory
-from mmdeploy_llm.kernels.coded import Bits, CodedWeight, CodeLayout, common_layout, joined
+from mmdeploy_llm.kernels.coded import (
+    Bits,
+    CodedWeight,
+    CodeLayout,
+    common_layout,
+    joined,
+    num_units,
+)
 
 from .gguf import GGUFFile
 from .quantized import QuantizedFile
@@ -86,16 +92,22 @@ def _layout(read: Read) -> CodeLayout | None:
     return read.file.layout(read.key) if isinstance(read.file, CODED_FILES) else None
 
 
-def hold(
-    model: nn.Module, name: str, reads: Sequence[Read], memory: WeightMemory | None
-) -> CodedWeight:
-    """Reads a parameter in few bits and hands it to its module. Returns it."""
+def units_shape(reads: Sequence[Read]) -> tuple[int, int]:
+    """Returns the shape [n, U] of the units of a parameter that stays in few bits."""
+    layout = common_layout([found for read in reads if (found := _layout(read)) is not None])
+    return sum(read.shape[0] for read in reads), num_units(reads[0].shape[1], layout.bits)
+
+
+def hold(model: nn.Module, name: str, reads: Sequence[Read], units: Tensor) -> CodedWeight:
+    """Reads a parameter in few bits and hands it to its module. Returns it. units: int32 of
+    `units_shape`, without values; what the file stores as words of codes is read into its place."""
     parts = []
-    for read in reads:
+    for read, target in zip(reads, units.split([read.shape[0] for read in reads]), strict=True):
         assert isinstance(read.file, CODED_FILES)
-        first = read.first_value // read.shape[1]
-        parts.append(read.file.read_coded(read.key).rows(slice(first, first + read.shape[0])))
-    weight = joined(parts, memory)
+        first, num_rows = read.first_value // read.shape[1], read.shape[0]
+        weight = read.file.read_coded(read.key, target)
+        parts.append(weight.rows(slice(first, first + num_rows)))
+    weight = joined(parts, units)
     module, own = _holder(model, name)
     assert isinstance(module, CodedHolder)
     module.hold_coded(own, weight)

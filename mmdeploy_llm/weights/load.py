@@ -36,7 +36,7 @@ from .bounds import bounded_building
 from .files import LOADABLE, SafetensorsFile, TensorFile
 from .find import find_weights
 from .gguf import GGUFFile, read_headers
-from .kept import CanKeep, hold, kept_reads
+from .kept import CanKeep, hold, kept_reads, units_shape
 from .map import Target
 from .quantized import readable_files
 from .shard import Read, fill, fill_share
@@ -236,7 +236,14 @@ def _materialize(
 def _hold(
     model: nn.Module, kept: Mapping[str, Sequence[Read]], memory: WeightMemory | None
 ) -> None:
-    sizes = [hold(model, name, reads, memory).num_bytes for name, reads in kept.items()]
+    empty = torch.empty if memory is None else memory.empty
+    units = [empty(units_shape(reads), dtype=torch.int32) for reads in kept.values()]
+
+    def hold_one(name: str, own: Tensor) -> int:
+        return hold(model, name, kept[name], own).num_bytes
+
+    with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="weights") as pool:
+        sizes = list(pool.map(hold_one, kept, units))
     if sizes:
         logger.info("%d weights stay in few bits: %.2f GB", len(sizes), sum(sizes) / 1e9)
 

@@ -97,7 +97,8 @@ class GroupedMatrix:
 
     def coded(self, layout: CodeLayout) -> CodedWeight:
         """Returns the matrix in few bits, which `layout` must fit. Its codes must be integers, its
-        groups runs of columns. The smallest signed byte becomes code 0."""
+        groups runs of columns. The smallest signed byte becomes code 0. The memory of PackedNibbles
+        is reused: their values are lost."""
         assert self.group_of is None
         assert self.block_rows == 1
         zero = 0
