@@ -33,10 +33,27 @@ WORDS_AT_A_TIME = 2**14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeLayout:
-    """How a weight is cut into codes: bits of a code, and columns of a group."""
+    """How a weight is cut into codes: bits of a code, and columns of a group.
+
+    order: the columns in the order of their codes, as the bytes of int64; empty where both have one
+        order. Checkpoints that were rounded column by column, the most important first, have one.
+    """
 
     bits: Bits
     group_size: int
+    order: bytes = b""
+
+    @property
+    def columns(self) -> Tensor | None:
+        """The column of each code, [k] int64; None without an order."""
+        return torch.frombuffer(bytearray(self.order), dtype=torch.int64) if self.order else None
+
+    def can_cut(self, k: int, first: int, stop: int) -> bool:
+        """Whether columns `first` .. `stop` of k are whole units and whole groups."""
+        codes = 8 * UNIT_BYTES // self.bits
+        sizes = (codes, codes if self.group_size >= k else self.group_size)
+        ends = [at for at in (first, stop) if at != k]
+        return not self.order and all(at % size == 0 for at in ends for size in sizes)
 
 
 # Bits and columns of a group of the ways to round a weight that make codes; see Quantization.
@@ -58,6 +75,7 @@ class CodedWeight:
     scales: [n, G] float32.
     offsets: [n, G] float32; None where `zeros` says them.
     zeros: [n, G] uint8, the codes of zero; None with offsets.
+    columns: [k] int64, the column of each code; None where codes have the order of columns.
     """
 
     bits: Bits
@@ -67,6 +85,7 @@ class CodedWeight:
     scales: Tensor
     offsets: Tensor | None = None
     zeros: Tensor | None = None
+    columns: Tensor | None = None
 
     def __post_init__(self) -> None:
         assert (self.offsets is None) is not (self.zeros is None)
@@ -98,9 +117,11 @@ class CodedWeight:
         codes = self.codes().float()
         scales = self._spread(self.scales)
         if self.zeros is not None:
-            return (codes - self._spread(self.zeros.float())) * scales
-        assert self.offsets is not None
-        return codes * scales - self._spread(self.offsets)
+            values = (codes - self._spread(self.zeros.float())) * scales
+        else:
+            assert self.offsets is not None
+            values = codes * scales - self._spread(self.offsets)
+        return values if self.columns is None else values[:, self.columns.argsort()]
 
     def with_offsets(self) -> CodedWeight:
         """Returns the same weight with offsets for zeros."""
@@ -110,16 +131,30 @@ class CodedWeight:
 
     @property
     def layout(self) -> CodeLayout:
-        """The bits and groups of the codes."""
-        return CodeLayout(bits=self.bits, group_size=self.group_size)
+        """The bits, groups and order of the codes."""
+        order = b"" if self.columns is None else self.columns.numpy().tobytes()
+        return CodeLayout(bits=self.bits, group_size=self.group_size, order=order)
 
     def rows(self, rows: slice | Tensor) -> CodedWeight:
         """Returns some rows; those of a slice are in the same memory. rows: int64 if a tensor."""
         return replace(self, units=self.units[rows], **self._facts_at(rows))
 
+    def cut(self, first: int, stop: int) -> CodedWeight:
+        """Returns columns `first` .. `stop`, which CodeLayout.can_cut allows."""
+        assert self.layout.can_cut(self.k, first, stop)
+        begin = first * self.bits // (8 * UNIT_BYTES)
+        end = begin + num_units(stop - first, self.bits)
+        groups = slice(first // self.group_size, -(-stop // self.group_size))
+        return replace(
+            self,
+            k=stop - first,
+            units=self.units[:, begin:end].contiguous(),
+            **self._facts_at((slice(None), groups)),
+        )
+
     def recoded(self, layout: CodeLayout) -> CodedWeight:
         """Returns the same weight with codes of as many bits or more, and in groups of a size that
-        divides its own."""
+        divides its own. Its codes keep their order."""
         if layout == self.layout:
             return self
         starts = torch.arange(0, self.k, layout.group_size) // self.group_size
@@ -146,9 +181,9 @@ class CodedWeight:
 
 
 def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
-    """Returns weights of as many columns, one below the other, with the most bits and the smallest
-    groups that one of them needs. units: [n, U] int32 to write the units into, those of all parts;
-    a part whose units are there already is not copied."""
+    """Returns weights of as many columns and one order, one below the other, with the most bits and
+    the smallest groups that one of them needs. units: [n, U] int32 to write the units into, those
+    of all parts; a part whose units are there already is not copied."""
     layout = common_layout([part.layout for part in parts])
     parts = [part.recoded(layout) for part in parts]
     if any(part.zeros is None for part in parts):
@@ -170,11 +205,12 @@ def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
 
 
 def common_layout(layouts: Sequence[CodeLayout]) -> CodeLayout:
-    """Returns the layout in which weights of all these layouts can be written: the most bits, and
-    the largest groups that divide those of each."""
+    """Returns the layout in which weights of all these layouts, which have one order, can be
+    written: the most bits, and the largest groups that divide those of each."""
     return CodeLayout(
         bits=8 if any(layout.bits == 8 for layout in layouts) else 4,
         group_size=math.gcd(*(layout.group_size for layout in layouts)),
+        order=layouts[0].order,
     )
 
 

@@ -87,6 +87,21 @@ class CodedProducts(Library):
         )
         return out
 
+    def take_columns(self, x: Tensor, columns: Tensor) -> Tensor:
+        """Returns values `columns`, [k] int64 on the CPU, of each row of x [T, k]."""
+        assert columns.is_contiguous()
+        out = self._empty(x.shape, dtype=x.dtype)
+        self._library.mm_take_columns(
+            DTYPES[x.dtype],
+            columns.data_ptr(),
+            x.data_ptr(),
+            x.stride(0),
+            out.data_ptr(),
+            *x.shape,
+            torch.get_num_threads(),
+        )
+        return out
+
 
 class CodedPanels:
     """A kernels.PackedWeight in few bits."""
@@ -96,13 +111,16 @@ class CodedPanels:
     def __init__(self, kernels: CodedProducts, weight: CodedWeight, *, rounds: bool) -> None:
         self._kernels = kernels
         self.n, self.k, self.group_size = weight.n, weight.k, weight.group_size
+        self._columns = weight.columns
         has_zeros = weight.zeros is not None and zeros_fit(weight.scales)
         self.format = weight.bits | (0 if has_zeros else HAS_OFFSETS) | (ROUNDS if rounds else 0)
         self.facts = _panels_of(_facts(weight) if has_zeros else _facts(weight.with_offsets()))
         self.units = kernels.pack_units(weight.units)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies x [T, k] -> [T, n]."""
+        """Multiplies x [T, k] -> [T, n]. Brings its values into the order of the codes before."""
+        if self._columns is not None:
+            x = self._kernels.take_columns(x, self._columns)
         return self._kernels.linear_codes(x, self, bias)
 
 
