@@ -1,9 +1,18 @@
 """CodedWeight: codes in units, scales and zeros."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from mmdeploy_llm.kernels.coded import CodedWeight, joined, units_of, units_of_words, zeros_fit
+from mmdeploy_llm.kernels.coded import (
+    CodedWeight,
+    CodeLayout,
+    joined,
+    units_of,
+    units_of_words,
+    zeros_fit,
+)
 
 
 def a_weight(bits, n=3, k=70, group_size=32):
@@ -41,9 +50,16 @@ def test_words():
     for index in range(8):
         words |= codes[:, index::8].long() << 4 * index
     words = words.to(torch.int32)
-    units = units_of_words(words)
-    assert torch.equal(units, units_of(codes, 4))
-    assert units.data_ptr() == words.data_ptr()
+    assert torch.equal(units_of_words(words), units_of(codes, 4))
+    weight, _ = a_weight(4, n=5, k=24)
+    weight = replace(weight, units=words, in_words=True)
+    assert torch.equal(weight.codes(), codes)
+    as_units = replace(weight, units=units_of(codes, 4), in_words=False)
+    for parts in ([weight, weight], [weight, as_units]):
+        both = joined(parts, torch.empty(10, 3, dtype=torch.int32))
+        assert both.in_words is parts[1].in_words
+        assert torch.equal(both.codes(), torch.cat([codes, codes]))
+    assert torch.equal(weight.recoded(CodeLayout(bits=8, group_size=16)).codes(), codes)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -26,9 +26,6 @@ Bits = Literal[4, 8]
 UNIT_BYTES = 4
 # The kernels keep an integer zero in the lowest bits of its scale, where these are free.
 ZERO_BITS = 8
-# Words that are rearranged at a time: they stay in a core's cache, and torch uses one thread for so
-# few, so that two readers do not wait for each other.
-WORDS_AT_A_TIME = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +69,8 @@ class CodedWeight:
 
     group_size: columns of a group; the last group of a row may be shorter.
     units: [n, U] int32, contiguous.
+    in_words: whether units of 4 bits are as most files store them, with the first of their eight
+        codes in the lowest bits: the kernels rearrange them while they lay them out.
     scales: [n, G] float32.
     offsets: [n, G] float32; None where `zeros` says them.
     zeros: [n, G] uint8, the codes of zero; None with offsets.
@@ -85,6 +84,7 @@ class CodedWeight:
     scales: Tensor
     offsets: Tensor | None = None
     zeros: Tensor | None = None
+    in_words: bool = False
     columns: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -105,7 +105,8 @@ class CodedWeight:
 
     def codes(self) -> Tensor:
         """Returns the codes, [n, k] uint8."""
-        data = self.units.view(torch.uint8)
+        units = units_of_words(self.units) if self.in_words else self.units
+        data = units.view(torch.uint8)
         if self.bits == 4:
             quads = data.view(self.n, -1, UNIT_BYTES)
             data = torch.cat([quads & 15, quads >> 4], -1).view(self.n, -1)
@@ -163,6 +164,7 @@ class CodedWeight:
             bits=layout.bits,
             group_size=layout.group_size,
             units=units_of(self.codes(), layout.bits),
+            in_words=False,
             **self._facts_at((slice(None), starts)),
         )
 
@@ -188,10 +190,13 @@ def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
     parts = [part.recoded(layout) for part in parts]
     if any(part.zeros is None for part in parts):
         parts = [part.with_offsets() for part in parts]
-    own = units.split([part.n for part in parts])
-    for part, target in zip(parts, own, strict=True):
-        if part.units.data_ptr() != target.data_ptr():
-            target.copy_(part.units)
+    in_words = all(part.in_words for part in parts)
+    places = units.split([part.n for part in parts])
+    for part, place in zip(parts, places, strict=True):
+        if part.in_words and not in_words:
+            place.copy_(units_of_words(part.units))
+        elif part.units.data_ptr() != place.data_ptr():
+            place.copy_(part.units)
 
     def facts(name: str) -> Tensor | None:
         found = [getattr(part, name) for part in parts]
@@ -200,7 +205,12 @@ def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
     scales = facts("scales")
     assert scales is not None
     return replace(
-        parts[0], units=units, scales=scales, offsets=facts("offsets"), zeros=facts("zeros")
+        parts[0],
+        units=units,
+        in_words=in_words,
+        scales=scales,
+        offsets=facts("offsets"),
+        zeros=facts("zeros"),
     )
 
 
@@ -230,11 +240,9 @@ def units_of(codes: Tensor, bits: Bits) -> Tensor:
 
 
 def units_of_words(words: Tensor) -> Tensor:
-    """Returns codes of 4 bits, int32 [n, U], contiguous, with the first of its eight in the lowest
-    bits of each word, as units [n, U] in the same memory."""
-    for part in words.view(-1).split(WORDS_AT_A_TIME):
-        part.copy_(_apart(part & 0xFFFF) | (_apart((part >> 16) & 0xFFFF) << 4))
-    return words
+    """Returns codes of 4 bits, int32 [n, U] with the first of its eight in the lowest bits of each
+    word, as units [n, U]."""
+    return _apart(words & 0xFFFF) | (_apart((words >> 16) & 0xFFFF) << 4)
 
 
 def _apart(words: Tensor) -> Tensor:

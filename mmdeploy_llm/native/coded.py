@@ -30,14 +30,14 @@ class CodedProducts(Library):
         for every 128 values."""
         return CodedPanels(self, weight, rounds=rounds)
 
-    def pack_units(self, units: Tensor) -> Tensor:
+    def pack_units(self, units: Tensor, *, in_words: bool = False) -> Tensor:
         """Lays out units [n, U] int32, contiguous, as panels [n / 64, U, 64]. Reuses their memory
-        where n is a multiple of 64."""
+        where n is a multiple of 64. in_words: see CodedWeight."""
         n, num = units.shape
         shape = (-(-n // PANEL), num, PANEL)
         packed = self.memory.empty(shape, dtype=torch.int32) if n % PANEL else units.view(shape)
         self._library.mm_pack_units(
-            units.data_ptr(), n, num, packed.data_ptr(), torch.get_num_threads()
+            units.data_ptr(), n, num, in_words, packed.data_ptr(), torch.get_num_threads()
         )
         return packed
 
@@ -115,7 +115,7 @@ class CodedPanels:
         has_zeros = weight.zeros is not None and zeros_fit(weight.scales)
         self.format = weight.bits | (0 if has_zeros else HAS_OFFSETS) | (ROUNDS if rounds else 0)
         self.facts = _panels_of(_facts(weight) if has_zeros else _facts(weight.with_offsets()))
-        self.units = kernels.pack_units(weight.units)
+        self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]. Brings its values into the order of the codes before."""

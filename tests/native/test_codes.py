@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmdeploy_llm.kernels.coded import CodedWeight, units_of
+from mmdeploy_llm.kernels.coded import CodedWeight, units_of, units_of_words
 
 from .test_kernels import DTYPES, values
 
@@ -126,6 +126,13 @@ def test_a_row_has_the_same_bits_in_every_batch(kernels, bits, rounds, k):
     alone = torch.cat([packed.product(row, None) for row in x.split(1)])
     for num in (*range(2, 34), 191, 192, 193, 200):
         assert torch.equal(packed.product(x[:num], None), alone[:num]), num
+
+
+@pytest.mark.parametrize("n", [64, 70])
+def test_words_are_laid_out_as_units_are(kernels, n):
+    words = torch.randint(-(2**31), 2**31 - 1, (n, 21), dtype=torch.int32)
+    found = kernels.pack_units(words.clone(), in_words=True)
+    assert torch.equal(found, kernels.pack_units(units_of_words(words)))
 
 
 def test_packing_needs_no_memory_of_its_own(kernels):

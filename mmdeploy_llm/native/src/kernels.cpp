@@ -261,11 +261,17 @@ void mm_write_cache(int32_t dtype, int32_t cache_dtype, const void* rows, int64_
     }
 }
 
-// weights: [n][units], units of four bytes: 1 float or 2 bf16.
-void mm_pack_units(const void* weights, int64_t n, int64_t units, void* packed,
+// weights: [n][units], units of four bytes: 1 float, 2 bf16 or codes. in_words: whether these are 8
+// codes of 4 bits with the first in the lowest bits of a word, which become units as codes.h has them.
+void mm_pack_units(const void* weights, int64_t n, int64_t units, int32_t in_words, void* packed,
                    int32_t num_threads) {
-    mm::pack_units(static_cast<const uint32_t*>(weights), n, units, 0,
-                   static_cast<uint32_t*>(packed), num_threads);
+    const uint32_t* from = static_cast<const uint32_t*>(weights);
+    uint32_t* to = static_cast<uint32_t*>(packed);
+    if (in_words != 0) {
+        mm::pack_units(from, n, units, mm::unit_of_word, to, num_threads);
+    } else {
+        mm::pack_units(from, n, units, [](uint32_t unit) { return unit; }, to, num_threads);
+    }
 }
 
 // next_packed: weights of the linear layer that comes next, or null; next_row_bytes: of its rows.

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import Bits, CodedWeight, CodeLayout, units_of, units_of_words
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight, CodeLayout, units_of
 
 from .bits import unpack_words
 
@@ -106,17 +106,17 @@ class GroupedMatrix:
 
     def coded(self, layout: CodeLayout) -> CodedWeight:
         """Returns the matrix in few bits, which `layout` must fit. Its codes must be integers, its
-        groups runs of columns in its order. The smallest signed byte becomes code 0. The memory of
-        PackedNibbles is reused: their values are lost."""
+        groups runs of columns in its order. The smallest signed byte becomes code 0."""
         assert (self.group_of is None) is not bool(layout.order)
         assert self.block_rows == 1
         zero, columns = 0, layout.columns
+        in_words = columns is None and isinstance(self.codes, PackedNibbles)
         if columns is not None:
             codes = self.codes[: self.codes.shape[0]]
             assert codes.dtype is torch.uint8
             units = units_of(codes[:, columns], layout.bits)
         elif isinstance(self.codes, PackedNibbles):
-            units = units_of_words(self.codes.words)
+            units = self.codes.words
         elif self.codes.dtype is torch.int8:
             zero = -SMALLEST_BYTE
             units = units_of((self.codes.to(torch.int16) + zero).to(torch.uint8), layout.bits)
@@ -132,6 +132,7 @@ class GroupedMatrix:
             k=self.codes.shape[1],
             group_size=layout.group_size,
             units=units,
+            in_words=in_words,
             scales=scales,
             offsets=None if fits else scales * zeros,
             zeros=zeros.to(torch.uint8) if fits else None,
