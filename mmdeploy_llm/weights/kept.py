@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from mmdeploy_llm.kernels.coded import (
@@ -102,10 +103,11 @@ def hold(model: nn.Module, name: str, reads: Sequence[Read], units: Tensor) -> C
     """Reads a parameter in few bits and hands it to its module. Returns it. units: int32 of
     `units_shape`, without values; what the file stores as words of codes is read into its place."""
     parts = []
-    for read, target in zip(reads, units.split([read.shape[0] for read in reads]), strict=True):
+    places = torch.split(units, [read.shape[0] for read in reads])
+    for read, place in zip(reads, places, strict=True):
         assert isinstance(read.file, CODED_FILES)
         first, num_rows = read.first_value // read.shape[1], read.shape[0]
-        weight = read.file.read_coded(read.key, target)
+        weight = read.file.read_coded(read.key, place)
         parts.append(weight.rows(slice(first, first + num_rows)))
     weight = joined(parts, units)
     module, own = _holder(model, name)
