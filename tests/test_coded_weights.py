@@ -74,6 +74,40 @@ def test_dequantize(bits):
     torch.testing.assert_close(weight.with_offsets().dequantize(), weight.dequantize())
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_order_of_columns(bits):
+    plain, _ = a_weight(bits)
+    columns = torch.randperm(70)
+    expected = torch.empty(3, 70)
+    expected[:, columns] = plain.dequantize()
+    weight = replace(plain, columns=columns)
+    assert torch.equal(weight.dequantize(), expected)
+    assert torch.equal(weight.layout.columns, columns)
+    assert torch.equal(weight.rows(slice(1, 3)).dequantize(), expected[1:])
+    assert torch.equal(weight.recoded(replace(weight.layout, bits=8)).dequantize(), expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("group_size", "first", "stop", "can_cut"),
+    [
+        (32, 0, 32, True),
+        (32, 32, 70, True),
+        (32, 0, 48, False),
+        (32, 16, 70, False),
+        (70, 16, 48, True),
+        (70, 0, 33, False),
+    ],
+)
+def test_a_share_of_columns(bits, group_size, first, stop, can_cut):
+    weight, _ = a_weight(bits, group_size=group_size)
+    assert weight.layout.can_cut(70, first, stop) is can_cut
+    if can_cut:
+        assert torch.equal(weight.cut(first, stop).dequantize(), weight.dequantize()[:, first:stop])
+    ordered = replace(weight.layout, order=torch.arange(70).numpy().tobytes())
+    assert not ordered.can_cut(70, first, stop)
+
+
 def test_rows_and_joined():
     weight, _ = a_weight(4, n=6)
     whole = weight.dequantize()

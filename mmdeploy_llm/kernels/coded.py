@@ -191,7 +191,7 @@ def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
     if any(part.zeros is None for part in parts):
         parts = [part.with_offsets() for part in parts]
     in_words = all(part.in_words for part in parts)
-    places = units.split([part.n for part in parts])
+    places = torch.split(units, [part.n for part in parts])
     for part, place in zip(parts, places, strict=True):
         if part.in_words and not in_words:
             place.copy_(units_of_words(part.units))

@@ -154,7 +154,7 @@ def hold(model: nn.Module, name: str, kept: Kept, units: Tensor) -> CodedWeight:
         shape = sum(rows), num_units(kept.shape[-1], kept.layout.bits)
         whole = torch.empty(shape, dtype=torch.int32)
     parts = []
-    for read, target in zip(kept.reads, whole.split(rows), strict=True):
+    for read, target in zip(kept.reads, torch.split(whole, rows), strict=True):
         assert isinstance(read.file, CODED_FILES)
         first = read.first_value // read.shape[1]
         weight = read.file.read_coded(read.key, target)
