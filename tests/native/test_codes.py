@@ -149,3 +149,22 @@ def test_every_level(kernels_of_level):
     for bits in (4, 8):
         test_integers_are_exact(kernels_of_level, bits)
         test_a_row_has_the_same_bits_in_every_batch(kernels_of_level, bits, True, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("num_rows", [1, 3, 70])
+def test_codes_in_another_order(kernels, dtype, bits, num_rows):
+    """The product brings x, here a view with wider rows, into the order of the codes."""
+    n, k = 70, 96
+    columns = torch.randperm(k)
+    weight = kernels.round_codes(values(n, k, dtype=dtype), bits, 32)
+    x = values(num_rows, 2 * k, dtype=dtype)[:, :k]
+    sorted_x = x[:, columns].contiguous()
+    assert torch.equal(kernels.take_columns(x, columns), sorted_x)
+    ordered = replace(weight, units=weight.units.clone(), columns=columns)
+    expected = x.double() @ ordered.dequantize().double().T
+    found = kernels.pack_coded(ordered, rounds=False).product(x, None)
+    plain = kernels.pack_coded(weight, rounds=False).product(sorted_x, None)
+    assert torch.equal(found, plain)
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.05)
