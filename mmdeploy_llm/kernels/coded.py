@@ -97,6 +97,12 @@ class CodedWeight:
         """The number of rows."""
         return self.units.shape[0]
 
+    def in_units(self) -> CodedWeight:
+        """Returns the same weight with codes as the kernels exchange them, not `in_words`."""
+        if not self.in_words:
+            return self
+        return replace(self, units=units_of_words(self.units), in_words=False)
+
     @property
     def num_bytes(self) -> int:
         """The memory of all parts."""
@@ -105,8 +111,7 @@ class CodedWeight:
 
     def codes(self) -> Tensor:
         """Returns the codes, [n, k] uint8."""
-        units = units_of_words(self.units) if self.in_words else self.units
-        data = units.view(torch.uint8)
+        data = self.in_units().units.view(torch.uint8)
         if self.bits == 4:
             quads = data.view(self.n, -1, UNIT_BYTES)
             data = torch.cat([quads & 15, quads >> 4], -1).view(self.n, -1)

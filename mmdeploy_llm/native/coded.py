@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,10 +21,10 @@ HAS_OFFSETS, ROUNDS, IS_BF16 = 16, 32, 64
 class CodedProducts(Library):
     """Packs weights of few bits, rounds weights to them, and multiplies by them."""
 
-    def can_pack_coded(self, bits: Bits, group_size: int, k: int) -> bool:
-        """Whether `pack_coded` lays out a weight like this."""
+    def can_pack_coded(self, bits: Bits, group_size: int, shape: Sequence[int]) -> bool:
+        """Whether `pack_coded` lays out a weight [n, k], or a stack of them, like this."""
         del bits
-        return group_size % STEP == 0 or group_size >= k
+        return group_size % STEP == 0 or group_size >= shape[-1]
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> CodedPanels:
         """Lays `weight` out for products. The memory of its units is reused where n is a multiple

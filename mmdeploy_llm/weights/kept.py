@@ -30,8 +30,8 @@ from .shard import Read
 logger = logging.getLogger(__name__)
 
 CODED_FILES = (QuantizedFile, GGUFFile)
-# Whether the kernels multiply by weights of these bits, columns of a group, and columns.
-CanKeep = Callable[[Bits, int, int], bool]
+# Whether the kernels multiply by a weight of these bits, columns of a group, and shape.
+CanKeep = Callable[[Bits, int, Sequence[int]], bool]
 
 
 @runtime_checkable
@@ -108,14 +108,14 @@ def _kept(
     layouts = [layout for read in reads if (layout := _layout(read)) is not None]
     if len({layout.order for layout in layouts}) > 1:
         return None
-    layout, k = common_layout(layouts), shape[-1]
+    layout, own = common_layout(layouts), shape
     if layout.order and len(shape) > 2:  # one order for the inputs of all experts
         return None
     if share is not None and share.axis == len(shape) - 1:
-        if len(share.ranges) != 1 or not layout.can_cut(k, *share.ranges[0]):
+        if len(share.ranges) != 1 or not layout.can_cut(shape[-1], *share.ranges[0]):
             return None
-        k = share.shape_of(shape)[-1]
-    if not can_keep(layout.bits, layout.group_size, k):
+        own = share.shape_of(shape)
+    if not can_keep(layout.bits, layout.group_size, own):
         return None
     return Kept(reads=reads, layout=layout, shape=shape, share=share)
 

@@ -63,7 +63,7 @@ CASES = [(1, 64, 256), (5, 130, 200), (7, 63, 1030), (33, 200, 64), (1, 1, 1), (
 def test_products(kernels, dtype, bits, rounds, group_size):
     for rows, n, k in CASES:
         coded = kernels.round_codes(values(n, k, dtype=torch.float32), bits, min(group_size, k))
-        if not kernels.can_pack_coded(bits, coded.group_size, k):
+        if not kernels.can_pack_coded(bits, coded.group_size, (n, k)):
             continue
         x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
         bias = values(n, dtype=dtype)
