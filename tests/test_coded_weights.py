@@ -1,9 +1,18 @@
 """CodedWeight: codes in units, scales and zeros."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from mmdeploy_llm.kernels.coded import CodedWeight, joined, units_of, units_of_words, zeros_fit
+from mmdeploy_llm.kernels.coded import (
+    CodedWeight,
+    CodeLayout,
+    joined,
+    units_of,
+    units_of_words,
+    zeros_fit,
+)
 
 
 def a_weight(bits, n=3, k=70, group_size=32):
@@ -40,7 +49,17 @@ def test_words():
     words = torch.zeros(5, 3, dtype=torch.int64)
     for index in range(8):
         words |= codes[:, index::8].long() << 4 * index
-    assert torch.equal(units_of_words(words.to(torch.int32)), units_of(codes, 4))
+    words = words.to(torch.int32)
+    assert torch.equal(units_of_words(words), units_of(codes, 4))
+    weight, _ = a_weight(4, n=5, k=24)
+    weight = replace(weight, units=words, in_words=True)
+    assert torch.equal(weight.codes(), codes)
+    as_units = replace(weight, units=units_of(codes, 4), in_words=False)
+    for parts in ([weight, weight], [weight, as_units]):
+        both = joined(parts, torch.empty(10, 3, dtype=torch.int32))
+        assert both.in_words is parts[1].in_words
+        assert torch.equal(both.codes(), torch.cat([codes, codes]))
+    assert torch.equal(weight.recoded(CodeLayout(bits=8, group_size=16)).codes(), codes)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -55,13 +74,47 @@ def test_dequantize(bits):
     torch.testing.assert_close(weight.with_offsets().dequantize(), weight.dequantize())
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_order_of_columns(bits):
+    plain, _ = a_weight(bits)
+    columns = torch.randperm(70)
+    expected = torch.empty(3, 70)
+    expected[:, columns] = plain.dequantize()
+    weight = replace(plain, columns=columns)
+    assert torch.equal(weight.dequantize(), expected)
+    assert torch.equal(weight.layout.columns, columns)
+    assert torch.equal(weight.rows(slice(1, 3)).dequantize(), expected[1:])
+    assert torch.equal(weight.recoded(replace(weight.layout, bits=8)).dequantize(), expected)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("group_size", "first", "stop", "can_cut"),
+    [
+        (32, 0, 32, True),
+        (32, 32, 70, True),
+        (32, 0, 48, False),
+        (32, 16, 70, False),
+        (70, 16, 48, True),
+        (70, 0, 33, False),
+    ],
+)
+def test_a_share_of_columns(bits, group_size, first, stop, can_cut):
+    weight, _ = a_weight(bits, group_size=group_size)
+    assert weight.layout.can_cut(70, first, stop) is can_cut
+    if can_cut:
+        assert torch.equal(weight.cut(first, stop).dequantize(), weight.dequantize()[:, first:stop])
+    ordered = replace(weight.layout, order=torch.arange(70).numpy().tobytes())
+    assert not ordered.can_cut(70, first, stop)
+
+
 def test_rows_and_joined():
     weight, _ = a_weight(4, n=6)
     whole = weight.dequantize()
     parts = weight.split(3)
     assert [part.n for part in parts] == [2, 2, 2]
-    assert torch.equal(joined(parts, None).dequantize(), whole)
-    mixed = joined([parts[0], parts[1].with_offsets(), parts[2]], None)
+    assert torch.equal(joined(parts, torch.empty_like(weight.units)).dequantize(), whole)
+    mixed = joined([parts[0], parts[1].with_offsets(), parts[2]], torch.empty_like(weight.units))
     assert mixed.zeros is None
     torch.testing.assert_close(mixed.dequantize(), whole)
 
@@ -69,7 +122,7 @@ def test_rows_and_joined():
 def test_joined_of_other_bits_and_groups():
     four, _ = a_weight(4, group_size=32)
     eight, _ = a_weight(8, group_size=16)
-    both = joined([four, eight], None)
+    both = joined([four, eight], torch.empty(6, 18, dtype=torch.int32))
     assert (both.bits, both.group_size) == (8, 16)
     assert torch.equal(both.dequantize(), torch.cat([four.dequantize(), eight.dequantize()]))
 

@@ -100,8 +100,9 @@ def test_what_is_not_packed_is_none(own):
     weight = torch.zeros(3, 5, dtype=torch.float16)
     assert not own.can_pack(weight, None)
     assert own.pack(weight, None) is None
-    assert own.can_pack_coded(4, 64, 128) == (own.memory is not None)  # on CPUs only
-    assert not own.can_pack_coded(4, 40, 128)
+    assert own.can_pack_coded(4, 64, (8, 128))
+    assert own.can_pack_coded(4, 64, (2, 8, 128)) == (own.memory is not None)  # on CPUs only
+    assert not own.can_pack_coded(4, 40, (8, 128))
 
 
 def test_record_returns_the_result(own):

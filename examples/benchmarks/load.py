@@ -1,38 +1,111 @@
-"""Measures the time from process start to the first token: load.py MODEL_FOLDER [--runs 3].
+"""Measures the time to the first token, and the memory that loading needs.
 
-Each run is a new Python process and includes imports, loading, warm-up and one generated token.
+    load.py MODEL[:QUANTIZATION]... [--runs 3] [--num-threads N]
+
+Each run is a new Python process, with the files in the page cache. The cases take turns. Medians;
+megabytes are 10^6 bytes:
+
+first token   seconds from the start of the process, imports, loading and warm-up included
+imports       seconds until `LLM` is imported, torch and the config classes of transformers included
+LLM()         seconds to load: config, tokenizer, weights, KV cache, warm-up
+weights       those of LLM() in which weights are read, rounded and packed
+peak          MB of memory in use at most, until after the first token (VmHWM)
+imported      MB in use before loading
+anonymous     MB in use after the first token that are no part of a file, such as weights
+mapped        MB in use after the first token that are mapped from files: libraries, since weights
+              are read and not mapped
+files         MB of weights on disk
+rest          peak less files; the KV cache of so short a request takes about 1 MB of it
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+from mmdeploy_llm.weights.find import find_weights
 
 PROGRAM = """
-import sys
+import json, sys, time
+import mmdeploy_llm.startup.loaded as loaded
 from mmdeploy_llm import LLM, SamplingParams
-llm = LLM(model=sys.argv[1])
+
+def memory(name):
+    with open("/proc/self/status", encoding="ascii") as file:
+        found = dict(line.split(":", 1) for line in file)
+    return int(found[name].split()[0]) * 1024
+
+def timed(function):
+    def call(*args, **kwargs):
+        begin = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            seconds.append(time.perf_counter() - begin)
+    return call
+
+seconds = []
+loaded.build_model = timed(loaded.build_model)
+loaded.install_kernels = timed(loaded.install_kernels)
+imported_at, imported = time.time(), memory("VmRSS")
+llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
+loaded_at = time.time()
 params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 assert llm.generate([[21, 22, 23, 24]], params, use_tqdm=False)[0].is_ok
+print(json.dumps({
+    "first token": time.time(), "imports": imported_at, "LLM()": loaded_at - imported_at,
+    "weights": sum(seconds), "peak": memory("VmHWM"), "imported": imported,
+    "anonymous": memory("RssAnon"), "mapped": memory("RssFile"),
+}))
 """
 
 
+def measure(case: str, options: dict[str, object]) -> dict[str, float]:
+    """Runs a case once. case: MODEL or MODEL:QUANTIZATION."""
+    folder, _, quantization = case.partition(":")
+    own = {**options, "quantization": quantization or None, "quiet": True}
+    begin = time.time()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, folder, json.dumps(own)],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found["first token"] -= begin
+    found["imports"] -= begin
+    found["files"] = sum(path.stat().st_size for path in find_weights(Path(folder)))
+    found["rest"] = found["peak"] - found["files"]
+    return found
+
+
 def main() -> None:
-    """Prints each run and the median."""
+    """Prints a table of medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder")
+    parser.add_argument("cases", nargs="+", metavar="MODEL[:QUANTIZATION]")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--num-threads", type=int)
     args = parser.parse_args()
-    seconds = []
-    for _ in range(args.runs):
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, "-c", PROGRAM, args.folder], check=True)
-        seconds.append(time.perf_counter() - begin)
-        print(f"{seconds[-1]:.2f} s", flush=True)
-    print(f"median {statistics.median(seconds):.2f} s to the first token")
+    options = {} if args.num_threads is None else {"num_threads": args.num_threads}
+    for case in args.cases:  # brings the files into the page cache
+        measure(case, options)
+    runs = [{case: measure(case, options) for case in args.cases} for _ in range(args.runs)]
+    times = ("first token", "imports", "LLM()", "weights")
+    sizes = ("peak", "imported", "anonymous", "mapped", "files", "rest")
+    print("| case | " + " | ".join((*times, *sizes)) + " |")
+    print("|---" * (1 + len(times) + len(sizes)) + "|")
+    for case in args.cases:
+        middle = {
+            name: statistics.median(run[case][name] for run in runs) for name in (*times, *sizes)
+        }
+        cells = [f"{middle[name]:.2f}" for name in times]
+        cells += [f"{middle[name] / 1e6:.0f}" for name in sizes]
+        print(f"| {case} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording
 from mmdeploy_llm.kernels.coded import Bits, CodedWeight
 
+from . import codes, heads, rows
 from . import experts as experts_module
-from . import heads, rows
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -27,7 +27,7 @@ class CudaKernels:
 
     def __init__(self, device: torch.device) -> None:
         """device: where the tensors are; a CPU only with Triton's interpreter."""
-        self._device_type = device.type
+        self._device, self._device_type = device, device.type
         self._compiled: set[tuple[object, ...]] = set()  # shapes for which experts are compiled
 
     @property
@@ -95,14 +95,14 @@ class CudaKernels:
         del weight, quantization
         return None
 
-    def can_pack_coded(self, bits: Bits, group_size: int, k: int) -> bool:
-        """Returns False: no product reads weights of few bits."""
-        del bits, group_size, k
-        return False
+    def can_pack_coded(self, bits: Bits, group_size: int, shape: Sequence[int]) -> bool:
+        """Whether products read a weight [n, k] like this; experts are fused in floats only."""
+        return len(shape) == 2 and codes.tile_size(bits, group_size, shape[-1]) is not None
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
-        """Must not be called: `can_pack_coded` is False."""
-        raise AssertionError(f"{weight.bits} bits, {rounds=}")
+        """Brings a weight of few bits to the device. rounds: must be False."""
+        assert not rounds, "activations stay as they are on a GPU"
+        return codes.CudaCodes(weight, self._device)
 
     def record(
         self, function: Callable[..., Tensor], *inputs: Tensor

@@ -338,8 +338,9 @@ class Kernels(Protocol):
         lost."""
         ...
 
-    def can_pack_coded(self, bits: Bits, group_size: int, k: int) -> bool:
-        """Whether `pack_coded` lays out a CodedWeight like this."""
+    def can_pack_coded(self, bits: Bits, group_size: int, shape: Sequence[int]) -> bool:
+        """Whether `pack_coded` lays out a weight [n, k] like this, or each of a stack [E, n, k] for
+        the experts of a layer."""
         ...
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:

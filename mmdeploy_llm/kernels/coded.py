@@ -16,14 +16,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from . import WeightMemory
 
 Bits = Literal[4, 8]
 UNIT_BYTES = 4
@@ -33,10 +30,27 @@ ZERO_BITS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeLayout:
-    """How a weight is cut into codes: bits of a code, and columns of a group."""
+    """How a weight is cut into codes: bits of a code, and columns of a group.
+
+    order: the columns in the order of their codes, as the bytes of int64; empty where both have one
+        order. Checkpoints that were rounded column by column, the most important first, have one.
+    """
 
     bits: Bits
     group_size: int
+    order: bytes = b""
+
+    @property
+    def columns(self) -> Tensor | None:
+        """The column of each code, [k] int64; None without an order."""
+        return torch.frombuffer(bytearray(self.order), dtype=torch.int64) if self.order else None
+
+    def can_cut(self, k: int, first: int, stop: int) -> bool:
+        """Whether columns `first` .. `stop` of k are whole units and whole groups."""
+        codes = 8 * UNIT_BYTES // self.bits
+        sizes = (codes, codes if self.group_size >= k else self.group_size)
+        ends = [at for at in (first, stop) if at != k]
+        return not self.order and all(at % size == 0 for at in ends for size in sizes)
 
 
 # Bits and columns of a group of the ways to round a weight that make codes; see Quantization.
@@ -55,9 +69,12 @@ class CodedWeight:
 
     group_size: columns of a group; the last group of a row may be shorter.
     units: [n, U] int32, contiguous.
+    in_words: whether units of 4 bits are as most files store them, with the first of their eight
+        codes in the lowest bits: the kernels rearrange them while they lay them out.
     scales: [n, G] float32.
     offsets: [n, G] float32; None where `zeros` says them.
     zeros: [n, G] uint8, the codes of zero; None with offsets.
+    columns: [k] int64, the column of each code; None where codes have the order of columns.
     """
 
     bits: Bits
@@ -67,6 +84,8 @@ class CodedWeight:
     scales: Tensor
     offsets: Tensor | None = None
     zeros: Tensor | None = None
+    in_words: bool = False
+    columns: Tensor | None = None
 
     def __post_init__(self) -> None:
         assert (self.offsets is None) is not (self.zeros is None)
@@ -78,6 +97,12 @@ class CodedWeight:
         """The number of rows."""
         return self.units.shape[0]
 
+    def in_units(self) -> CodedWeight:
+        """Returns the same weight with codes as the kernels exchange them, not `in_words`."""
+        if not self.in_words:
+            return self
+        return replace(self, units=units_of_words(self.units), in_words=False)
+
     @property
     def num_bytes(self) -> int:
         """The memory of all parts."""
@@ -86,7 +111,7 @@ class CodedWeight:
 
     def codes(self) -> Tensor:
         """Returns the codes, [n, k] uint8."""
-        data = self.units.view(torch.uint8)
+        data = self.in_units().units.view(torch.uint8)
         if self.bits == 4:
             quads = data.view(self.n, -1, UNIT_BYTES)
             data = torch.cat([quads & 15, quads >> 4], -1).view(self.n, -1)
@@ -98,9 +123,11 @@ class CodedWeight:
         codes = self.codes().float()
         scales = self._spread(self.scales)
         if self.zeros is not None:
-            return (codes - self._spread(self.zeros.float())) * scales
-        assert self.offsets is not None
-        return codes * scales - self._spread(self.offsets)
+            values = (codes - self._spread(self.zeros.float())) * scales
+        else:
+            assert self.offsets is not None
+            values = codes * scales - self._spread(self.offsets)
+        return values if self.columns is None else values[:, self.columns.argsort()]
 
     def with_offsets(self) -> CodedWeight:
         """Returns the same weight with offsets for zeros."""
@@ -110,16 +137,30 @@ class CodedWeight:
 
     @property
     def layout(self) -> CodeLayout:
-        """The bits and groups of the codes."""
-        return CodeLayout(bits=self.bits, group_size=self.group_size)
+        """The bits, groups and order of the codes."""
+        order = b"" if self.columns is None else self.columns.numpy().tobytes()
+        return CodeLayout(bits=self.bits, group_size=self.group_size, order=order)
 
     def rows(self, rows: slice | Tensor) -> CodedWeight:
         """Returns some rows; those of a slice are in the same memory. rows: int64 if a tensor."""
         return replace(self, units=self.units[rows], **self._facts_at(rows))
 
+    def cut(self, first: int, stop: int) -> CodedWeight:
+        """Returns columns `first` .. `stop`, which CodeLayout.can_cut allows."""
+        assert self.layout.can_cut(self.k, first, stop)
+        begin = first * self.bits // (8 * UNIT_BYTES)
+        end = begin + num_units(stop - first, self.bits)
+        groups = slice(first // self.group_size, -(-stop // self.group_size))
+        return replace(
+            self,
+            k=stop - first,
+            units=self.units[:, begin:end].contiguous(),
+            **self._facts_at((slice(None), groups)),
+        )
+
     def recoded(self, layout: CodeLayout) -> CodedWeight:
         """Returns the same weight with codes of as many bits or more, and in groups of a size that
-        divides its own."""
+        divides its own. Its codes keep their order."""
         if layout == self.layout:
             return self
         starts = torch.arange(0, self.k, layout.group_size) // self.group_size
@@ -128,6 +169,7 @@ class CodedWeight:
             bits=layout.bits,
             group_size=layout.group_size,
             units=units_of(self.codes(), layout.bits),
+            in_words=False,
             **self._facts_at((slice(None), starts)),
         )
 
@@ -145,17 +187,21 @@ class CodedWeight:
         return facts.repeat_interleave(self.group_size, 1)[:, : self.k]
 
 
-def joined(parts: Sequence[CodedWeight], memory: WeightMemory | None) -> CodedWeight:
-    """Returns weights of as many columns, one below the other, with the most bits and the smallest
-    groups that one of them needs. memory: allocates the units."""
+def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
+    """Returns weights of as many columns and one order, one below the other, with the most bits and
+    the smallest groups that one of them needs. units: [n, U] int32 to write the units into, those
+    of all parts; a part whose units are there already is not copied."""
     layout = common_layout([part.layout for part in parts])
     parts = [part.recoded(layout) for part in parts]
     if any(part.zeros is None for part in parts):
         parts = [part.with_offsets() for part in parts]
-    first, n = parts[0], sum(part.n for part in parts)
-    empty = torch.empty if memory is None else memory.empty
-    units = empty((n, first.units.shape[1]), dtype=torch.int32)
-    torch.cat([part.units for part in parts], out=units)
+    in_words = all(part.in_words for part in parts)
+    places = torch.split(units, [part.n for part in parts])
+    for part, place in zip(parts, places, strict=True):
+        if part.in_words and not in_words:
+            place.copy_(units_of_words(part.units))
+        elif part.units.data_ptr() != place.data_ptr():
+            place.copy_(part.units)
 
     def facts(name: str) -> Tensor | None:
         found = [getattr(part, name) for part in parts]
@@ -164,16 +210,22 @@ def joined(parts: Sequence[CodedWeight], memory: WeightMemory | None) -> CodedWe
     scales = facts("scales")
     assert scales is not None
     return replace(
-        first, units=units, scales=scales, offsets=facts("offsets"), zeros=facts("zeros")
+        parts[0],
+        units=units,
+        in_words=in_words,
+        scales=scales,
+        offsets=facts("offsets"),
+        zeros=facts("zeros"),
     )
 
 
 def common_layout(layouts: Sequence[CodeLayout]) -> CodeLayout:
-    """Returns the layout in which weights of all these layouts can be written: the most bits, and
-    the largest groups that divide those of each."""
+    """Returns the layout in which weights of all these layouts, which have one order, can be
+    written: the most bits, and the largest groups that divide those of each."""
     return CodeLayout(
         bits=8 if any(layout.bits == 8 for layout in layouts) else 4,
         group_size=math.gcd(*(layout.group_size for layout in layouts)),
+        order=layouts[0].order,
     )
 
 

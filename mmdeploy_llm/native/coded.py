@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,10 +21,10 @@ HAS_OFFSETS, ROUNDS, IS_BF16 = 16, 32, 64
 class CodedProducts(Library):
     """Packs weights of few bits, rounds weights to them, and multiplies by them."""
 
-    def can_pack_coded(self, bits: Bits, group_size: int, k: int) -> bool:
-        """Whether `pack_coded` lays out a weight like this."""
+    def can_pack_coded(self, bits: Bits, group_size: int, shape: Sequence[int]) -> bool:
+        """Whether `pack_coded` lays out a weight [n, k], or a stack of them, like this."""
         del bits
-        return group_size % STEP == 0 or group_size >= k
+        return group_size % STEP == 0 or group_size >= shape[-1]
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> CodedPanels:
         """Lays `weight` out for products. The memory of its units is reused where n is a multiple
@@ -30,14 +32,14 @@ class CodedProducts(Library):
         for every 128 values."""
         return CodedPanels(self, weight, rounds=rounds)
 
-    def pack_units(self, units: Tensor) -> Tensor:
+    def pack_units(self, units: Tensor, *, in_words: bool = False) -> Tensor:
         """Lays out units [n, U] int32, contiguous, as panels [n / 64, U, 64]. Reuses their memory
-        where n is a multiple of 64."""
+        where n is a multiple of 64. in_words: see CodedWeight."""
         n, num = units.shape
         shape = (-(-n // PANEL), num, PANEL)
         packed = self.memory.empty(shape, dtype=torch.int32) if n % PANEL else units.view(shape)
         self._library.mm_pack_units(
-            units.data_ptr(), n, num, packed.data_ptr(), torch.get_num_threads()
+            units.data_ptr(), n, num, in_words, packed.data_ptr(), torch.get_num_threads()
         )
         return packed
 
@@ -87,6 +89,21 @@ class CodedProducts(Library):
         )
         return out
 
+    def take_columns(self, x: Tensor, columns: Tensor) -> Tensor:
+        """Returns values `columns`, [k] int64 on the CPU, of each row of x [T, k]."""
+        assert columns.is_contiguous()
+        out = self._empty(x.shape, dtype=x.dtype)
+        self._library.mm_take_columns(
+            DTYPES[x.dtype],
+            columns.data_ptr(),
+            x.data_ptr(),
+            x.stride(0),
+            out.data_ptr(),
+            *x.shape,
+            torch.get_num_threads(),
+        )
+        return out
+
 
 class CodedPanels:
     """A kernels.PackedWeight in few bits."""
@@ -96,13 +113,16 @@ class CodedPanels:
     def __init__(self, kernels: CodedProducts, weight: CodedWeight, *, rounds: bool) -> None:
         self._kernels = kernels
         self.n, self.k, self.group_size = weight.n, weight.k, weight.group_size
+        self._columns = weight.columns
         has_zeros = weight.zeros is not None and zeros_fit(weight.scales)
         self.format = weight.bits | (0 if has_zeros else HAS_OFFSETS) | (ROUNDS if rounds else 0)
         self.facts = _panels_of(_facts(weight) if has_zeros else _facts(weight.with_offsets()))
-        self.units = kernels.pack_units(weight.units)
+        self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiplies x [T, k] -> [T, n]."""
+        """Multiplies x [T, k] -> [T, n]. Brings its values into the order of the codes before."""
+        if self._columns is not None:
+            x = self._kernels.take_columns(x, self._columns)
         return self._kernels.linear_codes(x, self, bias)
 
 

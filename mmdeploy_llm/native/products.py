@@ -16,6 +16,7 @@ from .coded import PANEL, CodedProducts
 from .library import DTYPES
 
 MANY_ROWS, MANY_S8_ROWS = 16, 128  # that the portable level leaves to torch: of floats, of int8
+ROUNDED_VALUES = 2**22  # of a weight that is rounded to int8, before they are laid out
 WIDE_VALUES, MIN_WIDE_PANELS = 2**20, 8  # of a wide copy, which should stay in the cache
 
 
@@ -141,15 +142,30 @@ class Products(CodedProducts):
         )
         return out
 
-    def pack_s8(self, weight: Tensor) -> Tensor:
-        """Lays out int8 `weight` [n, k], contiguous, for `linear_s8`."""
-        weight = F.pad(weight, (0, -weight.shape[1] % 4))
+    def pack_s8(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """Lays out int8 `weight` [n, k], contiguous, for `linear_s8`. out: where to; None: memory
+        of its own."""
+        if weight.shape[1] % 4:
+            weight = F.pad(weight, (0, -weight.shape[1] % 4))
         n, k = weight.shape
-        packed = self.memory.empty((-(-n // PANEL), k // 4, PANEL, 4), dtype=torch.uint8)
+        packed = self._empty_panels(n, k) if out is None else out
         self._library.mm_pack_s8(
             weight.data_ptr(), n, k, packed.data_ptr(), torch.get_num_threads()
         )
         return packed
+
+    def rounded_panels(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Rounds `weight` [n, k], contiguous, as `quantize_rows` does, and lays it out: the panels
+        and the scales [n]. A bounded number of rows at a time, so that no second copy is made."""
+        step = max(1, ROUNDED_VALUES // (PANEL * weight.shape[1])) * PANEL
+        panels, scales = self._empty_panels(*weight.shape), torch.empty(len(weight))
+        for first in range(0, len(weight), step):
+            rounded, scales[first : first + step] = self.quantize_rows(weight[first : first + step])
+            self.pack_s8(rounded, panels[first // PANEL :])
+        return panels, scales
+
+    def _empty_panels(self, n: int, k: int) -> Tensor:
+        return self.memory.empty((-(-n // PANEL), -(-k // 4), PANEL, 4), dtype=torch.uint8)
 
     def quantize_rows(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Rounds `weight` [n, k], contiguous, to int8 [n, k] with a scale for each row, [n]
@@ -226,8 +242,7 @@ class S8Weight:
     def __init__(self, kernels: Products, weight: Tensor) -> None:
         """weight: [n, k] float32 or bf16."""
         self._kernels = kernels
-        rounded, self._scales = kernels.quantize_rows(weight.contiguous())
-        self._panels = kernels.pack_s8(rounded)
+        self._panels, self._scales = kernels.rounded_panels(weight.contiguous())
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiplies x [T, k] -> [T, n]."""

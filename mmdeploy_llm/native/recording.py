@@ -37,6 +37,7 @@ RECORDABLE = (
     "mm_linear_codes",
     "mm_short_conv",
     "mm_delta_rule",
+    "mm_take_columns",
 )
 # Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
 # copy: the memory of their result shows whether they did.

@@ -68,6 +68,9 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "mm_look_up": (
         c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int32
     ),
+    "mm_take_columns": (
+        c_int32, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32
+    ),
     "mm_angles": (
         c_void_p, c_int64, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int64, c_int64,
         c_int32,
@@ -97,7 +100,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_int32, c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64,
         c_int64, c_int32,
     ),
-    "mm_pack_units": (c_void_p, c_int64, c_int64, c_void_p, c_int32),
+    "mm_pack_units": (c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int32),
     "mm_linear_bf16": (
         c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32,
         c_void_p, c_int64,

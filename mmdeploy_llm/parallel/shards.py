@@ -20,7 +20,7 @@ call the collectives, so that models contain no code for ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -50,6 +50,11 @@ class Share:
         """Returns the rank's shard of the whole parameter."""
         pieces = [whole.narrow(self.axis, first, stop - first) for first, stop in self.ranges]
         return torch.cat(pieces, self.axis)
+
+    def shape_of(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """Returns the shape of the shard of a parameter of shape `whole`."""
+        size = sum(stop - first for first, stop in self.ranges)
+        return (*whole[: self.axis], size, *whole[self.axis + 1 :])
 
 
 @dataclass(slots=True)

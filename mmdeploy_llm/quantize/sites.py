@@ -114,7 +114,7 @@ def watched(model: Any, sites: Sequence[Site]) -> Iterator[Sequence[Watched]]:
 def use_rounded(model: Any, kernels: Kernels, site: Site, rounded: Rounded) -> None:
     """Lets a site compute with its rounded weight from now on."""
     bits, size = site.layout.bits, site.layout.group_size
-    if kernels.can_pack_coded(bits, size, site.k):
+    if kernels.can_pack_coded(bits, size, rounded.codes.shape):
         weight = CodedWeight(
             bits=bits,
             k=site.k,

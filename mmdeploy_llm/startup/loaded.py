@@ -116,7 +116,8 @@ def load_model(
 def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
     """Returns which weights of few bits the kernels multiply by; None in a dtype that they have no
     products for."""
-    if machine.kernels is None or runtime.dtype == "float16":
+    is_cpu = torch.device(runtime.device).type == "cpu"
+    if machine.kernels is None or (is_cpu and runtime.dtype == "float16"):
         return None
     return machine.kernels.can_pack_coded
 

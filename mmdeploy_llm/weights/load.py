@@ -36,7 +36,7 @@ from .bounds import bounded_building
 from .files import LOADABLE, SafetensorsFile, TensorFile
 from .find import find_weights
 from .gguf import GGUFFile, read_headers
-from .kept import CanKeep, hold, kept_reads
+from .kept import CanKeep, Kept, hold, kept_weights
 from .map import Target
 from .quantized import readable_files
 from .shard import Read, fill, fill_share
@@ -74,7 +74,7 @@ def build_model(
     split: under tensor parallelism, reduces the model to this rank's shard; only the shard is read.
     memory: allocator for weights on the CPU; None allocates with torch on `device`.
     can_keep: which weights of few bits stay as they are until the kernels pack them; None: all are
-        dequantised. Shards are dequantised too.
+        dequantised.
     Raises CheckpointError when the checkpoint does not fit the model.
     """
     if load_format not in ("auto", "safetensors", "dummy"):
@@ -90,8 +90,10 @@ def build_model(
         reads: list[Read] = []
         if load_format != "dummy":
             reads = _plan(model, _open(checkpoint, load_format, stack), whole)
-        kept = {} if can_keep is None or split is not None else kept_reads(model, reads, can_keep)
         shares = split(model) if split is not None else {}
+        kept: Mapping[str, Kept] = {}
+        if can_keep is not None:
+            kept = kept_weights(model, reads, can_keep, whole, shares)
         empty = partial(torch.empty, device=device) if memory is None else memory.empty
         _materialize(model, dtype, empty, kept)
         if load_format == "dummy":
@@ -233,10 +235,15 @@ def _materialize(
             setattr(module, name, nn.Parameter(empty(shape, dtype=own), requires_grad=False))
 
 
-def _hold(
-    model: nn.Module, kept: Mapping[str, Sequence[Read]], memory: WeightMemory | None
-) -> None:
-    sizes = [hold(model, name, reads, memory).num_bytes for name, reads in kept.items()]
+def _hold(model: nn.Module, kept: Mapping[str, Kept], memory: WeightMemory | None) -> None:
+    empty = torch.empty if memory is None else memory.empty
+    units = [empty(own.units_shape, dtype=torch.int32) for own in kept.values()]
+
+    def hold_one(name: str, own: Tensor) -> int:
+        return hold(model, name, kept[name], own).num_bytes
+
+    with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="weights") as pool:
+        sizes = list(pool.map(hold_one, kept, units))
     if sizes:
         logger.info("%d weights stay in few bits: %.2f GB", len(sizes), sum(sizes) / 1e9)
 

@@ -2,6 +2,8 @@
 given dtype ask for them. Prints the name of each kernel, what it takes of an SM, what it spills.
 
     env -u TRITON_INTERPRET python tests/cuda/compile_for_gpu.py bfloat16
+
+With a compute capability, such as 80, only the products with weights of few bits, for that.
 """
 
 import re
@@ -18,12 +20,16 @@ from triton.runtime.jit import JITFunction
 
 from mmdeploy_llm.cuda import choose, experts
 from mmdeploy_llm.cuda.cuda_kernels import CudaKernels
+from mmdeploy_llm.kernels.coded import CodedWeight
 
 CAPABILITY = 90  # H100, H200
 
 
 class Absent:
     """Replaces the driver of the GPU."""
+
+    def __init__(self, capability):
+        self.capability = capability
 
     def get_current_device(self):
         return 0
@@ -32,10 +38,10 @@ class Absent:
         return 0
 
     def get_current_target(self):
-        return GPUTarget("cuda", CAPABILITY, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
 
-def compile_only(compiled):
+def compile_only(compiled, capability=CAPABILITY):
     """Makes launches compile only, and add their kernel to `compiled`."""
     run = JITFunction.run
 
@@ -45,7 +51,7 @@ def compile_only(compiled):
         return kernel
 
     JITFunction.run = run_nothing
-    triton.runtime.driver.set_active(Absent())
+    triton.runtime.driver.set_active(Absent(capability))
 
 
 def launch_all(dtype):
@@ -64,6 +70,7 @@ def launch_all(dtype):
             )
     launch_experts(kernels, dtype)
     launch_choice(dtype)
+    launch_codes(kernels, dtype)
 
 
 def launch_experts(kernels, dtype):
@@ -75,6 +82,22 @@ def launch_experts(kernels, dtype):
         ids = torch.zeros(num_tokens, 2, dtype=torch.int64)
         weights = torch.zeros(num_tokens, 2, dtype=dtype)
         kernels.run_experts(torch.zeros(num_tokens, 256, dtype=dtype), weights, ids, gate_up, down)
+
+
+def launch_codes(kernels, dtype):
+    for bits, group_size in ((4, 32), (4, 128), (8, 16), (8, 128)):
+        weight = CodedWeight(
+            bits=bits,
+            k=4096,
+            group_size=group_size,
+            units=torch.zeros(4096, 4096 * bits // 32, dtype=torch.int32),
+            scales=torch.zeros(4096, 4096 // group_size),
+            zeros=torch.zeros(4096, 4096 // group_size, dtype=torch.uint8),
+        )
+        packed = kernels.pack_coded(weight, rounds=False)
+        packed.product(torch.zeros(3, 4096, dtype=dtype), None)
+        packed.product(torch.zeros(3, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype))
+        packed.dequantized(dtype)
 
 
 def launch_choice(dtype):
@@ -90,23 +113,33 @@ def launch_choice(dtype):
     choose.choose(logits, slots, rules, forced=slots)
 
 
-def main(dtype):
+def main(dtype, capability=None):
     compiled = []
-    compile_only(compiled)
-    launch_all(getattr(torch, dtype))
+    compile_only(compiled, int(capability or CAPABILITY))
+    if capability is None:
+        launch_all(getattr(torch, dtype))
+    else:
+        launch_codes(CudaKernels(torch.device("cpu")), getattr(torch, dtype))
     for name, kernel in compiled:
-        print(name, usage(kernel))
+        print(name, usage(kernel, int(capability or CAPABILITY)))
 
 
-def usage(kernel):
+def usage(kernel, capability):
     """Measures with the assembler that Triton itself uses for this GPU; Triton ships two of
     them."""
-    assembler = get_ptxas(CAPABILITY).path
+    assembler = get_ptxas(capability).path
     with tempfile.TemporaryDirectory() as place:
         source = Path(place) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
         output = subprocess.run(
-            [assembler, "-v", f"-arch=sm_{CAPABILITY}a", source, "-o", "/dev/null"],
+            [
+                assembler,
+                "-v",
+                f"-arch=sm_{capability}{'a' * (capability >= 90)}",
+                source,
+                "-o",
+                "/dev/null",
+            ],
             capture_output=True,
             text=True,
             check=True,

@@ -54,6 +54,20 @@ def test_all_kernels_compile(lines):
     assert launched == {line.split()[0] for line in lines}
 
 
+# Bytes of shared memory that a block may have, by compute capability: A100, RTX 40, B200, RTX 50.
+SHARED = {80: 163 * 1024, 89: 99 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_products_of_few_bits_fit_other_gpus(lines_of, capability):
+    lines = lines_of("compile_for_gpu.py", "bfloat16", str(capability))
+    assert {line.split()[0] for line in lines} == {"_few_rows", "_dequantize"}
+    for line in lines:
+        numbers = dict(re.findall(r"(\w+) (\d+)", line))
+        assert int(numbers["shared"]) <= SHARED[capability], line
+        assert int(numbers["spilled"]) <= MAX_SPILLED, line
+
+
 def test_kernels_fit(lines):
     for line in lines:
         numbers = dict(re.findall(r"(\w+) (\d+)", line))

@@ -175,7 +175,7 @@ void run_linear_float(int32_t threads) {
     auto weights = random_values<float>(n * k), x = random_values<float>(rows * k);
     auto bias = random_values<float>(n);
     std::vector<float> packed((n + 63) / 64 * 64 * k), out(rows * n);
-    mm_pack_units(weights.data(), n, k, packed.data(), threads);
+    mm_pack_units(weights.data(), n, k, 0, packed.data(), threads);
     mm_linear_f32(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads,
                   packed.data(), k * 4);
     compare("float", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1e-5);
@@ -186,7 +186,7 @@ void run_linear_bf16(int32_t threads) {
     auto weights = random_values<bf16>(n * k), x = random_values<bf16>(rows * k);
     auto bias = random_values<bf16>(n);
     std::vector<bf16> packed((n + 63) / 64 * 64 * k), out(rows * n);
-    mm_pack_units(weights.data(), n, k / 2, packed.data(), threads);
+    mm_pack_units(weights.data(), n, k / 2, 0, packed.data(), threads);
     mm_linear_bf16(x.data(), k, packed.data(), bias.data(), out.data(), rows, n, k, threads,
                    packed.data(), k * 2);
     compare("bf16", x.data(), weights.data(), bias.data(), out.data(), rows, n, k, 1.0 / 256);

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmdeploy_llm.kernels.coded import CodedWeight, units_of
+from mmdeploy_llm.kernels.coded import CodedWeight, units_of, units_of_words
 
 from .test_kernels import DTYPES, values
 
@@ -63,7 +63,7 @@ CASES = [(1, 64, 256), (5, 130, 200), (7, 63, 1030), (33, 200, 64), (1, 1, 1), (
 def test_products(kernels, dtype, bits, rounds, group_size):
     for rows, n, k in CASES:
         coded = kernels.round_codes(values(n, k, dtype=torch.float32), bits, min(group_size, k))
-        if not kernels.can_pack_coded(bits, coded.group_size, k):
+        if not kernels.can_pack_coded(bits, coded.group_size, (n, k)):
             continue
         x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
         bias = values(n, dtype=dtype)
@@ -128,6 +128,13 @@ def test_a_row_has_the_same_bits_in_every_batch(kernels, bits, rounds, k):
         assert torch.equal(packed.product(x[:num], None), alone[:num]), num
 
 
+@pytest.mark.parametrize("n", [64, 70])
+def test_words_are_laid_out_as_units_are(kernels, n):
+    words = torch.randint(-(2**31), 2**31 - 1, (n, 21), dtype=torch.int32)
+    found = kernels.pack_units(words.clone(), in_words=True)
+    assert torch.equal(found, kernels.pack_units(units_of_words(words)))
+
+
 def test_packing_needs_no_memory_of_its_own(kernels):
     coded = kernels.round_codes(values(128, 64, dtype=torch.float32), 4, 32)
     assert kernels.pack_coded(coded, rounds=False).units.data_ptr() == coded.units.data_ptr()
@@ -142,3 +149,22 @@ def test_every_level(kernels_of_level):
     for bits in (4, 8):
         test_integers_are_exact(kernels_of_level, bits)
         test_a_row_has_the_same_bits_in_every_batch(kernels_of_level, bits, True, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("num_rows", [1, 3, 70])
+def test_codes_in_another_order(kernels, dtype, bits, num_rows):
+    """The product brings x, here a view with wider rows, into the order of the codes."""
+    n, k = 70, 96
+    columns = torch.randperm(k)
+    weight = kernels.round_codes(values(n, k, dtype=dtype), bits, 32)
+    x = values(num_rows, 2 * k, dtype=dtype)[:, :k]
+    sorted_x = x[:, columns].contiguous()
+    assert torch.equal(kernels.take_columns(x, columns), sorted_x)
+    ordered = replace(weight, units=weight.units.clone(), columns=columns)
+    expected = x.double() @ ordered.dequantize().double().T
+    found = kernels.pack_coded(ordered, rounds=False).product(x, None)
+    plain = kernels.pack_coded(weight, rounds=False).product(sorted_x, None)
+    assert torch.equal(found, plain)
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.05)

@@ -11,6 +11,7 @@ from mmdeploy_llm.attention import int4
 from mmdeploy_llm.kernels import VisibleKeys
 from mmdeploy_llm.layers.norm import _rms_norm
 from mmdeploy_llm.layers.rotary import HalfSplitRope, InterleavedRope
+from mmdeploy_llm.native import products
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (1, 64), (3, 17), (64, 96), (65, 100), (200, 896)]
@@ -443,6 +444,16 @@ def test_quantize_rows(kernels, dtype):
     assert (rounded.amax(1) | -rounded.amin(1)).tolist() == [127] * 3 + [0] + [127] * 5
     error = rounded.float() * scales[:, None] - weight.float()
     assert (error.abs() <= scales[:, None] * 0.501).all()
+
+
+@pytest.mark.parametrize(("n", "k"), [(9, 70), (200, 64)])
+def test_int8_is_rounded_by_parts(kernels, n, k, monkeypatch):
+    monkeypatch.setattr(products, "ROUNDED_VALUES", 64 * k)
+    weight = values(n, k, dtype=torch.bfloat16)
+    rounded, expected = kernels.quantize_rows(weight)
+    panels, scales = kernels.rounded_panels(weight)
+    assert torch.equal(scales, expected)
+    assert torch.equal(panels, kernels.pack_s8(rounded))
 
 
 def test_packing_needs_no_memory_of_its_own(kernels):

@@ -14,12 +14,13 @@ def layer(kernels):
     rounded, scales = kernels.quantize_rows(torch.randn(N, K).bfloat16())
     packed_s8 = kernels.pack_s8(rounded)
     in_codes = kernels.pack(torch.randn(K, K).bfloat16(), "int4")
+    columns = torch.randperm(K)
     weight, bias = torch.randn(2, K).bfloat16()
     cosines, sines = torch.rand(2, 9, 4)
 
     def run(x, residual):
         normed = kernels.rms_norm(x, weight, 1e-5, residual)
-        mixed = in_codes.product(normed, weight)
+        mixed = in_codes.product(kernels.take_columns(normed, columns), weight)
         hidden = kernels.silu_mul(*kernels.linear_float(mixed, packed, 2 * K, None).chunk(2, -1))
         heads = hidden.view(len(x), -1, 8)
         kernels.rotate(heads, cosines[: len(x)], sines[: len(x)], is_interleaved=False)

@@ -47,3 +47,117 @@ def test_answers_are_those_without_drafts(tiny_folder, name, monkeypatch):
     drafted, stats = answers(folder, speculative="ngram", **options)
     assert drafted == plain
     assert 50 < stats.num_accepted_drafts <= stats.num_drafts
+
+
+OTHERS = {
+    "several completions": SamplingParams(temperature=0.4, seed=2, n=2, max_tokens=40),
+    "stop tokens in drafts": SamplingParams(
+        temperature=0, max_tokens=60, min_tokens=30, stop_token_ids=list(range(60, 300, 2))
+    ),
+    "prompt_logprobs": SamplingParams(
+        temperature=0, max_tokens=30, prompt_logprobs=2, logprobs=3, ignore_eos=True
+    ),
+    "logits processors": SamplingParams(
+        temperature=0,
+        max_tokens=40,
+        ignore_eos=True,
+        logits_processors_args={"logit_bias": {7: 2.0}, "repetition_window": 5},
+    ),
+    "penalties": SamplingParams(
+        temperature=0, max_tokens=40, frequency_penalty=0.2, no_repeat_ngram_size=6
+    ),
+}
+
+
+def facts(outputs):
+    """Returns what each completion says, and the log-probabilities of the prompts."""
+    assert [one.error_msg for one in outputs] == [None] * len(outputs)
+    return [
+        (
+            [
+                (each.token_ids, each.text, each.reasoning_content, each.finish_reason)
+                for each in one.outputs
+            ],
+            [each.logprobs for each in one.outputs],
+            one.prompt_logprobs,
+        )
+        for one in outputs
+    ]
+
+
+@pytest.fixture
+def always_drafts(monkeypatch):
+    monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 7)
+
+
+@pytest.mark.usefixtures("always_drafts")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "int4"}, {"tensor_parallel_size": 2}],
+    ids=str,
+)
+def test_options_of_requests_with_drafts(tiny_folder, options):
+    found = []
+    for speculative in (None, "ngram"):
+        with LLM(
+            str(tiny_folder("qwen2")),
+            dtype="float32",
+            max_model_len=512,
+            quiet=True,
+            use_warmup=False,
+            logits_processors=["logit_bias", "repetition_window"],
+            enable_logprob=True,
+            speculative=speculative,
+            **options,
+        ) as llm:
+            found.append(
+                facts(llm.generate([TABLE] * len(OTHERS), [*OTHERS.values()], use_tqdm=False))
+            )
+            stats = llm.stats()
+    for name, plain, drafted in zip(OTHERS, *found, strict=True):
+        assert drafted == plain, name
+    assert 20 < stats.num_accepted_drafts < stats.num_drafts
+
+
+@pytest.mark.usefixtures("always_drafts")
+def test_thinking_budgets_with_drafts(tiny_folder):
+    params = [
+        SamplingParams(temperature=0, max_tokens=50, reasoning_max_tokens=own, ignore_eos=True)
+        for own in (4, 9, 30)
+    ]
+    messages = [[{"role": "user", "content": "fox jumps " * 8}]] * len(params)
+    found = []
+    for speculative in (None, "ngram"):
+        with LLM(
+            str(tiny_folder("ernie4_5_vl_moe")),
+            dtype="float32",
+            max_model_len=512,
+            quiet=True,
+            use_warmup=False,
+            reasoning_parser="ernie_45_vl",
+            speculative=speculative,
+        ) as llm:
+            found.append(facts(llm.chat(messages, params, use_tqdm=False)))
+            stats = llm.stats()
+    assert found[0] == found[1]
+    assert stats.num_accepted_drafts > 5
+
+
+@pytest.mark.usefixtures("always_drafts")
+def test_a_stream_that_is_left_with_drafts(tiny_folder):
+    """A request that is cancelled after drafts were tried leaves its blocks to the others, and
+    these have the same tokens."""
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    with LLM(
+        str(tiny_folder("qwen2")), dtype="float32", max_model_len=512, speculative="ngram"
+    ) as llm:
+        [whole] = llm.generate([TABLE], params, use_tqdm=False)
+        stream = llm.stream(TABLE, params)
+        taken = [next(stream) for _ in range(5)]
+        stream.close()
+        [again] = llm.generate([TABLE], params, use_tqdm=False)
+        stats = llm.stats()
+    begin = [token_id for one in taken for token_id in one.outputs.token_ids]
+    assert begin == list(whole.outputs.token_ids)[: len(begin)]
+    assert again.outputs.token_ids == whole.outputs.token_ids
+    assert stats.num_accepted_drafts > 20

@@ -17,7 +17,7 @@ from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes, words_of
 
 SIZE, WIDE = 8, 32  # columns of a group; the kernels multiply by groups of 16 and its multiples
-KEPT = {"awq 32", "gptq 32", "packed", "w8a8"}
+KEPT = {"awq 32", "gptq 32", "gptq ordered", "packed", "packed ordered", "w8a8"}
 PROMPTS = ([5, 9, 200, 31, 7], [40, 41, 42])
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -64,6 +64,30 @@ def in_wide_groups(make):
     return made
 
 
+def ordered(make):
+    """Returns the method with groups of 32 columns in the order of their importance, which layers
+    of the same input share."""
+
+    def made(name, shape, random):
+        codes, zeros, scales = random_codes(*shape, WIDE, random)
+        order = torch.randperm(shape[1], generator=torch.Generator().manual_seed(1))
+        group_of = (torch.arange(shape[1]) // WIDE)[order]
+        if make is gptq:
+            weight = grouped(codes, zeros, scales, group_of)
+            return gptq_tensors(name, codes, zeros, scales, group_of), weight
+        scales = scales.bfloat16()
+        tensors = {
+            f"{name}.weight_packed": words_of(codes, 4),
+            f"{name}.weight_scale": scales,
+            f"{name}.weight_zero_point": words_of(zeros.T, 4).T,
+            f"{name}.weight_shape": torch.tensor(shape),
+            f"{name}.weight_g_idx": group_of.int(),
+        }
+        return tensors, grouped(codes, zeros, scales, group_of)
+
+    return made
+
+
 def fp8(name, shape, random):
     codes = (torch.randn(shape, generator=random) / shape[1] ** 0.5).to(torch.float8_e4m3fn)
     n, k = (-(-size // 32) for size in shape)
@@ -80,18 +104,21 @@ def int8(name, shape, random):
 
 
 PACKED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": WIDE, "symmetric": False}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": PACKED}},
+    "ignore": ["lm_head"],
+}
 METHODS = {
     "awq 32": (in_wide_groups(awq), {"quant_method": "awq", "bits": 4, "group_size": WIDE}),
     "gptq 32": (in_wide_groups(gptq), {"quant_method": "gptq", "bits": 4, "group_size": WIDE}),
-    "packed": (
-        packed,
-        {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": PACKED}},
-            "ignore": ["lm_head"],
-        },
+    "gptq ordered": (
+        ordered(gptq),
+        {"quant_method": "gptq", "bits": 4, "group_size": WIDE, "desc_act": True},
     ),
+    "packed": (packed, COMPRESSED),
+    "packed ordered": (ordered(packed), COMPRESSED),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": SIZE, "version": "gemm"}),
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": SIZE, "desc_act": True}),
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [32, 32]}),
@@ -211,7 +238,47 @@ def test_a_model_of_transformers(tmp_path):
     assert tokens_of(quantised) == reference_tokens(dequantised)
 
 
-def test_two_ranks(tmp_path):
+def test_orders_of_fused_layers_that_differ(tmp_path, caplog, monkeypatch):
+    """Those layers are dequantised, others stay in few bits: o and down in each of three layers."""
+
+    def made(name, shape, random):
+        codes, zeros, scales = random_codes(*shape, WIDE, random)
+        group_of = (torch.arange(shape[1]) // WIDE)[torch.randperm(shape[1], generator=random)]
+        weight = grouped(codes, zeros, scales, group_of)
+        return gptq_tensors(name, codes, zeros, scales, group_of), weight
+
+    monkeypatch.setitem(METHODS, "gptq ordered", (made, METHODS["gptq ordered"][1]))
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
-    quantised, dequantised = quantised_pair(tmp_path, "gptq", plain)
-    assert tokens_of(quantised, tensor_parallel_size=2) == reference_tokens(dequantised)
+    quantised, dequantised = quantised_pair(tmp_path, "gptq ordered", plain)
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        assert tokens_of(quantised) == reference_tokens(dequantised)
+    assert "6 weights stay in few bits" in caplog.text
+    assert "6 weights of few bits are dequantised" in caplog.text
+
+
+# A rank has half of the columns of o, 32, and of down, 48; ordered, these are of all groups. It
+# prints what it keeps.
+SHARDS = {"awq 32": 9, "gptq ordered": 6, "packed": 9, "w8a8": 12, "gptq": 0}
+
+
+@pytest.mark.parametrize("method", SHARDS)
+def test_two_ranks(tmp_path, method, capfd, caplog):
+    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+    quantised, dequantised = quantised_pair(tmp_path, method, plain)
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        found = tokens_of(quantised, tensor_parallel_size=2)
+    assert found == reference_tokens(dequantised)
+    printed = capfd.readouterr().err
+    assert (f"{SHARDS[method]} weights stay in few bits" in printed) is (SHARDS[method] > 0)
+
+
+def test_two_ranks_of_experts(tmp_path, capfd, caplog):
+    sizes = {"head_dim": 16, "moe_intermediate_size": 64}
+    plain = write_tiny("qwen3_moe", tmp_path / "plain", **sizes)
+    quantised, dequantised = quantised_pair(tmp_path, "awq 32", plain)
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        found = tokens_of(quantised, tensor_parallel_size=2)
+    assert found == reference_tokens(dequantised)
+    printed = capfd.readouterr().err
+    assert "weights stay in few bits" in printed
+    assert "mlp.experts" not in printed  # none of the stacks is dequantised

@@ -147,6 +147,17 @@ struct S8Codes<8> {
 };
 #endif
 
+// Moves the four codes of 4 bits in the lower half of a word to the lower halves of its bytes.
+MM_INLINE uint32_t apart(uint32_t word) {
+    word = (word | word << 8) & 0x00ff00ffu;
+    return (word | word << 4) & 0x0f0f0f0fu;
+}
+
+// Returns the unit of eight codes of 4 bits, of which the first is in the lowest bits of `word`.
+MM_INLINE uint32_t unit_of_word(uint32_t word) {
+    return apart(word & 0xffffu) | apart(word >> 16) << 4;
+}
+
 MM_INLINE Floats as_floats(Floats sums) { return sums; }
 MM_INLINE Floats as_floats(Ints sums) { return to_floats(sums); }
 

@@ -172,9 +172,10 @@ void multiply(const void* packed, int64_t rows, int64_t n, int64_t units, int nu
     });
 }
 
-// Packs units of four bytes: w [n][units] -> [ceil(n / 64)][units][64], each xor `flip`; padding
-// rows are 0 xor flip. `packed` may be `w` itself.
-inline void pack_units(const uint32_t* w, int64_t n, int64_t units, uint32_t flip,
+// Packs units of four bytes: w [n][units] -> [ceil(n / 64)][units][64], each replaced by `change` of
+// it; the units of padding rows are `change` of 0. `packed` may be `w` itself.
+template <typename Change>
+inline void pack_units(const uint32_t* w, int64_t n, int64_t units, Change change,
                        uint32_t* packed, int num_threads) {
     parallel_for((n + PANEL - 1) / PANEL, num_threads, [&](int64_t panel) {
         static thread_local std::vector<uint32_t> own;
@@ -192,9 +193,7 @@ inline void pack_units(const uint32_t* w, int64_t n, int64_t units, uint32_t fli
                 transpose(rows, out + unit * PANEL + column, PANEL, std::min(units - unit, LANES));
             }
         }
-        if (flip != 0) {
-            for (int64_t i = 0; i < units * PANEL; ++i) out[i] ^= flip;
-        }
+        for (int64_t i = 0; i < units * PANEL; ++i) out[i] = change(out[i]);
     });
 }
 
@@ -224,7 +223,8 @@ void widen_panels(const uint32_t* packed, int64_t panels, int64_t units, float* 
 
 // Packs w [n][k], k a multiple of 4. Flipping the highest bit of a byte adds 128.
 inline void pack_s8(const int8_t* w, int64_t n, int64_t k, uint8_t* packed, int num_threads) {
-    pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 4, S8Format::FLIP,
+    const auto flip = [](uint32_t unit) { return unit ^ S8Format::FLIP; };
+    pack_units(reinterpret_cast<const uint32_t*>(w), n, k / 4, flip,
                reinterpret_cast<uint32_t*>(packed), num_threads);
 }
 

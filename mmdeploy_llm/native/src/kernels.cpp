@@ -137,6 +137,17 @@ void mm_look_up(const int64_t* ids, const void* weights, int64_t n, int64_t row_
                 static_cast<char*>(out), tokens, num_threads);
 }
 
+void mm_take_columns(int32_t dtype, const int64_t* columns, const void* x, int64_t x_stride,
+                     void* out, int64_t rows, int64_t size, int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::take_columns(columns, static_cast<const float*>(x), x_stride, static_cast<float*>(out),
+                         rows, size, num_threads);
+    } else {
+        mm::take_columns(columns, static_cast<const bf16*>(x), x_stride, static_cast<bf16*>(out),
+                         rows, size, num_threads);
+    }
+}
+
 void mm_angles(const int64_t* positions, int64_t stride, const int64_t* axes,
                const float* frequencies, float scale, float* cosines, float* sines,
                int64_t tokens, int64_t pairs, int32_t num_threads) {
@@ -250,11 +261,17 @@ void mm_write_cache(int32_t dtype, int32_t cache_dtype, const void* rows, int64_
     }
 }
 
-// weights: [n][units], units of four bytes: 1 float or 2 bf16.
-void mm_pack_units(const void* weights, int64_t n, int64_t units, void* packed,
+// weights: [n][units], units of four bytes: 1 float, 2 bf16 or codes. in_words: whether these are 8
+// codes of 4 bits with the first in the lowest bits of a word, which become units as codes.h has them.
+void mm_pack_units(const void* weights, int64_t n, int64_t units, int32_t in_words, void* packed,
                    int32_t num_threads) {
-    mm::pack_units(static_cast<const uint32_t*>(weights), n, units, 0,
-                   static_cast<uint32_t*>(packed), num_threads);
+    const uint32_t* from = static_cast<const uint32_t*>(weights);
+    uint32_t* to = static_cast<uint32_t*>(packed);
+    if (in_words != 0) {
+        mm::pack_units(from, n, units, mm::unit_of_word, to, num_threads);
+    } else {
+        mm::pack_units(from, n, units, [](uint32_t unit) { return unit; }, to, num_threads);
+    }
 }
 
 // next_packed: weights of the linear layer that comes next, or null; next_row_bytes: of its rows.
@@ -411,7 +428,7 @@ void (*const RECORDABLE[])(const int64_t*) = {
     recorded<mm_rotate>,      recorded<mm_attend>,      recorded<mm_write_cache>,
     recorded<mm_linear_bf16>, recorded<mm_linear_s8>,   recorded<mm_linear_f32>,
     recorded<mm_look_up>,     recorded<mm_angles>,      recorded<mm_linear_codes>,
-    recorded<mm_short_conv>,  recorded<mm_delta_rule>,
+    recorded<mm_short_conv>,  recorded<mm_delta_rule>,  recorded<mm_take_columns>,
 };
 
 void mm_run(const Call* calls, int64_t num) {

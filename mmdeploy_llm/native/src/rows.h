@@ -35,6 +35,19 @@ inline void look_up(const int64_t* ids, const char* weights, int64_t n, int64_t 
     });
 }
 
+// out [rows][size]: values `columns` of each row of x.
+template <typename T>
+void take_columns(const int64_t* columns, const T* x, int64_t x_stride, T* out, int64_t rows,
+                  int64_t size, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const T* from = x + row * x_stride;
+            T* to = out + row * size;
+            for (int64_t c = 0; c < size; ++c) to[c] = from[columns[c]];
+        }
+    });
+}
+
 // cosines, sines [tokens][pairs] of position * frequency, times `scale`. positions: [tokens], or one
 // row per axis, `stride` apart, with the axis of each pair in `axes`.
 inline void angles(const int64_t* positions, int64_t stride, const int64_t* axes,

@@ -93,8 +93,9 @@ class GGUFFile:
         is_matrix = len(source.shape) == 2 and source.shape[1] == source.tensor.shape[-1]
         return LAYOUTS.get(source.tensor.type.name) if is_matrix and not is_changed else None
 
-    def read_coded(self, key: str) -> CodedWeight:
-        """Reads a weight that has a layout."""
+    def read_coded(self, key: str, out: Tensor | None = None) -> CodedWeight:
+        """Reads a weight that has a layout. out: not used, since blocks are taken apart first."""
+        del out
         source = self._sources[key]
         (n, k), first = source.shape, source.first_row
         data = self._rows.read_bytes(source.tensor, first, first + n)

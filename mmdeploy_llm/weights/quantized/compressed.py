@@ -114,6 +114,10 @@ def _packed(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
     num_words = -(-k * args.num_bits // 32)
     stored.check(parts["codes"], (n, num_words), torch.int32)
     dtype, group_size = _scales(name, args, stored, n, k)
+    group_of = None
+    if "group_of" in parts:
+        stored.check(parts["group_of"], (k,), torch.int32, torch.int64)
+        group_of = stored.read(parts["group_of"])
     return QuantizedLayer(
         name=name,
         key=f"{name}.weight",
@@ -121,7 +125,7 @@ def _packed(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
         shape=(n, k),
         dtype=dtype,
         decode=partial(_decode_packed, bits=args.num_bits, n=n, k=k, group_size=group_size),
-        layout=None if "group_of" in parts else integer_layout(args.num_bits, group_size),
+        layout=integer_layout(args.num_bits, group_size, group_of),
     )
 
 

@@ -53,10 +53,12 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
     num_groups = -(-k // group_size)
     stored.check(parts["zeros"], (num_groups, n * settings.bits // WORD), torch.int32)
     dtype = stored.check(parts["scales"], (num_groups, n), *FLOATS).dtype
+    group_of = None
     if "group_of" in parts:
         stored.check(parts["group_of"], (k,), torch.int32)
-        runs = torch.arange(k, dtype=torch.int32) // group_size
-        if torch.equal(stored.read(parts["group_of"]), runs):
+        group_of = stored.read(parts["group_of"])
+        if torch.equal(group_of, torch.arange(k, dtype=torch.int32) // group_size):
+            group_of = None
             parts["runs"] = parts.pop("group_of")  # says nothing that group_size does not say
     return QuantizedLayer(
         name=name,
@@ -71,7 +73,7 @@ def _layer(settings: GPTQSettings, stored: Stored, name: str) -> QuantizedLayer:
             group_size=group_size,
             offset=OFFSETS[settings.checkpoint_format],
         ),
-        layout=None if "group_of" in parts else integer_layout(settings.bits, group_size),
+        layout=integer_layout(settings.bits, group_size, group_of),
     )
 
 

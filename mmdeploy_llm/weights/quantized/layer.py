@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, units_of, units_of_words
+from mmdeploy_llm.kernels.coded import Bits, CodedWeight, CodeLayout, units_of
 
 from .bits import unpack_words
 
@@ -35,7 +35,7 @@ class QuantizedLayer:
     shape, dtype: of the dequantised weight.
     decode: makes the weight of the stored tensors, by role.
     layout: of the codes if the weight stays in few bits; None where its values are no integers, or
-        where its groups are no runs of columns.
+        where its groups are no runs of columns in any order.
     """
 
     name: str
@@ -47,9 +47,18 @@ class QuantizedLayer:
     layout: CodeLayout | None = None
 
 
-def integer_layout(num_bits: int, group_size: int) -> CodeLayout:
-    """Returns the layout of integers of 1 to 8 bits."""
-    return CodeLayout(bits=4 if num_bits <= 4 else 8, group_size=group_size)
+def integer_layout(
+    num_bits: int, group_size: int, group_of: Tensor | None = None
+) -> CodeLayout | None:
+    """Returns the layout of integers of 1 to 8 bits. group_of: [k], the group of each column, if
+    groups are no runs of columns; sorted by it they must be, else the result is None."""
+    bits: Bits = 4 if num_bits <= 4 else 8
+    if group_of is None:
+        return CodeLayout(bits=bits, group_size=group_size)
+    columns = group_of.argsort(stable=True)
+    if not torch.equal(group_of[columns].long(), torch.arange(len(columns)) // group_size):
+        return None
+    return CodeLayout(bits=bits, group_size=group_size, order=columns.numpy().tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +106,17 @@ class GroupedMatrix:
 
     def coded(self, layout: CodeLayout) -> CodedWeight:
         """Returns the matrix in few bits, which `layout` must fit. Its codes must be integers, its
-        groups runs of columns. The smallest signed byte becomes code 0."""
-        assert self.group_of is None
+        groups runs of columns in its order. The smallest signed byte becomes code 0."""
+        assert (self.group_of is None) is not bool(layout.order)
         assert self.block_rows == 1
-        zero = 0
-        if isinstance(self.codes, PackedNibbles):
-            units = units_of_words(self.codes.words)
+        zero, columns = 0, layout.columns
+        in_words = columns is None and isinstance(self.codes, PackedNibbles)
+        if columns is not None:
+            codes = self.codes[: self.codes.shape[0]]
+            assert codes.dtype is torch.uint8
+            units = units_of(codes[:, columns], layout.bits)
+        elif isinstance(self.codes, PackedNibbles):
+            units = self.codes.words
         elif self.codes.dtype is torch.int8:
             zero = -SMALLEST_BYTE
             units = units_of((self.codes.to(torch.int16) + zero).to(torch.uint8), layout.bits)
@@ -118,9 +132,11 @@ class GroupedMatrix:
             k=self.codes.shape[1],
             group_size=layout.group_size,
             units=units,
+            in_words=in_words,
             scales=scales,
             offsets=None if fits else scales * zeros,
             zeros=zeros.to(torch.uint8) if fits else None,
+            columns=columns,
         )
 
     def _spread(self, facts: Tensor, start: int, end: int) -> Tensor:

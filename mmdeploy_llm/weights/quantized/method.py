@@ -24,10 +24,11 @@ class Stored:
     entries: Mapping[str, Entry]
     files: Mapping[str, SafetensorsFile]
 
-    def read(self, key: str) -> Tensor:
-        """Reads a whole tensor."""
+    def read(self, key: str, out: Tensor | None = None) -> Tensor:
+        """Reads a whole tensor. out: where to, if the tensor has its shape and dtype."""
         entry = self.entries[key]
-        out = torch.empty(entry.shape, dtype=entry.dtype)
+        if out is None or (out.dtype, tuple(out.shape)) != (entry.dtype, entry.shape):
+            out = torch.empty(entry.shape, dtype=entry.dtype)
         self.files[key].read_into(key, out, first_value=0, transpose=False)
         return out
 

@@ -100,16 +100,21 @@ class QuantizedFile:
         """Returns the layout of a weight that can stay in few bits; None where it cannot."""
         return self._layers[key].layout
 
-    def read_coded(self, key: str) -> CodedWeight:
-        """Reads a weight that has a layout."""
+    def read_coded(self, key: str, out: Tensor | None = None) -> CodedWeight:
+        """Reads a weight that has a layout. out: [n, U] int32; becomes its units where the file
+        stores these as words of as many codes."""
         layer = self._layers[key]
-        matrix = self._decoded(layer)
+        matrix = self._decoded(layer, out)
         assert layer.layout is not None
         assert isinstance(matrix, GroupedMatrix)
         return matrix.coded(layer.layout)
 
-    def _decoded(self, layer: QuantizedLayer) -> WeightRows:
-        return layer.decode({role: self._stored.read(name) for role, name in layer.parts.items()})
+    def _decoded(self, layer: QuantizedLayer, out: Tensor | None = None) -> WeightRows:
+        """out: memory for the codes, where they fit into it."""
+        places = {"codes": out}
+        return layer.decode(
+            {role: self._stored.read(key, places.get(role)) for role, key in layer.parts.items()}
+        )
 
     def read_into(self, key: str, out: Tensor, *, first_value: int, transpose: bool) -> None:
         """See TensorFile. first_value: the first one of a row."""

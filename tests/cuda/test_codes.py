@@ -1,0 +1,105 @@
+"""Products with weights of few bits, compared with plain torch on the dequantised weight."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmdeploy_llm.kernels.coded import CodedWeight, units_of
+
+
+@pytest.fixture
+def make(triton_device):
+    generator = torch.Generator().manual_seed(0)
+
+    def make(*shape):
+        return torch.randn(shape, generator=generator).to(triton_device)
+
+    return make
+
+
+def coded_weight(n, k, bits, group_size, *, has_zeros, columns=None):
+    generator = torch.Generator().manual_seed(n)
+    codes = torch.randint(0, 2**bits, (n, k), generator=generator, dtype=torch.uint8)
+    shape = n, -(-k // group_size)
+    scales = (torch.rand(shape, generator=generator) + 0.5) / 2**bits
+    zeros = torch.randint(0, 2**bits, shape, generator=generator, dtype=torch.uint8)
+    return CodedWeight(
+        bits=bits,
+        k=k,
+        group_size=group_size,
+        units=units_of(codes, bits),
+        scales=scales,
+        zeros=zeros if has_zeros else None,
+        offsets=None if has_zeros else scales * zeros + 0.01,
+        columns=columns,
+    )
+
+
+CASES = [  # n, k, bits, group_size
+    (5, 64, 4, 32),
+    (70, 200, 4, 64),
+    (33, 256, 4, 128),
+    (40, 96, 4, 96),
+    (33, 90, 4, 90),
+    (9, 300, 4, 300),
+    (5, 48, 8, 16),
+    (70, 200, 8, 64),
+    (33, 256, 8, 128),
+    (9, 301, 8, 301),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("has_zeros", [True, False])
+def test_products(kernels, make, triton_device, case, has_zeros):
+    """Few rows, which read the codes, and many, for which the weight is dequantised."""
+    n, k, bits, group_size = case
+    assert kernels.can_pack_coded(bits, group_size, (n, k))
+    weight = coded_weight(*case, has_zeros=has_zeros)
+    plain = weight.dequantize().to(triton_device)
+    packed = kernels.pack_coded(weight, rounds=False)
+    for num_rows in (1, 17, 33):
+        x, bias = make(num_rows, k + 3)[:, 1 : k + 1], make(n)
+        for own in (None, bias):
+            found = packed.product(x, own)
+            expected = F.linear(x.double(), plain.double(), None if own is None else own.double())
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(packed.dequantized(torch.float32), plain, rtol=1e-6, atol=1e-5)
+
+
+def test_float16(kernels, make):
+    weight = coded_weight(70, 256, 4, 64, has_zeros=True)
+    x = make(3, 256).half()
+    found = kernels.pack_coded(weight, rounds=False).product(x, None)
+    expected = F.linear(x.double(), weight.dequantize().double().to(x.device))
+    assert found.dtype is torch.float16
+    torch.testing.assert_close(found.double(), expected, rtol=2e-3, atol=2e-2)
+
+
+def test_codes_in_another_order(kernels, make, triton_device):
+    weight = coded_weight(33, 128, 4, 32, has_zeros=True, columns=torch.randperm(128))
+    packed = kernels.pack_coded(weight, rounds=False)
+    for num_rows in (2, 40):
+        x = make(num_rows, 128)
+        expected = F.linear(x.double(), weight.dequantize().double().to(triton_device))
+        found = packed.product(x, None).double()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_no_bit_depends_on_the_company(kernels, make):
+    """Among few rows, each is added in one order."""
+    weight = coded_weight(40, 256, 4, 64, has_zeros=True)
+    packed = kernels.pack_coded(weight, rounds=False)
+    x = make(20, 256)
+    together = packed.product(x, None)
+    for row in (0, 7, 19):
+        assert torch.equal(packed.product(x[row : row + 1], None)[0], together[row])
+
+
+@pytest.mark.parametrize(
+    ("bits", "group_size", "shape"),
+    [(4, 16, (8, 64)), (4, 40, (8, 80)), (8, 8, (8, 64)), (4, 64, (2, 8, 128))],
+)
+def test_what_is_dequantised_at_load(kernels, bits, group_size, shape):
+    """Groups that no tile divides, and experts."""
+    assert not kernels.can_pack_coded(bits, group_size, shape)
