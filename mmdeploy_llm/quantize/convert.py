@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
@@ -67,15 +69,17 @@ def quantize_checkpoint(
     check_output(output, source, overwrite=overwrite)
     empty, paths = built(config, checkpoint), find_weights(source)
     items = () if calibrate_with is None else read_items(calibrate_with)
-    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items)}
+    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items), "folds": True}
     partial = Partial(output, digest_of(facts, paths))
     with ExitStack() as stack:
         done: Calibrated | None = None
         rounder: Rounder = GroupRounder(layout)
+        replaced: Mapping[str, Tensor] = {}
         if calibrate_with is not None:
             done = calibrate(config, paths, items, layout, partial.folder)
-            rounder = CalibratedRounder(done.folder, layout, stack)
-        writer = Writer(partial, empty, rounder)
+            rounder = calibrated = CalibratedRounder(done.folder, layout, stack)
+            replaced = calibrated.norms
+        writer = Writer(partial, empty, rounder, replaced)
         writer.copy(paths)
         summary = writer.finish(values)
     copy_others(source, partial.folder)
