@@ -1,10 +1,11 @@
 """Rounds the decoder's layers with calibration data, window by window of layers:
 
     answer every item once --> for each window: pass all samples through the model, sum up the
-    inputs of its products --> round (scales.py, gptq.py) --> file --> the model goes on with rounded weights
+    inputs of its products --> round (scales.py, gptq.py) --> file --> the model goes on with
+    rounded weights
 
 so that a layer is rounded for the inputs that the rounded layers before it give. Memory: the model
-in bfloat16, and the moments of one window. What is finished is kept for the next run.
+in bfloat16, and the moments and weights of one window. What is finished is kept for the next run.
 """
 
 from __future__ import annotations

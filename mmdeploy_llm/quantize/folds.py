@@ -88,12 +88,17 @@ def _folds(module: nn.Module) -> Iterator[tuple[str, int | None, Fold]]:
     elif type(module) is Attention and module.qkv_proj.bias is None:
         yield "o_proj.weight", None, _values(module)
     elif type(module) is GatedMLP and module.gate_up_proj.bias is None:
-        up = Fold(rows=("gate_up_proj.weight", None), first_row=module.intermediate_size)
-        yield "down_proj.weight", None, up
+        first_row = module.intermediate_size
+        yield (
+            "down_proj.weight",
+            None,
+            Fold(rows=("gate_up_proj.weight", None), first_row=first_row),
+        )
     elif type(module) is Experts:
-        up_row = module.expert_parts["up_proj"][1].start
+        _, up = module.expert_parts["up_proj"]
+        assert up is not None
         for index in range(module.down_proj.shape[0]):
-            yield "down_proj", index, Fold(rows=("gate_up_proj", index), first_row=up_row)
+            yield "down_proj", index, Fold(rows=("gate_up_proj", index), first_row=up.start)
 
 
 def _after_norms(layer: DecoderLayer) -> Iterator[tuple[str, int | None, Fold]]:
