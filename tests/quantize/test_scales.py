@@ -136,11 +136,10 @@ def test_a_scaled_model_is_the_same_model(tmp_path, family):
     plain = write_tiny(family, tmp_path / "plain", hidden_size=64, **sizes)
     found = scaled_copy(plain, tmp_path / "scaled")
     kinds = {place[0].rpartition("layers.")[2].partition(".")[2] for place in found}
-    wanted = {"self_attn.qkv_proj.weight", "self_attn.o_proj.weight"}
-    if family == "qwen3_moe":
-        assert kinds == wanted | {"mlp.experts.down_proj"}
-    else:
-        assert kinds == wanted | {"mlp.gate_up_proj.weight", "mlp.down_proj.weight"}
+    wanted = {"self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"}
+    if family == "qwen3_moe":  # has a layer without experts too
+        wanted |= {"mlp.experts.down_proj"}
+    assert {kind.removesuffix(".weight") for kind in kinds} == wanted
     ids = torch.tensor([[5, 9, 200, 31, 7, 44]])
     logits = []
     for name in ("plain", "scaled"):
@@ -176,5 +175,4 @@ def test_a_model_with_outliers(tmp_path, monkeypatch):
             str(plain), tmp_path / name, bits=4, group_size=32, calibrate_with=str(given)
         )
         gains.append(done.gain)
-    print(gains)
     assert gains[0] < 0.95 * gains[1]
