@@ -116,7 +116,8 @@ def _round_windows(
 ) -> float:
     """Rounds all windows that have no file yet; returns Calibrated.gain."""
     owners = {key: file for file in files for key in file.entries}
-    todo = windows(llm.model, files, GroupRounder(layout))
+    model: Any = llm.model
+    todo = windows(model, files, GroupRounder(layout))
     calibrated = nearest = 0.0
     with tqdm(total=len(todo) * len(samples.used), desc="calibration", unit="prompt") as bar:
         for number, sites in enumerate(todo):
@@ -128,9 +129,9 @@ def _round_windows(
             with safe_open(path, framework="pt") as file:
                 errors = json.loads(file.metadata()["output_errors"])
                 for site in sites:
-                    use_rounded(llm.model, kernels, site, _joined(file, site))
+                    use_rounded(model, kernels, site, _joined(file, site))
                 for key in json.loads(file.metadata()["norms"]):
-                    set_norm(llm.model, llm.model.weight_targets(key)[0].name, file.get_tensor(key))
+                    set_norm(model, model.weight_targets(key)[0].name, file.get_tensor(key))
             calibrated, nearest = calibrated + errors[0], nearest + errors[1]
     return calibrated / nearest if nearest else 1.0
 
@@ -191,7 +192,7 @@ def _keys(model: Any, owners: dict[str, SafetensorsFile]) -> Mapping[str, str]:
     """Returns the tensor of the checkpoint that is a parameter as it is, by parameter."""
     found = {}
     for key in owners:
-        targets = model.weight_targets(key) or ()
+        targets: Sequence[Target] = model.weight_targets(key) or []
         if len(targets) == 1 and targets[0] == Target(name=targets[0].name):
             found[targets[0].name] = key
     return found

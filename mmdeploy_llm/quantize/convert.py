@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.intake.checkpoint import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.kernels.coded import Bits, CodeLayout
-from mmdeploy_llm.saving import GroupRounder, Rounder, Summary, Writer, built, is_quantized
+from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
 from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of
 from mmdeploy_llm.weights.find import find_weights
 
@@ -73,13 +71,12 @@ def quantize_checkpoint(
     partial = Partial(output, digest_of(facts, paths))
     with ExitStack() as stack:
         done: Calibrated | None = None
-        rounder: Rounder = GroupRounder(layout)
-        replaced: Mapping[str, Tensor] = {}
         if calibrate_with is not None:
             done = calibrate(config, paths, items, layout, partial.folder)
-            rounder = calibrated = CalibratedRounder(done.folder, layout, stack)
-            replaced = calibrated.norms
-        writer = Writer(partial, empty, rounder, replaced)
+            rounder = CalibratedRounder(done.folder, layout, stack)
+            writer = Writer(partial, empty, rounder, rounder.norms)
+        else:
+            writer = Writer(partial, empty, GroupRounder(layout))
         writer.copy(paths)
         summary = writer.finish(values)
     copy_others(source, partial.folder)
