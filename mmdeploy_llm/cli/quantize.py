@@ -22,8 +22,8 @@ is continued by the same command.
 --calibrate makes 4 bits better. It takes 50 to 500 prompts like those that the
 model will answer: a folder of images and videos (each is described), or a JSONL
 file of requests as `mmdeploy-llm batch` reads them. The model answers them once;
-then its decoder is rounded, two layers at a time, so that these prompts and
-answers change least (GPTQ). Vision towers are rounded to 8 bits. Every tenth
+then its decoder is scaled (AWQ) and rounded (GPTQ), two layers at a time, so
+that these prompts and answers change least. Vision towers are rounded to 8 bits. Every tenth
 item is held out: on these, perplexity and divergence before and after are
 printed and written to OUTPUT/quantization_loss.json.
 

@@ -1,17 +1,18 @@
 """Rounds the decoder's layers with calibration data, window by window of layers:
 
     answer every item once --> for each window: pass all samples through the model, sum up the
-    inputs of its products --> round (gptq.py) --> file --> the model goes on with rounded weights
+    inputs of its products --> round (scales.py, gptq.py) --> file --> the model goes on with
+    rounded weights
 
 so that a layer is rounded for the inputs that the rounded layers before it give. Memory: the model
-in bfloat16, and the moments of one window. What is finished is kept for the next run.
+in bfloat16, and the moments and weights of one window. What is finished is kept for the next run.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +33,15 @@ from mmdeploy_llm.kernels.coded import CodeLayout
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.saving.rounders import GroupRounder, Place
-from mmdeploy_llm.saving.rounding import Rounded, round_groups
+from mmdeploy_llm.saving.rounding import Rounded
 from mmdeploy_llm.startup.machine import load_kernels
 from mmdeploy_llm.weights.files import SafetensorsFile
+from mmdeploy_llm.weights.map import Target
 
-from .gptq import output_error, round_by_moments
+from .folds import Fold, folds_of, set_norm
 from .loss import Loss, answers_of, compare, load_answers, pass_through, save_answers
 from .samples import Samples, answered
+from .scales import round_window
 from .sites import Site, use_rounded, watched, windows
 
 FOLDER = "calibration"  # in the folder that is being written
@@ -113,7 +116,8 @@ def _round_windows(
 ) -> float:
     """Rounds all windows that have no file yet; returns Calibrated.gain."""
     owners = {key: file for file in files for key in file.entries}
-    todo = windows(llm.model, files, GroupRounder(layout))
+    model: Any = llm.model
+    todo = windows(model, files, GroupRounder(layout))
     calibrated = nearest = 0.0
     with tqdm(total=len(todo) * len(samples.used), desc="calibration", unit="prompt") as bar:
         for number, sites in enumerate(todo):
@@ -125,7 +129,9 @@ def _round_windows(
             with safe_open(path, framework="pt") as file:
                 errors = json.loads(file.metadata()["output_errors"])
                 for site in sites:
-                    use_rounded(llm.model, kernels, site, _joined(file, site))
+                    use_rounded(model, kernels, site, _joined(file, site))
+                for key in json.loads(file.metadata()["norms"]):
+                    set_norm(model, model.weight_targets(key)[0].name, file.get_tensor(key))
             calibrated, nearest = calibrated + errors[0], nearest + errors[1]
     return calibrated / nearest if nearest else 1.0
 
@@ -143,30 +149,59 @@ def _round_window(
         for sample in samples.used:
             pass_through(llm, sample)
             bar.update()
+    parts = [[_read(owners[key], key) for key in site.keys] for site in sites]
+    folds, norms = _foldable(llm.model, sites, owners)
+    weights = [torch.cat(own) for own in parts]
+    done = round_window(sites, weights, [own.moments for own in found], folds, norms)
     tensors: dict[str, Tensor] = {}
-    errors, sums = {}, [0.0, 0.0]
-    for site, own in zip(sites, found, strict=True):
-        parts = [_read(owners[key], key) for key in site.keys]
-        weight = torch.cat(parts)
-        rounded = round_by_moments(weight, own.moments, site.layout)
-        plain = round_groups(weight, site.layout.bits, site.layout.group_size)
-        sums[0] += output_error(weight, rounded, own.moments)
-        sums[1] += output_error(weight, plain, own.moments)
+    errors: dict[str, float] = {}
+    for site, own, rounded in zip(sites, parts, done.sites, strict=True):
         start = 0
-        for key, part in zip(site.keys, parts, strict=True):
+        for key, part in zip(site.keys, own, strict=True):
             rows = slice(start, start + len(part))
             start += len(part)
             errors[key] = rounded.squared_error
             for name in PARTS:
                 tensors[f"{key}.{name}"] = getattr(rounded, name)[rows].contiguous()
+    keys = _keys(llm.model, owners)
+    changed = {keys[name]: weight for name, weight in done.norms.items()}
+    sums = [done.error, done.nearest]
+    facts = {"errors": errors, "output_errors": sums, "norms": list(changed)}
     new = path.with_name(f"{path.name}.new")
-    metadata = {"errors": json.dumps(errors), "output_errors": json.dumps(sums)}
-    save_file(tensors, new, metadata=metadata)
+    metadata = {name: json.dumps(value) for name, value in facts.items()}
+    save_file(tensors | changed, new, metadata=metadata)
     new.replace(path)
 
 
-def _read(file: SafetensorsFile, key: str) -> Tensor:
-    out = torch.empty(file.entries[key].shape)
+def _foldable(
+    model: Any, sites: Sequence[Site], owners: dict[str, SafetensorsFile]
+) -> tuple[Mapping[tuple[str, int | None], Fold], Mapping[str, Tensor]]:
+    """Returns the folds of a window, and the weights of their norms by parameter. A norm that is no
+    tensor of its own in the checkpoint is left alone."""
+    keys = _keys(model, owners)
+    folds = {
+        place: fold
+        for place, fold in folds_of(model, sites).items()
+        if fold.norm is None or fold.norm in keys
+    }
+    names = [fold.norm for fold in folds.values() if fold.norm is not None]
+    return folds, {name: _read(owners[keys[name]], keys[name], exact=True) for name in names}
+
+
+def _keys(model: Any, owners: dict[str, SafetensorsFile]) -> Mapping[str, str]:
+    """Returns the tensor of the checkpoint that is a parameter as it is, by parameter."""
+    found = {}
+    for key in owners:
+        targets: Sequence[Target] = model.weight_targets(key) or []
+        if len(targets) == 1 and targets[0] == Target(name=targets[0].name):
+            found[targets[0].name] = key
+    return found
+
+
+def _read(file: SafetensorsFile, key: str, *, exact: bool = False) -> Tensor:
+    """Reads a tensor as float32. exact: in its own dtype."""
+    entry = file.entries[key]
+    out = torch.empty(entry.shape, dtype=entry.dtype if exact else torch.float32)
     file.read_into(key, out, first_value=0, transpose=False)
     return out
 
@@ -184,7 +219,8 @@ class CalibratedRounder:
     codes, those of towers in 8 bits."""
 
     def __init__(self, folder: Path, layout: CodeLayout, stack: ExitStack) -> None:
-        """stack: closes the files."""
+        """stack: closes the files. norms: the tensors that take the place of a checkpoint's."""
+        self.norms: dict[str, Tensor] = {}
         self._nearest = GroupRounder(layout, TOWERS)
         self._places: dict[str, Any] = {}
         self._errors: dict[str, float] = {}
@@ -192,6 +228,8 @@ class CalibratedRounder:
             file = stack.enter_context(safe_open(path, framework="pt"))
             errors = json.loads(file.metadata()["errors"])
             self._errors |= errors
+            norms = json.loads(file.metadata()["norms"])
+            self.norms |= {key: file.get_tensor(key) for key in norms}
             self._places |= dict.fromkeys(errors, file)
 
     def layout(self, place: Place) -> CodeLayout | None:

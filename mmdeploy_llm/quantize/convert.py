@@ -13,7 +13,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.intake.checkpoint import MODEL_FILES, read_checkpoint, resolve_model
 from mmdeploy_llm.kernels.coded import Bits, CodeLayout
-from mmdeploy_llm.saving import GroupRounder, Rounder, Summary, Writer, built, is_quantized
+from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
 from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of
 from mmdeploy_llm.weights.find import find_weights
 
@@ -67,15 +67,16 @@ def quantize_checkpoint(
     check_output(output, source, overwrite=overwrite)
     empty, paths = built(config, checkpoint), find_weights(source)
     items = () if calibrate_with is None else read_items(calibrate_with)
-    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items)}
+    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items), "folds": True}
     partial = Partial(output, digest_of(facts, paths))
     with ExitStack() as stack:
         done: Calibrated | None = None
-        rounder: Rounder = GroupRounder(layout)
         if calibrate_with is not None:
             done = calibrate(config, paths, items, layout, partial.folder)
             rounder = CalibratedRounder(done.folder, layout, stack)
-        writer = Writer(partial, empty, rounder)
+            writer = Writer(partial, empty, rounder, rounder.norms)
+        else:
+            writer = Writer(partial, empty, GroupRounder(layout))
         writer.copy(paths)
         summary = writer.finish(values)
     copy_others(source, partial.folder)

@@ -17,12 +17,14 @@ DAMPING = (0.01, 0.1, 1.0)  # of the mean of the diagonal; a larger one where a 
 
 
 def round_by_moments(weight: Tensor, moments: Tensor, layout: CodeLayout) -> Rounded:
-    """Rounds `weight` [n, k] float32 for inputs x [T, k] with the second moments x.T @ x [k, k].
+    """Rounds `weight` [n, k] float32 for inputs x [T, k] with the second moments x.T @ x [k, k]. A
+    column whose input was always 0 is rounded to the nearest code."""
+    return round_by_factor(weight, factor_of(moments), layout)
 
-    The scale and zero of a group are chosen when its first column is reached, for the values as
-    they are then. A column whose input was always 0 is rounded to the nearest code.
-    """
-    factor = _factor(moments)
+
+def round_by_factor(weight: Tensor, factor: Tensor, layout: CodeLayout) -> Rounded:
+    """Rounds `weight` [n, k] float32 with the factor [k, k] that `factor_of` gives. The scale and
+    zero of a group are chosen when its first column is reached, for the values as they are then."""
     size, rest = layout.group_size, weight.clone()
     parts = []
     for start in range(0, weight.shape[1], size):
@@ -57,8 +59,10 @@ def _round_columns(
     return codes.T, errors.T
 
 
-def _factor(moments: Tensor) -> Tensor:
-    """Returns the upper Cholesky factor of the inverse of the damped moments, [k, k]."""
+def factor_of(moments: Tensor) -> Tensor:
+    """Returns the upper Cholesky factor of the inverse of the damped moments, [k, k]. For inputs
+    that are divided by s [k], it is this factor with its columns times s. Raises CheckpointError
+    for moments that are not finite."""
     diagonal = moments.diagonal()
     mean = diagonal.mean().clamp(min=1e-12)
     for damping in DAMPING:
@@ -83,8 +87,16 @@ def values_of(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     return (codes.float() - zero) * scale
 
 
-def output_error(weight: Tensor, rounded: Rounded, moments: Tensor) -> float:
+def output_error(
+    weight: Tensor,
+    rounded: Rounded,
+    moments: Tensor,
+    columns: Tensor | float = 1.0,
+    rows: Tensor | float = 1.0,
+) -> float:
     """Returns the sum over outputs of the squared error of x @ weight.T for the inputs that
-    `moments` sums up."""
-    difference = values_of(rounded.codes, rounded.scales, rounded.zeros) - weight
+    `moments` sums up. columns [k], rows [n]: where `rounded` is a weight that was multiplied by
+    these."""
+    values = values_of(rounded.codes, rounded.scales, rounded.zeros)
+    difference = values / columns / torch.as_tensor(rows)[..., None] - weight
     return float(((difference @ moments) * difference).sum(dtype=torch.float64))

@@ -16,6 +16,8 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.kernels import Kernels, PackedWeight
 from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, units_of
 from mmdeploy_llm.layers.decoder import CausalLM
+from mmdeploy_llm.layers.linear import MergedLinear
+from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.saving.rounders import Rounder
 from mmdeploy_llm.saving.rounding import Rounded
 from mmdeploy_llm.saving.writer import layout_of, places_of, target_of
@@ -29,13 +31,15 @@ WINDOW_LAYERS = 2  # whose moments are in memory together
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """A packed matrix. name, index: its parameter, and the expert in that. keys: the tensors of the
-    checkpoint that are its rows, in order. k: its columns."""
+    checkpoint that are its rows, in order. k: its columns. is_whole: whether these tensors are all
+    of its rows."""
 
     name: str
     index: int | None
     keys: tuple[str, ...]
     k: int
     layout: CodeLayout
+    is_whole: bool
 
 
 def windows(
@@ -64,9 +68,9 @@ def _by_layer(
             if module in owner and target is not None and layout is not None:
                 first = 0 if target.rows is None else target.rows.start
                 place = parts[owner[module]].setdefault((target.name, target.index), [])
-                place.append((first, key, entry.shape[-1], layout))
+                place.append((first, key, entry.shape[-1], layout, target.rows is None))
     for layer in sorted(parts):
-        yield [_site(name, index, own) for (name, index), own in _sorted(parts[layer])]
+        yield [_site(model, place, own) for place, own in _sorted(parts[layer])]
 
 
 def _sorted(places: Mapping[tuple[str, int | None], list[Any]]) -> Iterator[Any]:
@@ -74,10 +78,26 @@ def _sorted(places: Mapping[tuple[str, int | None], list[Any]]) -> Iterator[Any]
     yield from sorted(places.items(), key=lambda own: (own[0][0], own[0][1] or 0))
 
 
-def _site(name: str, index: int | None, parts: list[Any]) -> Site:
+def _site(model: Any, place: tuple[str, int | None], parts: list[Any]) -> Site:
     rows = sorted(parts, key=lambda part: part[0])
-    keys = tuple(key for _, key, _, _ in rows)
-    return Site(name=name, index=index, keys=keys, k=rows[0][2], layout=rows[0][3])
+    name, index = place
+    return Site(
+        name=name,
+        index=index,
+        keys=tuple(part[1] for part in rows),
+        k=rows[0][2],
+        layout=rows[0][3],
+        is_whole=rows[0][4] or len(rows) == _num_parts(model, name),
+    )
+
+
+def _num_parts(model: Any, name: str) -> int:
+    """Returns how many tensors of a checkpoint are the rows of a matrix."""
+    path, _, own = name.rpartition(".")
+    module = model.get_submodule(path)
+    if isinstance(module, Experts):
+        return sum(parameter == own for parameter, _ in module.expert_parts.values())
+    return len(module.parts) if isinstance(module, MergedLinear) else 1
 
 
 class Watched:

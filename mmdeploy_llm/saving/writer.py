@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -68,8 +69,16 @@ class Progress:
 class Writer:
     """Writes the tensors of a folder, shard by shard."""
 
-    def __init__(self, partial: Partial, model: Any, rounder: Rounder) -> None:
-        """model: built on the meta device; says where tensors belong."""
+    def __init__(
+        self,
+        partial: Partial,
+        model: Any,
+        rounder: Rounder,
+        replaced: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
+        """model: built on the meta device; says where tensors belong. replaced: tensors to write in
+        the place of those that would be copied, by key."""
+        self._replaced = replaced
         self._partial, self._model, self._rounder = partial, model, rounder
         self._places = places_of(model)
         self._shard: dict[str, Tensor] = {}
@@ -106,7 +115,7 @@ class Writer:
         if layout is None:
             if key.endswith(WEIGHT) and len(entry.shape) == 2:
                 self._done.ignored.append(name)
-            return {key: tensor}
+            return {key: self._replaced.get(key, tensor)}
         if not bool(tensor.isfinite().all()):
             raise CheckpointError(f"{key} has values that are not finite; they cannot be rounded")
         rounded = self._rounder.round(key, tensor, layout)
