@@ -216,9 +216,7 @@ struct ArrangedRows {
                    float scale) {
         for (int64_t at = 0; at < count; at += step) {
             const int64_t num = std::min(step, count - at), index = row * steps + (first + at) / step;
-            float sum = 0.0f;
-            for (int64_t i = 0; i < num; ++i) sum += as_float(from[at + i]);
-            sums[index] = sum * scale;
+            sums[index] = sum_of(from + at, num) * scale;
             if constexpr (Format::ROUNDS) scales[index] = scale;
         }
         X* to = values.get() + row * width + first;
@@ -230,10 +228,17 @@ struct ArrangedRows {
             }
         }
     }
-    static MM_INLINE float as_float(int8_t value) { return float(value); }
+    static MM_INLINE float sum_of(const int8_t* values, int64_t num) {
+        int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = 0; i < num; ++i) sum += values[i];
+        return float(sum);
+    }
     template <typename V>
-    static MM_INLINE float as_float(V value) {
-        return load(value);
+    static MM_INLINE float sum_of(const V* values, int64_t num) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < num; ++i) sum += load(values[i]);
+        return sum;
     }
     static MM_INLINE X as_x(int8_t value) {
         if constexpr (std::is_integral_v<X>) {
@@ -328,6 +333,23 @@ struct Unpacked {
 constexpr int64_t UNPACKED_ROWS = 2 * STRIP + 1;  // from which chunks are unpacked first
 constexpr int64_t UNPACKED_UNITS = 128;  // of a chunk, whose operands stay in the cache
 
+// Whether chunks are unpacked for many rows. With bytes of VNNI and 512 bits a unit is divided by a
+// shift and two masks, which takes less time than to read operands of twice the length.
+template <typename Format>
+constexpr bool UNPACKS = Format::PARTS > 1;
+#if defined(MM_HAS_S8_DOT) && MM_VECTOR_BYTES == 64
+template <>
+constexpr bool UNPACKS<S8Codes<4>> = false;
+#endif
+
+// Returns the largest number of units of a chunk. Without unpacking few rows are fastest where a
+// chunk stays in the first cache, and many rows where its sums are written less often.
+template <typename Format>
+constexpr int64_t code_part_units(int64_t rows) {
+    const bool is_small = Format::PARTS > 1 && !UNPACKS<Format> && rows <= 48;
+    return is_small ? GROUP_UNITS : UNPACKED_UNITS;
+}
+
 // sums [ROWS][64] = rows from `row` on, over units `unit` .. `unit + units`, or plus that, in whole
 // steps except at the end. facts: those of the panel. Operands: the format that multiplies `codes`,
 // which have `expansion` units for one.
@@ -379,7 +401,7 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
                            Ahead ahead, float* sums, bool adds) {
         const int64_t panel = (part - static_cast<const char*>(codes)) / (units * UNIT_BYTES);
         const uint32_t* own = facts + panel * groups.rows() * PANEL;
-        if (Format::PARTS == 1 || rows < UNPACKED_ROWS) {
+        if (!UNPACKS<Format> || rows < UNPACKED_ROWS) {
             code_strip<Format, Format, num>(arranged, row, unit, part, own, groups, count, ahead,
                                             sums, adds);
         } else {
@@ -392,7 +414,8 @@ void linear_codes(const T* x, int64_t x_stride, const void* codes, const uint32_
     const auto write = [&](int64_t row, int64_t first, const float* sums, int64_t num) {
         write_row(out + row * n + first, sums, bias == nullptr ? nullptr : bias + first, num);
     };
-    multiply(codes, rows, n, units, num_threads, next, strip, write, UNPACKED_UNITS);
+    multiply(codes, rows, n, units, num_threads, next, strip, write,
+             code_part_units<Format>(rows));
 }
 
 // Writes the codes of one group, `count` values, and returns the sum of their squared errors. scale
