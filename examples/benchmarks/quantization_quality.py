@@ -1,6 +1,6 @@
 """Compares the logits of quantised weights and of bf16 for every prompt token of the text workload.
 
-    python examples/benchmarks/quantization_quality.py MODEL_FOLDER
+    python examples/benchmarks/quantization_quality.py MODEL_FOLDER [--other NAME=PATH]...
 
 Runs all prompts of a text model in one step over a paged cache: in bf16, with each quantization of
 the weights, and with a KV cache in int8 and in int4. Prints for each run, compared with bf16: the
@@ -100,7 +100,16 @@ def main() -> None:
     """Compares on 16 prompts, so that the logits fit into memory."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument(
+        "--other",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="the same model rounded by another engine: a GGUF file, or a folder that "
+        "peers/openvino_weights.py wrote; its weights are compared in bf16 products",
+    )
+    args = parser.parse_args()
+    folder = args.folder
     kernels = native.load()
     prompts = [list(request.token_ids) for request in workloads.text()][:16]
     expected = logits(load(folder, kernels, None), kernels, prompts, torch.bfloat16)
@@ -108,6 +117,10 @@ def main() -> None:
         quantized = load(folder, kernels, quantization)
         compare(quantization, logits(quantized, kernels, prompts, torch.bfloat16), expected)
         del quantized
+    for name, _, path in (other.partition("=") for other in args.other):
+        rounded = load(Path(path), kernels, None)
+        compare(name, logits(rounded, kernels, prompts, torch.bfloat16), expected)
+        del rounded
     plain = load(folder, kernels, None)
     for dtype in (torch.int8, torch.int4):
         name = str(dtype).removeprefix("torch.")
