@@ -40,6 +40,9 @@ def encode(name: str, model: Any, base: Any, item: MediaInput) -> Tensor:
     late = getattr(found, "deepstack_features", None) or ()
     columns = [column[1] if _is_pair(column) else column for column in late]
     main = getattr(found, "pooler_output", None if late else found)
+    projector = getattr(model, "multi_modal_projector", None)
+    if main is None and not late and projector is not None:  # Llama 4 projects in its forward
+        main = projector(found.last_hidden_state.flatten(0, -2))
     try:
         rows = [_rows(column, weight.shape[1]) for column in columns]
         embeds = (

@@ -318,9 +318,10 @@ text, each with small random weights ({date}):
 | refused | an error says why, when the model is loaded or at the request |
 | not made | the census has no small config or processor of the class, or transformers' own `generate` fails on it |
 
-Images are processed by transformers' own classes, those that need no torchvision. A class whose
-image processor needs torchvision is refused with images where torchvision is not installed. Each
-image is encoded alone; the two images of Emu3 have one size, because transformers pads others.
+Images are processed by transformers' own classes, where there are two by the one that needs no
+torchvision. Where the table says that images need torchvision, an error asks for it where it is not
+installed (the plugin of LFM2-VL needs none). Each image is encoded alone; the two images of Emu3
+have one size, because transformers pads others.
 
 What `equal` does not say: lengths at which a model chooses tokens by their scores; such a request
 is refused.
@@ -342,6 +343,8 @@ def main():
         if name in IMAGE_TEXT:
             is_refused = results.get(name, ("",))[0] == REFUSED
             pictured[name] = results[name] if is_refused else run(name, True)
+            if pictured[name][0] in (EQUAL, BY_SEQUENCE) and images.needs_torchvision(ALL[name]):
+                pictured[name] = pictured[name][0], "images need torchvision"
             print(name, "with images:", *pictured[name], flush=True)
     if not sys.argv[1:]:
         PAGE.write_text(page(results, pictured), encoding="utf-8")

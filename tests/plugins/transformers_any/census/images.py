@@ -45,6 +45,18 @@ OPTIONS = {
         "crop_size": {"height": 64, "width": 64},
     },
     "AriaImageProcessor": {"max_image_size": 980},
+    "Cohere2VisionImageProcessor": {"patch_size": 2},  # a tile's side, in tokens
+    "Inkling2ImageProcessor": {"size": {"height": 28, "width": 28}},  # of a token
+    "Lfm2VlImageProcessor": {
+        "encoder_patch_size": 14,
+        "tile_size": SIDE,
+        "max_tiles": 4,
+        "min_image_tokens": 4,
+        "max_image_tokens": 16,
+        "max_num_patches": 64,
+    },
+    "MuseGlimmerImageProcessor": {"max_image_tokens": 16},
+    "MiniCPMOcrImageProcessor": {"scale_resolution": SIDE, "max_slice_nums": 4},
     "GotOcr2Processor": {"size": {"height": 128, "width": 128}},
     "Gemma4ImageProcessor": {"max_soft_tokens": 70},
     "DeepseekOcr2ImageProcessor": {"size": {"height": 96, "width": 96}, "tile_size": 96},
@@ -112,6 +124,12 @@ def image_processor_class(kind):
         if found is not None and not getattr(found, "is_dummy", False):
             return found, name
     return None, name  # it needs torchvision
+
+
+def needs_torchvision(kind):
+    """Whether the only image processor of a model type needs torchvision."""
+    names = IMAGE_PROCESSOR_MAPPING_NAMES.get(kind) or {}
+    return kind not in IMAGE_PROCESSORS and "torchvision" in names and not names.get("pil")
 
 
 def make_tokenizer(processor):
@@ -327,11 +345,15 @@ def ours(processor, prompt):
 
 
 def inputs(processor, prompt):
-    """Returns the arguments of transformers' forward."""
+    """Returns the arguments of transformers' forward, for a model in float32."""
     given = {"text": [prompt["prompt"]], "return_tensors": "pt"}
     pictured = prompt.get("multimodal_data", {}).get("image")
     if pictured is None:
         return dict(processor.tokenizer(**given))
     if type(processor).__name__ in TYPED:
         given["return_mm_token_type_ids"] = True
-    return dict(processor(images=pictured, **given))
+    made = dict(processor(images=pictured, **given))
+    for name, value in made.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            made[name] = value.float()  # Llama 4's are rounded to bfloat16
+    return made

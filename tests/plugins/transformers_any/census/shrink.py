@@ -169,6 +169,9 @@ BY_TYPE = {"full_attention": ROPE, "sliding_attention": ROPE}
 HYBRID = ["linear_attention", "full_attention"] * 2
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16}
 EXCEPTIONS = {
+    "Llama4VisionConfig": {"intermediate_size": 4 * HIDDEN},  # pixels are shuffled four to one
+    "MuseGlimmerConfig": {"out_hidden_size": 4 * HIDDEN},  # patches are merged four to one
+    "MuseSparkConfig": {"out_hidden_size": 4 * HIDDEN},
     "BambaConfig": {**MAMBA, "attn_layer_indices": [1]},
     "KimiLinearConfig": {"layer_types": HYBRID, "linear_num_heads": HEADS, "linear_head_dim": 16},
     "BailingHybridConfig": {"layer_types": HYBRID},
