@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -119,17 +120,34 @@ def positions(base: Any, num_tokens: int, spans: Sequence[MediaSpan]) -> Tensor:
     for span in spans:
         for start, end in span.runs:
             kinds[0, start:end] = IMAGE
-    needed = ("mm_token_type_ids", "image_grid_thw")
-    if not all(_accepts(base.get_rope_index, name) for name in needed):
+    grids = torch.tensor([span.item.grid_thw for span in spans])
+    index, ids = base.get_rope_index, torch.zeros_like(kinds)
+    if _accepts(index, "mm_token_type_ids") and _accepts(index, "image_grid_thw"):
+        found, _ = index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
+    elif hasattr(base.config, "vision_start_token_id") and _accepts(index, "image_grid_thw"):
+        _write_ids(ids, kinds, base.config)
+        found, _ = index(ids, image_grid_thw=grids, attention_mask=torch.ones_like(ids))
+    else:
         raise MediaError(
             f"get_rope_index of {type(base).__name__} needs token ids, which are not known here; "
             "use a plugin made for this model"
         )
-    grids = torch.tensor([span.item.grid_thw for span in spans])
-    ids = torch.zeros_like(kinds)
-    found, _ = base.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grids)
     result: Tensor = found[:, 0]
     return result
+
+
+def _write_ids(ids: Tensor, kinds: Tensor, config: Any) -> None:
+    """Writes the ids from which such a model finds its images: those of placeholders and of the
+    start before them, which are part of an image's text, and for all others one without meaning."""
+    special = {
+        value
+        for name, value in config.to_dict().items()
+        if name.endswith(("token_id", "token_index")) and isinstance(value, int)
+    }
+    ids.fill_(next(number for number in itertools.count() if number not in special))
+    ids[kinds == IMAGE] = config.image_token_id
+    is_first = (kinds == IMAGE) & (kinds.roll(1, -1) != IMAGE)
+    ids[is_first.roll(-1, -1)] = config.vision_start_token_id
 
 
 def _to_device(tensor: Tensor, like: Tensor) -> Tensor:

@@ -66,7 +66,16 @@ def _reason(error: Exception) -> str:
 
 def image_marker(processor: Any) -> str:
     """Returns the text that stands for an image in a prompt."""
-    return str(getattr(processor, "image_placeholder_token", None) or processor.image_token)
+    start, end = tokens_around(processor)
+    token = getattr(processor, "image_placeholder_token", None) or processor.image_token
+    return f"{start}{token}{end}"
+
+
+def tokens_around(processor: Any) -> tuple[str, str]:
+    """Returns the texts that must be written before and after the placeholders of an image, which
+    such a model's positions are counted from (Qwen Omni)."""
+    start, end = (getattr(processor, f"vision_{name}_token", None) for name in ("bos", "eos"))
+    return (start, end) if isinstance(start, str) and isinstance(end, str) else ("", "")
 
 
 def marked(processor: Any, marker: str) -> str:

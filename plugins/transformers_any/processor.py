@@ -22,7 +22,13 @@ from mmdeploy_llm.errors import MediaError
 from mmdeploy_llm.hooks import ITEM_NUMBER, Checkpoint, MediaInput, MediaLimits, MediaProcessor
 
 from .numbering import place_of_number
-from .processing import image_marker, load_processor, marked, placeholder_token
+from .processing import (
+    image_marker,
+    load_processor,
+    marked,
+    placeholder_token,
+    tokens_around,
+)
 
 # Keys of a processor's result that belong to the text given with the image.
 OF_TEXT = frozenset(
@@ -197,7 +203,8 @@ class AnyImageProcessor(MediaProcessor):
         text, place = replaced["replacement"], self._place_of_number
         if place is not None:
             text = f"{text[:place]}{ITEM_NUMBER}{text[place + 1 :]}"
-        return _Made(tensors=tensors, text=text)
+        start, end = tokens_around(self._processor)
+        return _Made(tensors=tensors, text=f"{start}{text}{end}")
 
 
 def _size(given: Any) -> tuple[int, int]:

@@ -83,7 +83,13 @@ TEXTS = {  # tokens that the plugins of single families name
 }
 INDICATORS = tuple(f"<IMG_{word}>" for word in ("START", "GRID", "COL", "ROW", "END"))
 NUMBERS = ("image_seq_length", "image_seq_len", "num_image_tokens", "num_query_tokens")
-MARKERS = {"HunYuanVLProcessor": "<|image_start|>{}<|image_end|>"}  # around an image's token
+OMNI = "<|vision_bos|>{}<|vision_eos|>"
+MARKERS = {  # around an image's token
+    "HunYuanVLProcessor": "<|image_start|>{}<|image_end|>",
+    "Qwen2_5OmniProcessor": OMNI,
+    "Qwen3OmniMoeProcessor": OMNI,
+}
+ALIASES = {"vision_start_token": "vision_bos_token", "vision_end_token": "vision_eos_token"}
 AROUND = {  # what a processor writes before and after a prompt with images
     "ChameleonProcessor": ("", "</s>"),
     "Emu3Processor": ("<s>", ""),
@@ -208,7 +214,7 @@ def placeholder_id(processor):
 def token_text(name, processor):
     """Returns the text of a special token by its name, or None."""
     for holder in (processor.tokenizer, processor):
-        text = getattr(holder, name, None)
+        text = getattr(holder, name, None) or getattr(holder, ALIASES.get(name, name), None)
         if isinstance(text, str) and text in processor.tokenizer.get_vocab():
             return text
     return None
