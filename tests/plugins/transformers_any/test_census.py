@@ -18,6 +18,7 @@ SAMPLE = (
     "LlavaForConditionalGeneration",
     "CohereCompassForConditionalGeneration",
     "Ovis2ForConditionalGeneration",
+    "Qwen2_5OmniThinkerForConditionalGeneration",
     "MoshiForCausalLM",
     "MambaForCausalLM",
     "OlmoHybridForCausalLM",
