@@ -9,6 +9,7 @@ A model without an attribute `cache` keeps the same PagedKV in all layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,8 @@ class PagedKV:
 
     value_dim: channels of a value head; None: head_dim.
     window: a token attends to this many last tokens, itself included, so that blocks with older
-        ones only may be given back; None: to all tokens.
+        ones only are given back; None: to all tokens. Every call of attend then has such a window,
+        or a shorter one.
     """
 
     num_kv_heads: int
@@ -61,6 +63,21 @@ def head_dims(model: Any) -> tuple[int, ...]:
     paged = [layer for layer in layer_caches(model) if isinstance(layer, PagedKV)]
     sizes = {layer.head_dim for layer in paged}
     return tuple(sorted(sizes.union(x.value_dim for x in paged if x.value_dim is not None)))
+
+
+def layer_windows(layers: Sequence[LayerCache]) -> dict[int, int]:
+    """Returns the window of each layer whose keys and values have one, by its index."""
+    found: dict[int, int] = {}
+    for index, layer in enumerate(layers):
+        kept = layers[layer.layer] if isinstance(layer, SharedKV) else layer
+        if isinstance(kept, PagedKV) and kept.window is not None:
+            found[index] = kept.window
+    return found
+
+
+def longest_window(model: Any) -> int | None:
+    """Returns the longest window of the layers of a Model, in tokens; None without any."""
+    return max(layer_windows(layer_caches(model)).values(), default=None)
 
 
 def divided(layer: LayerCache, num_ranks: int) -> LayerCache:

@@ -37,7 +37,8 @@ class NewRequest:
 class ScheduledTokens:
     """The tokens of one request that a step computes: `start` .. `start + num_tokens`.
 
-    new_block_ids: appended to the request's block table before the step.
+    new_block_ids: appended to the request's block table before the step. new_window_ids: to its
+        block table of the layers with a window, if the model has such layers.
     samples: whether the next token is sampled from the logits of the last one, because it is the
         last token known so far.
     state_rows: the rows that hold the request's states before and after the step, see
@@ -53,6 +54,7 @@ class ScheduledTokens:
     samples: bool = True
     state_rows: tuple[int, int] | None = None
     drafts: tuple[int, ...] = ()
+    new_window_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,8 @@ class BatchLayout:
         directions; those that are not yet in the cache all belong to this step.
     lengths: the same lengths on a GPU; None on a CPU.
     is_padded: whether slots may have rows of NO_SLOT.
+    windows: block tables and slots of the layers with a window, if a model has such layers; see
+        windows.py. In their tables an entry without a token inside the window may be any block.
     """
 
     num_decode: int
@@ -98,6 +100,7 @@ class BatchLayout:
     spans: tuple[tuple[int, int, int], ...] = ()
     lengths: StepLengths | None = None
     is_padded: bool = False
+    windows: tuple[Tensor, Tensor] | None = None
 
 
 def without_spans(

@@ -31,11 +31,16 @@ def lengths_of(layout: BatchLayout) -> StepLengths:
 
 
 def decode_layout(
-    *, block_tables: Tensor, slots: Tensor, context_lens: Tensor, max_context: int
+    *,
+    block_tables: Tensor,
+    slots: Tensor,
+    context_lens: Tensor,
+    max_context: int,
+    windows: tuple[Tensor, Tensor] | None = None,
 ) -> BatchLayout:
     """Builds the layout of a captured decode step of B sequences from tensors that keep their
     addresses: block tables [B, M] int32, slots [B] int64, context lengths [B] int32, at most
-    max_context."""
+    max_context. windows: see BatchLayout."""
     num_seqs = slots.shape[0]
     starts = torch.arange(num_seqs + 1, dtype=torch.int32, device=slots.device)
     return BatchLayout(
@@ -48,6 +53,7 @@ def decode_layout(
             query_starts=starts, context_lens=context_lens, max_query=1, max_context=max_context
         ),
         is_padded=True,
+        windows=windows,
     )
 
 

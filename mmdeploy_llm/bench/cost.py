@@ -182,4 +182,5 @@ class MediaFlops:
 def kv_block_bytes(model: Model, dtype: str, block_size: int) -> int:
     """Returns the bytes of one KV block in all layers."""
     layers, found = layer_caches(model), getattr(torch, dtype)
-    return KVCacheShape(layers=layers, block_size=block_size, dtype=found).bytes_per_block
+    shape = KVCacheShape(layers=layers, block_size=block_size, dtype=found)
+    return shape.bytes_per_block + shape.bytes_per_window_block

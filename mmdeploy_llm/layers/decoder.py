@@ -290,6 +290,8 @@ class CausalLM(nn.Module):
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
+        if config.windows is not None and any(config.windows):
+            self.cache = config.caches
         self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:

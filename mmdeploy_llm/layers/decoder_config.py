@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.kernels import ActivationName
 
 from .moe import MoEConfig
@@ -63,6 +64,14 @@ class DecoderConfig:
     def head_dim(self) -> int:
         """Channels of a head, D."""
         return self.rotary.head_dim
+
+    @property
+    def caches(self) -> tuple[PagedKV, ...]:
+        """The cache of each layer."""
+        heads, windows = self.num_kv_heads, self.windows or (None,) * self.num_layers
+        return tuple(
+            PagedKV(num_kv_heads=heads, head_dim=self.head_dim, window=own) for own in windows
+        )
 
     def new_norm(self, size: int) -> RMSNorm:
         """Returns a norm of the model's kind over `size` channels."""

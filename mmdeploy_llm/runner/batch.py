@@ -22,7 +22,7 @@ from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.request import MediaInput, MediaSpan
 from mmdeploy_llm.transfer import Array, to_device_together
 
-from .slots import Slots
+from .slots import BlockTables, Slots
 from .step_inputs import DecodeFrame, StepArrays, StepTensors
 
 Ints = NDArray[np.int64]
@@ -86,13 +86,17 @@ def prepare(
     positions = offsets
     if has_mrope:
         positions = _mrope_positions(scheduled, slots, offsets + slots.deltas[rows], stops - counts)
+    where = (indices, starts + counts, rows, offsets, block_size)
+    block_tables, cache_slots = _paging(slots.tables, *where)
     arrays = StepArrays(
         token_ids=slots.token_ids[rows, offsets],
         positions=positions,
         in_prompt=offsets < slots.prompt_lens[rows],
         query_lens=counts,
         context_lens=starts + counts,
-        **_paging(slots, indices, starts + counts, rows, offsets, block_size),
+        block_tables=block_tables,
+        slots=cache_slots,
+        windows=None if slots.window_tables is None else _paging(slots.window_tables, *where),
     )
     spans = _spans(scheduled, slots) if has_atomic_media else ()
     media = _media_pieces(scheduled, slots, stops - counts)
@@ -114,16 +118,13 @@ def prepare(
 
 
 def _paging(
-    slots: Slots, indices: Ints, ends: Ints, rows: Ints, offsets: Ints, block_size: int
-) -> dict[str, Array]:
+    tables: BlockTables, indices: Ints, ends: Ints, rows: Ints, offsets: Ints, block_size: int
+) -> tuple[Array, Array]:
     """Returns block tables as wide as the longest, and the cache slot of each token's key and
     value."""
     num_blocks = -(-int(ends.max()) // block_size)
-    blocks = slots.tables[rows, offsets // block_size].astype(np.int64)
-    return {
-        "block_tables": slots.tables[indices, :num_blocks],
-        "slots": blocks * block_size + offsets % block_size,
-    }
+    blocks = tables.ids[rows, offsets // block_size].astype(np.int64)
+    return tables.ids[indices, :num_blocks], blocks * block_size + offsets % block_size
 
 
 def _tensors(
@@ -132,18 +133,14 @@ def _tensors(
     """Copies the arrays to the device. The lengths are copied for a GPU only: CPU kernels read the
     tuples."""
     counts, ends = arrays.query_lens, arrays.context_lens
-    inputs = [
-        arrays.token_ids,
-        arrays.positions,
-        arrays.in_prompt,
-        arrays.slots,
-        arrays.block_tables,
-    ]
+    paging = [array for each in arrays.pagings for array in each]
+    inputs = [arrays.token_ids, arrays.positions, arrays.in_prompt, *paging]
     if device.type != "cpu":
         starts = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=starts[1:])
         inputs += [starts, ends.astype(np.int32)]
-    token_ids, positions, in_prompt, slots, tables, *lengths = to_device_together(inputs, device)
+    token_ids, positions, in_prompt, *rest = to_device_together(inputs, device)
+    (tables, slots, *windows), lengths = rest[: len(paging)], rest[len(paging) :]
     is_prefill = counts > 1
     layout = BatchLayout(
         num_decode=int(is_prefill.argmax()) if is_prefill.any() else len(counts),
@@ -152,6 +149,7 @@ def _tensors(
         block_tables=tables,
         slots=slots,
         spans=spans,
+        windows=(windows[0], windows[1]) if windows else None,
         lengths=StepLengths(
             query_starts=lengths[0],
             context_lens=lengths[1],

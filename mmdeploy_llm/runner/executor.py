@@ -64,6 +64,7 @@ class Facts:
     num_blocks: blocks in the KV cache.
     media_size: see hooks.contracts.media_size.
     num_state_rows: rows of states; 0 for a model without states.
+    num_window_blocks: blocks of the layers with a window; 0 for a model without such layers.
     """
 
     runtime: RuntimeConfig
@@ -71,3 +72,4 @@ class Facts:
     num_blocks: int
     media_size: int
     num_state_rows: int = 0
+    num_window_blocks: int = 0

@@ -11,7 +11,7 @@ import torch
 
 from mmdeploy_llm.attention.base import KVCache
 from mmdeploy_llm.attention.int4 import INT4, num_groups
-from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV, State
+from mmdeploy_llm.caches import LayerCache, PagedKV, SharedKV, State, layer_windows
 from mmdeploy_llm.errors import ConfigError
 
 
@@ -53,13 +53,26 @@ class KVCacheShape:
 
     @property
     def bytes_per_block(self) -> int:
-        """Size of one block in all layers: keys, values and their scales."""
+        """Size of one block in all layers without a window: keys, values and their scales."""
+        return self._bytes_of(has_window=False)
+
+    @property
+    def bytes_per_window_block(self) -> int:
+        """Size of one block in all layers with a window."""
+        return self._bytes_of(has_window=True)
+
+    def _bytes_of(self, *, has_window: bool) -> int:
         return sum(
             layer.num_kv_heads * self.block_size * math.prod(stored.size) * stored.dtype.itemsize
             for layer in self.layers
-            if isinstance(layer, PagedKV)
+            if isinstance(layer, PagedKV) and (layer.window is not None) is has_window
             for stored in self.stored_heads(layer)
         )
+
+    @property
+    def windows(self) -> dict[int, int]:
+        """See caches.layer_windows."""
+        return layer_windows(self.layers)
 
     def stored_heads(self, layer: PagedKV) -> tuple[StoredHead, ...]:
         """Returns how a head of a token is stored: key, value, and their scales if it has any."""
@@ -102,17 +115,22 @@ def _int4_heads(sizes: tuple[int, int]) -> tuple[StoredHead, ...]:
 StateTensors = dict[int, tuple[torch.Tensor, ...]]
 
 
-def allocate(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
+def allocate(
+    shape: KVCacheShape, num_blocks: int, device: torch.device, num_window_blocks: int = 0
+) -> KVCache:
     """Allocates a zeroed cache: rows past a sequence's end are read, and must be finite.
+    num_window_blocks: blocks of the layers with a window.
 
     On a CPU the system provides zeroed pages when they are first written, so that blocks without
     use cost neither time nor memory. Raises ConfigError when a card has too little memory.
     """
     try:
-        return _allocated(shape, num_blocks, device)
+        return _allocated(shape, num_blocks, device, num_window_blocks)
     except torch.OutOfMemoryError as error:
+        num_bytes = num_blocks * shape.bytes_per_block
+        num_bytes += num_window_blocks * shape.bytes_per_window_block
         raise ConfigError(
-            f"{num_blocks} KV cache blocks take {num_blocks * shape.bytes_per_block / 2**30:.2f} "
+            f"{num_blocks} KV cache blocks take {num_bytes / 2**30:.2f} "
             f"GiB, more than {device} has left; lower kv_cache_memory, num_gpu_blocks_override or "
             "gpu_memory_utilization"
         ) from error
@@ -138,7 +156,9 @@ def allocate_states(shape: KVCacheShape, num_rows: int, device: torch.device) ->
         ) from error
 
 
-def _allocated(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KVCache:
+def _allocated(
+    shape: KVCacheShape, num_blocks: int, device: torch.device, num_window_blocks: int
+) -> KVCache:
     layers: list[_LayerTensors] = []
     for layer in shape.layers:
         if isinstance(layer, SharedKV):
@@ -147,7 +167,8 @@ def _allocated(shape: KVCacheShape, num_blocks: int, device: torch.device) -> KV
             nothing = PagedKV(num_kv_heads=0, head_dim=0)
             layers.append(_layer_tensors(nothing, shape, 0, device))
         else:
-            layers.append(_layer_tensors(layer, shape, num_blocks, device))
+            count = num_blocks if layer.window is None else num_window_blocks
+            layers.append(_layer_tensors(layer, shape, count, device))
     keys, values, *scales = zip(*layers, strict=True)
     if not scales:
         return KVCache(keys=keys, values=values)

@@ -44,6 +44,8 @@ class StepMessage:
                 item.new_block_ids,
                 item.samples,
                 item.drafts,
+                item.new_window_ids,
+                item.state_rows,
             )
             for item in plan.scheduled
         ]
@@ -59,8 +61,19 @@ class StepMessage:
                 new_block_ids=new_block_ids,
                 samples=samples,
                 drafts=drafts,
+                new_window_ids=new_window_ids,
+                state_rows=state_rows,
             )
-            for request_id, start, num_tokens, new_block_ids, samples, drafts in self.rows
+            for (
+                request_id,
+                start,
+                num_tokens,
+                new_block_ids,
+                samples,
+                drafts,
+                new_window_ids,
+                state_rows,
+            ) in self.rows
         )
         return replace(self.plan, scheduled=scheduled)
 

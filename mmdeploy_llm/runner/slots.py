@@ -35,22 +35,44 @@ class SlotInfo:
         return tuple(span for span in self.media if span.offset < stop and item.start < span.end)
 
 
+class BlockTables:
+    """The block table of each slot, [slots, max_blocks] int32, filled from the left."""
+
+    def __init__(self, num_slots: int, num_blocks: int) -> None:
+        self.ids = np.zeros((num_slots, num_blocks), dtype=np.int32)
+        self._counts = np.zeros(num_slots, dtype=np.int64)
+
+    def clear(self, index: int) -> None:
+        """Empties the table of a slot."""
+        self._counts[index] = 0
+
+    def extend(self, index: int, block_ids: Sequence[int]) -> None:
+        """Appends blocks to the table of a slot."""
+        begin = self._counts[index]
+        self._counts[index] = end = begin + len(block_ids)
+        self.ids[index, begin:end] = block_ids
+
+
 class Slots:
     """Token ids, block tables and position offsets of up to `num_slots` requests. The runner is
     its only writer.
 
     token_ids: [slots, max_model_len + 1].
-    tables: [slots, max_blocks], the block table of each request.
+    tables: of the layers without a window. window_tables: of those with one; None if there are
+        none.
     prompt_lens: [slots].
     deltas: [slots]; a generated token i has M-RoPE position i + delta on all axes.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self, num_slots: int, max_model_len: int, block_size: int, *, has_windows: bool = False
+    ) -> None:
         self.token_ids = np.zeros((num_slots, max_model_len + 1), dtype=np.int64)
-        self.tables = np.zeros((num_slots, -(-max_model_len // block_size)), dtype=np.int32)
+        num_blocks = -(-max_model_len // block_size)
+        self.tables = BlockTables(num_slots, num_blocks)
+        self.window_tables = BlockTables(num_slots, num_blocks) if has_windows else None
         self.prompt_lens = np.zeros(num_slots, dtype=np.int64)
         self.deltas = np.zeros(num_slots, dtype=np.int64)
-        self._num_blocks = np.zeros(num_slots, dtype=np.int64)
         self._free = list(range(num_slots - 1, -1, -1))
         self._infos: dict[str, SlotInfo] = {}
 
@@ -72,7 +94,9 @@ class Slots:
         # where a long video before it reaches further in time.
         last = request.prompt_len - 1 if positions is None else positions[:, -1].max()
         self.deltas[index] = last + 1 - request.prompt_len
-        self._num_blocks[index] = 0
+        self.tables.clear(index)
+        if self.window_tables is not None:
+            self.window_tables.clear(index)
         info = SlotInfo(index=index, request=request, positions=positions)
         self._infos[request.request_id] = info
         return info
@@ -88,12 +112,11 @@ class Slots:
     def extend_tables(self, scheduled: Sequence[ScheduledTokens]) -> None:
         """Appends the step's new blocks to their requests' block tables."""
         for item in scheduled:
+            index = self._infos[item.request_id].index
             if item.new_block_ids:
-                index = self._infos[item.request_id].index
-                begin = self._num_blocks[index]
-                end = begin + len(item.new_block_ids)
-                self.tables[index, begin:end] = item.new_block_ids
-                self._num_blocks[index] = end
+                self.tables.extend(index, item.new_block_ids)
+            if item.new_window_ids and self.window_tables is not None:
+                self.window_tables.extend(index, item.new_window_ids)
 
     def write_drafts(self, scheduled: Sequence[ScheduledTokens]) -> None:
         """Writes the step's drafts after the known tokens of their requests."""

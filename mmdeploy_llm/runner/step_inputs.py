@@ -3,14 +3,14 @@ fixed addresses that a recorded decode step reads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mmdeploy_llm.attention.base import NO_SLOT, BatchLayout
 from mmdeploy_llm.attention.layouts import decode_layout
-from mmdeploy_llm.transfer import Array, buffer_slices, staging_buffer
+from mmdeploy_llm.transfer import Array, BufferSlice, buffer_slices, staging_buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,14 @@ class StepArrays:
     block_tables: Array  # [B, M] int32
     query_lens: Array  # [B] int64
     context_lens: Array  # [B] int64
+    windows: tuple[Array, Array] | None = None  # block tables and slots of layers with a window
+
+    @property
+    def pagings(self) -> tuple[tuple[Array, Array], ...]:
+        """Block tables and slots of the layers without a window, then of those with one if there
+        are any."""
+        own = (self.block_tables, self.slots)
+        return (own,) if self.windows is None else (own, self.windows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,37 +60,47 @@ class DecodeFrame:
         max_context: int,
         has_mrope: bool,
         device: torch.device,
+        has_windows: bool = False,
     ) -> None:
         self.num_seqs, self.num_blocks = num_seqs, num_blocks
+        self._has_windows = has_windows
         shape = (3, num_seqs) if has_mrope else (num_seqs,)
-        self._slices = buffer_slices(
-            [
-                ((num_seqs,), torch.int64),
-                (shape, torch.int64),
-                ((num_seqs,), torch.int64),
-                ((num_seqs,), torch.int32),
-                ((num_seqs,), torch.bool),
-                ((num_seqs, num_blocks), torch.int32),
-            ]
+        self._fixed = [
+            ((num_seqs,), torch.int64),
+            (shape, torch.int64),
+            ((num_seqs,), torch.int32),
+            ((num_seqs,), torch.bool),
+            *[((num_seqs,), torch.int64)] * (1 + has_windows),
+        ]
+        slices = self._layout(num_blocks)
+        self._buffer = torch.zeros(slices[-1].end, dtype=torch.uint8, device=device)
+        token_ids, positions, context_lens, in_prompt, *slots = (
+            own.view(self._buffer) for own in slices[: len(self._fixed)]
         )
-        self._buffer = torch.zeros(self._slices[-1].end, dtype=torch.uint8, device=device)
-        token_ids, positions, slots, context_lens, in_prompt, _ = (
-            own.view(self._buffer) for own in self._slices
-        )
-        slots.fill_(NO_SLOT)
+        for own in slots:
+            own.fill_(NO_SLOT)
         context_lens.fill_(1)
-        self._tables = torch.zeros((num_seqs, num_blocks), dtype=torch.int32, device=device)
+        self._tables = [
+            torch.zeros((num_seqs, num_blocks), dtype=torch.int32, device=device) for _ in slots
+        ]
         self.tensors = StepTensors(
             token_ids=token_ids,
             positions=positions,
             in_prompt=in_prompt,
             layout=decode_layout(
-                block_tables=self._tables,
-                slots=slots,
+                block_tables=self._tables[0],
+                slots=slots[0],
                 context_lens=context_lens,
                 max_context=max_context,
+                windows=(self._tables[1], slots[1]) if has_windows else None,
             ),
         )
+
+    def _layout(self, width: int) -> list[BufferSlice]:
+        """Returns where the inputs are in the buffer, with block tables of this width at its
+        end."""
+        table = ((self.num_seqs, width), torch.int32)
+        return buffer_slices([*self._fixed, *[table] * (1 + self._has_windows)])
 
     def fits(self, arrays: StepArrays) -> bool:
         """Whether each sequence computes one token and the frame has the capacity for them all."""
@@ -92,26 +110,26 @@ class DecodeFrame:
 
     def fill(self, arrays: StepArrays) -> StepTensors:
         """Writes a step's inputs and padding into the frame's tensors: one copy to the device, then
-        one within it into the block tables. Only the tables' columns in use are transferred."""
+        one within it into each block table. Only the tables' columns in use are transferred."""
         assert self.fits(arrays), "the caller chooses a frame that fits"
         count, width = arrays.block_tables.shape
-        *fixed, last = self._slices
-        tables = replace(last, shape=(self.num_seqs, width))
-        staging = staging_buffer(tables.end, self._buffer.device)
-        contents = (
+        slices = self._layout(width)
+        staging = staging_buffer(slices[-1].end, self._buffer.device)
+        rows = (
             (arrays.token_ids, 0),
             (arrays.positions, 0),
-            (arrays.slots, NO_SLOT),
             (arrays.context_lens, 1),
             (arrays.in_prompt, 0),
-            (arrays.block_tables, 0),
+            *((slots, NO_SLOT) for _, slots in arrays.pagings),
         )
-        for own, (array, padding) in zip([*fixed, tables], contents, strict=True):
-            rows = own.view(staging).numpy()
-            if own is tables:
-                rows[:count], rows[count:] = array, padding
-            else:
-                rows[..., :count], rows[..., count:] = array, padding
-        self._buffer[: tables.end].copy_(staging, non_blocking=True)
-        self._tables[:, :width].copy_(tables.view(self._buffer))
+        num_rows = len(rows)
+        for own, (array, padding) in zip(slices[:num_rows], rows, strict=True):
+            values = own.view(staging).numpy()
+            values[..., :count], values[..., count:] = array, padding
+        for own, (array, _) in zip(slices[num_rows:], arrays.pagings, strict=True):
+            values = own.view(staging).numpy()
+            values[:count], values[count:] = array, 0
+        self._buffer[: slices[-1].end].copy_(staging, non_blocking=True)
+        for table, own in zip(self._tables, slices[num_rows:], strict=True):
+            table[:, :width].copy_(own.view(self._buffer))
         return self.tensors

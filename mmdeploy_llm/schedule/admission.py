@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .blocks import BlockPool
 from .chunks import whole_spans_end
+from .lifecycle import Lifecycle
 from .limits import SchedulerConfig
 from .state import RequestState
-from .states import StateRows
 
 
-def matched_blocks(
-    state: RequestState, pool: BlockPool, rows: StateRows | None, config: SchedulerConfig
-) -> list[int]:
-    """Returns the blocks of the prefix cache that the request can start with."""
+def matched_blocks(state: RequestState, requests: Lifecycle, config: SchedulerConfig) -> list[int]:
+    """Returns the blocks of the prefix cache that the request can start with. Each condition may
+    shorten them; all must then hold for the same blocks."""
     if state.request.params.prompt_logprobs is not None:
         return []  # needs the logits of all prompt tokens
-    matched = pool.match(state.keys, state.request.num_tokens)
-    if config.atomic_media:
-        # A span is computed whole or read whole from the cache.
-        block_size, end = config.block_size, len(matched) * config.block_size
-        while (whole := whole_spans_end(state.request, 0, end)) < end:
-            end = whole // block_size * block_size
-        del matched[end // block_size :]
-    return matched if rows is None else rows.match(state, matched)
+    matched = requests.pool.match(state.keys, state.request.num_tokens)
+    while matched:
+        count = len(matched)
+        if config.atomic_media:
+            del matched[_whole_blocks(state, count, config.block_size) :]
+        if requests.windows is not None:
+            del matched[requests.windows.match(state, len(matched)) :]
+        if requests.rows is not None:
+            matched = requests.rows.match(state, matched)
+        if len(matched) == count:
+            break
+    return matched
+
+
+def _whole_blocks(state: RequestState, count: int, block_size: int) -> int:
+    """Returns how many of the first `count` blocks end outside of spans: a span is computed whole,
+    or read whole from the cache."""
+    end = count * block_size
+    while (whole := whole_spans_end(state.request, 0, end)) < end:
+        end = whole // block_size * block_size
+    return end // block_size
 
 
 def num_reserved_blocks(running: Iterable[RequestState], block_size: int) -> int:

@@ -61,11 +61,15 @@ class BlockPool:
         if not self._is_caching:
             return blocks
         for index in range((num_tokens - 1) // self.block_size):
-            block = self._block_of.get(keys.key(index))
+            block = self.find(keys.key(index))
             if block is None:
                 break
             blocks.append(block)
         return blocks
+
+    def find(self, key: bytes) -> int | None:
+        """Returns the block with this content; None if none has it."""
+        return self._block_of.get(key)
 
     def can_allocate(self, num_new: int, matched: Sequence[int] = ()) -> bool:
         """Whether `allocate` with the same arguments has enough blocks."""

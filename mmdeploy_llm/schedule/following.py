@@ -29,14 +29,5 @@ def following(
     for state, start, needs_block in zip(running, starts, is_full, strict=True):
         new_block_ids = tuple(requests.pool.allocate(1)) if needs_block else ()
         state.request.block_ids.extend(new_block_ids)
-        name = state.request.request_id
-        scheduled.append(
-            ScheduledTokens(
-                request_id=name,
-                start=start,
-                num_tokens=1,
-                new_block_ids=new_block_ids,
-                state_rows=None if requests.rows is None else requests.rows.plan(state),
-            )
-        )
+        scheduled.append(requests.schedule(state, start, start + 1, new_block_ids))
     return tuple(scheduled)

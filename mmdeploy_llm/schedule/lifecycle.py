@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from mmdeploy_llm.metrics import EngineStats
 from mmdeploy_llm.outputs import FinishReason
+from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.request import Request, RequestStatus
 
 from .blocks import BlockPool
@@ -19,6 +20,7 @@ from .limits import SchedulerConfig
 from .state import RequestState
 from .states import StateRows
 from .waiting import WaitingQueue
+from .windows import WindowBlocks
 
 by_order = attrgetter("order")
 
@@ -46,6 +48,7 @@ class Lifecycle:
             enable_prefix_caching=config.enable_prefix_caching,
             max_idle_blocks=config.max_idle_blocks,
         )
+        self.windows = None if config.window is None else WindowBlocks(config)
         self.rows: StateRows | None = None
         if config.num_state_rows:
             idle = config.max_idle_states if config.enable_prefix_caching else 0
@@ -97,9 +100,18 @@ class Lifecycle:
         self.next_end = min((end for end, _ in ends if end > now), default=math.inf)
         return [state for end, state in ends if end <= now]
 
+    def can_start(self, state: RequestState, matched: Sequence[int], num_new: int) -> bool:
+        """Whether there are blocks to start a request on `matched` cached ones and `num_new`
+        others."""
+        if self.windows is not None and not self.windows.can_start(state):
+            return False
+        return self.pool.can_allocate(num_new, matched)
+
     def start(self, state: RequestState, matched: Sequence[int], num_new: int, now: float) -> None:
         """Runs the next waiting request, on `matched` cached blocks and `num_new` others, and from
         the state that is kept for these blocks."""
+        if self.windows is not None:
+            self.windows.start(state, len(matched))
         if self.rows is not None and matched:
             self.rows.start(state, len(matched))
         request = state.request
@@ -115,6 +127,48 @@ class Lifecycle:
             request.num_cached_tokens = request.num_computed_tokens
             self._num_queried_tokens += request.num_tokens
             self._num_cached_tokens += request.num_cached_tokens
+
+    def schedule(
+        self,
+        state: RequestState,
+        start: int,
+        end: int,
+        new_block_ids: tuple[int, ...],
+        drafts: tuple[int, ...] = (),
+    ) -> ScheduledTokens:
+        """Schedules tokens start .. end of a running request, the last of which are drafts, with
+        what they need besides new_block_ids."""
+        return ScheduledTokens(
+            request_id=state.request.request_id,
+            start=start,
+            num_tokens=end - start,
+            new_block_ids=new_block_ids,
+            new_window_ids=() if self.windows is None else self.windows.plan(state, end),
+            samples=end - len(drafts) >= state.request.num_tokens,
+            state_rows=None if self.rows is None else self.rows.plan(state),
+            drafts=drafts,
+        )
+
+    def advance(self, state: RequestState, item: ScheduledTokens, num_right: int) -> None:
+        """Marks the tokens of `item` as computed, registers full blocks, releases finished media.
+        num_right: how many drafts were. With one wrong, the next step computes a state again."""
+        request = state.request
+        if self.rows is not None and num_right < len(item.drafts):
+            self.rows.reject(state)
+            return
+        end = item.start + item.num_tokens - len(item.drafts)
+        request.num_computed_tokens = end + num_right
+        num_registered, num_full = state.num_registered_blocks, end // self._config.block_size
+        if num_full > num_registered:
+            self.pool.register(request.block_ids, state.keys, num_registered, num_full)
+            state.num_registered_blocks = num_full
+        if self.windows is not None:
+            self.windows.advance(state, num_registered, num_full)
+        if self.rows is not None:
+            self.rows.commit(state)
+        if request.media and item.start < request.media[-1].end:
+            split = split_spans(request)
+            self.encoder.keep_only(request.request_id, split[0].item.key if split else None)
 
     def preempt(self, state: RequestState) -> None:
         """Sends a running request back to the queue; content that the prefix cache loses until
@@ -161,6 +215,8 @@ class Lifecycle:
             return
         self.running.remove(state)
         self.pool.free(request.block_ids)
+        if self.windows is not None:
+            self.windows.leave(state)
         if self.rows is not None:
             self.rows.leave(state)
         self.encoder.keep_only(request.request_id)
@@ -187,6 +243,8 @@ class Lifecycle:
         running = [state.request for state in self.running]
         waiting = [state.request for state in self.waiting.states()]
         self.pool.check_integrity([request.block_ids for request in running])
+        if self.windows is not None:
+            self.windows.pool.check_integrity([state.window.held for state in self.running])
         if self.rows is not None:
             held = [(state.state_row, *state.planned_rows) for state in self.running]
             self.rows.check_integrity([row for rows in held for row in rows])

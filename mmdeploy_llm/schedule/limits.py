@@ -27,6 +27,9 @@ class SchedulerConfig:
     num_state_rows: rows of states, fixed ones included, at least two for each of max_num_seqs; 0
         for a model without states. max_idle_states: rows that may keep states that no request uses.
     speculates: whether decode steps try tokens that repeat earlier ones.
+    window: tokens that the layers with a window attend to, the longest of them; None: no layer has
+        one. num_window_blocks: KV cache blocks for these layers, which have block tables of their
+        own. max_idle_window_blocks: as max_idle_blocks.
     """
 
     max_num_seqs: int
@@ -42,6 +45,9 @@ class SchedulerConfig:
     num_state_rows: int = 0
     max_idle_states: int = 0
     speculates: bool = False
+    window: int | None = None
+    num_window_blocks: int = 0
+    max_idle_window_blocks: int | None = None
 
     def __post_init__(self) -> None:
         # runtime_config.resolve ensures both; a step must reach every running request.

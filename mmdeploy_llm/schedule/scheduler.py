@@ -13,7 +13,7 @@ from mmdeploy_llm.request import Request
 
 from .admission import matched_blocks, num_reserved_blocks
 from .borders import tokens_to_border
-from .chunks import Chunk, next_chunk, split_spans
+from .chunks import Chunk, next_chunk
 from .following import following
 from .lifecycle import Lifecycle
 from .limits import SchedulerConfig, lateness, overgrowth, refusal
@@ -170,7 +170,7 @@ class Scheduler:
             if failure is not None:
                 updates.append(self._fail(state, failure))
                 continue
-            self._advance(state, item, len(result.later.get(item.request_id, ())))
+            self._requests.advance(state, item, len(result.later.get(item.request_id, ())))
             update = self._update(state, item, result, now)
             if update is not None:
                 updates.append(update)
@@ -224,28 +224,8 @@ class Scheduler:
             num_new = self._config.num_blocks_for(end) - len(request.block_ids)
             new_block_ids = tuple(self._pool.allocate(max(0, num_new)))
             request.block_ids.extend(new_block_ids)
-            self._schedule(state, request.num_computed_tokens, end, draft, new_block_ids, own)
-
-    def _schedule(
-        self,
-        state: RequestState,
-        start: int,
-        end: int,
-        draft: StepDraft,
-        new_block_ids: tuple[int, ...],
-        drafts: tuple[int, ...] = (),
-    ) -> None:
-        draft.add(
-            ScheduledTokens(
-                request_id=state.request.request_id,
-                start=start,
-                num_tokens=end - start,
-                new_block_ids=new_block_ids,
-                samples=end - len(drafts) == state.request.num_tokens,
-                state_rows=None if self._rows is None else self._rows.plan(state),
-                drafts=drafts,
-            )
-        )
+            start = request.num_computed_tokens
+            draft.add(self._requests.schedule(state, start, end, new_block_ids, own))
 
     def _free_block(self, state: RequestState) -> bool:
         """Ensures a free block, preempting the newest if need be; False when that was `state`."""
@@ -285,7 +265,7 @@ class Scheduler:
         self, state: RequestState, chunk: Chunk, draft: StepDraft, blocks: tuple[int, ...] = ()
     ) -> None:
         self._encoder.hold(state.request.request_id, chunk.media)
-        self._schedule(state, chunk.start, chunk.end, draft, blocks)
+        draft.add(self._requests.schedule(state, chunk.start, chunk.end, blocks))
         if chunk.waits_for_encoder:
             self._encoder.close_step()
 
@@ -302,10 +282,10 @@ class Scheduler:
     def _try_admit(self, state: RequestState, draft: StepDraft, now: float) -> bool:
         """Starts a request with blocks for all its known tokens, so that only decoding preempts."""
         request = state.request
-        matched = matched_blocks(state, self._pool, self._rows, self._config)
+        matched = matched_blocks(state, self._requests, self._config)
         num_new = self._config.num_blocks_for(request.num_tokens) - len(matched)
         num_reserved = num_reserved_blocks(self._requests.running, self._config.block_size)
-        if not self._pool.can_allocate(num_new + num_reserved, matched):
+        if not self._requests.can_start(state, matched, num_new + num_reserved):
             self._refused = state
             return False
         chunk = self._next_chunk(state, len(matched) * self._config.block_size, draft)
@@ -317,25 +297,6 @@ class Scheduler:
         return True
 
     # Committing.
-
-    def _advance(self, state: RequestState, item: ScheduledTokens, num_right: int) -> None:
-        """Marks the tokens of `item` as computed, registers full blocks, releases finished media.
-        num_right: how many drafts were. With one wrong, the next step computes a state again."""
-        request = state.request
-        if self._rows is not None and num_right < len(item.drafts):
-            self._rows.reject(state)
-            return
-        end = item.start + item.num_tokens - len(item.drafts)
-        request.num_computed_tokens = end + num_right
-        num_registered, num_full = state.num_registered_blocks, end // self._config.block_size
-        if num_full > num_registered:
-            self._pool.register(request.block_ids, state.keys, num_registered, num_full)
-            state.num_registered_blocks = num_full
-        if self._rows is not None:
-            self._rows.commit(state)
-        if request.media and item.start < request.media[-1].end:
-            split = split_spans(request)
-            self._encoder.keep_only(request.request_id, split[0].item.key if split else None)
 
     def _update(
         self, state: RequestState, item: ScheduledTokens, result: StepResult, now: float

@@ -12,6 +12,7 @@ from mmdeploy_llm.request import Request, RequestStatus
 
 from .prefix import PrefixKeys
 from .states import ZERO_ROW
+from .windows import WindowTable
 
 if TYPE_CHECKING:
     from .speculation import Guesser
@@ -34,6 +35,7 @@ class RequestState:
     shared_end: where the tokens end that another request has computed too, but without a state
         that was kept; one is kept there.
     guesser: guesses its next tokens; None without speculation, and before the first token.
+    window: its blocks in the layers with a window; empty in a model without.
     """
 
     request: Request
@@ -50,6 +52,7 @@ class RequestState:
     planned_rows: list[int] = field(default_factory=list)
     shared_end: int = 0
     guesser: Guesser | None = None
+    window: WindowTable = field(default_factory=WindowTable)
 
     @classmethod
     def of(cls, request: Request, *, number: int, max_model_len: int, block_size: int) -> Self:

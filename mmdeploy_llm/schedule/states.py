@@ -88,7 +88,7 @@ class StateRows:
         count = len(blocks)
         while count and self.find(state.keys.key(count - 1)) is None:
             count -= 1
-        state.shared_end = len(blocks) * self._block_size
+        state.shared_end = max(state.shared_end, len(blocks) * self._block_size)
         return blocks[:count]
 
     def start(self, state: RequestState, num_blocks: int) -> None:

@@ -52,6 +52,7 @@ def build_computer(
             num_blocks=cache.num_blocks,
             media_size=media_size(loaded.model),
             num_state_rows=cache.num_state_rows,
+            num_window_blocks=cache.num_window_blocks,
         )
         runner = ready_runner(loaded, cache)
     return Computer(runner=runner, facts=facts, model=loaded.model, host=host)

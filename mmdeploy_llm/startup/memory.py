@@ -24,7 +24,13 @@ from mmdeploy_llm.schedule.states import NUM_FIXED
 from .loaded import LoadedModel
 from .media import build_processors
 from .runners import CachePlan, new_runner
-from .sizes import available_memory, count_blocks, count_state_rows, kv_cache_shape
+from .sizes import (
+    available_memory,
+    count_blocks,
+    count_state_rows,
+    count_window_blocks,
+    kv_cache_shape,
+)
 from .worst_case import CudaMeter, LargestStep, Meter, cache_memory, measure
 
 logger = logging.getLogger(__name__)
@@ -44,10 +50,15 @@ def plan_cache(loaded: LoadedModel) -> CachePlan:
     num_state_rows = count_state_rows(shape, memory or 0, runtime)
     if shape.bytes_per_state:
         num_state_rows = loaded.group.least(num_state_rows)
+    if memory is not None:
+        memory -= num_state_rows * shape.bytes_per_state
+    num_window_blocks = count_window_blocks(shape, memory, runtime)
+    if num_window_blocks:
+        num_window_blocks = loaded.group.least(num_window_blocks)
     if num_blocks is None:
         assert memory is not None, "set above"
         blocks_each = -(-runtime.max_model_len // runtime.block_size)
-        memory -= num_state_rows * shape.bytes_per_state
+        memory -= num_window_blocks * shape.bytes_per_window_block
         num_blocks = count_blocks(shape, memory, runtime.max_num_seqs * blocks_each)
         num_blocks = loaded.group.least(num_blocks)
     if num_state_rows:
@@ -63,6 +74,7 @@ def plan_cache(loaded: LoadedModel) -> CachePlan:
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         num_state_rows=num_state_rows,
+        num_window_blocks=num_window_blocks,
     )
 
 
@@ -84,7 +96,7 @@ def _cuda_memory(loaded: LoadedModel, shape: KVCacheShape) -> int:
         num_state_rows=NUM_FIXED if shape.bytes_per_state else 0,
     )
     return measured_memory(
-        lambda num_blocks: new_runner(loaded, replace(bare, num_blocks=num_blocks)),
+        lambda count: new_runner(loaded, replace(bare, num_blocks=count, num_window_blocks=count)),
         build_processors(loaded.files, loaded.blueprint.config),
         runtime,
         loaded.model,

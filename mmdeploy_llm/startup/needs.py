@@ -17,6 +17,7 @@ from .model_files import naming, read_model_files
 from .sizes import (
     count_blocks,
     count_state_rows,
+    count_window_blocks,
     cpu_cache_memory,
     kv_cache_shape,
     weight_bytes,
@@ -60,6 +61,8 @@ def count_needs(config: EngineConfig, free: int) -> MemoryNeeds:
         memory = cpu_cache_memory(free - count * weights) // count
     num_state_rows = count_state_rows(shape, memory, runtime)
     states = num_state_rows * shape.bytes_per_state
+    num_window_blocks = count_window_blocks(shape, memory - states, runtime)
+    states += num_window_blocks * shape.bytes_per_window_block
     num_blocks = runtime.num_blocks_override
     if num_blocks is None:
         longest = -(-runtime.max_model_len // runtime.block_size)

@@ -23,6 +23,7 @@ from mmdeploy_llm.runner.executor import Facts
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
+from mmdeploy_llm.schedule.windows import blocks_of_window
 
 from .blueprint import Blueprint
 from .computer import Computer
@@ -76,6 +77,7 @@ def build_rooms(
 
 def _scheduler_config(files: ModelFiles, facts: Facts) -> SchedulerConfig:
     runtime = facts.runtime
+    window = max(facts.shape.windows.values(), default=None)
     return SchedulerConfig(
         max_num_seqs=runtime.max_num_seqs,
         max_num_batched_tokens=runtime.max_num_batched_tokens,
@@ -83,29 +85,42 @@ def _scheduler_config(files: ModelFiles, facts: Facts) -> SchedulerConfig:
         num_blocks=facts.num_blocks,
         block_size=runtime.block_size,
         enable_prefix_caching=runtime.enable_prefix_caching,
-        max_idle_blocks=_max_idle_blocks(facts),
+        max_idle_blocks=_max_idle_blocks(facts, facts.num_blocks),
         enable_chunked_prefill=runtime.enable_chunked_prefill,
         encoder_cache_tokens=runtime.encoder_cache_tokens,
         atomic_media=files.spec.atomic_media,
         num_state_rows=facts.num_state_rows,
+        window=window,
+        num_window_blocks=facts.num_window_blocks,
+        max_idle_window_blocks=_max_idle_window_blocks(facts, window),
         speculates=runtime.speculates,
         max_idle_states=max(0, facts.num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs),
     )
 
 
-def _max_idle_blocks(facts: Facts) -> int | None:
-    """Returns how many blocks may keep prefixes that no running request uses; None for all.
+def _max_idle_blocks(facts: Facts, num_blocks: int) -> int | None:
+    """Returns how many of num_blocks may keep prefixes that no running request uses; None for all.
 
     On CUDA the whole KV cache is allocated anyway. On a CPU untouched memory costs nothing, and a
     long batch of different prompts would fill it all with prefixes that never come again.
     """
     runtime = facts.runtime
     if runtime.prefix_cache_memory_bytes is not None:
-        return max(1, runtime.prefix_cache_memory_bytes // max(1, facts.shape.bytes_per_block))
+        each = facts.shape.bytes_per_block + facts.shape.bytes_per_window_block
+        return max(1, runtime.prefix_cache_memory_bytes // max(1, each))
     if runtime.device != "cpu":
         return None
     longest = -(-runtime.max_model_len // runtime.block_size)
-    return max(1, min(facts.num_blocks // CPU_IDLE_SHARE, longest))
+    return max(1, min(num_blocks // CPU_IDLE_SHARE, longest))
+
+
+def _max_idle_window_blocks(facts: Facts, window: int | None) -> int | None:
+    """Returns the same for layers with a window: at least one window, without which no prefix can
+    be used again."""
+    count = _max_idle_blocks(facts, facts.num_window_blocks)
+    if window is None or count is None:
+        return count
+    return max(count, blocks_of_window(window, facts.runtime.block_size))
 
 
 def _delivery(files: ModelFiles) -> Delivery:

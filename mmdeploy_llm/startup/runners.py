@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from mmdeploy_llm.attention import select as attention
+from mmdeploy_llm.attention.windows import WindowAttention
 from mmdeploy_llm.caches import head_dims
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.graphs import CudaRecorder, graph_sizes
@@ -24,12 +26,13 @@ WARM_UP_TOKENS = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
     """The KV cache of one runner. max_model_len: upper bound of a request's tokens, at most as many
-    as the cache holds. num_state_rows: see SchedulerConfig."""
+    as the cache holds. num_state_rows, num_window_blocks: see SchedulerConfig."""
 
     shape: KVCacheShape
     num_blocks: int
     max_model_len: int
     num_state_rows: int = 0
+    num_window_blocks: int = 0
 
 
 def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
@@ -38,10 +41,12 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
     runtime, files, model = loaded.runtime, loaded.files, loaded.model
     chosen = AttentionChoice(name=_backend_name(loaded), block_size=runtime.block_size)
     kernels = loaded.machine.kernels
+    new_backend = partial(attention.create, chosen, kernels, head_dims(model), loaded.device)
+    windows = cache.shape.windows
     return Runner(
         model=model,
-        backend=attention.create(chosen, kernels, head_dims(model), loaded.device),
-        cache=allocate(cache.shape, cache.num_blocks, loaded.device),
+        backend=WindowAttention(new_backend, windows) if windows else new_backend(),
+        cache=allocate(cache.shape, cache.num_blocks, loaded.device, cache.num_window_blocks),
         states=StateTable(cache.shape, cache.num_state_rows, loaded.device)
         if cache.num_state_rows
         else None,
@@ -53,7 +58,12 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
             processors=files.logits_processors,
             kernels=kernels,
         ),
-        slots=Slots(runtime.max_num_seqs, cache.max_model_len, runtime.block_size),
+        slots=Slots(
+            runtime.max_num_seqs,
+            cache.max_model_len,
+            runtime.block_size,
+            has_windows=bool(windows),
+        ),
         device=loaded.device,
         has_atomic_media=files.spec.atomic_media,
         model_name=f"{type(model).__name__} (plugin {files.plugins.owner(files.spec)!r})",

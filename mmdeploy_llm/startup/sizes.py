@@ -14,6 +14,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
 from mmdeploy_llm.schedule.states import NUM_FIXED
+from mmdeploy_llm.schedule.windows import blocks_of_window
 
 from .cards import check_memory
 
@@ -22,6 +23,7 @@ CPU_MAX_BYTES = 8 * 2**30
 MAX_STATE_SHARE = 0.6  # of the memory for caches, for the states of running sequences
 KEPT_STATE_SHARE = 0.1  # the same for states of prefixes that no sequence uses
 MIN_KEPT_STATES, MAX_KEPT_STATES = 4, 1024
+WINDOW_SHARE = 0.5  # of the memory for caches, for the layers with a window
 
 
 def available_memory(device: torch.device, utilization: float) -> int:
@@ -41,7 +43,7 @@ def cpu_cache_memory(free: int) -> int:
 def count_blocks(shape: KVCacheShape, memory: int, max_blocks: int) -> int:
     """Returns how many blocks fit into `memory`, at most `max_blocks`, the number that all requests
     at full length would use. Raises ConfigError when not even two fit."""
-    num_blocks = min(memory // max(1, shape.bytes_per_block), max(2, max_blocks))
+    num_blocks = min(max(0, memory) // max(1, shape.bytes_per_block), max(2, max_blocks))
     if num_blocks < 2:
         raise ConfigError(
             f"{memory / 2**20:.1f} MiB for the KV cache hold {num_blocks} blocks of "
@@ -77,6 +79,27 @@ def count_state_rows(shape: KVCacheShape, memory: int, runtime: RuntimeConfig) -
     return running + max(MIN_KEPT_STATES, min(MAX_KEPT_STATES, kept // each))
 
 
+def count_window_blocks(shape: KVCacheShape, memory: int | None, runtime: RuntimeConfig) -> int:
+    """Returns how many blocks the layers with a window get, which need no more than the windows of
+    all running sequences and one step: of `memory` at most WINDOW_SHARE, but always enough for one
+    sequence. 0 for a model without such layers. memory: None where the options give num_blocks.
+    """
+    window = max(shape.windows.values(), default=None)
+    if window is None:
+        return 0
+    size, seqs = runtime.block_size, runtime.max_num_seqs
+    longest = -(-runtime.max_model_len // size)
+    each, step = blocks_of_window(window, size), -(-runtime.max_num_batched_tokens // size)
+    most = min(seqs * each + step, seqs * longest)
+    if runtime.num_blocks_override is not None:
+        fits = runtime.num_blocks_override
+    else:
+        assert memory is not None, "one of both is known"
+        share = WINDOW_SHARE if shape.bytes_per_block else 1
+        fits = int(share * memory) // shape.bytes_per_window_block
+    return max(min(each + step, longest, seqs * longest), min(most, fits))
+
+
 def check_size(model: Any, runtime: RuntimeConfig, num_ranks: int = 1) -> Any:
     """Returns `model`, which is on the meta device. Raises ConfigError with the numbers when its
     weights and the smallest KV cache are too large for the card; on a CPU nothing is checked.
@@ -85,10 +108,11 @@ def check_size(model: Any, runtime: RuntimeConfig, num_ranks: int = 1) -> Any:
     if device.type != "cuda" or not isinstance(model, nn.Module):
         return model
     free, total = torch.cuda.mem_get_info(device)
+    shape = kv_cache_shape(model, runtime)
     check_memory(
         device=runtime.device,
         weights=weight_bytes(model, getattr(torch, runtime.dtype)) // num_ranks,
-        least_cache=2 * kv_cache_shape(model, runtime).bytes_per_block // num_ranks,
+        least_cache=2 * (shape.bytes_per_block + shape.bytes_per_window_block) // num_ranks,
         free=free,
         total=total,
         utilization=runtime.gpu_memory_utilization,

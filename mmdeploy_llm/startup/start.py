@@ -54,6 +54,12 @@ def _start(config: EngineConfig) -> Assembly:
         cache_line(facts.num_blocks, facts.runtime.block_size),
         facts.num_blocks * facts.shape.bytes_per_block / 2**20,
     )
+    if facts.num_window_blocks:
+        logger.info(
+            "layers with a window: %d blocks of their own, %.1f MiB",
+            facts.num_window_blocks,
+            facts.num_window_blocks * facts.shape.bytes_per_window_block / 2**20,
+        )
     return build_rooms(blueprint, files, machine, computer)
 
 

@@ -63,6 +63,12 @@ def prefill(
         )
         own = tuple(blocks[: -(-length // block_size)])
         scheduled.append(
-            ScheduledTokens(request_id=name, start=0, num_tokens=length, new_block_ids=own)
+            ScheduledTokens(
+                request_id=name,
+                start=0,
+                num_tokens=length,
+                new_block_ids=own,
+                new_window_ids=own,
+            )
         )
     return StepPlan(step_id=0, new=tuple(new), scheduled=tuple(scheduled))

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from mmdeploy_llm.caches import longest_window
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks.contracts import media_size
@@ -84,12 +85,17 @@ def _ways(loaded: LoadedModel, requests: Sequence[Request]) -> Ways:
         block_size=size,
         encoder_cache_tokens=sum(span.item.num_tokens for span in media) or 1,
         atomic_media=loaded.files.spec.atomic_media,
+        window=longest_window(loaded.model),
+        num_window_blocks=2 * sum(blocks) + 1,
     )
     shape = kv_cache_shape(loaded.model, runtime)
 
     def runner(config: SchedulerConfig) -> Runner:
         plan = CachePlan(
-            shape=shape, num_blocks=config.num_blocks, max_model_len=config.max_model_len
+            shape=shape,
+            num_blocks=config.num_blocks,
+            max_model_len=config.max_model_len,
+            num_window_blocks=config.num_window_blocks,
         )
         return new_runner(loaded, plan)
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from mmdeploy_llm.attention.base import AttentionBackend
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
-from mmdeploy_llm.caches import State, layer_caches
+from mmdeploy_llm.attention.windows import WindowAttention
+from mmdeploy_llm.caches import State, layer_caches, longest_window
 from mmdeploy_llm.native import CpuKernels
 from mmdeploy_llm.outputs import TokenLogprobs
 from mmdeploy_llm.params import SamplingParams
@@ -68,17 +70,19 @@ class PagedRunner:
         max_num_batched_tokens: int = 4096,
     ) -> None:
         max_model_len = longest + MAX_OUTPUT
-        num_blocks = num_blocks or MAX_NUM_SEQS * (max_model_len // BLOCK_SIZE + 1)
+        most_blocks = MAX_NUM_SEQS * (max_model_len // BLOCK_SIZE + 1)
         config = SchedulerConfig(
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=max(max_num_batched_tokens, MAX_NUM_SEQS),
             max_model_len=max_model_len,
-            num_blocks=num_blocks,
+            num_blocks=num_blocks or most_blocks,
             block_size=BLOCK_SIZE,
             encoder_cache_tokens=max(1, encoder_cache_tokens),
             atomic_media=has_atomic_media,
             num_state_rows=num_state_rows(model),
             max_idle_states=MAX_IDLE_STATES,
+            window=longest_window(model),
+            num_window_blocks=most_blocks,
         )
         self._scheduler = Scheduler(config)
         self._runner = cpu_runner(model, config, vocab_size)
@@ -138,17 +142,27 @@ def cpu_runner(
     and sampling; None: plain torch."""
     device = torch.device("cpu")
     shape = KVCacheShape(layers=layer_caches(model), block_size=config.block_size, dtype=dtype)
+    windows = shape.windows
+
+    def new_backend() -> AttentionBackend:
+        return ReferenceAttention() if kernels is None else NativeAttention(kernels)
+
     return Runner(
         model=model,
-        backend=ReferenceAttention() if kernels is None else NativeAttention(kernels),
-        cache=allocate(shape, config.num_blocks, device),
+        backend=WindowAttention(new_backend, windows) if windows else new_backend(),
+        cache=allocate(shape, config.num_blocks, device, config.num_window_blocks),
         sampler=Sampler(
             max_num_slots=config.max_num_seqs,
             vocab_size=vocab_size,
             device=device,
             kernels=kernels,
         ),
-        slots=Slots(config.max_num_seqs, config.max_model_len, config.block_size),
+        slots=Slots(
+            config.max_num_seqs,
+            config.max_model_len,
+            config.block_size,
+            has_windows=bool(windows),
+        ),
         device=device,
         has_atomic_media=config.atomic_media,
         states=StateTable(shape, config.num_state_rows, device) if config.num_state_rows else None,

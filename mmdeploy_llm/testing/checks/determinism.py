@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmdeploy_llm.caches import longest_window
 from mmdeploy_llm.kernels import Quantization
 from mmdeploy_llm.layers.fixed_order import undetermined
 from mmdeploy_llm.layers.install import install_kernels
@@ -70,14 +71,17 @@ def _ways(subject: ModelSubject, model: Any, kernels: CpuKernels, dtype: torch.d
     ]
     spans = chain.from_iterable(request.media for request in requests)
     longest = max(len(request.prompt_token_ids) for request in requests) + NUM_TOKENS
+    num_blocks = (len(requests) + 1) * (longest // BLOCK_SIZE + 2)
     config = SchedulerConfig(
         max_num_seqs=max(2, len(requests)),
         max_num_batched_tokens=(len(requests) + 1) * longest,
         max_model_len=longest,
-        num_blocks=(len(requests) + 1) * (longest // BLOCK_SIZE + 2),
+        num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         encoder_cache_tokens=sum(span.item.num_tokens for span in spans) or 1,
         atomic_media=subject.spec.atomic_media,
+        window=longest_window(model),
+        num_window_blocks=num_blocks,
     )
 
     def runner(limits: SchedulerConfig) -> Runner:
