@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from mmdeploy_llm.caches import LayerCache
 from mmdeploy_llm.forward import (
     AttentionContext,
     FixedAttention,
@@ -291,7 +292,7 @@ class CausalLM(nn.Module):
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         if config.windows is not None and any(config.windows):
-            self.cache = config.caches
+            self.cache: Sequence[LayerCache] = config.caches
         self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:

@@ -20,10 +20,10 @@ from torch import Tensor
 from mmdeploy_llm.attention.base import BatchLayout, StepLengths
 from mmdeploy_llm.plan import ScheduledTokens
 from mmdeploy_llm.request import MediaInput, MediaSpan
-from mmdeploy_llm.transfer import Array, to_device_together
+from mmdeploy_llm.transfer import to_device_together
 
 from .slots import BlockTables, Slots
-from .step_inputs import DecodeFrame, StepArrays, StepTensors
+from .step_inputs import DecodeFrame, Paging, StepArrays, StepTensors
 
 Ints = NDArray[np.int64]
 
@@ -87,16 +87,13 @@ def prepare(
     if has_mrope:
         positions = _mrope_positions(scheduled, slots, offsets + slots.deltas[rows], stops - counts)
     where = (indices, starts + counts, rows, offsets, block_size)
-    block_tables, cache_slots = _paging(slots.tables, *where)
     arrays = StepArrays(
         token_ids=slots.token_ids[rows, offsets],
         positions=positions,
         in_prompt=offsets < slots.prompt_lens[rows],
         query_lens=counts,
         context_lens=starts + counts,
-        block_tables=block_tables,
-        slots=cache_slots,
-        windows=None if slots.window_tables is None else _paging(slots.window_tables, *where),
+        pagings=tuple(_paging(tables, *where) for tables in slots.tables),
     )
     spans = _spans(scheduled, slots) if has_atomic_media else ()
     media = _media_pieces(scheduled, slots, stops - counts)
@@ -119,12 +116,12 @@ def prepare(
 
 def _paging(
     tables: BlockTables, indices: Ints, ends: Ints, rows: Ints, offsets: Ints, block_size: int
-) -> tuple[Array, Array]:
+) -> Paging:
     """Returns block tables as wide as the longest, and the cache slot of each token's key and
     value."""
     num_blocks = -(-int(ends.max()) // block_size)
     blocks = tables.ids[rows, offsets // block_size].astype(np.int64)
-    return tables.ids[indices, :num_blocks], blocks * block_size + offsets % block_size
+    return Paging(tables.ids[indices, :num_blocks], blocks * block_size + offsets % block_size)
 
 
 def _tensors(

@@ -137,11 +137,11 @@ class ForwardPass:
     def _new_frame(self, num_seqs: int) -> DecodeFrame:
         return DecodeFrame(
             num_seqs=num_seqs,
-            num_blocks=self._slots.tables.ids.shape[1],
+            num_blocks=self._slots.tables[0].ids.shape[1],
             max_context=self._slots.token_ids.shape[1] - 1,
             has_mrope=self._has_mrope,
             device=self._device,
-            has_windows=self._slots.window_tables is not None,
+            has_windows=len(self._slots.tables) > 1,
         )
 
     def _decode(self, tensors: StepTensors) -> DecodeOutputs:

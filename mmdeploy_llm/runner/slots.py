@@ -58,8 +58,7 @@ class Slots:
     its only writer.
 
     token_ids: [slots, max_model_len + 1].
-    tables: of the layers without a window. window_tables: of those with one; None if there are
-        none.
+    tables: block tables of the layers without a window, then of those with one, if there are any.
     prompt_lens: [slots].
     deltas: [slots]; a generated token i has M-RoPE position i + delta on all axes.
     """
@@ -69,8 +68,7 @@ class Slots:
     ) -> None:
         self.token_ids = np.zeros((num_slots, max_model_len + 1), dtype=np.int64)
         num_blocks = -(-max_model_len // block_size)
-        self.tables = BlockTables(num_slots, num_blocks)
-        self.window_tables = BlockTables(num_slots, num_blocks) if has_windows else None
+        self.tables = tuple(BlockTables(num_slots, num_blocks) for _ in range(1 + has_windows))
         self.prompt_lens = np.zeros(num_slots, dtype=np.int64)
         self.deltas = np.zeros(num_slots, dtype=np.int64)
         self._free = list(range(num_slots - 1, -1, -1))
@@ -94,9 +92,8 @@ class Slots:
         # where a long video before it reaches further in time.
         last = request.prompt_len - 1 if positions is None else positions[:, -1].max()
         self.deltas[index] = last + 1 - request.prompt_len
-        self.tables.clear(index)
-        if self.window_tables is not None:
-            self.window_tables.clear(index)
+        for tables in self.tables:
+            tables.clear(index)
         info = SlotInfo(index=index, request=request, positions=positions)
         self._infos[request.request_id] = info
         return info
@@ -113,10 +110,9 @@ class Slots:
         """Appends the step's new blocks to their requests' block tables."""
         for item in scheduled:
             index = self._infos[item.request_id].index
-            if item.new_block_ids:
-                self.tables.extend(index, item.new_block_ids)
-            if item.new_window_ids and self.window_tables is not None:
-                self.window_tables.extend(index, item.new_window_ids)
+            self.tables[0].extend(index, item.new_block_ids)
+            if len(self.tables) > 1:
+                self.tables[1].extend(index, item.new_window_ids)
 
     def write_drafts(self, scheduled: Sequence[ScheduledTokens]) -> None:
         """Writes the step's drafts after the known tokens of their requests."""

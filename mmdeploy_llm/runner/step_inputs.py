@@ -4,6 +4,7 @@ fixed addresses that a recorded decode step reads."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,13 @@ from torch import Tensor
 from mmdeploy_llm.attention.base import NO_SLOT, BatchLayout
 from mmdeploy_llm.attention.layouts import decode_layout
 from mmdeploy_llm.transfer import Array, BufferSlice, buffer_slices, staging_buffer
+
+
+class Paging(NamedTuple):
+    """The places of a step's keys and values, on the host."""
+
+    block_tables: Array  # [B, M] int32
+    slots: Array  # [T] int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,18 +29,9 @@ class StepArrays:
     token_ids: Array  # [T] int64
     positions: Array  # [T] or [3, T] int64
     in_prompt: Array  # [T] bool
-    slots: Array  # [T] int64
-    block_tables: Array  # [B, M] int32
     query_lens: Array  # [B] int64
     context_lens: Array  # [B] int64
-    windows: tuple[Array, Array] | None = None  # block tables and slots of layers with a window
-
-    @property
-    def pagings(self) -> tuple[tuple[Array, Array], ...]:
-        """Block tables and slots of the layers without a window, then of those with one if there
-        are any."""
-        own = (self.block_tables, self.slots)
-        return (own,) if self.windows is None else (own, self.windows)
+    pagings: tuple[Paging, ...]  # of layers without a window, then of those with one, if any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +103,8 @@ class DecodeFrame:
 
     def fits(self, arrays: StepArrays) -> bool:
         """Whether each sequence computes one token and the frame has the capacity for them all."""
-        num_tokens, (num_seqs, num_blocks) = len(arrays.token_ids), arrays.block_tables.shape
+        num_tokens = len(arrays.token_ids)
+        num_seqs, num_blocks = arrays.pagings[0].block_tables.shape
         fits = num_tokens == num_seqs <= self.num_seqs and num_blocks <= self.num_blocks
         return bool(fits)
 
@@ -112,7 +112,7 @@ class DecodeFrame:
         """Writes a step's inputs and padding into the frame's tensors: one copy to the device, then
         one within it into each block table. Only the tables' columns in use are transferred."""
         assert self.fits(arrays), "the caller chooses a frame that fits"
-        count, width = arrays.block_tables.shape
+        count, width = arrays.pagings[0].block_tables.shape
         slices = self._layout(width)
         staging = staging_buffer(slices[-1].end, self._buffer.device)
         rows = (
@@ -120,15 +120,15 @@ class DecodeFrame:
             (arrays.positions, 0),
             (arrays.context_lens, 1),
             (arrays.in_prompt, 0),
-            *((slots, NO_SLOT) for _, slots in arrays.pagings),
+            *((paging.slots, NO_SLOT) for paging in arrays.pagings),
         )
         num_rows = len(rows)
         for own, (array, padding) in zip(slices[:num_rows], rows, strict=True):
             values = own.view(staging).numpy()
             values[..., :count], values[..., count:] = array, padding
-        for own, (array, _) in zip(slices[num_rows:], arrays.pagings, strict=True):
+        for own, paging in zip(slices[num_rows:], arrays.pagings, strict=True):
             values = own.view(staging).numpy()
-            values[:count], values[count:] = array, 0
+            values[:count], values[count:] = paging.block_tables, 0
         self._buffer[: slices[-1].end].copy_(staging, non_blocking=True)
         for table, own in zip(self._tables, slices[num_rows:], strict=True):
             table[:, :width].copy_(own.view(self._buffer))

@@ -11,22 +11,26 @@ from .state import RequestState
 
 
 def matched_blocks(state: RequestState, requests: Lifecycle, config: SchedulerConfig) -> list[int]:
-    """Returns the blocks of the prefix cache that the request can start with. Each condition may
-    shorten them; all must then hold for the same blocks."""
+    """Returns the blocks of the prefix cache that the request can start with."""
     if state.request.params.prompt_logprobs is not None:
         return []  # needs the logits of all prompt tokens
     matched = requests.pool.match(state.keys, state.request.num_tokens)
-    while matched:
-        count = len(matched)
-        if config.atomic_media:
-            del matched[_whole_blocks(state, count, config.block_size) :]
-        if requests.windows is not None:
-            del matched[requests.windows.match(state, len(matched)) :]
-        if requests.rows is not None:
-            matched = requests.rows.match(state, matched)
-        if len(matched) == count:
-            break
+    while matched and (shorter := _shortened(matched, state, requests, config)) != matched:
+        matched = shorter  # on which all conditions must agree
     return matched
+
+
+def _shortened(
+    matched: list[int], state: RequestState, requests: Lifecycle, config: SchedulerConfig
+) -> list[int]:
+    """Returns the first of the cached blocks, up to where media, windows and states allow a request
+    to start."""
+    count = len(matched)
+    if config.atomic_media:
+        count = _whole_blocks(state, count, config.block_size)
+    if requests.windows is not None:
+        count = requests.windows.match(state, count)
+    return matched[:count] if requests.rows is None else requests.rows.match(state, matched[:count])
 
 
 def _whole_blocks(state: RequestState, count: int, block_size: int) -> int:

@@ -23,6 +23,7 @@ from .waiting import WaitingQueue
 from .windows import WindowBlocks
 
 by_order = attrgetter("order")
+Ids = tuple[int, ...]
 
 
 class Lifecycle:
@@ -100,13 +101,6 @@ class Lifecycle:
         self.next_end = min((end for end, _ in ends if end > now), default=math.inf)
         return [state for end, state in ends if end <= now]
 
-    def can_start(self, state: RequestState, matched: Sequence[int], num_new: int) -> bool:
-        """Whether there are blocks to start a request on `matched` cached ones and `num_new`
-        others."""
-        if self.windows is not None and not self.windows.can_start(state):
-            return False
-        return self.pool.can_allocate(num_new, matched)
-
     def start(self, state: RequestState, matched: Sequence[int], num_new: int, now: float) -> None:
         """Runs the next waiting request, on `matched` cached blocks and `num_new` others, and from
         the state that is kept for these blocks."""
@@ -129,20 +123,15 @@ class Lifecycle:
             self._num_cached_tokens += request.num_cached_tokens
 
     def schedule(
-        self,
-        state: RequestState,
-        start: int,
-        end: int,
-        new_block_ids: tuple[int, ...],
-        drafts: tuple[int, ...] = (),
+        self, state: RequestState, start: int, end: int, blocks: Ids, drafts: Ids = ()
     ) -> ScheduledTokens:
         """Schedules tokens start .. end of a running request, the last of which are drafts, with
-        what they need besides new_block_ids."""
+        new blocks and what else they need."""
         return ScheduledTokens(
             request_id=state.request.request_id,
             start=start,
             num_tokens=end - start,
-            new_block_ids=new_block_ids,
+            new_block_ids=blocks,
             new_window_ids=() if self.windows is None else self.windows.plan(state, end),
             samples=end - len(drafts) >= state.request.num_tokens,
             state_rows=None if self.rows is None else self.rows.plan(state),

@@ -222,10 +222,9 @@ class Scheduler:
                 continue
             end = request.num_computed_tokens + 1 + len(own)
             num_new = self._config.num_blocks_for(end) - len(request.block_ids)
-            new_block_ids = tuple(self._pool.allocate(max(0, num_new)))
-            request.block_ids.extend(new_block_ids)
-            start = request.num_computed_tokens
-            draft.add(self._requests.schedule(state, start, end, new_block_ids, own))
+            blocks = tuple(self._pool.allocate(max(0, num_new)))
+            request.block_ids.extend(blocks)
+            draft.add(self._requests.schedule(state, request.num_computed_tokens, end, blocks, own))
 
     def _free_block(self, state: RequestState) -> bool:
         """Ensures a free block, preempting the newest if need be; False when that was `state`."""
@@ -285,7 +284,9 @@ class Scheduler:
         matched = matched_blocks(state, self._requests, self._config)
         num_new = self._config.num_blocks_for(request.num_tokens) - len(matched)
         num_reserved = num_reserved_blocks(self._requests.running, self._config.block_size)
-        if not self._requests.can_start(state, matched, num_new + num_reserved):
+        windows = self._requests.windows
+        has_window = windows is None or windows.can_start(state)
+        if not (has_window and self._pool.can_allocate(num_new + num_reserved, matched)):
             self._refused = state
             return False
         chunk = self._next_chunk(state, len(matched) * self._config.block_size, draft)

@@ -106,10 +106,12 @@ class WindowBlocks:
         """Offers blocks begin .. end for sharing, which are full and computed, and gives back those
         that no token attends to any more."""
         table = state.window
-        self.pool.register(table.ids, state.keys, begin, end)
+        # Drafts that were right may have given blocks back before they were offered.
+        self.pool.register(table.ids, state.keys, max(begin, table.num_returned), end)
         first = self._first_visible(state.request.num_computed_tokens)
         if first > table.num_returned:
-            self.pool.free(table.ids[table.num_returned : first])
+            returned = table.ids[table.num_returned : first]
+            self.pool.free(returned[::-1])  # the first ones are evicted first
             table.num_returned = first
 
     def leave(self, state: RequestState) -> None:

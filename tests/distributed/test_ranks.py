@@ -113,6 +113,19 @@ def test_text_and_images_greedy_and_drawn(one, two, with_image):
     assert [output.outputs.text for output in found] == [o.outputs.text for o in expected]
 
 
+@pytest.mark.parametrize("name", ["mistral", "qwen3_5_text"])
+def test_what_layers_keep_besides_the_plain_cache(name, tmp_path):
+    """Block tables of layers with a window, and rows of states, reach the ranks with each step."""
+    sizes = {"mistral": {"sliding_window": 20}, "qwen3_5_text": {}}
+    folder = write_tiny(name, tmp_path, **sizes[name])
+    prompts, found = ["a short one", "the same words again and again " * 4], []
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    for size in (1, 2):
+        with LLM(str(folder), tensor_parallel_size=size, **OPTIONS) as llm:
+            found.append(ids(answers(llm, prompts, params) + answers(llm, prompts, params)))
+    assert found[0] == found[1]
+
+
 def test_samples_and_logprobs(one, two):
     params = SamplingParams(
         n=3, temperature=1.0, seed=5, max_tokens=8, logprobs=3, prompt_logprobs=2

@@ -272,5 +272,5 @@ class TestSlots:
                 request_id=request_id, start=0, num_tokens=1, new_block_ids=(block,)
             )
             slots.extend_tables([item])
-            assert slots.tables.ids[0, 0] == block
+            assert slots.tables[0].ids[0, 0] == block
             slots.drop(request_id)

@@ -12,7 +12,7 @@ from mmdeploy_llm.runner.graphs import DecodeGraphs, DecodeOutputs, graph_sizes
 from mmdeploy_llm.runner.kv_cache import KVCacheShape, allocate
 from mmdeploy_llm.runner.runner import Runner
 from mmdeploy_llm.runner.slots import Slots
-from mmdeploy_llm.runner.step_inputs import DecodeFrame, StepArrays
+from mmdeploy_llm.runner.step_inputs import DecodeFrame, Paging, StepArrays
 from mmdeploy_llm.sampling import Sampler
 
 CPU = torch.device("cpu")
@@ -240,10 +240,11 @@ def arrays(num_seqs, num_blocks=2, *, num_tokens=None, in_prompt=False):
         token_ids=np.zeros(num_tokens, np.int64),
         positions=np.zeros(num_tokens, np.int64),
         in_prompt=np.array([in_prompt] * num_tokens),
-        slots=np.zeros(num_tokens, np.int64),
-        block_tables=np.zeros((num_seqs, num_blocks), np.int32),
         query_lens=np.ones(num_seqs, np.int64),
         context_lens=np.ones(num_seqs, np.int64),
+        pagings=(
+            Paging(np.zeros((num_seqs, num_blocks), np.int32), np.zeros(num_tokens, np.int64)),
+        ),
     )
 
 

@@ -3,7 +3,8 @@
 The executor has a fake KV cache of cells [block, offset]. A cell holds a hash of its content and of
 the cell before it, as keys and values depend on all tokens before them; the next token is a hash of
 all cells that the block table leads to. So a wrong block, a stale prefix, a missed or doubled token
-or a foreign media item gives wrong tokens.
+or a foreign media item gives wrong tokens. The layers with a window have cells of their own: all
+that a token attends to there must be those of its own request.
 """
 
 import zlib
@@ -22,6 +23,7 @@ from mmdeploy_llm.outputs import (
 from mmdeploy_llm.params import SamplingParams
 from mmdeploy_llm.plan import RequestFailure, StepResult
 from mmdeploy_llm.request import MediaInput, MediaSpan, Request
+from mmdeploy_llm.schedule.prefix import PrefixKeys
 from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 
 IMAGE_TOKEN = 999
@@ -110,7 +112,7 @@ class Slot:
         )
         self.params = new.params
         self.prompt_len = new.prompt_len
-        self.table = []
+        self.table, self.window_table = [], []
         self.num_computed = None  # unknown until the first item: the prefix cache decides
 
     @property
@@ -124,7 +126,7 @@ class CheckingExecutor:
     def __init__(self, config):
         self.config = config
         self.slots = {}
-        self.cells = {}
+        self.cells, self.window_cells = {}, {}
         self.encoded = {}  # key -> number of tokens
         self.num_encodes = Counter()
         self.states = {0: 0}  # row -> the cell after which its state is; 0: before the first
@@ -158,6 +160,7 @@ class CheckingExecutor:
                 result.errors[item.request_id] = RequestFailure(code=500, message="injected")
             else:
                 self._compute(item, result)
+        self._check_windows(item for item in plan.scheduled if item.request_id not in failing)
         self.may_miss = False
         return result
 
@@ -226,6 +229,22 @@ class CheckingExecutor:
             if len(slot.table) * size >= slot.num_computed:  # not from the prefix cache
                 self.cells.update({(block, offset): POISON for offset in range(size)})
             slot.table.append(block)
+        for block in item.new_window_ids:
+            if len(slot.window_table) * size >= slot.num_computed:
+                self.window_cells.update({(block, offset): POISON for offset in range(size)})
+            slot.window_table.append(block)
+
+    def _check_windows(self, items):
+        """After the step, so that no request wrote what another one attends to."""
+        window, size = self.config.window, self.config.block_size
+        for item in items:
+            slot, end = self.slots[item.request_id], item.start + item.num_tokens
+            if window is None:
+                assert not slot.window_table
+                continue
+            for position in range(max(0, item.start + 1 - window), end):
+                place = slot.window_table[position // size], position % size
+                assert self.window_cells[place] == self._cell(slot, position), "foreign window"
 
     def _check_tables(self, plan):
         size = self.config.block_size
@@ -252,6 +271,9 @@ class CheckingExecutor:
             previous = self._cell(slot, position - 1) if position else 0
             place = (slot.table[position // size], position % size)
             self.cells[place] = next_cell(previous, content_of(slot.view, position))
+            if self.config.window is not None:
+                place = slot.window_table[position // size], position % size
+                self.window_cells[place] = self._cell(slot, position)
         slot.view.output_token_ids = known
         if item.state_rows is not None:
             read, write = item.state_rows
@@ -376,12 +398,18 @@ class Loop:
         return outputs
 
 
+def prefix_key(prompt, index, block_size=4):
+    """Returns the key of a full block of a prompt."""
+    return PrefixKeys(make_request("keys", prompt), block_size).key(index)
+
+
 @pytest.fixture
 def kit():
     """The helpers of this module, because test modules cannot import each other."""
     return SimpleNamespace(
         Loop=Loop,
         expected_tokens=expected_tokens,
+        keys=prefix_key,
         make_config=make_config,
         make_media=make_media,
         make_request=make_request,

@@ -62,6 +62,56 @@ SCENES = {
         "num_state_rows": 14,
         "max_idle_states": 4,
     },
+    "windows": {"window": 6, "num_window_blocks": 40},
+    "windows, the smallest pool": {"window": 6, "num_window_blocks": 8},
+    "windows, tiny pools": {"window": 6, "num_window_blocks": 8, "num_blocks": 17},
+    "windows, few idle": {"window": 9, "num_window_blocks": 30, "max_idle_window_blocks": 4},
+    "windows of one token": {"window": 1, "num_window_blocks": 12},
+    "windows, one token blocks": {
+        "window": 5,
+        "num_window_blocks": 30,
+        "block_size": 1,
+        "num_blocks": 64,
+    },
+    "windows longer than prompts": {"window": 60, "num_window_blocks": 64},
+    "windows, no prefix cache": {
+        "window": 6,
+        "num_window_blocks": 12,
+        "enable_prefix_caching": False,
+    },
+    "windows, whole prompts": {
+        "window": 6,
+        "num_window_blocks": 16,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 64,
+    },
+    "windows, atomic media": {
+        "window": 6,
+        "num_window_blocks": 20,
+        "atomic_media": True,
+        "num_blocks": 20,
+        "encoder_cache_tokens": 10,
+    },
+    "windows, states": {
+        "window": 6,
+        "num_window_blocks": 20,
+        "num_state_rows": 20,
+        "max_idle_states": 10,
+    },
+    "windows, drafts": {
+        "window": 6,
+        "num_window_blocks": 24,
+        "speculates": True,
+        "num_blocks": 200,
+        "max_num_batched_tokens": 64,
+    },
+    "windows, drafts, states": {
+        "window": 6,
+        "num_window_blocks": 16,
+        "speculates": True,
+        "num_state_rows": 20,
+        "max_idle_states": 10,
+    },
 }
 NUM_REQUESTS = 250
 EOS = (7,)

@@ -258,13 +258,14 @@ FAMILIES = ("mistral", *VL_FAMILIES)
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
-    """family -> folder of its tiny checkpoint."""
+    """family, options of write_tiny -> folder of its tiny checkpoint."""
     folders = {}
 
-    def folder(family):
-        if family not in folders:
-            folders[family] = write_tiny(family, tmp_path_factory.mktemp(family))
-        return folders[family]
+    def folder(family, **options):
+        key = family, *sorted(options.items())
+        if key not in folders:
+            folders[key] = write_tiny(family, tmp_path_factory.mktemp(family), **options)
+        return folders[key]
 
     return folder
 

@@ -1,0 +1,65 @@
+"""Models whose layers have windows, through LLM: exact, in pools that hold little more than the
+windows."""
+
+import pytest
+import torch
+import transformers
+
+from mmdeploy_llm import LLM, SamplingParams
+
+LENGTH = 120
+GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)
+PROMPTS = [list(range(30, 30 + length)) for length in (40, 3, 75, 40, 1, 60)]
+OPTIONS = {
+    "dtype": "float32",
+    "device": "cpu",
+    "max_model_len": 256,
+    "max_num_batched_tokens": 32,
+    "max_num_seqs": 4,
+    "block_size": 16,
+    "use_warmup": False,
+    "quiet": True,
+}
+FAMILIES = {"mistral": {"sliding_window": 24}, "gemma3_text": {"sliding_window": 20}}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tiny_folder):
+    return tiny_folder(request.param, **FAMILIES[request.param])
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # the first of equals may be the end
+    found = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=LENGTH,
+        )
+        found.append(out[0, len(prompt) :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("changes", [{}, {"enable_prefix_caching": False}, {"num_threads": 1}])
+def test_tokens_equal_transformers(folder, expected, backend, changes):
+    with LLM(str(folder), attention_backend=backend, **OPTIONS, **changes) as llm:
+        windows = llm._desk.engine._scheduler._requests.windows
+        for _ in range(2):  # the second time from the prefix cache
+            outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+            assert [one.error_msg for one in outputs] == [None] * len(PROMPTS)
+            assert [one.outputs.token_ids for one in outputs] == expected
+        assert windows.pool.num_free == windows.pool.num_blocks
+        # Four windows of 24 tokens and a step, not four prompts with their answers.
+        assert windows.pool.num_blocks <= 4 * 4 + 2
+
+
+def test_speculation_drafts_are_given_back(folder, expected):
+    with LLM(str(folder), speculative="ngram", **OPTIONS) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert [one.outputs.token_ids for one in outputs] == expected
