@@ -85,7 +85,7 @@ def _scheduler_config(files: ModelFiles, facts: Facts) -> SchedulerConfig:
         num_blocks=facts.num_blocks,
         block_size=runtime.block_size,
         enable_prefix_caching=runtime.enable_prefix_caching,
-        max_idle_blocks=_max_idle_blocks(facts, facts.num_blocks),
+        max_idle_blocks=_max_idle_blocks(facts),
         enable_chunked_prefill=runtime.enable_chunked_prefill,
         encoder_cache_tokens=runtime.encoder_cache_tokens,
         atomic_media=files.spec.atomic_media,
@@ -98,8 +98,8 @@ def _scheduler_config(files: ModelFiles, facts: Facts) -> SchedulerConfig:
     )
 
 
-def _max_idle_blocks(facts: Facts, num_blocks: int) -> int | None:
-    """Returns how many of num_blocks may keep prefixes that no running request uses; None for all.
+def _max_idle_blocks(facts: Facts) -> int | None:
+    """Returns how many blocks may keep prefixes that no running request uses; None for all.
 
     On CUDA the whole KV cache is allocated anyway. On a CPU untouched memory costs nothing, and a
     long batch of different prompts would fill it all with prefixes that never come again.
@@ -111,16 +111,16 @@ def _max_idle_blocks(facts: Facts, num_blocks: int) -> int | None:
     if runtime.device != "cpu":
         return None
     longest = -(-runtime.max_model_len // runtime.block_size)
-    return max(1, min(num_blocks // CPU_IDLE_SHARE, longest))
+    return max(1, min(facts.num_blocks // CPU_IDLE_SHARE, longest))
 
 
 def _max_idle_window_blocks(facts: Facts, window: int | None) -> int | None:
-    """Returns the same for layers with a window: at least one window, without which no prefix can
-    be used again."""
-    count = _max_idle_blocks(facts, facts.num_window_blocks)
-    if window is None or count is None:
-        return count
-    return max(count, blocks_of_window(window, facts.runtime.block_size))
+    """Returns the same for layers with a window, whose pool is small: all, or what the options
+    allow, but at least one window, without which no prefix can be used again."""
+    if window is None or facts.runtime.prefix_cache_memory_bytes is None:
+        return None
+    least = blocks_of_window(window, facts.runtime.block_size)
+    return max(least, _max_idle_blocks(facts) or 0)
 
 
 def _delivery(files: ModelFiles) -> Delivery:

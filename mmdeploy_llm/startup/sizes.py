@@ -80,9 +80,10 @@ def count_state_rows(shape: KVCacheShape, memory: int, runtime: RuntimeConfig) -
 
 
 def count_window_blocks(shape: KVCacheShape, memory: int | None, runtime: RuntimeConfig) -> int:
-    """Returns how many blocks the layers with a window get, which need no more than the windows of
-    all running sequences and one step: of `memory` at most WINDOW_SHARE, but always enough for one
-    sequence. 0 for a model without such layers. memory: None where the options give num_blocks.
+    """Returns how many blocks the layers with a window get: enough for the windows of all running
+    sequences, for one step and for prefixes as long as one sequence; of `memory` at most
+    WINDOW_SHARE, but always enough for one sequence. 0 for a model without such layers. memory:
+    None where the options give num_blocks.
     """
     window = max(shape.windows.values(), default=None)
     if window is None:
@@ -90,7 +91,7 @@ def count_window_blocks(shape: KVCacheShape, memory: int | None, runtime: Runtim
     size, seqs = runtime.block_size, runtime.max_num_seqs
     longest = -(-runtime.max_model_len // size)
     each, step = blocks_of_window(window, size), -(-runtime.max_num_batched_tokens // size)
-    most = min(seqs * each + step, seqs * longest)
+    most = min(seqs * each + step, seqs * longest) + longest
     if runtime.num_blocks_override is not None:
         fits = runtime.num_blocks_override
     else:

@@ -6,6 +6,7 @@ sequence after the other (by_sequence.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -76,6 +77,9 @@ class AnyModel(Wrapped):
         self.num_layers = sizes.num_layers
         self.num_kv_heads = sizes.num_kv_heads
         self.head_dim = sizes.head_dim
-        if sizes.states is not None:
-            paged = PagedKV(num_kv_heads=sizes.num_kv_heads, head_dim=sizes.head_dim)
-            self.cache = (*(paged,) * sizes.num_layers, sizes.states)
+        # transformers' own attention reads whole sequences, whatever its windows.
+        windows = {} if self.attends_itself else sizes.windows
+        states = () if sizes.states is None else (sizes.states,)
+        paged = PagedKV(num_kv_heads=sizes.num_kv_heads, head_dim=sizes.head_dim)
+        layers = (replace(paged, window=windows.get(i)) for i in range(sizes.num_layers))
+        self.cache = (*layers, *states)

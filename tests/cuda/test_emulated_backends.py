@@ -113,3 +113,19 @@ def test_8_bit_caches(folder_of, whole, new_card, dtype, eager, within):
         outputs = whole.results(llm, prompts, chosen)
     whole.check(outputs, expected, within=within)
     assert bool(sum(graph.num_replays for graph in card.graphs)) != eager
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_layers_with_a_window_have_their_own_tables(folder_of, whole, new_card, is_eager):
+    """Recorded steps and others, in pools that hold the windows and not the prompts."""
+    folder = folder_of("mistral", head_dim=16, num_hidden_layers=2, sliding_window=24)
+    prompts = [[70, 71, 72], list(range(80, 150))]
+    chosen = [whole.params(0, logprobs=2, max_tokens=40)] * 2
+    with LLM(model=folder, device="cpu", **whole.OPTIONS) as llm:
+        expected = whole.results(llm, prompts, chosen)
+    card = new_card()
+    with LLM(model=folder, device="cuda", enforce_eager=is_eager, **whole.OPTIONS) as llm:
+        outputs = whole.results(llm, prompts, chosen)
+        assert llm._desk.engine._scheduler._requests.windows.pool.num_blocks < 30
+    whole.check(outputs, expected, within=1e-3)
+    assert bool(sum(graph.num_replays for graph in card.graphs)) != is_eager

@@ -1,10 +1,13 @@
 """Recorded decode steps, compared with the same steps computed layer by layer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from mmdeploy_llm.attention.base import BatchLayout, KVCache
 from mmdeploy_llm.attention.native import NativeAttention
+from mmdeploy_llm.attention.windows import WindowAttention
 from mmdeploy_llm.forward import ForwardInputs
 from mmdeploy_llm.layers import DecoderConfig, Rotary, RotaryConfig, decoder
 from mmdeploy_llm.layers.decoder import Decoder
@@ -53,15 +56,18 @@ def make_decoder(kernels, quantization, options, dtype=torch.bfloat16):
     return model
 
 
-def decode(model, kernels, batch_sizes, dtype=torch.bfloat16):
+def decode(model, kernels, batch_sizes, dtype=torch.bfloat16, windows=None):
     """Returns hidden states of decode steps with the given numbers of sequences, and the set of
-    whether they were recorded; each sequence and its block table grow by a token per step."""
+    whether they were recorded; each sequence and its block table grow by a token per step.
+    windows: layer -> window, for layers with block tables of their own."""
     shape = (NUM_BLOCKS, BLOCK_SIZE, 2, 16)
     cache = KVCache(
         keys=tuple(torch.zeros(shape, dtype=dtype) for _ in range(2)),
         values=tuple(torch.zeros(shape, dtype=dtype) for _ in range(2)),
     )
     backend, lengths, states = NativeAttention(kernels), [0] * max(batch_sizes), []
+    if windows:
+        backend = WindowAttention(lambda: NativeAttention(kernels), windows)
     for step, num in enumerate(batch_sizes):
         places = torch.tensor(lengths[:num])
         lengths[:num] = [length + 1 for length in lengths[:num]]
@@ -75,6 +81,8 @@ def decode(model, kernels, batch_sizes, dtype=torch.bfloat16):
             slots=tables.gather(1, places[:, None] // BLOCK_SIZE)[:, 0].long() * BLOCK_SIZE
             + places % BLOCK_SIZE,
         )
+        if windows:
+            layout = replace(layout, windows=(layout.block_tables.clone(), layout.slots.clone()))
         inputs = ForwardInputs(
             token_ids=torch.arange(num) * 7 % 50 + step % 3,
             positions=places
@@ -120,6 +128,16 @@ def test_steps_are_recorded_at_every_level(kernels_of_level, monkeypatch, dtype)
     assert are_recorded == {dtype is torch.bfloat16 or kernels_of_level.has_wide_registers}
     monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
     expected, _ = decode(model, kernels_of_level, batch_sizes, dtype)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_steps_with_two_block_tables_are_recorded(kernels, monkeypatch):
+    batch_sizes, options = [2, 3, 2, 1, 3, 3, 2, 1], {"windows": (None, 3)}
+    model = make_decoder(kernels, None, options)
+    found, are_recorded = decode(model, kernels, batch_sizes, windows={1: 3})
+    assert are_recorded == {True}
+    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    expected, _ = decode(model, kernels, batch_sizes)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 

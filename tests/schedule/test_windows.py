@@ -1,4 +1,4 @@
-"""Blocks of layers with a window: how many a request holds, and which prefixes it can start with."""
+"""Blocks of layers with a window: how many a request holds, which prefixes it can start with."""
 
 import pytest
 
