@@ -42,8 +42,11 @@ def cpu_cache_memory(free: int) -> int:
 
 def count_blocks(shape: KVCacheShape, memory: int, max_blocks: int) -> int:
     """Returns how many blocks fit into `memory`, at most `max_blocks`, the number that all requests
-    at full length would use. Raises ConfigError when not even two fit."""
-    num_blocks = min(max(0, memory) // max(1, shape.bytes_per_block), max(2, max_blocks))
+    at full length would use: all of them where no layer keeps anything in them, since each has a
+    window. Raises ConfigError when not even two fit."""
+    most = max(2, max_blocks)
+    fits = max(0, memory) // shape.bytes_per_block if shape.bytes_per_block else most
+    num_blocks = min(fits, most)
     if num_blocks < 2:
         raise ConfigError(
             f"{memory / 2**20:.1f} MiB for the KV cache hold {num_blocks} blocks of "
@@ -83,7 +86,7 @@ def count_window_blocks(shape: KVCacheShape, memory: int | None, runtime: Runtim
     """Returns how many blocks the layers with a window get: enough for the windows of all running
     sequences, for one step and for prefixes as long as one sequence; of `memory` at most
     WINDOW_SHARE, but always enough for one sequence. 0 for a model without such layers. memory:
-    None where the options give num_blocks.
+    None where the options give num_blocks. Raises ConfigError when one sequence does not fit.
     """
     window = max(shape.windows.values(), default=None)
     if window is None:
@@ -92,13 +95,19 @@ def count_window_blocks(shape: KVCacheShape, memory: int | None, runtime: Runtim
     longest = -(-runtime.max_model_len // size)
     each, step = blocks_of_window(window, size), -(-runtime.max_num_batched_tokens // size)
     most = min(seqs * each + step, seqs * longest) + longest
+    least = min(each + step, longest)
     if runtime.num_blocks_override is not None:
-        fits = runtime.num_blocks_override
-    else:
-        assert memory is not None, "one of both is known"
-        share = WINDOW_SHARE if shape.bytes_per_block else 1
-        fits = int(share * memory) // shape.bytes_per_window_block
-    return max(min(each + step, longest, seqs * longest), min(most, fits))
+        return max(least, min(most, runtime.num_blocks_override))
+    assert memory is not None, "one of both is known"
+    needed = least * shape.bytes_per_window_block
+    if needed > memory:
+        raise ConfigError(
+            f"the layers with a window of {window} tokens need {needed / 2**20:.1f} MiB for one "
+            f"sequence, the KV cache has {memory / 2**20:.1f} MiB: raise kv_cache_memory, lower "
+            "max_num_batched_tokens or max_model_len, or free memory"
+        )
+    share = WINDOW_SHARE if shape.bytes_per_block else 1
+    return max(least, min(most, int(share * memory) // shape.bytes_per_window_block))
 
 
 def check_size(model: Any, runtime: RuntimeConfig, num_ranks: int = 1) -> Any:

@@ -1,8 +1,11 @@
 """The sizes that start-up computes: blocks that fit, and free memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.startup import sizes
@@ -23,6 +26,30 @@ def test_no_more_than_can_be_used():
 def test_too_little_memory_raises_with_the_numbers():
     with pytest.raises(ConfigError, match="hold 1 blocks of 16 tokens"):
         sizes.count_blocks(SHAPE, SHAPE.bytes_per_block, 100)
+
+
+class TestWindows:
+    def windowed(self, *windows):
+        layers = tuple(PagedKV(num_kv_heads=2, head_dim=8, window=window) for window in windows)
+        return KVCacheShape(layers=layers, block_size=16, dtype=torch.bfloat16)
+
+    def test_blocks_without_bytes_are_as_many_as_can_be_used(self):
+        shape = self.windowed(7, 7)
+        assert shape.bytes_per_block == 0
+        assert sizes.count_blocks(shape, 0, 128) == 128
+
+    def test_too_little_memory_for_one_sequence_raises_with_the_numbers(self):
+        shape = self.windowed(None, 7)
+        options = SimpleNamespace(
+            block_size=16,
+            max_num_seqs=4,
+            max_model_len=512,
+            max_num_batched_tokens=64,
+            num_blocks_override=None,
+        )
+        with pytest.raises(ConfigError, match=r"a window of 7 tokens need 0\.0 MiB"):
+            sizes.count_window_blocks(shape, shape.bytes_per_window_block, options)
+        assert sizes.count_window_blocks(shape, 2**20, options) > 4
 
 
 def test_cpu_memory_is_a_bounded_share(monkeypatch):
