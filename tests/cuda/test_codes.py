@@ -86,14 +86,19 @@ def test_codes_in_another_order(kernels, make, triton_device):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_no_bit_depends_on_the_company(kernels, make):
-    """Among few rows, each is added in one order."""
+def test_no_bit_depends_on_the_company(kernels, make, triton_device):
+    """Among few rows, each is added in one order. The interpreter multiplies tiles with NumPy, whose
+    order may depend on a row's place in its tile, so that rows keep their places there."""
     weight = coded_weight(40, 256, 4, 64, has_zeros=True)
     packed = kernels.pack_coded(weight, rounds=False)
     x = make(20, 256)
     together = packed.product(x, None)
     for row in (0, 7, 19):
-        assert torch.equal(packed.product(x[row : row + 1], None)[0], together[row])
+        others = make(32, 256)
+        others[row] = x[row]
+        assert torch.equal(packed.product(others, None)[row], together[row])
+        if triton_device.type == "cuda":
+            assert torch.equal(packed.product(x[row : row + 1], None)[0], together[row])
 
 
 @pytest.mark.parametrize(

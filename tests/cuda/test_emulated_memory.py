@@ -60,7 +60,8 @@ def test_the_counts_of_penalties_find_memory_beside_the_kv_cache(tmp_path, new_c
         params = SamplingParams(max_tokens=1, temperature=0.5, frequency_penalty=1.0)
         outputs = llm.generate([[66]] * 16, params, use_tqdm=False)
     assert {output.error_code for output in outputs} == {200}
-    assert card.most_reserved <= 0.9 * total
+    # What the sampler keeps of each slot is not counted, but for penalties: kilobytes.
+    assert card.most_reserved <= 0.9 * total + 2**14
     assert card.most_reserved - before > 16 * 16384 * 2
 
 
