@@ -87,8 +87,8 @@ def test_codes_in_another_order(kernels, make, triton_device):
 
 
 def test_no_bit_depends_on_the_company(kernels, make, triton_device):
-    """Among few rows, each is added in one order. The interpreter multiplies tiles with NumPy, whose
-    order may depend on a row's place in its tile, so that rows keep their places there."""
+    """Among few rows, each is added in one order. The interpreter multiplies tiles with NumPy,
+    whose order may depend on a row's place in its tile, so that rows keep their places there."""
     weight = coded_weight(40, 256, 4, 64, has_zeros=True)
     packed = kernels.pack_coded(weight, rounds=False)
     x = make(20, 256)
