@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mmdeploy_llm.outputs import RequestOutput
+from mmdeploy_llm.outputs import Completions, RequestOutput
 from mmdeploy_llm.params import SamplingParams
 
 from .merge import joined, merged
@@ -87,6 +87,7 @@ class Ticket:
         self._changed = threading.Condition(threading.Lock())
         self._unread: deque[RequestOutput] = deque()
         self._ended: dict[int, RequestOutput] = {}  # last outputs, by index of the completion
+        self._num_deltas = [0] * ask.params.n  # that the reader gets, by index of the completion
 
     @property
     def is_done(self) -> bool:
@@ -156,7 +157,19 @@ class Ticket:
             if before.outputs.index == output.outputs.index and output.is_ok:
                 self._unread[at] = joined(before, output)
                 return
+        if self.ask.stream:
+            output = self._numbered(output)
         self._unread.append(output)
+
+    def _numbered(self, delta: RequestOutput) -> RequestOutput:
+        """Returns the delta with its ordinal among those that the reader gets: joined ones count
+        as one."""
+        (completion,) = delta.outputs
+        index = completion.index
+        number, self._num_deltas[index] = self._num_deltas[index], self._num_deltas[index] + 1
+        if completion.send_idx == number:
+            return delta
+        return replace(delta, outputs=Completions([replace(completion, send_idx=number)]))
 
     def _tell(self) -> None:
         try:

@@ -67,6 +67,20 @@ def test_unread_deltas_are_joined(make, news):
     assert ticket.is_over
 
 
+def test_deltas_are_numbered_in_the_order_in_which_they_are_read(make):
+    """Joined deltas count as one, so no number is left out."""
+    ticket = make(n=2)
+    found = {0: [], 1: []}
+    for sent, num_new in enumerate([1, 3, 1, 2]):
+        for index in (0, 1):
+            for each in range(num_new):
+                delta = output_of(part(index), text="x", finished=sent == 3 and each == 1)
+                ticket.put(delta)
+        while (delta := ticket.get_nowait()) is not None:
+            found[delta.outputs.index].append((delta.outputs.send_idx, delta.outputs.text))
+    assert found[0] == found[1] == [(0, "x"), (1, "xxx"), (2, "x"), (3, "xx")]
+
+
 def test_an_error_is_not_joined(make):
     """A parser that raises repeats the whole text in its error."""
     ticket = make()
