@@ -161,6 +161,8 @@ class ForwardInputs:
         own.
     media_embeds: [M, media_size]; its first `hidden` columns are the embedding. Both are None when
         the step has no media.
+    is_long: [T] bool, tokens of sequences that have more than `long_after` tokens, an attribute of
+        the model; None for a model without it. A sequence that grows beyond is computed again.
     """
 
     token_ids: Tensor
@@ -171,6 +173,7 @@ class ForwardInputs:
     media_embeds: Tensor | None = None
     has_prompt: bool = True
     states: StateContext | None = None
+    is_long: Tensor | None = None
 
     def merge_media(self, hidden: Tensor) -> Tensor:
         """Writes the media embeddings into their rows of `hidden` [T, hidden], and returns it."""

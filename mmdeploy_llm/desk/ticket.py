@@ -157,9 +157,7 @@ class Ticket:
             if before.outputs.index == output.outputs.index and output.is_ok:
                 self._unread[at] = joined(before, output)
                 return
-        if self.ask.stream:
-            output = self._numbered(output)
-        self._unread.append(output)
+        self._unread.append(self._numbered(output) if self.ask.stream else output)
 
     def _numbered(self, delta: RequestOutput) -> RequestOutput:
         """Returns the delta with its ordinal among those that the reader gets: joined ones count

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from mmdeploy_llm.attention.base import BatchLayout, StepLengths
 from mmdeploy_llm.plan import ScheduledTokens
@@ -42,8 +41,7 @@ class MediaPiece:
 class StepBatch:
     """One forward pass. T tokens of B scheduled items, in the plan's order.
 
-    token_ids [T], positions [T] or [3, T], in_prompt [T]: tensors on the device.
-    has_prompt: whether any of in_prompt is True.
+    tensors: the inputs on the device. has_prompt: whether any of in_prompt is True.
     slots: [B] slot of each item.
     last_rows: [B] row of each item's last token.
     ends: [B] tokens of each sequence after the step.
@@ -52,11 +50,8 @@ class StepBatch:
     """
 
     scheduled: tuple[ScheduledTokens, ...]
-    token_ids: Tensor
-    positions: Tensor
-    in_prompt: Tensor
+    tensors: StepTensors
     has_prompt: bool
-    layout: BatchLayout
     slots: Ints
     last_rows: Ints
     ends: Ints
@@ -94,6 +89,7 @@ def prepare(
         query_lens=counts,
         context_lens=starts + counts,
         pagings=tuple(_paging(tables, *where) for tables in slots.tables),
+        is_long=None if slots.is_long is None else slots.is_long[rows],
     )
     spans = _spans(scheduled, slots) if has_atomic_media else ()
     media = _media_pieces(scheduled, slots, stops - counts)
@@ -101,11 +97,8 @@ def prepare(
     tensors = _tensors(arrays, spans, device) if frame is None else frame.fill(arrays)
     return StepBatch(
         scheduled=tuple(scheduled),
-        token_ids=tensors.token_ids,
-        positions=tensors.positions,
-        in_prompt=tensors.in_prompt,
+        tensors=tensors,
         has_prompt=bool(arrays.in_prompt.any()),
-        layout=tensors.layout,
         slots=indices,
         last_rows=stops - 1,
         ends=starts + counts,
@@ -127,16 +120,17 @@ def _paging(
 def _tensors(
     arrays: StepArrays, spans: tuple[tuple[int, int, int], ...], device: torch.device
 ) -> StepTensors:
-    """Copies the arrays to the device. The lengths are copied for a GPU only: CPU kernels read the
-    tuples."""
+    """Copies the arrays to the device; the lengths for a GPU only: CPU kernels read the tuples."""
     counts, ends = arrays.query_lens, arrays.context_lens
     paging = [array for each in arrays.pagings for array in each]
-    inputs = [arrays.token_ids, arrays.positions, arrays.in_prompt, *paging]
+    flags = [] if arrays.is_long is None else [arrays.is_long]
+    inputs = [arrays.token_ids, arrays.positions, arrays.in_prompt, *paging, *flags]
     if device.type != "cpu":
         starts = np.zeros(len(counts) + 1, dtype=np.int32)
         np.cumsum(counts, out=starts[1:])
         inputs += [starts, ends.astype(np.int32)]
     token_ids, positions, in_prompt, *rest = to_device_together(inputs, device)
+    is_long = rest.pop(len(paging)) if flags else None
     (tables, slots, *windows), lengths = rest[: len(paging)], rest[len(paging) :]
     is_prefill = counts > 1
     layout = BatchLayout(
@@ -156,7 +150,7 @@ def _tensors(
         if lengths
         else None,
     )
-    return StepTensors(token_ids=token_ids, positions=positions, in_prompt=in_prompt, layout=layout)
+    return StepTensors(token_ids, positions, in_prompt, layout, is_long)
 
 
 def _mrope_positions(

@@ -65,6 +65,7 @@ class Facts:
     media_size: see hooks.contracts.media_size.
     num_state_rows: rows of states; 0 for a model without states.
     num_window_blocks: blocks of the layers with a window; 0 for a model without such layers.
+    long_after: see forward.ForwardInputs.is_long.
     """
 
     runtime: RuntimeConfig
@@ -73,3 +74,4 @@ class Facts:
     media_size: int
     num_state_rows: int = 0
     num_window_blocks: int = 0
+    long_after: int | None = None

@@ -110,7 +110,7 @@ class ForwardPass:
             frame_for=self._graphs.frame_for if self._graphs else None,
         )
         if token_ids is not None:
-            batch.token_ids[: len(token_ids)].copy_(token_ids)
+            batch.tensors.token_ids[: len(token_ids)].copy_(token_ids)
         replayed = None
         if self._graphs is not None and batch.frame is not None:
             self._decode_states(batch.frame.num_seqs, scheduled)
@@ -142,6 +142,7 @@ class ForwardPass:
             has_mrope=self._has_mrope,
             device=self._device,
             has_windows=len(self._slots.tables) > 1,
+            has_long=self._slots.is_long is not None,
         )
 
     def _decode(self, tensors: StepTensors) -> DecodeOutputs:
@@ -154,6 +155,7 @@ class ForwardPass:
                 has_prompt=False,  # DecodeGraphs.frame_for refuses steps with prompt tokens
                 attn=self._backend.begin(tensors.layout, self._cache),
                 states=self._decode_states(tensors.token_ids.shape[0], ()),
+                is_long=tensors.is_long,
             )
         )
         logits = self._model.logits(hidden)
@@ -163,18 +165,19 @@ class ForwardPass:
     def _inputs(self, batch: StepBatch) -> ForwardInputs:
         rows, embeds = None, None
         if batch.media:
-            pieces = batch.media
-            rows = to_device(np.concatenate([piece.rows for piece in pieces]), self._device)
-            embeds = torch.cat([self._embeds(p.item.key)[p.begin : p.end] for p in pieces])
+            rows = to_device(np.concatenate([piece.rows for piece in batch.media]), self._device)
+            embeds = torch.cat([self._embeds(p.item.key)[p.begin : p.end] for p in batch.media])
+        token_ids, positions, in_prompt, layout, is_long = batch.tensors
         return ForwardInputs(
-            token_ids=batch.token_ids,
-            positions=batch.positions,
-            in_prompt=batch.in_prompt,
+            token_ids=token_ids,
+            positions=positions,
+            in_prompt=in_prompt,
             has_prompt=batch.has_prompt,
-            attn=self._backend.begin(batch.layout, self._cache),
+            attn=self._backend.begin(layout, self._cache),
             media_rows=rows,
             media_embeds=embeds,
             states=None if self._states is None else self._states.step(batch.scheduled),
+            is_long=is_long,
         )
 
     def _decode_states(

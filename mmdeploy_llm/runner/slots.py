@@ -61,16 +61,25 @@ class Slots:
     tables: block tables of the layers without a window, then of those with one, if there are any.
     prompt_lens: [slots].
     deltas: [slots]; a generated token i has M-RoPE position i + delta on all axes.
+    is_long: [slots], see forward.ForwardInputs; None for a model without `long_after`.
     """
 
     def __init__(
-        self, num_slots: int, max_model_len: int, block_size: int, *, has_windows: bool = False
+        self,
+        num_slots: int,
+        max_model_len: int,
+        block_size: int,
+        *,
+        has_windows: bool = False,
+        long_after: int | None = None,
     ) -> None:
         self.token_ids = np.zeros((num_slots, max_model_len + 1), dtype=np.int64)
         num_blocks = -(-max_model_len // block_size)
         self.tables = tuple(BlockTables(num_slots, num_blocks) for _ in range(1 + has_windows))
         self.prompt_lens = np.zeros(num_slots, dtype=np.int64)
         self.deltas = np.zeros(num_slots, dtype=np.int64)
+        self.is_long = None if long_after is None else np.zeros(num_slots, dtype=np.bool_)
+        self._long_after = long_after
         self._free = list(range(num_slots - 1, -1, -1))
         self._infos: dict[str, SlotInfo] = {}
 
@@ -92,6 +101,8 @@ class Slots:
         # where a long video before it reaches further in time.
         last = request.prompt_len - 1 if positions is None else positions[:, -1].max()
         self.deltas[index] = last + 1 - request.prompt_len
+        if self.is_long is not None and self._long_after is not None:
+            self.is_long[index] = len(request.token_ids) > self._long_after
         for tables in self.tables:
             tables.clear(index)
         info = SlotInfo(index=index, request=request, positions=positions)

@@ -32,16 +32,17 @@ class StepArrays:
     query_lens: Array  # [B] int64
     context_lens: Array  # [B] int64
     pagings: tuple[Paging, ...]  # of layers without a window, then of those with one, if any
+    is_long: Array | None = None  # [T] bool; see forward.ForwardInputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTensors:
+class StepTensors(NamedTuple):
     """The inputs of a step on the device; see forward.ForwardInputs."""
 
     token_ids: Tensor
     positions: Tensor
     in_prompt: Tensor
     layout: BatchLayout
+    is_long: Tensor | None = None
 
 
 class DecodeFrame:
@@ -60,6 +61,7 @@ class DecodeFrame:
         has_mrope: bool,
         device: torch.device,
         has_windows: bool = False,
+        has_long: bool = False,
     ) -> None:
         self.num_seqs, self.num_blocks = num_seqs, num_blocks
         self._has_windows = has_windows
@@ -70,12 +72,14 @@ class DecodeFrame:
             ((num_seqs,), torch.int32),
             ((num_seqs,), torch.bool),
             *[((num_seqs,), torch.int64)] * (1 + has_windows),
+            *[((num_seqs,), torch.bool)] * has_long,
         ]
         slices = self._layout(num_blocks)
         self._buffer = torch.zeros(slices[-1].end, dtype=torch.uint8, device=device)
         token_ids, positions, context_lens, in_prompt, *slots = (
             own.view(self._buffer) for own in slices[: len(self._fixed)]
         )
+        is_long = slots.pop() if has_long else None
         for own in slots:
             own.fill_(NO_SLOT)
         context_lens.fill_(1)
@@ -93,6 +97,7 @@ class DecodeFrame:
                 max_context=max_context,
                 windows=(self._tables[1], slots[1]) if has_windows else None,
             ),
+            is_long=is_long,
         )
 
     def _layout(self, width: int) -> list[BufferSlice]:
@@ -121,6 +126,7 @@ class DecodeFrame:
             (arrays.context_lens, 1),
             (arrays.in_prompt, 0),
             *((paging.slots, NO_SLOT) for paging in arrays.pagings),
+            *(() if arrays.is_long is None else ((arrays.is_long, 0),)),
         )
         num_rows = len(rows)
         for own, (array, padding) in zip(slices[:num_rows], rows, strict=True):

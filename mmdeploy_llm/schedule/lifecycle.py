@@ -17,6 +17,7 @@ from .blocks import BlockPool
 from .chunks import split_spans
 from .encoder_budget import EncoderBudget
 from .limits import SchedulerConfig
+from .prefix import PrefixKeys
 from .state import RequestState
 from .states import StateRows
 from .waiting import WaitingQueue
@@ -79,12 +80,7 @@ class Lifecycle:
         assert request.request_id not in self.states, f"{request.request_id} is already here"
         assert all(one.end <= two.offset for one, two in pairwise(request.media)), "spans overlap"
         self._num_added += 1
-        state = RequestState.of(
-            request,
-            number=self._num_added,
-            max_model_len=self._config.max_model_len,
-            block_size=self._config.block_size,
-        )
+        state = RequestState.of(request, self._num_added, self._config)
         self.states[request.request_id] = state
         self.waiting.push(state)
         if request.deadline is not None:
@@ -168,6 +164,13 @@ class Lifecycle:
         state.request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.push(state)
+
+    def lengthen(self, state: RequestState) -> None:
+        """Sends a running request back that has grown long for its model: all its tokens are
+        computed again, and found in the prefix cache only where they were computed so."""
+        self.preempt(state)
+        state.keys = PrefixKeys(state.request, self._config.block_size, is_long=True)
+        state.next_end = state.max_num_tokens
 
     def finish(self, state: RequestState, reason: FinishReason) -> None:
         """Ends a request, for whatever reason."""

@@ -30,6 +30,8 @@ class SchedulerConfig:
     window: tokens that the layers with a window attend to, the longest of them; None: no layer has
         one. num_window_blocks: KV cache blocks for these layers, which have block tables of their
         own. max_idle_window_blocks: as max_idle_blocks.
+    long_after: a sequence that gets more tokens is computed again, since the model computes all its
+        tokens in another way then (longrope); None: no length changes the model.
     """
 
     max_num_seqs: int
@@ -48,6 +50,7 @@ class SchedulerConfig:
     window: int | None = None
     num_window_blocks: int = 0
     max_idle_window_blocks: int | None = None
+    long_after: int | None = None
 
     def __post_init__(self) -> None:
         # runtime_config.resolve ensures both; a step must reach every running request.

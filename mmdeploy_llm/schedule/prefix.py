@@ -9,6 +9,7 @@ from mmdeploy_llm.request import Request
 
 KEY_SIZE = 32  # bytes; blake2b at this size is collision-proof, so equal keys mean equal content
 ROOT_KEY = bytes(KEY_SIZE)  # the parent of every first block
+LONG_ROOT_KEY = bytes([1]) * KEY_SIZE  # the same for sequences that are long for their model
 
 
 class PrefixKeys:
@@ -19,13 +20,15 @@ class PrefixKeys:
 
     Media are hashed as (key, offset of the item relative to the block), because the placeholder
     tokens of two different images are the same. Equal keys therefore mean the same tokens and media
-    from the start of the prompt to the end of the block. The scheduler is the only user.
+    from the start of the prompt to the end of the block. Sequences that are long for their model
+    have LONG_ROOT_KEY: it computes other keys and values for them. The scheduler is the only user.
     """
 
-    __slots__ = ("_block_size", "_first_span", "_keys", "_request")
+    __slots__ = ("_block_size", "_first_span", "_keys", "_request", "_root")
 
-    def __init__(self, request: Request, block_size: int) -> None:
+    def __init__(self, request: Request, block_size: int, *, is_long: bool = False) -> None:
         self._request = request
+        self._root = LONG_ROOT_KEY if is_long else ROOT_KEY
         self._block_size = block_size
         self._keys: list[bytes] = []
         self._first_span = 0  # index of the first span that ends after the next block's start
@@ -38,7 +41,7 @@ class PrefixKeys:
 
     def _hash_next(self) -> bytes:
         start = len(self._keys) * self._block_size
-        digest = hashlib.blake2b(self._keys[-1] if self._keys else ROOT_KEY, digest_size=KEY_SIZE)
+        digest = hashlib.blake2b(self._keys[-1] if self._keys else self._root, digest_size=KEY_SIZE)
         digest.update(array("q", self._tokens(start, start + self._block_size)).tobytes())
         media = self._media(start, start + self._block_size)
         if media:

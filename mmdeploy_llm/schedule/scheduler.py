@@ -315,6 +315,8 @@ class Scheduler:
         self._requests.num_generated_tokens += len(new_token_ids)
         if finish_reason is not None:
             self._requests.finish(state, finish_reason)
+        elif request.num_tokens == state.next_end:
+            self._lengthen(state)
         return TokenUpdate(
             request=request,
             new_token_ids=new_token_ids,
@@ -322,6 +324,14 @@ class Scheduler:
             prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
         )
+
+    def _lengthen(self, state: RequestState) -> None:
+        """Computes a request again that has grown long for its model. It fails where no block is
+        left for its last token even when it runs alone."""
+        if self._config.num_blocks_for(state.request.num_tokens) > self._config.num_blocks:
+            self._failed.append(self._fail(state, overgrowth(state.request, self._config)))
+        else:
+            self._requests.lengthen(state)
 
     def _fail(self, state: RequestState, failure: RequestFailure) -> TokenUpdate:
         self._encoder.discard(state.request.request_id)  # its media may be the cause

@@ -147,7 +147,8 @@ def _is_decode(plan: StepPlan) -> bool:
 
 
 def _before_end(state: RequestState, guess: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the guess up to where the request would end: no token is sampled after that."""
-    num_left = state.max_num_tokens - state.request.num_tokens - 1
+    """Returns the guess up to where the request would end, or be computed again: no token is
+    sampled after that."""
+    num_left = state.next_end - state.request.num_tokens - 1
     ends = (at for at, token_id in enumerate(guess) if token_id in state.stop_ids)
     return guess[: max(0, min(num_left, next(ends, len(guess))))]

@@ -10,6 +10,7 @@ from mmdeploy_llm.params import EarlyStopParams
 from mmdeploy_llm.plan import NewRequest, StepResult
 from mmdeploy_llm.request import Request, RequestStatus
 
+from .limits import SchedulerConfig
 from .prefix import PrefixKeys
 from .states import ZERO_ROW
 from .windows import WindowTable
@@ -25,7 +26,8 @@ class RequestState:
     number: index of the request in the order of `add`.
     order: key by which requests are served, smallest first: priority, arrival, number.
     stop_ids: token ids that end the request.
-    max_num_tokens: number of prompt and output tokens at which it ends.
+    max_num_tokens: number of prompt and output tokens at which it ends. next_end: at which it ends
+        or is computed again, see SchedulerConfig.long_after.
     num_registered_blocks: leading blocks of its table that were offered to the prefix cache.
     num_prompt_logprobs: entries delivered so far.
     num_computed_logprobs: entries computed since admission.
@@ -43,6 +45,7 @@ class RequestState:
     order: tuple[int, float, int]
     stop_ids: frozenset[int]
     max_num_tokens: int
+    next_end: int
     keys: PrefixKeys
     num_registered_blocks: int = 0
     num_prompt_logprobs: int = 0
@@ -55,18 +58,22 @@ class RequestState:
     window: WindowTable = field(default_factory=WindowTable)
 
     @classmethod
-    def of(cls, request: Request, *, number: int, max_model_len: int, block_size: int) -> Self:
+    def of(cls, request: Request, number: int, config: SchedulerConfig) -> Self:
         """Builds the state of a request that was just added."""
-        params = request.params
+        params, max_model_len, long_after = request.params, config.max_model_len, config.long_after
         max_output = max_model_len if params.max_tokens is None else params.max_tokens
         eos_ids = frozenset() if params.ignore_eos else request.eos_token_ids
+        max_num_tokens = min(len(request.prompt_token_ids) + max_output, max_model_len)
+        is_long = long_after is not None and request.num_tokens > long_after
+        limit = max_model_len if long_after is None or is_long else long_after + 1
         return cls(
             request=request,
             number=number,
             order=(request.priority, request.arrival_time, number),
             stop_ids=eos_ids.union(params.stop_token_ids),
-            max_num_tokens=min(len(request.prompt_token_ids) + max_output, max_model_len),
-            keys=PrefixKeys(request, block_size),
+            max_num_tokens=max_num_tokens,
+            next_end=min(max_num_tokens, limit),
+            keys=PrefixKeys(request, config.block_size, is_long=is_long),
         )
 
     @property
@@ -87,7 +94,7 @@ class RequestState:
         that the host does not have yet."""
         request = self.request
         is_running = request.status is RequestStatus.RUNNING
-        return is_running and request.num_tokens + num_unknown < self.max_num_tokens
+        return is_running and request.num_tokens + num_unknown < self.next_end
 
     def append_all(self, result: StepResult, now: float) -> FinishReason | None:
         """Appends a step's tokens up to one that ends the request; returns the finish reason."""

@@ -53,6 +53,7 @@ def build_computer(
             media_size=media_size(loaded.model),
             num_state_rows=cache.num_state_rows,
             num_window_blocks=cache.num_window_blocks,
+            long_after=getattr(loaded.model, "long_after", None),
         )
         runner = ready_runner(loaded, cache)
     return Computer(runner=runner, facts=facts, model=loaded.model, host=host)

@@ -94,6 +94,7 @@ def _scheduler_config(files: ModelFiles, facts: Facts) -> SchedulerConfig:
         num_window_blocks=facts.num_window_blocks,
         max_idle_window_blocks=_max_idle_window_blocks(facts, window),
         speculates=runtime.speculates,
+        long_after=facts.long_after,
         max_idle_states=max(0, facts.num_state_rows - NUM_FIXED - 2 * runtime.max_num_seqs),
     )
 

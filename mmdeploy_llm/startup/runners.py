@@ -63,6 +63,7 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
             cache.max_model_len,
             runtime.block_size,
             has_windows=bool(windows),
+            long_after=getattr(model, "long_after", None),
         ),
         device=loaded.device,
         has_atomic_media=files.spec.atomic_media,

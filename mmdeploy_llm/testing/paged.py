@@ -82,6 +82,7 @@ class PagedRunner:
             num_state_rows=num_state_rows(model),
             max_idle_states=MAX_IDLE_STATES,
             window=longest_window(model),
+            long_after=getattr(model, "long_after", None),
             num_window_blocks=most_blocks,
         )
         self._scheduler = Scheduler(config)
@@ -162,6 +163,7 @@ def cpu_runner(
             config.max_model_len,
             config.block_size,
             has_windows=bool(windows),
+            long_after=config.long_after,
         ),
         device=device,
         has_atomic_media=config.atomic_media,

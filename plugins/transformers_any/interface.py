@@ -45,10 +45,12 @@ HARMLESS = frozenset(
 
 @dataclass(slots=True)
 class Step:
-    """The attention of the current step, shared by all attention modules of one model.
-    AnyModel._decode is the only writer."""
+    """The attention of the current step, shared by all attention modules of one model, and which
+    of its tokens are of long sequences: see forward.ForwardInputs.is_long. Together is the only
+    writer."""
 
     attn: AttentionContext | None = None
+    is_long: Tensor | None = None
 
 
 def register() -> None:

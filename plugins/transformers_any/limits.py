@@ -43,12 +43,12 @@ class Limit:
             )
 
 
-def of_decoder(name: str, decoder: nn.Module) -> Limit:
-    """Returns the limit of a decoder. Raises ModelNotSupportedError where every length changes
-    it."""
+def of_decoder(name: str, decoder: nn.Module, *, follows_length: bool = False) -> Limit:
+    """Returns the limit of a decoder. Raises ModelNotSupportedError where every length changes it.
+    follows_length: whether its frequencies are those of each sequence's length, see rope.follow."""
     config: Any = decoder.config
     found = rope.check(name, decoder)
-    if found is not None:
+    if found is not None and not follows_length:
         return Limit(num_tokens=found, reason="uses other rotary frequencies")
     for field in CHOSEN:
         chosen = getattr(config, field, None)

@@ -49,6 +49,11 @@ class AnyModel(Wrapped):
         """Whether transformers computes the attention; see forward.SequenceAttention."""
         return isinstance(self._way, BySequence)
 
+    @property
+    def long_after(self) -> int | None:
+        """See forward.ForwardInputs.is_long."""
+        return self._way.long_after if isinstance(self._way, Together) else None
+
     def init_buffers(self, device: torch.device) -> None:
         """Completes the weights, and runs the checks that need them."""
         self._complete_weights(device)

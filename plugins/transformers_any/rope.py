@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .interface import refused
+from .interface import Step, refused
 
 LONG = "longrope"
 
@@ -30,6 +33,66 @@ def check(name: str, decoder: nn.Module) -> int | None:
             config: Any = module.config
             return int(config.rope_parameters["original_max_position_embeddings"])
     return None
+
+
+def follow(name: str, decoder: nn.Module, step: Step) -> int | None:
+    """Lets each token of a step have the frequencies that the length of its sequence asks for.
+    Returns `check`; None where no frequencies change, or where a module does not compute what
+    transformers computes so: its sequences must stay short."""
+    last = check(name, decoder)
+    modules: list[Any] = [module for module in decoder.modules() if LONG in _kinds(module)]
+    if last is None or not all(_reads_buffer(module, last) for module in modules):
+        return None
+    for module in modules:
+        module.forward = partial(_forward_by_length, module, _long_frequencies(module, last), step)
+    return last
+
+
+def _forward_by_length(
+    module: Any, long: Tensor, step: Step, x: Tensor, position_ids: Tensor
+) -> tuple[Tensor, ...]:
+    """Returns the cosines and sines [1, T, channels] of each token's own frequencies."""
+    forward = type(module).forward
+    short: tuple[Tensor, ...] = forward(module, x, position_ids)
+    if step.is_long is None:
+        return short
+    is_long = step.is_long.unsqueeze(-1)
+    with _frequencies(module, long):
+        pairs = zip(forward(module, x, position_ids), short, strict=True)
+        return tuple(torch.where(is_long, of_long, of_short) for of_long, of_short in pairs)
+
+
+def _reads_buffer(module: Any, last: int) -> bool:
+    """Whether the module computes the same from a buffer of long frequencies as by itself from
+    positions of long sequences."""
+    short = getattr(module, "inv_freq", None)
+    if not isinstance(short, Tensor) or module.rope_type != LONG:
+        return False
+    short, x = short.clone(), torch.zeros(1, 1, 1, device=short.device)
+    positions = torch.arange(last, last + 3, device=short.device).unsqueeze(0)
+    with torch.inference_mode():
+        own = module(x, positions)
+        module.inv_freq.copy_(short)
+        with fixed(module), _frequencies(module, _long_frequencies(module, last)):
+            ours = module(x, positions)
+    return all(torch.equal(a, b) for a, b in zip(own, ours, strict=True))
+
+
+def _long_frequencies(module: Any, last: int) -> Tensor:
+    """Returns the frequencies of sequences of more than `last` tokens, [channels / 2] float32."""
+    device = module.inv_freq.device
+    found: Tensor = ROPE_INIT_FUNCTIONS[LONG](module.config, device, seq_len=last + 1)[0]
+    return found
+
+
+@contextmanager
+def _frequencies(module: Any, values: Tensor) -> Iterator[None]:
+    """Gives a module other frequencies while the block runs."""
+    before, module.inv_freq = module.inv_freq, values
+    try:
+        yield
+    finally:
+        module.inv_freq = before
 
 
 def fix(decoder: nn.Module) -> None:

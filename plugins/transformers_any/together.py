@@ -38,6 +38,7 @@ class Together:
         interface.connect(decoder, self._step)
         decoder.config._attn_implementation = interface.NAME
         self._limit = limits.of_decoder(parts.name, decoder)
+        self.long_after: int | None = None
 
     def check_on_meta(self) -> probe.Sizes | None:
         """Returns the sizes of the cache; None when they show on the weights only."""
@@ -46,6 +47,9 @@ class Together:
     def check_on_weights(self) -> probe.Sizes:
         """Runs the checks that need weights. Returns the sizes of the cache."""
         parts = self._parts
+        self.long_after = rope.follow(parts.name, parts.decoder, self._step)
+        if self.long_after is not None:
+            self._limit = limits.of_decoder(parts.name, parts.decoder, follows_length=True)
         rope.fix(parts.decoder)
         with torch.inference_mode():
             sizes = self._observed_on_weights()
@@ -60,7 +64,11 @@ class Together:
         self._limit.check(self._parts.name, inputs.positions)
         embeds = self._parts.embed_inputs(inputs)
         given = self._parts.features(inputs, 0, len(embeds))
-        return self._decode(embeds, inputs.positions, inputs.attn, **given)
+        self._step.is_long = inputs.is_long
+        try:
+            return self._decode(embeds, inputs.positions, inputs.attn, **given)
+        finally:
+            self._step.is_long = None
 
     def _decode(
         self, embeds: Tensor, positions: Tensor, attn: AttentionContext, **kwargs: Any

@@ -65,16 +65,22 @@ def step(*items):
 
 def test_tokens_positions_and_slots(slots):
     batch = prepare(step(("a", 11, 1), ("b", 1, 4)), slots, BLOCK_SIZE, False, CPU)
-    assert batch.token_ids.tolist() == [111, 201, 202, 203, 204]
-    assert batch.positions.tolist() == [11, 1, 2, 3, 4]
-    assert batch.in_prompt.tolist() == [False, True, True, True, True]
+    assert batch.tensors.token_ids.tolist() == [111, 201, 202, 203, 204]
+    assert batch.tensors.positions.tolist() == [11, 1, 2, 3, 4]
+    assert batch.tensors.in_prompt.tolist() == [False, True, True, True, True]
     assert batch.has_prompt
     # a: token 11 is in its third block (2), at 3. b: tokens 1-3 in block 7, token 4 in block 1.
-    assert batch.layout.slots.tolist() == [2 * 4 + 3, 7 * 4 + 1, 7 * 4 + 2, 7 * 4 + 3, 1 * 4 + 0]
-    assert batch.layout.block_tables.tolist() == [[9, 4, 2], [7, 1, 0]]
-    assert batch.layout.query_lens == (1, 4)
-    assert batch.layout.context_lens == (12, 5)
-    assert batch.layout.num_decode == 1
+    assert batch.tensors.layout.slots.tolist() == [
+        2 * 4 + 3,
+        7 * 4 + 1,
+        7 * 4 + 2,
+        7 * 4 + 3,
+        1 * 4 + 0,
+    ]
+    assert batch.tensors.layout.block_tables.tolist() == [[9, 4, 2], [7, 1, 0]]
+    assert batch.tensors.layout.query_lens == (1, 4)
+    assert batch.tensors.layout.context_lens == (12, 5)
+    assert batch.tensors.layout.num_decode == 1
     assert batch.last_rows.tolist() == [0, 4]
     assert batch.ends.tolist() == [12, 5]
 
@@ -84,7 +90,9 @@ def test_tokens_positions_and_slots(slots):
     [([("a", 11, 1), ("b", 5, 1)], 2), ([("a", 2, 3), ("b", 0, 2)], 0), ([("a", 0, 9)], 0)],
 )
 def test_how_many_decode(slots, items, num_decode):
-    assert prepare(step(*items), slots, BLOCK_SIZE, False, CPU).layout.num_decode == num_decode
+    assert (
+        prepare(step(*items), slots, BLOCK_SIZE, False, CPU).tensors.layout.num_decode == num_decode
+    )
 
 
 @pytest.mark.parametrize(("place", "has_prompt"), [(8, True), (9, True), (10, False), (11, False)])
@@ -97,11 +105,11 @@ def test_mrope_positions(slots):
     """Positions in the prompt of b come from the model; tokens after it continue from their largest
     value + 1 on all axes."""
     batch = prepare(step(("b", 1, 5)), slots, BLOCK_SIZE, True, CPU)
-    assert batch.positions.tolist() == [[1, 2, 2, 2, 3], [1, 2, 3, 4, 5], [1, 2, 2, 3, 4]]
+    assert batch.tensors.positions.tolist() == [[1, 2, 2, 2, 3], [1, 2, 3, 4, 5], [1, 2, 2, 3, 4]]
     slots.append(np.array([1]), np.array([6]), [206])
     batch = prepare(step(("a", 11, 1), ("b", 6, 1)), slots, BLOCK_SIZE, True, CPU)
-    assert batch.positions.tolist() == [[11, 6], [11, 6], [11, 6]]
-    assert batch.token_ids.tolist() == [111, 206]
+    assert batch.tensors.positions.tolist() == [[11, 6], [11, 6], [11, 6]]
+    assert batch.tensors.token_ids.tolist() == [111, 206]
 
 
 @pytest.mark.parametrize(
@@ -149,10 +157,12 @@ def broken_span():
 def test_runs_of_atomic_media_reach_the_attention(slots):
     slots.add(new("c", range(300, 308), media=(broken_span(),)), None)
     items = step(("a", 10, 1), ("c", 0, 6))
-    spans = prepare(items, slots, BLOCK_SIZE, False, CPU, has_atomic_media=True).layout.spans
+    spans = prepare(
+        items, slots, BLOCK_SIZE, False, CPU, has_atomic_media=True
+    ).tensors.layout.spans
     assert spans == ((1, 2, 4), (1, 5, 7))
     assert broken_span().end == 7
-    assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.spans == ()
+    assert prepare(items, slots, BLOCK_SIZE, False, CPU).tensors.layout.spans == ()
 
 
 def test_lengths_lie_on_another_device(slots, monkeypatch):
@@ -160,23 +170,52 @@ def test_lengths_lie_on_another_device(slots, monkeypatch):
     device here."""
     monkeypatch.setattr(batches, "to_device_together", lambda arrays, _: transfer.pack(arrays, CPU))
     items = step(("a", 11, 1), ("b", 1, 4))
-    lengths = prepare(items, slots, BLOCK_SIZE, False, torch.device("meta")).layout.lengths
+    lengths = prepare(items, slots, BLOCK_SIZE, False, torch.device("meta")).tensors.layout.lengths
     assert lengths.query_starts.tolist() == [0, 1, 5]
     assert lengths.context_lens.tolist() == [12, 5]
     assert {lengths.query_starts.dtype, lengths.context_lens.dtype} == {torch.int32}
     assert (lengths.max_query, lengths.max_context) == (4, 12)
-    assert prepare(items, slots, BLOCK_SIZE, False, CPU).layout.lengths is None
+    assert prepare(items, slots, BLOCK_SIZE, False, CPU).tensors.layout.lengths is None
+
+
+def long_and_short(device, frame_for=None):
+    """The step of two sequences in slots with `long_after` 7: the first started with 8 tokens, the
+    second with 5."""
+    slots = Slots(3, 32, BLOCK_SIZE, long_after=7)
+    for request_id, count in (("a", 8), ("b", 5)):
+        slots.add(new(request_id, range(count)), None)
+    items = step(("a", 7, 1), ("b", 4, 1 if frame_for else 2))
+    return prepare(items, slots, BLOCK_SIZE, False, device, frame_for=frame_for).tensors
+
+
+def test_each_token_knows_whether_its_sequence_is_long():
+    assert long_and_short(CPU).is_long.tolist() == [True, False, False]
+    on_device = long_and_short(torch.device("meta"))
+    assert (on_device.is_long.shape, on_device.is_long.dtype) == ((3,), torch.bool)
+    assert on_device.layout.lengths.query_starts.shape == (3,)
+
+
+def test_without_long_after_no_token_is_long(slots):
+    assert prepare(step(("a", 11, 1)), slots, BLOCK_SIZE, False, CPU).tensors.is_long is None
 
 
 class TestDecodeFrame:
-    def frame(self, has_mrope=False, num_seqs=4, num_blocks=6):
+    def frame(self, has_mrope=False, num_seqs=4, num_blocks=6, **options):
         return step_inputs.DecodeFrame(
             num_seqs=num_seqs,
             num_blocks=num_blocks,
             max_context=24,
             has_mrope=has_mrope,
             device=CPU,
+            **options,
         )
+
+    def test_holds_the_long_sequences(self):
+        frame = self.frame(has_long=True)
+        tensors = long_and_short(CPU, frame_for=lambda _: frame)
+        assert tensors.is_long is frame.tensors.is_long
+        assert tensors.is_long.tolist() == [True, False, False, False]
+        assert tensors.layout.slots.tolist() == [3, 0, -1, -1]
 
     @pytest.mark.parametrize("has_mrope", [False, True])
     def test_holds_the_step_and_padding(self, slots, has_mrope):
@@ -184,21 +223,26 @@ class TestDecodeFrame:
         for items in (step(("a", 11, 1), ("b", 5, 1)), step(("b", 0, 1))):  # the second is smaller
             batch = prepare(items, slots, BLOCK_SIZE, has_mrope, CPU, frame_for=lambda _: frame)
             plain = prepare(items, slots, BLOCK_SIZE, has_mrope, CPU)
-            count, width = plain.layout.block_tables.shape
+            count, width = plain.tensors.layout.block_tables.shape
             assert batch.frame is frame
-            assert batch.token_ids is frame.tensors.token_ids
+            assert batch.tensors.token_ids is frame.tensors.token_ids
             for name in ("token_ids", "positions", "in_prompt"):
-                padded = getattr(batch, name)
-                assert torch.equal(padded[..., :count], getattr(plain, name))
+                padded = getattr(batch.tensors, name)
+                assert torch.equal(padded[..., :count], getattr(plain.tensors, name))
                 assert not padded[..., count:].any()
-            layout = batch.layout
+            layout = batch.tensors.layout
             assert (layout.num_decode, layout.query_lens, layout.context_lens) == (4, (), ())
-            assert layout.slots.tolist() == [*plain.layout.slots.tolist(), *[-1] * (4 - count)]
-            padded = [*plain.layout.context_lens, *[1] * (4 - count)]
+            assert layout.slots.tolist() == [
+                *plain.tensors.layout.slots.tolist(),
+                *[-1] * (4 - count),
+            ]
+            padded = [*plain.tensors.layout.context_lens, *[1] * (4 - count)]
             assert layout.lengths.context_lens.tolist() == padded
             assert layout.lengths.query_starts.tolist() == [0, 1, 2, 3, 4]
             assert (layout.lengths.max_query, layout.lengths.max_context) == (1, 24)
-            assert torch.equal(layout.block_tables[:count, :width], plain.layout.block_tables)
+            assert torch.equal(
+                layout.block_tables[:count, :width], plain.tensors.layout.block_tables
+            )
             assert not layout.block_tables[count:, 0].any()
 
     def test_tensors_keep_their_place(self, slots):

@@ -29,6 +29,7 @@ from mmdeploy_llm.schedule.scheduler import Scheduler, SchedulerConfig
 IMAGE_TOKEN = 999
 NUM_TOKENS = 60  # the fake model's vocabulary
 POISON = -1
+SHORT, LONG = 0, 1  # the cell before the first one, by the length of the sequence
 
 
 def make_media(key, num_tokens):
@@ -91,14 +92,17 @@ def next_token(cells):
     return hash(tuple(cells)) % NUM_TOKENS
 
 
-def expected_tokens(request, num_tokens):
-    """Returns the `num_tokens` tokens that the fake model generates when nothing interferes."""
+def expected_tokens(request, num_tokens, long_after=None):
+    """Returns the `num_tokens` tokens that the fake model generates when nothing interferes. All
+    cells of a sequence of more than `long_after` tokens are others."""
     clone = make_request("clone", request.prompt_token_ids)
     clone.media = request.media
-    cells = []
+    cells, root = [], SHORT
     for _ in range(num_tokens):
+        if root == SHORT and long_after is not None and clone.num_tokens > long_after:
+            cells, root = [], LONG
         for position in range(len(cells), clone.num_tokens):
-            cells.append(next_cell(cells[-1] if cells else 0, content_of(clone, position)))
+            cells.append(next_cell(cells[-1] if cells else root, content_of(clone, position)))
         clone.output_token_ids.append(next_token(cells))
     return clone.output_token_ids
 
@@ -106,7 +110,10 @@ def expected_tokens(request, num_tokens):
 class Slot:
     """The executor's state of one request."""
 
-    def __init__(self, new):
+    def __init__(self, new, long_after=None):
+        is_long = long_after is not None and len(new.token_ids) > long_after
+        self.root = LONG if is_long else SHORT
+        self.most_tokens = long_after if long_after is not None and not is_long else 10**9
         self.view = SimpleNamespace(
             prompt_token_ids=list(new.token_ids), output_token_ids=[], media=new.media
         )
@@ -177,7 +184,7 @@ class CheckingExecutor:
     def _start(self, plan):
         for new in plan.new:
             assert new.request_id not in self.slots, f"{new.request_id} starts twice"
-            self.slots[new.request_id] = Slot(new)
+            self.slots[new.request_id] = Slot(new, self.config.long_after)
         assert {new.request_id for new in plan.new} <= {item.request_id for item in plan.scheduled}
         assert len(self.slots) <= self.config.max_num_seqs
 
@@ -203,6 +210,7 @@ class CheckingExecutor:
             assert item.num_tokens > 0
             assert slot.num_computed in (None, item.start), "tokens skipped or repeated"
             assert end - len(item.drafts) <= slot.num_tokens
+            assert end <= slot.most_tokens, "computed as a short sequence"
             assert item.samples == (end - len(item.drafts) == slot.num_tokens)
             assert item.samples or not item.drafts
             assert item.samples or self.config.enable_chunked_prefill
@@ -268,7 +276,7 @@ class CheckingExecutor:
         known = list(slot.view.output_token_ids)
         slot.view.output_token_ids += item.drafts
         for position in range(item.start, end):
-            previous = self._cell(slot, position - 1) if position else 0
+            previous = self._cell(slot, position - 1) if position else slot.root
             place = (slot.table[position // size], position % size)
             self.cells[place] = next_cell(previous, content_of(slot.view, position))
             if self.config.window is not None:

@@ -135,3 +135,18 @@ def test_none_after_an_abort(make, request_of):
     scheduler.abort(["a"])
     assert scheduler.plan_next(following) is None
     assert [update.request.request_id for update in commit(scheduler, following)] == ["b"]
+
+
+def test_none_after_a_sequence_has_grown_long(make, request_of):
+    """The next plan computes all its tokens again."""
+    scheduler = make(request_of("a", 3), request_of("b", 2), long_after=4)
+    plan = scheduler.plan(0.0)
+    following = scheduler.plan_next(plan)  # computes the fourth token of a
+    commit(scheduler, plan)
+    assert scheduler.plan_next(following) is None
+    commit(scheduler, following)
+    scheduler.check_integrity()
+    again = scheduler.plan(0.0)
+    assert again.drop == ("a",)
+    assert [len(new.token_ids) for new in again.new] == [5]
+    assert items(again.scheduled) == [("b", 3, 1, 0), ("a", 0, 5, 2)]

@@ -549,3 +549,13 @@ class TestAbort:
         plan = loop.step()
         assert plan.drop == ("a",)
         assert [new.request_id for new in plan.new] == ["a"]
+
+
+def test_a_sequence_that_grows_long_without_a_block_left_fails_alone(kit):
+    """Its 17 tokens would never be admitted again: the KV cache holds 16."""
+    loop = kit.Loop(kit.make_config(num_blocks=4, long_after=16))
+    loop.add(kit.make_request("a", 10, max_tokens=20), kit.make_request("b", 5, max_tokens=3))
+    loop.run()
+    assert loop.reasons == {"a": "error", "b": "length"}
+    assert "holds the whole KV cache of 4 blocks of 4 tokens" in loop.ended["a"].failure.message
+    assert len(loop.tokens["a"]) == 7

@@ -113,6 +113,18 @@ SCENES = {
         "max_idle_states": 10,
     },
 }
+SCENES |= {
+    f"{scene}, growing long": {**SCENES[scene], "long_after": long_after}
+    for scene, long_after in (
+        ("roomy", 30),
+        ("tiny pool", 32),
+        ("one token blocks", 27),
+        ("states, tiny pool", 31),
+        ("drafts", 32),
+        ("drafts, states", 29),
+        ("windows, drafts", 33),
+    )
+}
 NUM_REQUESTS = 250
 EOS = (7,)
 WRONG = 999  # no token of the fake model
@@ -188,7 +200,7 @@ def expected_end(kit, request, config):
     """Returns tokens and finish reason of a run without limits and without other requests."""
     params = request.params
     limit = min(params.max_tokens, config.max_model_len - len(request.prompt_token_ids))
-    tokens = kit.expected_tokens(request, limit)
+    tokens = kit.expected_tokens(request, limit, config.long_after)
     stop_ids = set(params.stop_token_ids) | (set() if params.ignore_eos else set(EOS))
     for count in range(1, limit + 1):
         if tokens[count - 1] in stop_ids and count >= params.min_tokens:
@@ -200,19 +212,19 @@ def expected_end(kit, request, config):
     raise AssertionError("unreachable")
 
 
-def guess_with_mistakes(kit, monkeypatch):
+def guess_with_mistakes(kit, config, monkeypatch):
     """Replaces every guess by the tokens that will come, with one wrong token in some."""
     rng, known = random.Random(0), {}
 
     def follow(self, state, num_new):
         request = state.request
         if request.request_id not in known:
-            known[request.request_id] = kit.expected_tokens(request, 64)
+            known[request.request_id] = kit.expected_tokens(request, 64, config.long_after)
         before = len(request.output_token_ids)
         guess = known[request.request_id][before : before + rng.randrange(8)]
         if guess and rng.random() < 0.6:
             guess[rng.randrange(len(guess))] = WRONG
-        self.guess = tuple(guess[: max(0, state.max_num_tokens - request.num_tokens - 1)])
+        self.guess = tuple(guess[: max(0, state.next_end - request.num_tokens - 1)])
 
     monkeypatch.setattr(Guesser, "follow", follow)
     monkeypatch.setattr(Pace, "best_length", lambda self, num_requests, guesses: 7)
@@ -221,7 +233,7 @@ def guess_with_mistakes(kit, monkeypatch):
 @pytest.mark.parametrize("scene", SCENES)
 def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
     config = kit.make_config(**SCENES[scene])
-    guess_with_mistakes(kit, monkeypatch)
+    guess_with_mistakes(kit, config, monkeypatch)
     loop, requests = simulate(kit, config, seed=zlib.crc32(scene.encode()))
     assert set(loop.ended) == {request.request_id for request in requests}
     assert all(request.status is RequestStatus.FINISHED for request in requests)
@@ -239,7 +251,7 @@ def test_traffic_is_exact_and_leaves_nothing_behind(kit, scene, monkeypatch):
             assert (tokens, reason) == expected_end(kit, request, config)
             check_prompt_logprobs(loop, request)
         else:
-            assert tokens == kit.expected_tokens(request, len(tokens))
+            assert tokens == kit.expected_tokens(request, len(tokens), config.long_after)
             assert loop.ended[request.request_id].failure is not None
     assert num_normal > NUM_REQUESTS / 2
     counts = loop.executor.num_drafts, loop.executor.num_accepted

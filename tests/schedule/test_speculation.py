@@ -135,7 +135,7 @@ class TestGuesser:
     @pytest.fixture
     def state(self, kit):
         request = kit.make_request("r", [1, 2, 3, 4, 5, 6, 7, 8] * 2, max_tokens=20, eos=(6,))
-        return RequestState.of(request, number=1, max_model_len=64, block_size=4)
+        return RequestState.of(request, 1, kit.make_config())
 
     def follow(self, guesser, state, *token_ids):
         state.request.output_token_ids += token_ids
@@ -148,7 +148,7 @@ class TestGuesser:
 
     def test_it_guesses_no_more_than_the_request_may_have(self, state):
         guesser = Guesser()
-        state.max_num_tokens = state.request.num_tokens + 3
+        state.next_end = state.request.num_tokens + 3
         self.follow(guesser, state, 1)
         assert guesser.guess == (2,), "a step has one token more than drafts"
         self.follow(guesser, state, 2)

@@ -10,7 +10,7 @@ from mmdeploy_llm.schedule.waiting import WaitingQueue
 def make_state(kit):
     def make(number, **options):
         request = kit.make_request(f"r{number}", 3, **options)
-        return RequestState.of(request, number=number, max_model_len=64, block_size=4)
+        return RequestState.of(request, number, kit.make_config())
 
     return make
 

@@ -156,19 +156,31 @@ class TestGemma2(AnyText):
 
 
 class TestPhi3Long(AnyText):
-    """Rotary factors that depend on the length; sequences up to 128 tokens use the short ones."""
+    """Rotary factors that depend on the length; sequences up to 128 tokens use the short ones, and
+    longer ones the long ones for all their tokens, as in transformers' generate."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def name(cls):
         return "phi3_long"
 
-    def test_longer_requests_say_why_not(self, subject, make_llm):
-        llm, _ = make_llm(subject.folder)
-        long, short = llm.generate(["a " * 200, TEXTS[0]], GREEDY, use_tqdm=False)
-        assert long.error_code == 400
-        assert "other rotary frequencies for sequences of more than 128 tokens" in long.error_msg
-        assert short.error_msg is None
+    @pytest.mark.parametrize(
+        "options", [{}, {"max_num_batched_tokens": 48}, {"speculative": "ngram"}], ids=str
+    )
+    def test_sequences_grow_long(self, subject, make_llm, options):
+        """Prompts of 60 to 200 tokens in one batch; some grow beyond 128 while they decode."""
+        llm, _ = make_llm(subject.folder, block_size=8, **options)
+        text = make_tokenizer().encode(" ".join(TEXTS) * 20)
+        prompts = [text[:count] for count in (60, 100, 120, 127, 128, 129, 200)]
+        wanted = {len(ids): subject.reference.generate(ids, 40) for ids in prompts}
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        for _ in range(2):  # then from the prefix cache
+            found = llm.generate(
+                [{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False
+            )
+            for ids, output in zip(prompts, found, strict=True):
+                assert output.error_msg is None
+                assert output.outputs.token_ids == wanted[len(ids)]
 
 
 def test_a_head_that_returns_float32(make_llm, tmp_path):
