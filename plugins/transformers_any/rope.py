@@ -63,19 +63,22 @@ def _forward_by_length(
 
 
 def _reads_buffer(module: Any, last: int) -> bool:
-    """Whether the module computes the same from a buffer of long frequencies as by itself from
-    positions of long sequences."""
+    """Whether the module computes the same from a buffer of frequencies as by itself from the
+    positions of short and of long sequences, whatever other positions are in the step."""
     short = getattr(module, "inv_freq", None)
     if not isinstance(short, Tensor) or module.rope_type != LONG:
         return False
     short, x = short.clone(), torch.zeros(1, 1, 1, device=short.device)
-    positions = torch.arange(last, last + 3, device=short.device).unsqueeze(0)
+    positions = torch.tensor([[0, 1, last - 1, last, last + 1]], device=short.device)
     with torch.inference_mode():
-        own = module(x, positions)
+        of_short, of_long = module(x, positions[:, :3]), module(x, positions)
         module.inv_freq.copy_(short)
-        with fixed(module), _frequencies(module, _long_frequencies(module, last)):
+        with fixed(module):
             ours = module(x, positions)
-    return all(torch.equal(a, b) for a, b in zip(own, ours, strict=True))
+            with _frequencies(module, _long_frequencies(module, last)):
+                ours_of_long = module(x, positions)
+    pairs = [*zip(of_long, ours_of_long, strict=True), *zip(of_short, ours, strict=True)]
+    return all(torch.equal(own, found[:, : own.shape[1]]) for own, found in pairs)
 
 
 def _long_frequencies(module: Any, last: int) -> Tensor:

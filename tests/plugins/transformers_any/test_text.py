@@ -183,6 +183,33 @@ class TestPhi3Long(AnyText):
                 assert output.outputs.token_ids == wanted[len(ids)]
 
 
+def test_longer_requests_say_why_not(make_llm, tmp_path):
+    """PhiMoE's rotary embedding also has scales that depend on the length."""
+    tokenizer = make_tokenizer()
+    rope = {**ROPE, "short_factor": [1.1] * 8, "long_factor": [4.0] * 8}
+    config = transformers.PhimoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        max_position_embeddings=512,
+        original_max_position_embeddings=128,
+        rope_parameters={**rope, "short_mscale": 1.2, "long_mscale": 1.3},
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    config.architectures = ["PhimoeForCausalLM"]
+    write_checkpoint(config, tmp_path, tokenizer=tokenizer)
+    llm, _ = make_llm(tmp_path)
+    long, short = llm.generate(["a " * 200, TEXTS[0]], GREEDY, use_tqdm=False)
+    assert long.error_code == 400
+    assert "other rotary frequencies for sequences of more than 128 tokens" in long.error_msg
+    assert short.error_msg is None
+
+
 def test_a_head_that_returns_float32(make_llm, tmp_path):
     """Half precision is allowed its rounding whatever the dtype of the logits is. The model has no
     attention at all."""
