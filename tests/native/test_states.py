@@ -11,7 +11,7 @@ from mmdeploy_llm.layers.states.short_conv import ShortConv
 
 from .test_kernels import DTYPES, values
 
-COUNTS = (1, 1, 5, 70)  # tokens of each sequence
+COUNTS = (1, 1, 5, 70)  # tokens of each sequence; the states of single tokens are streamed
 
 
 def context(counts, tensors, read=None, write=None):
@@ -142,5 +142,6 @@ def test_every_level(kernels_of_level):
     for dtype in DTYPES:
         test_short_conv(kernels_of_level, dtype, 4, True, True)
         test_gated_delta(kernels_of_level, dtype, 16, 48)
+        test_gated_delta(kernels_of_level, dtype, 128, 128)
         test_a_prompt_in_steps_has_the_same_bits(kernels_of_level, dtype)
         test_centred_norm(kernels_of_level, dtype, 171)

@@ -78,6 +78,24 @@ MM_INLINE void store_lanes(void* to, V value) {
     std::memcpy(to, &value, sizeof value);
 }
 
+// Stores past the caches, where the processor can: for values that are not read again soon. `to` is
+// aligned to a register. Other threads see them after end_streaming().
+MM_INLINE void stream_lanes(float* to, Floats value) {
+#if MM_VECTOR_BYTES == 64
+    _mm512_stream_ps(to, (__m512)value);
+#elif MM_VECTOR_BYTES == 32
+    _mm256_stream_ps(to, (__m256)value);
+#else
+    store_lanes(to, value);
+#endif
+}
+
+MM_INLINE void end_streaming() {
+#if MM_VECTOR_BYTES >= 32
+    _mm_sfence();
+#endif
+}
+
 // Returns a register whose lanes are all the four bytes at `from`.
 MM_INLINE Ints splat(const void* from) {
     int32_t four;

@@ -116,8 +116,9 @@ MM_INLINE void normalize(const T* x, int64_t size, float scale, float* out) {
 }
 
 // One token for NUM registers of columns of a head's matrix: `before` [key_dim][stride] becomes
-// `after`. q, k: [key_dim]. value, out: of these columns.
-template <int NUM>
+// `after`, which may be the same. q, k: [key_dim]. value, out: of these columns. is_streamed: whether
+// `after` is written past the caches, which saves reading it first.
+template <int NUM, bool is_streamed = false>
 __attribute__((noinline)) void delta_columns(const float* before, float* after, int64_t key_dim,
                                              int64_t stride, const float* q, const float* k,
                                              const float* value, float decay, float beta,
@@ -128,8 +129,9 @@ __attribute__((noinline)) void delta_columns(const float* before, float* after, 
         const Floats key = all_lanes(k[row]);
 #pragma GCC unroll 8
         for (int b = 0; b < NUM; ++b) {
-            const Floats state = load_lanes<Floats>(before + row * stride + b * LANES) * decays;
-            store_lanes(after + row * stride + b * LANES, state);
+            const int64_t at = row * stride + b * LANES;
+            const Floats state = load_lanes<Floats>(before + at) * decays;
+            if constexpr (!is_streamed) store_lanes(after + at, state);
             sums[b] = multiply_add(key, state, sums[b]);
         }
     }
@@ -143,9 +145,15 @@ __attribute__((noinline)) void delta_columns(const float* before, float* after, 
         const Floats key = all_lanes(k[row]), query = all_lanes(q[row]);
 #pragma GCC unroll 8
         for (int b = 0; b < NUM; ++b) {
-            float* at = after + row * stride + b * LANES;
-            const Floats state = multiply_add(key, changes[b], load_lanes<Floats>(at));
-            store_lanes(at, state);
+            const int64_t at = row * stride + b * LANES;
+            Floats state;
+            if constexpr (is_streamed) {
+                const Floats decayed = load_lanes<Floats>(before + at) * decays;
+                stream_lanes(after + at, state = multiply_add(key, changes[b], decayed));
+            } else {
+                state = multiply_add(key, changes[b], load_lanes<Floats>(after + at));
+                store_lanes(after + at, state);
+            }
             sums[b] = multiply_add(query, state, sums[b]);
         }
     }
@@ -174,8 +182,7 @@ MM_INLINE void gated_norm(const float* x, const T* weight, const T* gate, T* out
 // The gated delta rule of one head of one sequence, and its norm.
 template <typename T>
 void delta_head(const DeltaArgs& args, int64_t sequence, int64_t head) {
-    constexpr int NUM = 4;
-    constexpr int64_t COLUMNS = NUM * LANES;
+    constexpr int NUM = 4, WIDE = NUM_REGISTERS / 4;  // a row of 128 values with AVX-512
     const int64_t keys = args.key_dim, values = args.value_dim;
     const int64_t begin = args.starts[sequence], count = args.starts[sequence + 1] - begin;
     const int64_t key_head = head / (args.value_heads / args.key_heads);
@@ -198,27 +205,32 @@ void delta_head(const DeltaArgs& args, int64_t sequence, int64_t head) {
     const int64_t size = keys * values;
     const float* first = args.matrices + (args.read[sequence] * args.value_heads + head) * size;
     float* state = args.matrices + (args.write[sequence] * args.value_heads + head) * size;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(state) % MM_VECTOR_BYTES == 0;
+    // The states of few sequences stay in the last cache until the next step.
+    const bool is_few = args.num_sequences < 4;
+    const bool is_streamed = count == 1 && !is_few && is_aligned && values % (WIDE * LANES) == 0;
+    const int64_t columns_at_once = (is_streamed ? WIDE : NUM) * LANES;
     // A block of columns of the matrix stays in the cache while all tokens pass.
-    for (int64_t column = 0; column < values; column += COLUMNS) {
-        const int64_t registers = std::min(COLUMNS, values - column) / LANES;
+    for (int64_t column = 0; column < values; column += columns_at_once) {
+        const int64_t registers = std::min(columns_at_once, values - column) / LANES;
         for (int64_t token = 0; token < count; ++token) {
             const T* from = row_of(token) + 2 * key_size + head * values + column;
             for (int64_t c = 0; c < registers * LANES; ++c) own[c] = load(from[c]);
-            const auto run = [&](auto num, int64_t at) {
-                delta_columns<num>((token == 0 ? first : state) + column + at, state + column + at,
-                                   keys, values, q.data() + token * keys, k.data() + token * keys,
-                                   own.data() + at, decay[token], beta[token],
-                                   out.data() + token * values + column + at);
+            const auto run = [&](auto columns, int64_t at) {
+                columns((token == 0 ? first : state) + column + at, state + column + at, keys,
+                        values, q.data() + token * keys, k.data() + token * keys, own.data() + at,
+                        decay[token], beta[token], out.data() + token * values + column + at);
             };
-            if (registers == NUM) {
-                run(std::integral_constant<int, NUM>(), 0);
+            if (is_streamed) {
+                run(delta_columns<WIDE, true>, 0);
+            } else if (registers == NUM) {
+                run(delta_columns<NUM>, 0);
             } else {
-                for (int64_t i = 0; i < registers; ++i) {
-                    run(std::integral_constant<int, 1>(), i * LANES);
-                }
+                for (int64_t i = 0; i < registers; ++i) run(delta_columns<1>, i * LANES);
             }
         }
     }
+    if (is_streamed) end_streaming();
     for (int64_t token = 0; token < count; ++token) {
         const int64_t at = begin + token;
         gated_norm(out.data() + token * values, static_cast<const T*>(args.norm_weight),
