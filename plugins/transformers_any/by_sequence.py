@@ -26,7 +26,7 @@ from .wrapped import Parts
 # Tokens of the trial's passes. Many layers with a state continue from it for one token only.
 STEPS = (4, 1, 2, 5)
 ONE_BY_ONE = (4, *(1,) * 8)
-CACHES = ("past_key_values", "cache_params", "state")  # arguments that hold what is kept
+CACHES = (*carriers.NAMES, "state")  # arguments that hold what is kept
 # How much farther from transformers' logits STEPS may be than ONE_BY_ONE.
 ROUNDING, ROUNDING_OF_HALF = 1e-3, 0.05
 

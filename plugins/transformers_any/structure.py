@@ -16,7 +16,8 @@ NOT_OURS = "has no attention that goes through transformers' attention interface
 
 # Arguments of a decoder that do not change the result when they are left out.
 OPTIONAL = frozenset(
-    {"input_ids", "inputs_embeds", "position_ids", "attention_mask", "past_key_values"}
+    {"input_ids", "inputs_embeds", "position_ids", "attention_mask"}
+    | {"cache", "past_key_values"}
     | {"use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict"}
     | {"encoder_hidden_states", "encoder_attention_mask", "token_type_ids", "head_mask"}
     | {"logits_to_keep", "labels", "kwargs", "output_router_logits"}

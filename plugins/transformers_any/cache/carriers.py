@@ -13,6 +13,11 @@ from . import states
 from .states import States
 
 
+# The argument of a decoder that is its cache, and the field of what it returns: since transformers
+# 5.24, and before that with attention and without.
+NAMES = ("cache", "past_key_values", "cache_params")
+
+
 class Carrier(Protocol):
     """Passes states to a decoder and takes them back."""
 
@@ -29,12 +34,10 @@ class Carrier(Protocol):
 class InCache:
     """States in the layers of transformers' cache."""
 
-    names = ("past_key_values", "cache_params")  # with attention, and without
-
     def arguments(self, cache: Any, before: States) -> Mapping[str, Any]:
         """See Carrier."""
         states.give(cache, before)
-        return dict.fromkeys(self.names, cache)
+        return _given(cache)
 
     def states(self, cache: Any, out: Any) -> States:
         """See Carrier."""
@@ -52,11 +55,11 @@ class InMiniMaxCache:
         own = self._new_cache()
         own.layers, own.layer_class_to_replicate = cache.layers, None
         own.linear_cache = [before.get((number, "linear", 0)) for number in range(len(own.layers))]
-        return {"past_key_values": own}
+        return _given(own)
 
     def states(self, cache: Any, out: Any) -> States:
         """See Carrier."""
-        found = enumerate(out.past_key_values.linear_cache)
+        found = enumerate(_taken(out).linear_cache)
         return {(number, "linear", 0): state for number, state in found if state is not None}
 
 
@@ -77,7 +80,7 @@ class InModules:
         """See Carrier."""
         for number, module, name in self._owners:
             setattr(module, name, before.get((number, name, 0)))
-        return {"past_key_values": cache}
+        return _given(cache)
 
     def states(self, cache: Any, out: Any) -> States:
         """See Carrier."""
@@ -106,17 +109,17 @@ class InTuples:
     def arguments(self, cache: Any, before: States) -> Mapping[str, Any]:
         """See Carrier."""
         if not before:
-            return {"cache_params": None}  # the decoder makes one
+            return _given(None)  # the decoder makes one
         own = self._new_cache(self._config, 1)
         for layer, zeros in own.rnn_state.items():
             own.rnn_state[layer] = tuple(before[layer, "rnn", i] for i in range(len(zeros)))
-        return {"cache_params": own}
+        return _given(own)
 
     def states(self, cache: Any, out: Any) -> States:
         """See Carrier."""
         return {
             (layer, "rnn", index): state
-            for layer, found in out.cache_params.rnn_state.items()
+            for layer, found in _taken(out).rnn_state.items()
             for index, state in enumerate(found)
         }
 
@@ -131,6 +134,16 @@ def carrier_of(decoder: nn.Module) -> Carrier:
     if name == "RwkvModel":
         return InList()
     return InTuples(decoder) if name == "xLSTMModel" else InCache()
+
+
+def _given(cache: Any) -> dict[str, Any]:
+    """Returns the cache under each of its names; a decoder is given the ones that it takes."""
+    return dict.fromkeys(NAMES, cache)
+
+
+def _taken(out: Any) -> Any:
+    """Returns the cache of what a decoder returned."""
+    return next(out[name] for name in NAMES if name in out)
 
 
 def _module_of(decoder: nn.Module) -> Any:
