@@ -12,7 +12,6 @@ from torch import nn
 from . import states
 from .states import States
 
-
 # The argument of a decoder that is its cache, and the field of what it returns: since transformers
 # 5.24, and before that with attention and without.
 NAMES = ("cache", "past_key_values", "cache_params")
