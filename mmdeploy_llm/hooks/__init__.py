@@ -10,7 +10,6 @@ from .contracts import (
     MediaLimits,
     MediaProcessor,
     MediaProcessorSpec,
-    Model,
     ModelSpec,
     PixelKernels,
     ReasoningParser,
@@ -21,6 +20,7 @@ from .contracts import (
 )
 from .logits import LogitsContext, LogitsProcessor, LogitsProcessorSpec, LogitsRow
 from .manager import PluginManager
+from .model import Model
 from .records import PluginFailure, PluginInfo
 from .specs import hookimpl, hookspec
 

@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, final
 from mmdeploy_llm.deadline import Deadline
 from mmdeploy_llm.errors import MediaLimitError, UnsupportedMediaError
 from mmdeploy_llm.outputs import ToolCall
-from mmdeploy_llm.request import MediaInput, MediaSpan
+from mmdeploy_llm.request import MediaInput
 
 from .model_folder import read_object
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from mmdeploy_llm.forward import ForwardInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,45 +351,3 @@ class MediaProcessor(ABC):
 
     def close(self) -> None:  # noqa: B027 - optional to override
         """Called when the engine is closed: release processes and files."""
-
-
-class Model(Protocol):
-    """A model, as a ModelSpec's factory builds it: an ordinary nn.Module for one device.
-
-    Shapes: T tokens, N rows whose logits are needed. An attribute `media_size` states the width of
-    the rows of `encode_media` where it is not hidden_size; see `media_size`. An attribute `cache`
-    states what each layer keeps where that is not the same keys and values in all; see
-    `caches.layer_caches`.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    hidden_size: int
-
-    def forward(self, inputs: ForwardInputs) -> Tensor:
-        """Returns hidden states after the final norm, [T, hidden]."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Maps [N, hidden] to [N, vocab]."""
-        ...
-
-    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
-        """Returns one [num_tokens, media_size] tensor per item, in order. Only for models with
-        media."""
-        ...
-
-    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
-        """Returns [3, num_tokens] int64 M-RoPE positions of a prompt; None when position i is i.
-
-        Tokens generated after the prompt continue at its last token's position + 1, on all axes.
-        """
-        ...
-
-
-def media_size(model: Model) -> int:
-    """Returns the width of a row of `model.encode_media`: the embedding, followed by whatever
-    else the model adds at media positions (for example Qwen3-VL's features for the first
-    layers)."""
-    return int(getattr(model, "media_size", model.hidden_size))

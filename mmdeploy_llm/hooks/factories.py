@@ -26,7 +26,7 @@ from .logits import LogitsProcessor, LogitsProcessorSpec
 from .names import error_text, listing
 from .records import FAULTS, PluginOrigin, Spec, describe
 
-MODEL_METHODS = ("forward", "logits", "positions")
+MODEL_METHODS = ("forward", "logits", "positions", "weight_targets")
 MODEL_SIZES = ("num_layers", "num_kv_heads", "head_dim", "hidden_size")
 
 

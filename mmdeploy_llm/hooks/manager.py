@@ -24,7 +24,6 @@ from .contracts import (
     MediaLimits,
     MediaProcessor,
     MediaProcessorSpec,
-    Model,
     ModelSpec,
     ReasoningParser,
     ReasoningParserSpec,
@@ -33,6 +32,7 @@ from .contracts import (
 )
 from .guard import CallGuard
 from .logits import LogitsProcessor, LogitsProcessorSpec
+from .model import Model
 from .names import error_text, listing
 from .records import FAULTS, PluginFailure, PluginInfo, PluginOrigin, Spec
 from .registry import PluginRegistry, call

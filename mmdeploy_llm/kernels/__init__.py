@@ -113,11 +113,17 @@ class InputKernels(Protocol):
         ...
 
     def angles(
-        self, positions: Tensor, frequencies: Tensor, axes: Tensor | None, scale: float
+        self,
+        positions: Tensor,
+        frequencies: Tensor,
+        axes: Tensor | None,
+        scale: float,
+        is_long: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of position * frequency in float32, times `scale`, [T, R] each.
         positions: [T] int64, or [axes, T] with the axis of each of the R pairs in `axes`;
-        contiguous. frequencies: [R] float32."""
+        contiguous. frequencies: [1, R] float32, or [2, R], whose second row holds for the tokens in
+        is_long [T] bool and whose first for all others."""
         ...
 
 

@@ -5,7 +5,8 @@
     x = x + mlp(norm(x))                 dense, sparse, or sparse by modality; per layer
     logits = head(norm(x))               head may be the embedding
 
-Options add a norm on every head of q and k before rope, and norms after o and mlp.
+Options add norms of q and k before rope, and norms after o and mlp. In a parallel decoder attention
+and MLP read the same norm: x = x + o(attend(rope(qkv(norm(x))))) + mlp(norm(x)).
 
 Parameters have the names of transformers' checkpoints (embed_tokens, layers.N.self_attn.o_proj, ..)
 with q, k, v and gate, up fused. Shapes: T tokens, H heads, K key/value heads, D head size.
@@ -37,7 +38,7 @@ from .kernel_layer import KernelLayer
 from .linear import Embedding, Linear, MergedLinear
 from .mlp import GatedMLP
 from .moe import Modality, ModalityMLP, SparseMLP
-from .norm import RMSNorm
+from .norm import LayerNorm, RMSNorm
 from .rotary import Rope, Rotary
 
 MAX_RECORDED_ROWS = 64  # larger steps spend little time between kernels
@@ -87,7 +88,10 @@ class Attention(nn.Module):
         self.qkv_proj = MergedLinear(config.hidden_size, parts, bias=config.qkv_bias)
         self.o_proj = Linear(q_size, config.hidden_size, bias=config.out_bias)
         self.q_norm = self.k_norm = None
-        if config.qk_norm:
+        self.has_full_norms = config.has_full_qk_norm
+        if config.has_full_qk_norm:
+            self.q_norm, self.k_norm = config.new_norm(q_size), config.new_norm(kv_size)
+        elif config.qk_norm:
             self.q_norm = config.new_norm(config.head_dim)
             self.k_norm = config.new_norm(config.head_dim)
 
@@ -96,6 +100,8 @@ class Attention(nn.Module):
         num_rotated = self.num_heads + self.num_kv_heads
         rope = step.rope_for(self.window)
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        if self.has_full_norms:
+            qkv = self._normed(qkv)
         attended = None
         if step.rotary_attn is not None:
             attended = self._rotate_in(step.rotary_attn, qkv, rope)
@@ -110,7 +116,7 @@ class Attention(nn.Module):
         """Returns attention that norms and rotates q and k itself; None if the kernels do not
         accept them."""
         norms = None
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None and not self.has_full_norms:
             norms = self.q_norm, self.k_norm
         rotary = rope.qk_rotary(qkv, norms)
         if rotary is None:
@@ -119,31 +125,45 @@ class Attention(nn.Module):
         return attn.attend(self.layer, q, k, v, rotary=rotary, **self.options)
 
     def _rotated(self, qk: Tensor, rope: Rope) -> Tensor:
-        """Returns the heads `qk` [T, H + K, D] after norm, if the model has one, and rotation."""
-        if self.q_norm is None or self.k_norm is None:
+        """Returns the heads `qk` [T, H + K, D] after norm, if heads have one, and rotation."""
+        if self.q_norm is None or self.k_norm is None or self.has_full_norms:
             return rope.rotate(qk)
         return rope.norm_and_rotate(qk, self.num_heads, self.q_norm, self.k_norm)
 
+    def _normed(self, qkv: Tensor) -> Tensor:
+        """Returns `qkv` [T, H + 2 K, D] with all heads of q normed together, and all of k."""
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        q, k, v = torch.split(qkv, [self.num_heads, self.num_kv_heads, self.num_kv_heads], 1)
+        q, k = (
+            norm(part.flatten(1).contiguous()).view_as(part)
+            for norm, part in ((self.q_norm, q), (self.k_norm, k))
+        )
+        return torch.cat([q, k, v], 1)
+
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each after its norm. The residual stream is passed on separately from the
-    output, so that the next norm adds them."""
+    """Attention and MLP, each after its norm, or both after one. The residual stream is passed on
+    separately from the output, so that the next norm adds them."""
 
     mlp: GatedMLP | SparseMLP | ModalityMLP
-    post_self_attn_layernorm: RMSNorm | None
-    post_mlp_layernorm: RMSNorm | None
+    post_attention_layernorm: RMSNorm | LayerNorm | None
+    post_self_attn_layernorm: RMSNorm | LayerNorm | None
+    post_mlp_layernorm: RMSNorm | LayerNorm | None
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = config.new_norm(config.hidden_size)
+        self.input_layernorm = config.new_residual_norm()
         self.residual_scale = config.residual_scale
         self.add_mixer(config, layer)
-        self.post_attention_layernorm = config.new_norm(config.hidden_size)
+        self.post_attention_layernorm = None
+        if not config.is_parallel:
+            self.post_attention_layernorm = config.new_residual_norm()
         self.mlp = _make_mlp(config, layer)
         self.post_self_attn_layernorm = self.post_mlp_layernorm = None
         if config.post_norms:
-            self.post_self_attn_layernorm = config.new_norm(config.hidden_size)
-            self.post_mlp_layernorm = config.new_norm(config.hidden_size)
+            self.post_self_attn_layernorm = config.new_residual_norm()
+            self.post_mlp_layernorm = config.new_residual_norm()
 
     def add_mixer(self, config: DecoderConfig, layer: int) -> None:
         """Adds the module that `mix` calls; a family whose layers mix tokens otherwise overrides
@@ -160,10 +180,13 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns (output, residual stream), both [T, hidden], not yet added."""
         x, residual = self.input_layernorm.add(x, residual)
-        x = self._scaled(self.mix(x, step))
+        mixed = self._scaled(self.mix(x, step))
         if self.post_self_attn_layernorm is not None:
-            x = self.post_self_attn_layernorm(x)
-        x, residual = self.post_attention_layernorm.add(x, residual)
+            mixed = self.post_self_attn_layernorm(mixed)
+        if self.post_attention_layernorm is not None:
+            x, residual = self.post_attention_layernorm.add(mixed, residual)
+        else:
+            residual += mixed  # the MLP reads the same norm as attention
         x = self.mlp(x, step.modality) if isinstance(self.mlp, ModalityMLP) else self.mlp(x)
         x = self._scaled(x)
         return x if self.post_mlp_layernorm is None else self.post_mlp_layernorm(x), residual
@@ -202,7 +225,7 @@ class Decoder(KernelLayer):
         self._recordings: WeakKeyDictionary[Any, Recording | None] = WeakKeyDictionary()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(new_layer(config, i) for i in range(config.num_layers))
-        self.norm = config.new_norm(config.hidden_size)
+        self.norm = config.new_residual_norm()
         self.rotary = Rotary(config.rotary)
         self.local_rotary = None if config.local_rotary is None else Rotary(config.local_rotary)
         self.embed_scale = config.embed_scale
@@ -236,7 +259,7 @@ class Decoder(KernelLayer):
         """Returns what all layers share; a family may add to it. x: embeddings [T, hidden]."""
         del x
         return DecoderStep(
-            rope=self.rotary(inputs.positions),
+            rope=self.rotary(inputs.positions, inputs.is_long),
             local_rope=self.local_rotary(inputs.positions) if self.local_rotary else None,
             attn=inputs.attn,
             modality=None if is_vision is None else Modality(is_vision),
@@ -255,18 +278,21 @@ class Decoder(KernelLayer):
     ) -> Tensor:
         """Computes as _compute does, by replaying the recording of an earlier step in this frame,
         if that could be recorded."""
+        changing = [inputs.token_ids, inputs.positions]  # memory differs between steps
+        if inputs.is_long is not None:
+            changing.append(inputs.is_long)
         if frame not in self._recordings:
 
-            def run(token_ids: Tensor, positions: Tensor) -> Tensor:
-                own = replace(inputs, token_ids=token_ids, positions=positions)
+            def run(token_ids: Tensor, positions: Tensor, is_long: Tensor | None = None) -> Tensor:
+                own = replace(inputs, token_ids=token_ids, positions=positions, is_long=is_long)
                 return self._compute(own, is_vision)
 
-            out, self._recordings[frame] = kernels.record(run, inputs.token_ids, inputs.positions)
+            out, self._recordings[frame] = kernels.record(run, *changing)
             return out
         recording = self._recordings[frame]
         if recording is None:
             return self._compute(inputs, is_vision)
-        return recording.run(inputs.token_ids, inputs.positions)
+        return recording.run(*changing)
 
 
 class CausalLM(nn.Module):
@@ -293,6 +319,7 @@ class CausalLM(nn.Module):
         self.vocab_size = config.vocab_size
         if config.windows is not None and any(config.windows):
             self.cache: Sequence[LayerCache] = config.caches
+        self.long_after = config.rotary.long_after
         self.logit_scale, self.logit_softcap = config.logit_scale, config.logit_softcap
 
     def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:

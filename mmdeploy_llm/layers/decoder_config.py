@@ -8,7 +8,7 @@ from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.kernels import ActivationName
 
 from .moe import MoEConfig
-from .norm import RMSNorm, ZeroCenteredRMSNorm
+from .norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from .rotary import RotaryConfig
 
 
@@ -17,9 +17,15 @@ class DecoderConfig:
     """Sizes and options of a Decoder.
 
     qk_norm: norm the channels of every head before rope (q_norm, k_norm).
+    has_full_qk_norm: norm all channels of q together, and all of k, before rope (OLMoE). Heads then
+        cannot be divided among ranks.
     post_norms: norm the outputs of attention and MLP before they are added to the residual stream
         (post_self_attn_layernorm, post_mlp_layernorm).
     zero_centered_norms: norms multiply by 1 + weight.
+    layer_norms: norms of the residual stream are LayerNorms, without biases unless
+        has_norm_biases.
+    is_parallel: attention and MLP of a layer read one norm of the residual stream, and both are
+        added to it (Cohere); there is no post_attention_layernorm.
     windows: for each layer, the number of tokens that a token attends to, itself included; None:
         all.
     local_rotary: rotary embedding of the layers with a window; None: `rotary`.
@@ -46,7 +52,11 @@ class DecoderConfig:
     mlp_bias: bool = False
     is_tied: bool = False
     qk_norm: bool = False
+    has_full_qk_norm: bool = False
     zero_centered_norms: bool = False
+    layer_norms: bool = False
+    has_norm_biases: bool = False
+    is_parallel: bool = False
     post_norms: bool = False
     windows: tuple[int | None, ...] | None = None
     local_rotary: RotaryConfig | None = None
@@ -74,6 +84,12 @@ class DecoderConfig:
         )
 
     def new_norm(self, size: int) -> RMSNorm:
-        """Returns a norm of the model's kind over `size` channels."""
+        """Returns an RMSNorm of the model's kind over `size` channels."""
         kind = ZeroCenteredRMSNorm if self.zero_centered_norms else RMSNorm
         return kind(size, self.norm_eps)
+
+    def new_residual_norm(self) -> RMSNorm | LayerNorm:
+        """Returns a norm of the residual stream."""
+        if self.layer_norms:
+            return LayerNorm(self.hidden_size, self.norm_eps, has_bias=self.has_norm_biases)
+        return self.new_norm(self.hidden_size)

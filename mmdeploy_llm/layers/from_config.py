@@ -14,6 +14,7 @@ from .rotary import RotaryConfig
 
 # Scaled variants whose frequencies are the same for every sequence length.
 STATIC_ROPE_TYPES = ("linear", "llama3", "yarn")
+LONG_ROPE_TYPE = "longrope"  # has frequencies for short and for long sequences
 
 
 def standard_decoder(
@@ -56,23 +57,24 @@ def rotary_config(
     """Converts the config's rope_parameters; transformers computes the frequencies of scaled
     variants.
 
-    Raises ModelNotSupportedError for variants that depend on the sequence length.
+    Raises ModelNotSupportedError for variants whose frequencies change with every length.
     """
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     head_dim = getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
     rotary_dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    scale, frequencies = 1.0, None
+    scale, frequencies, long_frequencies, long_after = 1.0, None, None, None
     if kind in STATIC_ROPE_TYPES:
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        with torch.device("cpu"):  # the model itself is built on "meta"
-            values, scale = ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
-        frequencies = tuple(values.tolist())
+        frequencies, scale = _scaled(config, kind)
+    elif kind == LONG_ROPE_TYPE:
+        long_after = int(rope["original_max_position_embeddings"])
+        frequencies, scale = _scaled(config, kind)
+        long_frequencies, _ = _scaled(config, kind, seq_len=long_after + 1)
     elif kind != "default":
         raise ModelNotSupportedError(
-            f"rope_type {kind!r} is not supported, only default, {', '.join(STATIC_ROPE_TYPES)}"
+            f"rope_type {kind!r} is not supported, only default, "
+            f"{', '.join(STATIC_ROPE_TYPES)}, {LONG_ROPE_TYPE}"
         )
     return RotaryConfig(
         head_dim=head_dim,
@@ -82,7 +84,21 @@ def rotary_config(
         axes=axes,
         frequencies=frequencies,
         scale=scale,
+        long_frequencies=long_frequencies,
+        long_after=long_after,
     )
+
+
+def _scaled(
+    config: Any, kind: str, *, seq_len: int | None = None
+) -> tuple[tuple[float, ...], float]:
+    """Returns transformers' frequencies and factor of a scaled variant, for sequences of seq_len
+    tokens where they depend on it."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    with torch.device("cpu"):  # the model itself is built on "meta"
+        values, scale = ROPE_INIT_FUNCTIONS[kind](config, device="cpu", seq_len=seq_len)
+    return tuple(values.tolist()), float(scale)
 
 
 def layer_windows(config: Any) -> tuple[int | None, ...] | None:

@@ -108,14 +108,22 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class LayerNorm(nn.Module):
-    """Computes torch's layer_norm with weight and bias; statistics in float32."""
+    """Computes torch's layer_norm with weight and, if the model has one, bias; statistics in
+    float32."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, *, has_bias: bool = True) -> None:
         super().__init__()
         self.weight = empty_parameter(size)
-        self.bias = empty_parameter(size)
+        self.bias = empty_parameter(size) if has_bias else None
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns norm(x), of the shape and dtype of `x`."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """See RMSNorm."""
+        if residual is None:
+            return self(x), x
+        residual.add_(x)
+        return self(residual), residual

@@ -40,6 +40,8 @@ class RotaryConfig:
     is_interleaved: layout of the channel pairs.
     axes: for M-RoPE, the axis (row of the positions) of each of the R / 2 channel pairs.
     frequencies: R / 2 values that replace those of theta (scaled variants).
+    long_frequencies: R / 2 values for sequences of more than long_after tokens (longrope); the
+        model must have an attribute `long_after`, as CausalLM has.
     scale: factor on the rotated vectors (scaled variants).
     rotary_dim: R, even: the first R channels of a head are rotated; None: all of them.
     """
@@ -51,6 +53,8 @@ class RotaryConfig:
     frequencies: tuple[float, ...] | None = None
     scale: float = 1.0
     rotary_dim: int | None = None
+    long_frequencies: tuple[float, ...] | None = None
+    long_after: int | None = None
 
     @property
     def num_pairs(self) -> int:
@@ -198,7 +202,10 @@ def _by_chunks(x: Tensor, rotate: Callable[[Tensor, slice], Tensor]) -> Tensor:
 
 
 class Rotary(KernelLayer):
-    """Computes a Rope from positions."""
+    """Computes a Rope from positions.
+
+    frequencies: [1, R / 2] float32; [2, R / 2] with those of long sequences.
+    """
 
     frequencies: Tensor
     axes: Tensor | None
@@ -207,7 +214,8 @@ class Rotary(KernelLayer):
         super().__init__()
         self.config = config
         num_pairs = config.num_pairs
-        self.register_buffer("frequencies", torch.empty(num_pairs), persistent=False)
+        num_rows = 1 if config.long_frequencies is None else 2
+        self.register_buffer("frequencies", torch.empty(num_rows, num_pairs), persistent=False)
         axes = None if config.axes is None else torch.empty(num_pairs, dtype=torch.int64)
         self.register_buffer("axes", axes, persistent=False)
 
@@ -216,34 +224,40 @@ class Rotary(KernelLayer):
         config = self.config
         own = config.frequencies
         values = base_frequencies(2 * config.num_pairs, config.theta) if own is None else own
-        self.frequencies = torch.as_tensor(values, dtype=torch.float32, device="cpu").to(device)
+        rows = [values] if config.long_frequencies is None else [values, config.long_frequencies]
+        tensors = [torch.as_tensor(row, dtype=torch.float32, device="cpu") for row in rows]
+        self.frequencies = torch.stack(tensors).to(device)
         if config.axes is not None:
             self.axes = torch.tensor(config.axes, device="cpu").to(device)
 
-    def forward(self, positions: Tensor) -> Rope:
-        """Returns the rope for int64 positions [T], or [axes, T] for M-RoPE."""
+    def forward(self, positions: Tensor, is_long: Tensor | None = None) -> Rope:
+        """Returns the rope for int64 positions [T], or [axes, T] for M-RoPE. is_long [T]: the
+        tokens of long sequences, see ForwardInputs; None: none."""
         is_interleaved = self.config.is_interleaved
         if self.kernels is not None:
-            cos, sin = self._kernel_tables(self.kernels, positions)
+            cos, sin = self._kernel_tables(self.kernels, positions, is_long)
             return KernelRope(cos, sin, is_interleaved=is_interleaved, kernels=self.kernels)
-        cos, sin = self._tables(positions)
+        cos, sin = self._tables(positions, is_long)
         head_dim = self.config.head_dim
         return _plain_rope(cos, sin, is_interleaved=is_interleaved, head_dim=head_dim)
 
-    def _kernel_tables(self, kernels: Kernels, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _kernel_tables(
+        self, kernels: Kernels, positions: Tensor, is_long: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of the positions, computed by kernels where there are some."""
         if kernels.inputs is None:
-            return self._tables(positions)
+            return self._tables(positions, is_long)
         scale = self.config.scale
-        return kernels.inputs.angles(positions, self.frequencies, self.axes, scale)
+        return kernels.inputs.angles(positions, self.frequencies, self.axes, scale, is_long)
 
-    def _tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _tables(self, positions: Tensor, is_long: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of the positions, [T, R / 2] float32."""
+        frequencies = self.frequencies[0 if is_long is None else is_long.long()]
         if self.axes is None:
             per_pair = positions[:, None].float()
         else:
             per_pair = positions[self.axes].T.float().contiguous()
-        angles = per_pair * self.frequencies  # [T, R / 2]
+        angles = per_pair * frequencies  # [T, R / 2]
         cos, sin = angles.cos(), angles.sin()
         if self.config.scale != 1.0:
             return cos * self.config.scale, sin * self.config.scale

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from mmdeploy_llm.errors import PluginContractError
+from mmdeploy_llm.errors import ConfigError, PluginContractError
 
 from .decoder import Attention, CausalLM, Decoder
 from .mlp import MLP, GatedMLP
@@ -54,7 +54,8 @@ def tp_plan(
     model: nn.Module, num_ranks: int, own: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Returns module name -> style for the whole model. own: a plugin's name patterns -> styles,
-    which take precedence. Raises PluginContractError for a pattern that matches nothing."""
+    which take precedence. Raises PluginContractError for a pattern that matches nothing,
+    ConfigError for a model whose heads cannot be divided."""
     plan: dict[str, str] = {}
     _visit(model, "", plan, num_ranks, is_summed=False, is_decoder=False)
     names = [name for name, _ in model.named_modules() if name]
@@ -78,6 +79,11 @@ def _visit(
     is_summed: bool,
     is_decoder: bool,
 ) -> None:
+    if isinstance(module, Attention) and module.has_full_norms:
+        raise ConfigError(
+            f"tensor_parallel_size = {num_ranks}, but norms of this model cover all heads of query "
+            "and key, so that heads cannot be divided; use tensor_parallel_size=1"
+        )
     is_decoder = is_decoder or isinstance(module, Decoder)
     prefix = f"{path}." if path else ""
     if is_decoder or isinstance(module, CausalLM) or _divides(module, num_ranks):

@@ -148,12 +148,18 @@ class CpuKernels(Products, StateProducts, Draws):
         return x
 
     def angles(
-        self, positions: Tensor, frequencies: Tensor, axes: Tensor | None, scale: float
+        self,
+        positions: Tensor,
+        frequencies: Tensor,
+        axes: Tensor | None,
+        scale: float,
+        is_long: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of position * frequency, [T, R] each; see kernels.InputKernels."""
         assert positions.dtype is torch.int64
         assert positions.is_contiguous()
-        shape = positions.shape[-1], frequencies.shape[0]
+        assert is_long is None or frequencies.shape[0] == 2
+        shape = positions.shape[-1], frequencies.shape[-1]
         cosines = self._empty(shape, dtype=frequencies.dtype)
         sines = self._empty(shape, dtype=frequencies.dtype)
         self._library.mm_angles(
@@ -161,6 +167,7 @@ class CpuKernels(Products, StateProducts, Draws):
             positions.shape[-1],
             None if axes is None else axes.data_ptr(),
             frequencies.data_ptr(),
+            None if is_long is None else is_long.data_ptr(),
             scale,
             cosines.data_ptr(),
             sines.data_ptr(),

@@ -72,8 +72,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_int32, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int32
     ),
     "mm_angles": (
-        c_void_p, c_int64, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int64, c_int64,
-        c_int32,
+        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int64,
+        c_int64, c_int32,
     ),
     "mm_rms_norm": (
         c_int32, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float,

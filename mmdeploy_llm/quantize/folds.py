@@ -103,7 +103,10 @@ def _folds(module: nn.Module) -> Iterator[tuple[str, int | None, Fold]]:
 
 def _after_norms(layer: DecoderLayer) -> Iterator[tuple[str, int | None, Fold]]:
     own = type(layer)
-    if own.forward is not DecoderLayer.forward:
+    after = layer.post_attention_layernorm
+    if (
+        own.forward is not DecoderLayer.forward or after is None
+    ):  # None: attention and MLP share one
         return
     mixer = getattr(layer, "self_attn", None)
     if own.mix is DecoderLayer.mix and type(mixer) is Attention:
@@ -111,7 +114,7 @@ def _after_norms(layer: DecoderLayer) -> Iterator[tuple[str, int | None, Fold]]:
         if norm is not None:
             yield "self_attn.qkv_proj.weight", None, norm
     if type(layer.mlp) is GatedMLP:
-        norm = _norm("post_attention_layernorm", layer.post_attention_layernorm)
+        norm = _norm("post_attention_layernorm", after)
         if norm is not None:
             yield "mlp.gate_up_proj.weight", None, norm
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmdeploy_llm.errors import PluginContractError
 from mmdeploy_llm.hooks import Model
-from mmdeploy_llm.hooks.contracts import media_size
+from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.hooks.names import error_text
 from mmdeploy_llm.hooks.records import FAULTS
 from mmdeploy_llm.request import MediaInput

@@ -47,7 +47,7 @@ def next_chunk(
         end = whole_spans_end(request, start, end)
     spans = spans_between(request, start, end)
     media = tuple(span.item for span in spans)
-    num_holdable = encoder.num_holdable(request.request_id, media)
+    num_holdable = encoder.num_holdable(request.request_id, media) if media else 0
     waits = num_holdable < len(spans)
     if waits:
         end = max(start, spans[num_holdable].offset)

@@ -71,7 +71,9 @@ class SchedulerConfig:
 
 def refusal(request: Request, config: SchedulerConfig) -> RequestFailure | None:
     """Returns why `request` could never run, however long it waits; None when it can."""
-    error = _length_error(request, config) or _media_error(request, config)
+    error = _length_error(request, config)
+    if error is None and request.media:
+        error = _media_error(request, config)
     return RequestFailure(code=error.code, message=str(error)) if error else None
 
 
@@ -120,7 +122,7 @@ def _length_error(request: Request, config: SchedulerConfig) -> RequestError | N
 
 def _media_error(request: Request, config: SchedulerConfig) -> RequestError | None:
     sizes = {span.item.key: span.item.num_tokens for span in request.media}
-    largest = max(sizes.values(), default=0)
+    largest = max(sizes.values())
     if largest > config.encoder_cache_tokens:
         return MediaLimitError(
             f"a media item has {largest} tokens, the encoder cache holds "

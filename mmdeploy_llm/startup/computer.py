@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mmdeploy_llm.hooks import Model
-from mmdeploy_llm.hooks.contracts import media_size
+from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.parallel import Ranks
 from mmdeploy_llm.runner.distributed import DistributedRunner
 from mmdeploy_llm.runner.executor import Executor, Facts

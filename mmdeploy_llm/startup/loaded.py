@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mmdeploy_llm.hooks import Model
-from mmdeploy_llm.hooks.contracts import media_size
+from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
@@ -25,7 +25,7 @@ from .blueprint import Blueprint
 from .deterministic import check_model
 from .machine import Machine
 from .model_files import ModelFiles
-from .sizes import check_size
+from .sizes import check_size, model_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,8 @@ class RankGroup:
 class LoadedModel:
     """A model with its weights in memory (under tensor parallelism only this rank's shard).
 
-    runtime: as in the blueprint, with the encoder cache counted in this model's media rows.
+    runtime: as in the blueprint, with the encoder cache counted in this model's media rows, and
+        max_model_len lowered where the model needs it.
     threads: places the calling thread on its CPUs; None leaves that to the system.
     """
 
@@ -84,7 +85,9 @@ def load_model(
     split = None if group.ranks is None else _shard(files, group.ranks)
 
     def build(config: Any) -> Any:
-        return check_size(files.plugins.build(files.spec, config), runtime, group.size)
+        built = check_size(files.plugins.build(files.spec, config), runtime, group.size)
+        model_length(built, blueprint.config, runtime)  # raises before weights are read
+        return built
 
     model: Model = build_model(
         build,
@@ -105,7 +108,11 @@ def load_model(
     return LoadedModel(
         files=files,
         blueprint=blueprint,
-        runtime=replace(runtime, encoder_cache_tokens=max(1, num_tokens)),
+        runtime=replace(
+            runtime,
+            encoder_cache_tokens=max(1, num_tokens),
+            max_model_len=model_length(model, blueprint.config, runtime),
+        ),
         machine=machine,
         model=model,
         threads=threads,

@@ -3,6 +3,7 @@ bytes unless the name says tokens or blocks."""
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from mmdeploy_llm.caches import layer_caches
+from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.runner.kv_cache import KVCacheShape
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -17,6 +19,8 @@ from mmdeploy_llm.schedule.states import NUM_FIXED
 from mmdeploy_llm.schedule.windows import blocks_of_window
 
 from .cards import check_memory
+
+logger = logging.getLogger(__name__)
 
 CPU_SHARE_OF_FREE_RAM = 0.4  # the rest is for activations, media and other programs
 CPU_MAX_BYTES = 8 * 2**30
@@ -161,3 +165,18 @@ def free_ram() -> int:
     except OSError:
         pass
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def model_length(model: Any, config: EngineConfig, runtime: RuntimeConfig) -> int:
+    """Returns max_model_len, lowered to the `max_positions` that the model may have. Raises
+    ConfigError when the user asked for more."""
+    most = getattr(model, "max_positions", None)
+    if most is None or runtime.max_model_len <= most:
+        return runtime.max_model_len
+    if config.max_model_len is not None:
+        raise ConfigError(
+            f"max_model_len = {config.max_model_len}, but {type(model).__name__} computes "
+            f"sequences of at most {most} tokens; lower it"
+        )
+    logger.info("max_model_len is reduced to %d, the most that the model computes", most)
+    return int(most)

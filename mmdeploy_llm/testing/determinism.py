@@ -14,7 +14,7 @@ from torch import nn
 from mmdeploy_llm.caches import longest_window
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
-from mmdeploy_llm.hooks.contracts import media_size
+from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.intake.intake import Intake
 from mmdeploy_llm.native import THREAD_COUNT
 from mmdeploy_llm.params import SamplingParams

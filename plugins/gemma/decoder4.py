@@ -115,6 +115,7 @@ class Gemma4Layer(DecoderLayer):
     """A decoder layer, with experts beside its MLP in some models, followed by the embedding for
     this layer and a factor."""
 
+    post_attention_layernorm: RMSNorm
     post_self_attn_layernorm: RMSNorm
     post_mlp_layernorm: RMSNorm
 

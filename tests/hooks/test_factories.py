@@ -34,6 +34,7 @@ class Model:
     def forward(self, inputs): pass
     def logits(self, hidden): pass
     def positions(self, num_tokens, media): pass
+    def weight_targets(self, key): return ()
 
 class MediaModel(Model):
     def encode_media(self, items): pass

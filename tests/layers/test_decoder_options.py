@@ -193,8 +193,8 @@ class TestFromConfig:
         assert (found.head_dim, found.rotary_dim, found.num_pairs) == (12, 6, 3)
 
     def test_rope_that_follows_the_length_is_refused(self):
-        rope = {"rope_type": "longrope", "rope_theta": 1e4}
-        with pytest.raises(ModelNotSupportedError, match="'longrope'"):
+        rope = {"rope_type": "dynamic", "rope_theta": 1e4}
+        with pytest.raises(ModelNotSupportedError, match="'dynamic'"):
             rotary_config(text_config(rope_parameters=rope))
 
     def test_windows(self):

@@ -53,6 +53,19 @@ def test_angles_of_axes(kernels):
             assert torch.equal(table[:, pair : pair + 1], expected)
 
 
+def test_angles_of_long_sequences(kernels):
+    """Their tokens have frequencies of their own, beside tokens of short sequences."""
+    positions, frequencies = torch.arange(50) * 31, torch.rand(2, 6)
+    is_long = torch.arange(50) % 3 == 1
+    found = kernels.angles(positions, frequencies, None, 1.2, is_long)
+    unmarked = kernels.angles(positions, frequencies, None, 1.2)
+    both = [kernels.angles(positions, own, None, 1.2) for own in frequencies]
+    for index, table in enumerate(found):
+        expected = torch.where(is_long[:, None], both[1][index], both[0][index])
+        assert torch.equal(table, expected)
+        assert torch.equal(unmarked[index], both[0][index])
+
+
 def test_a_token_has_the_same_angles_in_every_step(kernels):
     """torch's cosines may depend on how many are computed at once."""
     positions, frequencies = torch.arange(41) * 977, torch.rand(7)
@@ -67,3 +80,4 @@ def test_every_level(kernels_of_level):
     test_rows_that_the_weight_does_not_have(kernels_of_level, torch.bfloat16, True)
     test_angles(kernels_of_level, 7, 1.3)
     test_angles_of_axes(kernels_of_level)
+    test_angles_of_long_sequences(kernels_of_level)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import ernie, gemma, glm, granite, lfm, llama, qwen, reasoning
+from mmdeploy_llm_plugins import ernie, gemma, glm, granite, lfm, llama, olmo, phi, qwen, reasoning
 from safetensors import safe_open
 
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -13,7 +13,7 @@ from mmdeploy_llm.testing.tiny import write_tiny
 
 SPECS = {
     spec.name: spec
-    for plugin in (ernie, gemma, glm, granite, lfm, llama, qwen)
+    for plugin in (ernie, gemma, glm, granite, lfm, llama, olmo, phi, qwen)
     for spec in plugin.provide_models()
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 6}
@@ -32,6 +32,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 256,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.0, 1.1, 1.1, 1.2, 1.2],
+    "long_factor": [2.0, 2.0, 3.0, 3.0, 4.0, 4.0],
+}
 WHOLE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 
@@ -80,6 +88,19 @@ CASES = {
     "mistral yarn": (
         "mistral",
         {"seed": 1, "rope_parameters": YARN, "sliding_window": None, "head_dim": 20},
+    ),
+    # Experts in every layer; one norm for all heads of query, and one for those of key.
+    "olmoe": ("olmoe", {}),
+    "olmoe normed": (
+        "olmoe",
+        {"seed": 1, "norm_topk_prob": True, "attention_bias": True, "num_key_value_heads": 4},
+    ),
+    # A window in every layer; query, key and value in one matrix, as gate and up.
+    "phi3": ("phi3", {}),
+    # Frequencies for long sequences, which the prompts are not; most channels are rotated.
+    "phi3 longrope": (
+        "phi3",
+        {"seed": 1, "rope_parameters": LONGROPE, "sliding_window": None, **TIED},
     ),
     # Biases on query, key and value; heads of 10 channels; an untied head.
     "qwen2": ("qwen2", {}),
@@ -262,6 +283,7 @@ class TestModels(ModelConformance):
         ("ernie4_5", {"rope_parameters": YARN}, "'yarn'"),  # its rope is reordered
         ("llama", {"rope_parameters": {**LINEAR, "rope_type": "dynamic"}}, "'dynamic'"),
         ("llama", {"hidden_act": "gelu"}, "'gelu' of this llama model"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 of this olmoe model"),
         (
             "qwen2",
             {"layer_types": ["full_attention", "linear_attention", "full_attention"]},

@@ -62,3 +62,21 @@ def test_cpu_memory_is_a_bounded_share(monkeypatch):
 
 def test_free_ram_is_plausible():
     assert 10**8 < sizes.free_ram() < 10**14
+
+
+class TestModelLength:
+    """The most tokens that a model computes bounds max_model_len."""
+
+    def lowered(self, most, asked=None):
+        model = SimpleNamespace() if most is None else SimpleNamespace(max_positions=most)
+        runtime = SimpleNamespace(max_model_len=asked or 4096)
+        return sizes.model_length(model, SimpleNamespace(max_model_len=asked), runtime)
+
+    def test_it_is_lowered_where_the_engine_chose_it(self):
+        assert self.lowered(512) == 512
+        assert self.lowered(8192) == self.lowered(None) == 4096
+
+    def test_a_user_who_asked_for_more_is_told(self):
+        assert self.lowered(512, asked=512) == 512
+        with pytest.raises(ConfigError, match=r"max_model_len = 513.* at most 512 tokens"):
+            self.lowered(512, asked=513)

@@ -149,9 +149,9 @@ void mm_take_columns(int32_t dtype, const int64_t* columns, const void* x, int64
 }
 
 void mm_angles(const int64_t* positions, int64_t stride, const int64_t* axes,
-               const float* frequencies, float scale, float* cosines, float* sines,
-               int64_t tokens, int64_t pairs, int32_t num_threads) {
-    mm::angles(positions, stride, axes, frequencies, scale, cosines, sines, tokens, pairs,
+               const float* frequencies, const bool* is_long, float scale, float* cosines,
+               float* sines, int64_t tokens, int64_t pairs, int32_t num_threads) {
+    mm::angles(positions, stride, axes, frequencies, is_long, scale, cosines, sines, tokens, pairs,
                num_threads);
 }
 

@@ -49,15 +49,18 @@ void take_columns(const int64_t* columns, const T* x, int64_t x_stride, T* out, 
 }
 
 // cosines, sines [tokens][pairs] of position * frequency, times `scale`. positions: [tokens], or one
-// row per axis, `stride` apart, with the axis of each pair in `axes`.
+// row per axis, `stride` apart, with the axis of each pair in `axes`. frequencies: [pairs], or with
+// `is_long` [2][pairs], the second row for the tokens that it marks.
 inline void angles(const int64_t* positions, int64_t stride, const int64_t* axes,
-                   const float* frequencies, float scale, float* cosines, float* sines,
-                   int64_t tokens, int64_t pairs, int num_threads) {
+                   const float* frequencies, const bool* is_long, float scale, float* cosines,
+                   float* sines, int64_t tokens, int64_t pairs, int num_threads) {
     parallel_parts(tokens, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t token = begin; token < end; ++token) {
+            const bool has_long = is_long != nullptr && is_long[token];
+            const float* own = frequencies + (has_long ? pairs : 0);
             for (int64_t c = 0; c < pairs; ++c) {
                 const int64_t axis = axes == nullptr ? 0 : axes[c];
-                const float angle = float(positions[axis * stride + token]) * frequencies[c];
+                const float angle = float(positions[axis * stride + token]) * own[c];
                 cosines[token * pairs + c] = std::cos(angle) * scale;
                 sines[token * pairs + c] = std::sin(angle) * scale;
             }

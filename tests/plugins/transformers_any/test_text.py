@@ -12,7 +12,7 @@ from mmdeploy_llm.testing.tiny import make_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 TEXTS = ("The quick brown fox", "User: how many circles are there? Assistant:", "a circle " * 9)
-OTHERS = ("ernie", "glm", "llama", "qwen")  # plugins of single families
+OTHERS = ("ernie", "glm", "llama", "phi", "qwen")  # plugins of single families
 ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
 CONFIGS = {
     # The plain decoder.
@@ -164,12 +164,13 @@ class TestPhi3Long(AnyText):
     def name(cls):
         return "phi3_long"
 
+    @pytest.mark.parametrize("blocked", [OTHERS, ()], ids=["transformers_any", "phi"])
     @pytest.mark.parametrize(
         "options", [{}, {"max_num_batched_tokens": 48}, {"speculative": "ngram"}], ids=str
     )
-    def test_sequences_grow_long(self, subject, make_llm, options):
+    def test_sequences_grow_long(self, subject, make_llm, options, blocked):
         """Prompts of 60 to 200 tokens in one batch; some grow beyond 128 while they decode."""
-        llm, _ = make_llm(subject.folder, block_size=8, **options)
+        llm, _ = make_llm(subject.folder, block_size=8, blocked_plugins=blocked, **options)
         text = make_tokenizer().encode(" ".join(TEXTS) * 20)
         prompts = [text[:count] for count in (60, 100, 120, 127, 128, 129, 200)]
         wanted = {len(ids): subject.reference.generate(ids, 40) for ids in prompts}

@@ -28,7 +28,7 @@ import mmdeploy_llm_plugins.transformers_any.model  # noqa: F401 - imported once
 import torch
 import transformers
 import transformers.models.llama.modeling_llama
-from mmdeploy_llm_plugins import ernie, gemma, glm, granite, internvl, lfm, llama, qwen
+from mmdeploy_llm_plugins import ernie, gemma, glm, granite, internvl, lfm, llama, olmo, phi, qwen
 from mmdeploy_llm_plugins.transformers_any import processing, processor
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -44,7 +44,8 @@ import images
 import shrink
 
 PAGE = Path(__file__).parents[4] / "docs" / "census.md"
-NATIVE = (ernie, gemma, glm, granite, internvl, lfm, llama, qwen)  # plugins of single families
+# The plugins of single families.
+NATIVE = (ernie, gemma, glm, granite, internvl, lfm, llama, olmo, phi, qwen)
 TOKENIZERS = {"Gemma4ForConditionalGeneration": "gemma4"}  # others have qwen2's
 SECONDS = 120
 BYTES = 6 * 2**30

@@ -1,0 +1,70 @@
+"""Says what the engine asks of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from mmdeploy_llm.request import MediaInput, MediaSpan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmdeploy_llm.forward import ForwardInputs
+
+
+class Model(Protocol):
+    """A model, as a ModelSpec's factory builds it: an ordinary nn.Module for one device.
+
+    Shapes: T tokens, N rows whose logits are needed. A model may also have these attributes:
+
+    media_size: width of the rows of `encode_media` where it is not hidden_size; see `media_size`.
+    cache: what each layer keeps where that is not the same keys and values in all; see
+        `caches.layer_caches`.
+    max_positions: the most tokens of a sequence that it computes; max_model_len is lowered to it.
+    long_after: tokens of a sequence after which all of it is computed differently; see
+        `forward.ForwardInputs`.
+
+    Each of its modules that has a method `init_buffers(device)` is asked once, after the weights
+    are loaded, to compute its buffers that are not in the checkpoint.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+
+    def forward(self, inputs: ForwardInputs) -> Tensor:
+        """Returns hidden states after the final norm, [T, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Maps [N, hidden] to [N, vocab]."""
+        ...
+
+    def encode_media(self, items: Sequence[MediaInput]) -> Sequence[Tensor]:
+        """Returns one [num_tokens, media_size] tensor per item, in order. Only for models with
+        media."""
+        ...
+
+    def positions(self, num_tokens: int, media: Sequence[MediaSpan]) -> Tensor | None:
+        """Returns [3, num_tokens] int64 M-RoPE positions of a prompt; None when position i is i.
+
+        Called once at start with (1, ()), where None says that the model has no M-RoPE, and then
+        for each prompt with media. Tokens of a prompt without media have their index as the
+        position on all axes. Tokens generated after a prompt continue at its last token's
+        position + 1, on all axes.
+        """
+        ...
+
+    def weight_targets(self, key: str) -> Sequence[object] | None:
+        """Returns the parameters that the checkpoint's tensor `key` fills, `weights.map.Target`
+        each; () for a tensor that is not needed, None for one that is unknown."""
+        ...
+
+
+def media_size(model: Model) -> int:
+    """Returns the width of a row of `model.encode_media`: the embedding, followed by whatever
+    else the model adds at media positions (for example Qwen3-VL's features for the first
+    layers)."""
+    return int(getattr(model, "media_size", model.hidden_size))

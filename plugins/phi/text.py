@@ -1,0 +1,28 @@
+"""Phi-3: the standard decoder, with windows in the small models and, in those for long contexts,
+rotary frequencies that depend on the length of a sequence (longrope)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mmdeploy_llm.layers import CausalLM, layer_windows, standard_decoder
+from mmdeploy_llm.weights.map import Target, WeightMap
+
+IGNORED = (r"rotary_emb\.inv_freq$",)
+
+
+class Phi3ForCausalLM(CausalLM):
+    """transformers' Phi3ForCausalLM, whose checkpoints store query, key and value as one matrix,
+    and gate and up."""
+
+    def __init__(self, config: Any) -> None:
+        decoder = replace(standard_decoder(config), windows=layer_windows(config))
+        super().__init__(decoder)
+        ignored = (*IGNORED, "^lm_head") if decoder.is_tied else IGNORED
+        self._weights = WeightMap(self, ignored=ignored)
+
+    def weight_targets(self, key: str) -> Sequence[Target] | None:
+        """See weights.map."""
+        return self._weights.targets(key)
