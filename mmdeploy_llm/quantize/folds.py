@@ -104,9 +104,7 @@ def _folds(module: nn.Module) -> Iterator[tuple[str, int | None, Fold]]:
 def _after_norms(layer: DecoderLayer) -> Iterator[tuple[str, int | None, Fold]]:
     own = type(layer)
     after = layer.post_attention_layernorm
-    if (
-        own.forward is not DecoderLayer.forward or after is None
-    ):  # None: attention and MLP share one
+    if own.forward is not DecoderLayer.forward or after is None:  # attention and MLP share a norm
         return
     mixer = getattr(layer, "self_attn", None)
     if own.mix is DecoderLayer.mix and type(mixer) is Attention:

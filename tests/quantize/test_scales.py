@@ -11,12 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM
 from mmdeploy_llm.kernels.coded import CodeLayout
+from mmdeploy_llm.layers import CausalLM, DecoderConfig, RotaryConfig
 from mmdeploy_llm.native import load
 from mmdeploy_llm.quantize import quantize_checkpoint, scales
 from mmdeploy_llm.quantize.folds import Fold, divided_norm, folds_of
 from mmdeploy_llm.quantize.gptq import factor_of, output_error, round_by_factor, round_by_moments
 from mmdeploy_llm.quantize.scales import best_scales
-from mmdeploy_llm.quantize.sites import windows
+from mmdeploy_llm.quantize.sites import Site, windows
 from mmdeploy_llm.saving import GroupRounder
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights.files import SafetensorsFile
@@ -80,6 +81,33 @@ def test_outputs_change_less_with_scales():
     )
     wrong = (x / own) @ rounded.T - x @ weight.T
     assert with_scales == pytest.approx(float(wrong.square().sum()), rel=1e-3)
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_a_norm_that_attention_and_mlp_read_is_not_divided(is_parallel):
+    model = CausalLM(
+        DecoderConfig(
+            vocab_size=8,
+            hidden_size=16,
+            intermediate_size=24,
+            num_layers=1,
+            num_heads=2,
+            num_kv_heads=2,
+            rotary=RotaryConfig(head_dim=8),
+            norm_eps=1e-6,
+            is_parallel=is_parallel,
+        )
+    )
+    sites = [
+        Site(name=f"model.layers.0.{name}", index=None, keys=(), k=16, layout=LAYOUT, is_whole=True)
+        for name in ("self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight", "mlp.down_proj.weight")
+    ]
+    norms = [fold.norm for fold in folds_of(model, sites).values()]
+    own = [
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.post_attention_layernorm.weight",
+    ]
+    assert norms == ([None] if is_parallel else [*own, None])
 
 
 def test_heads_that_share_values_share_scales():
