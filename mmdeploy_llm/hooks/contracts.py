@@ -35,8 +35,8 @@ class ModelSpec:
         device; returns a Model.
     media: kinds of media that the model accepts.
     reasoning, tools: names of the default parsers.
-    atomic_media: the tokens of a media item are computed in one step and attend to each other in
-        both directions.
+    atomic_media: the tokens of a media item, up to text between them, are computed in one step and
+        attend to each other in both directions.
     tp_plan: module name pattern -> style in which the module is sharded, for modules that are not
         built from the package's layers; see plugins/README.md.
     deterministic: whether a row of the results is the same bits whatever other rows are computed

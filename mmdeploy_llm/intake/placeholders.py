@@ -62,13 +62,18 @@ class Placeholders:
         return self._pattern.sub(lambda found: self._tokens[found[0]], text)
 
     def in_ids(self, ids: Sequence[int]) -> list[int]:
-        """Returns `ids` with every marker made of added tokens replaced by its placeholder's id."""
+        """Returns `ids` with every marker made of added tokens replaced by its placeholder's id. A
+        marker with a run of placeholders after it begins an item that is written out, and stays."""
         found: list[int] = []
         lengths = sorted({len(alias) for alias in self._aliases}, reverse=True)
         start = 0
         while start < len(ids):
             pieces = (tuple(ids[start : start + length]) for length in lengths)
             alias = next((piece for piece in pieces if piece in self._aliases), None)
+            if alias is not None:
+                rest = start + len(alias)
+                run = [self._aliases[alias]] * 2  # a single one may be the next item's marker
+                alias = None if list(ids[rest : rest + 2]) == run else alias
             found.append(ids[start] if alias is None else self._aliases[alias])
             start += 1 if alias is None else len(alias)
         return found

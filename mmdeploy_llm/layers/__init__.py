@@ -22,7 +22,7 @@ from .grid_lm import GridLM, media_grid
 from .linear import Embedding, Linear, MergedLinear
 from .mlp import MLP, Activation, GatedMLP, quick_gelu
 from .moe import Experts, MoEConfig, SoftmaxRouter
-from .norm import LayerNorm, RMSNorm
+from .norm import LayerNorm, RMSNorm, ZeroCenteredRMSNorm
 from .plain_vision import (
     PlainVisionAttention,
     PlainVisionBlock,
@@ -91,6 +91,7 @@ __all__ = [
     "VisionBlock",
     "VisionConfig",
     "VisionEncoder",
+    "ZeroCenteredRMSNorm",
     "alternating_axes",
     "axial_rotary",
     "frame_lengths",

@@ -23,7 +23,7 @@ HEADER = (
 
 
 def table(manager: PluginManager, distribution: str | None = None) -> str:
-    """Returns a Markdown table with a row per architecture, sorted.
+    """Returns a Markdown table with a row per architecture, sorted: the model that serves it.
 
     distribution: lists only the plugins of this package; None lists all.
     """
@@ -32,8 +32,14 @@ def table(manager: PluginManager, distribution: str | None = None) -> str:
         for plugin in manager.plugins
         if distribution is None or plugin.distribution == distribution
     }
-    pairs = [(spec, manager.owner(spec)) for spec in manager.models]
-    rows = [row for spec, owner in pairs if owner in owners for row in _rows(spec, owner)]
+    models = [spec for spec in manager.models if manager.owner(spec) in owners]
+    pairs = [(name, spec) for spec in models for name in spec.architectures]
+    best: dict[str, int] = {}  # priorities
+    for name, spec in pairs:
+        best[name] = max(spec.priority, best.get(name, spec.priority))
+    rows = [
+        _row(name, spec, manager.owner(spec)) for name, spec in pairs if spec.priority == best[name]
+    ]
     return "\n".join((*HEADER, *sorted(rows)))
 
 
@@ -61,15 +67,14 @@ def update(files: Iterable[Path]) -> None:
         file.write_text(replaced(file.read_text("utf-8"), new), "utf-8")
 
 
-def _rows(spec: ModelSpec, owner: str) -> list[str]:
+def _row(architecture: str, spec: ModelSpec, owner: str) -> str:
     cells = (
         f"`{spec.name}`",
         f"`{owner}`",
         ", ".join(("text", *spec.media)),
         *(f"`{parser}`" if parser else "" for parser in (spec.reasoning, spec.tools)),
     )
-    rest = " | ".join(cells)
-    return [f"| {_named(architecture)} | {rest} |" for architecture in spec.architectures]
+    return f"| {_named(architecture)} | {' | '.join(cells)} |"
 
 
 def _named(architecture: str) -> str:

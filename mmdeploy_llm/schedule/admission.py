@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .chunks import whole_spans_end
+from .chunks import whole_runs_end
 from .lifecycle import Lifecycle
 from .limits import SchedulerConfig
 from .state import RequestState
@@ -34,10 +34,10 @@ def _shortened(
 
 
 def _whole_blocks(state: RequestState, count: int, block_size: int) -> int:
-    """Returns how many of the first `count` blocks end outside of spans: a span is computed whole,
-    or read whole from the cache."""
+    """Returns how many of the first `count` blocks end outside of runs of embeddings: a run is
+    computed whole, or read whole from the cache."""
     end = count * block_size
-    while (whole := whole_spans_end(state.request, 0, end)) < end:
+    while (whole := whole_runs_end(state.request, 0, end)) < end:
         end = whole // block_size * block_size
     return end // block_size
 

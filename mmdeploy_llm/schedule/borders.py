@@ -8,7 +8,7 @@ All borders are ends of blocks: a prefix hit needs the blocks and the state at t
 
 from __future__ import annotations
 
-from .chunks import whole_spans_end
+from .chunks import whole_runs_end
 from .limits import SchedulerConfig
 from .state import RequestState
 
@@ -39,5 +39,5 @@ def tokens_to_border(
     else:
         return num_tokens
     if config.atomic_media:
-        end = whole_spans_end(request, start, end)
+        end = whole_runs_end(request, start, end)
     return end - start if end > start else num_tokens

@@ -39,12 +39,12 @@ def next_chunk(
 
     prompt      t t t [ image A . . . ] t t [ image B . . . ] t t
     budget      |---------------------------------|           split in B: allowed,
-    atomic      |---------------------------|                 split before B when spans are atomic,
+    atomic      |---------------------------|                 split before B when media are atomic,
     full cache  |---------------------------|                 or when B cannot be encoded now
     """
     end = min(start + num_tokens, request.num_tokens)
     if config.atomic_media:
-        end = whole_spans_end(request, start, end)
+        end = whole_runs_end(request, start, end)
     spans = spans_between(request, start, end)
     media = tuple(span.item for span in spans)
     num_holdable = encoder.num_holdable(request.request_id, media) if media else 0
@@ -75,9 +75,11 @@ def split_spans(request: Request) -> list[MediaSpan]:
     return [span for span in spans_between(request, end, end + 1) if span.offset < end]
 
 
-def whole_spans_end(request: Request, start: int, end: int) -> int:
-    """Returns `end`, or the first token (not before `start`) of the span that `end` would split."""
+def whole_runs_end(request: Request, start: int, end: int) -> int:
+    """Returns `end`, or the first token (not before `start`) of the run of embeddings that `end`
+    would split. A span may be split in the text between its runs."""
     for span in reversed(spans_between(request, start, end)):
         if span.offset < end < span.end:
-            return max(start, span.offset)
+            cut = (max(start, first) for first, last in span.runs if first < end < last)
+            return next(cut, end)
     return end

@@ -23,7 +23,7 @@ class SchedulerConfig:
     max_num_batched_tokens: tokens computed in one step, decode and prefill together.
     max_idle_blocks: blocks that may keep content which no request uses (None: all).
     encoder_cache_tokens: encoder outputs held at the same time.
-    atomic_media: the tokens of a media item must be computed in one step.
+    atomic_media: tokens of a media item without text between them must be computed in one step.
     num_state_rows: rows of states, fixed ones included, at least two for each of max_num_seqs; 0
         for a model without states. max_idle_states: rows that may keep states that no request uses.
     speculates: whether decode steps try tokens that repeat earlier ones.
@@ -128,9 +128,10 @@ def _media_error(request: Request, config: SchedulerConfig) -> RequestError | No
             f"a media item has {largest} tokens, the encoder cache holds "
             f"{config.encoder_cache_tokens}; use a smaller one or raise encoder_cache_memory"
         )
-    if config.atomic_media and largest > config.max_num_batched_tokens:
+    runs = (last - first for span in request.media for first, last in span.runs)
+    if config.atomic_media and (longest := max(runs, default=0)) > config.max_num_batched_tokens:
         return MediaLimitError(
-            f"a media item has {largest} tokens, which this model must compute in one step of "
+            f"a media item has {longest} tokens, which this model must compute in one step of "
             f"{config.max_num_batched_tokens}; use a smaller one or raise max_num_batched_tokens"
         )
     if not config.enable_chunked_prefill and sum(sizes.values()) > config.encoder_cache_tokens:

@@ -11,11 +11,12 @@ from mmdeploy_llm.request import MediaSpan
 
 from .reference import random_media
 
-# Families whose prompts have text between the frames of a video.
-GLM = ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")
-FRAMES_APART = ("gemma4", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", *GLM)
 # Families whose images are several tiles; their configs do not name the markers of an image.
-TILES = ("internvl", "lfm2_vl")
+TILES = ("gemma3", "internvl", "lfm2_vl", "minicpmv4_6")
+# Families whose prompts have text between the frames of a video, or the tiles of an image.
+GLM = ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")
+QWEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FRAMES_APART = ("gemma3", "gemma4", "minicpmv4_6", *QWEN, *GLM)
 
 
 def make_prompt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,8 +65,13 @@ class Reference:
             return {}
         if self.config.model_type == "internvl":
             return {"pixel_values": torch.cat([self._tiles(span.item) for span in media])}
+        if self.config.model_type == "gemma3":
+            tiles = torch.cat([self._tiles(span.item) for span in media])
+            return {"pixel_values": tiles, "token_type_ids": _kinds(ids, media)}
         if self.config.model_type == "lfm2_vl":
             return self._masked(media)
+        if self.config.model_type == "minicpmv4_6":
+            return self._strips(media)
         if self.config.model_type == "gemma4":
             return {**self._padded(media), "mm_token_type_ids": _kinds(ids, media)}
         inputs = {"mm_token_type_ids": _kinds(ids, media)}
@@ -132,6 +138,17 @@ class Reference:
             "pixel_values": torch.stack([F.pad(x, (0, 0, 0, longest - len(x))) for x in patches]),
             "pixel_attention_mask": (torch.arange(longest) < counts[:, None]).int(),
             "spatial_shapes": torch.tensor(sizes),
+        }
+
+    def _strips(self, media: Sequence[MediaSpan]) -> dict[str, Tensor]:
+        """Returns the slices of MiniCPM-V, each line by line, their patches side by side."""
+        tiles = [tile for span in media for tile in self._tiles(span.item)]
+        patch = patch_size(self.config)
+        strips = [F.unfold(tile[None], patch, stride=patch)[0] for tile in tiles]
+        pixels = torch.cat(strips, 1).view(-1, patch, patch, sum(x.shape[1] for x in strips))
+        return {
+            "pixel_values": pixels.transpose(2, 3).flatten(2)[None],
+            "target_sizes": torch.tensor([[side // patch for side in x.shape[1:]] for x in tiles]),
         }
 
     def _tiles(self, item: MediaInput) -> Tensor:
@@ -207,6 +224,10 @@ def patch_size(config: Any) -> int:
 def merge_size(config: Any) -> int:
     """Returns the patches along a side of the block that becomes a token."""
     ratio, vision = getattr(config, "downsample_ratio", None), config.vision_config
+    if config.model_type == "gemma3":
+        return int(vision.image_size // vision.patch_size // math.isqrt(config.mm_tokens_per_image))
+    if config.model_type == "minicpmv4_6":
+        return 2 if config.downsample_mode == "4x" else 4
     if ratio is not None:
         return int(round(1 / ratio))  # noqa: RUF046 - a config's number may be any type
     own = getattr(vision, "spatial_merge_size", getattr(config, "downsample_factor", None))

@@ -1,4 +1,4 @@
-"""Gemma models of Google: text models of versions 1 to 3, and version 4."""
+"""Gemma models of Google: text models of versions 1 to 3, versions 3 and 4 with images."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ def provide_models() -> tuple[ModelSpec, ...]:
         ModelSpec(name="gemma", architectures=("GemmaForCausalLM",), factory=FACTORY),
         ModelSpec(name="gemma2", architectures=("Gemma2ForCausalLM",), factory=FACTORY),
         ModelSpec(name="gemma3_text", architectures=("Gemma3ForCausalLM",), factory=FACTORY),
+        ModelSpec(
+            name="gemma3",
+            architectures=("Gemma3ForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.gemma.model3:Gemma3ForConditionalGeneration",
+            media=("image",),
+            atomic_media=True,
+        ),
         ModelSpec(
             name="gemma4_text",
             architectures=("Gemma4ForCausalLM",),

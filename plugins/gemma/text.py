@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, Final
 
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -35,8 +36,10 @@ RENAMES = (
 class GemmaForCausalLM(CausalLM):
     """transformers' GemmaForCausalLM, Gemma2ForCausalLM and Gemma3ForCausalLM."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, *, is_tied: bool | None = None) -> None:
+        """config: the text config. is_tied: None: as it says."""
         decoder = decoder_config(config)
+        decoder = decoder if is_tied is None else replace(decoder, is_tied=is_tied)
         super().__init__(decoder)
         ignored = ("^lm_head",) if decoder.is_tied else ()
         renames = RENAMES if decoder.post_norms else ()

@@ -1,5 +1,5 @@
 """Qwen2, Qwen2.5 and Qwen3 text models, dense and with experts; Qwen2-VL, Qwen2.5-VL and Qwen3-VL;
-Qwen3-Next; Qwen3.5 with and without media."""
+Qwen3-Next; Qwen3.5 with and without media; MiniCPM-V 4.6, whose decoder is Qwen3.5's."""
 
 from __future__ import annotations
 
@@ -127,5 +127,12 @@ def _hybrid_models() -> tuple[ModelSpec, ...]:
             media=media,
             reasoning="qwen3",
             tools="qwen",
+        ),
+        ModelSpec(
+            name="minicpmv4_6",
+            architectures=("MiniCPMV4_6ForConditionalGeneration",),
+            factory="mmdeploy_llm_plugins.qwen.minicpm:MiniCPMV46ForConditionalGeneration",
+            media=("image",),
+            reasoning="qwen3",
         ),
     )

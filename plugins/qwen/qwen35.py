@@ -24,8 +24,10 @@ NOT_NEEDED = (*IGNORED, r"^mtp\.")
 class Qwen35ForCausalLM(CausalLM):
     """transformers' Qwen3_5ForCausalLM and Qwen3_5MoeForCausalLM."""
 
-    def __init__(self, config: Any) -> None:
-        decoder = hybrid_decoder(config, rotary_config(config), is_tied=config.tie_word_embeddings)
+    def __init__(self, config: Any, *, is_tied: bool | None = None) -> None:
+        """config: the text config. is_tied: None: as it says."""
+        is_tied = config.tie_word_embeddings if is_tied is None else is_tied
+        decoder = hybrid_decoder(config, rotary_config(config), is_tied=is_tied)
         super().__init__(decoder, new_layer(config))
         self.cache = layer_cache(decoder, config)
         ignored = (*NOT_NEEDED, "^lm_head") if decoder.is_tied else NOT_NEEDED

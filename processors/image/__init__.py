@@ -1,5 +1,5 @@
-"""Turns images into model inputs, for ERNIE 4.5 VL, Gemma 4, GLM-4V, InternVL, LFM2-VL,
-Qwen-VL and PaddleOCR-VL. Importing this package imports neither Pillow nor torch."""
+"""Turns images into model inputs, for ERNIE 4.5 VL, Gemma 3 and 4, GLM-4V, InternVL, LFM2-VL,
+MiniCPM-V, Qwen-VL and PaddleOCR-VL. Importing this package imports neither Pillow nor torch."""
 
 from mmdeploy_llm.hooks import MediaProcessorSpec, hookimpl
 
@@ -32,10 +32,16 @@ PADDLEOCR = MediaProcessorSpec(
 INTERNVL = MediaProcessorSpec(
     name="internvl-image",
     kind="image",
-    factory="mmdeploy_llm_processors.image.internvl:InternVLImageProcessor",
+    factory="mmdeploy_llm_processors.image.tiling.internvl:InternVLImageProcessor",
     models=("internvl",),
 )
 
+GEMMA3 = MediaProcessorSpec(
+    name="gemma3-image",
+    kind="image",
+    factory="mmdeploy_llm_processors.image.tiling.gemma3:Gemma3ImageProcessor",
+    models=("gemma3",),
+)
 GEMMA4 = MediaProcessorSpec(
     name="gemma4-image",
     kind="image",
@@ -51,12 +57,19 @@ GLM = MediaProcessorSpec(
 LFM2 = MediaProcessorSpec(
     name="lfm2-image",
     kind="image",
-    factory="mmdeploy_llm_processors.image.lfm:LfmImageProcessor",
+    factory="mmdeploy_llm_processors.image.tiling.lfm:LfmImageProcessor",
     models=("lfm2_vl",),
+)
+
+MINICPM = MediaProcessorSpec(
+    name="minicpm-image",
+    kind="image",
+    factory="mmdeploy_llm_processors.image.tiling.minicpm:MiniCPMImageProcessor",
+    models=("minicpmv4_6",),
 )
 
 
 @hookimpl
 def provide_media_processors() -> tuple[MediaProcessorSpec, ...]:
     """Returns one spec for each family."""
-    return (ERNIE, QWEN, QWEN3, PADDLEOCR, INTERNVL, GEMMA4, GLM, LFM2)
+    return (ERNIE, QWEN, QWEN3, PADDLEOCR, INTERNVL, GEMMA3, GEMMA4, GLM, LFM2, MINICPM)

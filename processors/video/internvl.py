@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mmdeploy_llm_processors.image.embedded import check_names
-from mmdeploy_llm_processors.image.internvl import TOKENS, special_texts, tower_of
+from mmdeploy_llm_processors.image.tiling.internvl import TOKENS, special_texts, tower_of
 
 from mmdeploy_llm.errors import ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput

@@ -149,3 +149,17 @@ class TestWrittenToken:
         processor.written_token = "<|nothing|>"
         with pytest.raises(CheckpointError, match=r"no token '<\|nothing\|>'"):
             make_intake(processors={"image": processor})
+
+
+def test_a_marker_before_an_item_that_is_written_out_is_its_first_token(intake, tokenizer):
+    """Gemma 3's template writes the token that its images begin with."""
+    pad, marker = tokenizer.token_id(PAD), tokenizer.token_id("<|image@placeholder|>")
+    media = {"multimodal_data": {"image": [b"1"]}}
+    ids = [50, marker, pad, pad, 51]
+    request = only(intake.accept({"prompt_token_ids": ids, **media}, PARAMS))
+    assert request.prompt_token_ids == ids
+    assert [(span.offset, span.end) for span in request.media] == [(2, 4)]
+    media = {"multimodal_data": {"image": [b"1", b"1"]}}
+    ids = [50, marker, pad, 51]
+    request = only(intake.accept({"prompt_token_ids": ids, **media}, PARAMS))
+    assert request.prompt_token_ids == [50, *tokenizer.encode(image(1)) * 2, 51]

@@ -185,6 +185,44 @@ class TestGemma4Large(TestGemma4):
         write_tiny("gemma4", folder, **options)
 
 
+class TestGemma3(VisionConformance):
+    """A plain tower whose patches are averaged, images whose tokens see each other in layers with
+    and without a window."""
+
+    spec = SPECS["gemma3"]
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "one image": ((1, 4, 4),),
+        "images and crops": ((3, 4, 4), (1, 4, 4), (2, 4, 4)),
+    }
+
+
+class TestMiniCPMV(VisionConformance):
+    """A tower that merges windows after an inner layer, states in the decoder."""
+
+    spec = SPECS["minicpmv4_6"]
+    tolerance = 2e-3  # see TOLERANCES in test_text_models.py
+    bf16_tolerance = 0.25
+    cases = {  # noqa: RUF012 - never written to
+        "text": (),
+        "one image": ((1, 8, 12),),
+        "slices": ((3, 4, 8), (1, 12, 4), (2, 8, 8)),
+    }
+
+
+class TestMiniCPMVFine(TestMiniCPMV):
+    """The same with four times as many tokens for an image."""
+
+    cases = {"one image": ((1, 8, 12),), "slices": ((3, 4, 6), (1, 2, 8))}  # noqa: RUF012
+
+    @classmethod
+    def write(cls, folder):
+        write_tiny("minicpmv4_6", folder)
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config["downsample_mode"] = "4x"
+        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+
+
 class TestQwen35(VisionConformance):
     """Layers with states, gated attention, a tower without features of inner layers."""
 

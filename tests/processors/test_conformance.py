@@ -24,7 +24,9 @@ def checkpoint_of(spec, folder):
     if spec.name.startswith("gemma4"):
         merge = {"pooling_kernel_size": 3}
     vision = SimpleNamespace(patch_size=patch_size, image_size=56, **merge)
-    config = SimpleNamespace(vision_config=vision, downsample_ratio=0.5, downsample_factor=2)
+    config = SimpleNamespace(
+        vision_config=vision, downsample_ratio=0.5, downsample_factor=2, mm_tokens_per_image=4
+    )
     return Checkpoint(folder=folder, config=config)
 
 

@@ -8,7 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mmdeploy_llm_processors.image.lfm import LfmImageProcessor, is_large, layout_of, small_size
+from mmdeploy_llm_processors.image.tiling.lfm import (
+    LfmImageProcessor,
+    is_large,
+    layout_of,
+    small_size,
+)
 from PIL import Image
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 

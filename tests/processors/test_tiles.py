@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mmdeploy_llm_processors.image.internvl import InternVLImageProcessor
+from mmdeploy_llm_processors.image.tiling.internvl import InternVLImageProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mmdeploy_llm_processors.image.internvl import InternVLImageProcessor
+from mmdeploy_llm_processors.image.tiling.internvl import InternVLImageProcessor
 from mmdeploy_llm_processors.video.internvl import InternVLVideoProcessor
 from mmdeploy_llm_processors.video.options import item_options
 from mmdeploy_llm_processors.video.select import middle_frames

@@ -21,15 +21,22 @@ class Acme:
         return [any_other, one]
 
 
+class Spare:
+    @hookimpl
+    def provide_models(self):
+        return [ModelSpec(name="y", architectures=("ZForCausalLM",), factory="a:b", priority=-1)]
+
+
 def test_the_readme_is_up_to_date():
     text = README.read_text()
     table = architectures.table(PluginManager.load(), OUR_DISTRIBUTION)
     assert architectures.replaced(text, table) == text, f"update it with: {COMMAND}"
 
 
-def test_a_row_for_each_architecture():
+def test_a_row_for_each_architecture_names_the_model_that_serves_it():
     manager = PluginManager()
     manager.register(Acme(), "acme")
+    manager.register(Spare(), "spare")
     assert architectures.table(manager).splitlines()[2:] == [
         "| `ZForCausalLM` | `z` | `acme` | text, chart |  |  |",
         "| any other of transformers | `any` | `acme` | text |  | `t` |",

@@ -37,17 +37,22 @@ def make_media(key, num_tokens):
 
 
 def make_request(request_id, prompt, *, media=(), max_tokens=4, eos=(), **options):
-    """Builds a request. prompt: token ids or their count; media: (offset, key, num_tokens)s."""
+    """Builds a request. prompt: token ids or their count; media: (offset, key, num_tokens)s, with
+    the rows of a span as a fourth where there is text between."""
     if isinstance(prompt, int):
         base = zlib.crc32(request_id.encode()) % 500 + 100
         prompt = [base + index for index in range(prompt)]
     params = {
         name: options.pop(name) for name in list(options) if name in SamplingParams.model_fields
     }
-    spans = tuple(MediaSpan(offset=at, item=make_media(key, size)) for at, key, size in media)
+    spans = tuple(
+        MediaSpan(offset=at, item=make_media(key, size), rows=rows[0] if rows else None)
+        for at, key, size, *rows in media
+    )
     prompt = list(prompt)
     for span in spans:
-        prompt[span.offset : span.end] = [IMAGE_TOKEN] * span.item.num_tokens
+        for first, last in span.runs:
+            prompt[first:last] = [IMAGE_TOKEN] * (last - first)
     return Request(
         request_id=request_id,
         prompt=None,
@@ -218,8 +223,10 @@ class CheckingExecutor:
                 if span.offset < end and item.start < span.end:
                     assert span.item.key in self.encoded, "media computed but not encoded"
                     if self.config.atomic_media:
-                        assert item.start <= span.offset
-                        assert span.end <= end
+                        for first, last in span.runs:
+                            if first < end and item.start < last:
+                                assert item.start <= first
+                                assert last <= end
 
     def _check_rows(self, plan):
         rows = [item.state_rows for item in plan.scheduled]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmdeploy_llm.schedule.chunks import next_chunk, spans_between, whole_spans_end
+from mmdeploy_llm.schedule.chunks import next_chunk, spans_between, whole_runs_end
 from mmdeploy_llm.schedule.encoder_budget import EncoderBudget
 
 # tokens      0 1 [2 3 4 5] 6 [7 8 9] 10 11
@@ -85,8 +85,14 @@ def test_spans_between(kit):
         assert [span.offset for span in spans_between(request, start, end)] == wanted
 
 
-def test_whole_spans_end_is_not_before_the_start(kit):
+def test_a_chunk_may_end_in_the_text_between_atomic_runs(kit):
+    request = kit.make_request("r", 12, media=((2, "a", 6, (0, 1, 2, 5, 6, 7)),))
+    for end, wanted in ((3, 2), (5, 5), (6, 6), (7, 7), (8, 7), (9, 7), (10, 10), (12, 12)):
+        assert whole_runs_end(request, 0, end) == wanted
+
+
+def test_whole_runs_end_is_not_before_the_start(kit):
     request = kit.make_request("r", 12, media=MEDIA)
     for end, wanted in ((2, 2), (3, 2), (6, 6), (8, 7), (10, 10), (12, 12)):
-        assert whole_spans_end(request, 0, end) == wanted
-    assert whole_spans_end(request, 4, 5) == 4
+        assert whole_runs_end(request, 0, end) == wanted
+    assert whole_runs_end(request, 4, 5) == 4

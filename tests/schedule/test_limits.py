@@ -45,6 +45,11 @@ def test_a_request_that_can_never_run_is_refused_with_the_numbers(
         (63, {}, {}),
         (16, {"max_tokens": 1}, {"num_blocks": 4}),
         (40, {"media": ((1, "a", 16), (17, "b", 16))}, {"atomic_media": True}),
+        (  # two crops with text between them, together longer than a step
+            40,
+            {"media": ((1, "a", 24, (*range(12), *range(20, 32))),)},
+            {"atomic_media": True, "encoder_cache_tokens": 30},
+        ),
         (
             40,
             {"media": ((1, "a", 9), (10, "a", 9))},

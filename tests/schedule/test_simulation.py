@@ -153,8 +153,10 @@ class Traffic:
             key = rng.randrange(6)
             size = 3 + key  # 3 to 8 tokens
             if len(prompt) + size < 50:
-                media.append((len(prompt), f"image-{key}", size))
-                prompt += [0] * size + [1] * rng.randrange(3)
+                # Text of one token within some images, always the same, like their content.
+                rows = [row + (key % 2 and row >= size // 2) for row in range(size)]
+                media.append((len(prompt), f"image-{key}", size, tuple(rows)))
+                prompt += [0] * (rows[-1] + 1) + [1] * rng.randrange(3)
         if rng.random() < 0.04:
             prompt += [5] * 80  # longer than any limit
         if rng.random() < 0.5:

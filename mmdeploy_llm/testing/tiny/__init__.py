@@ -17,6 +17,7 @@ import transformers
 from . import (
     ernie,
     gemma,
+    gemma3,
     gemma4,
     glm,
     glm_vision,
@@ -24,6 +25,7 @@ from . import (
     internvl,
     lfm,
     llama,
+    minicpm,
     olmo,
     paddleocr,
     phi,
@@ -48,6 +50,7 @@ from .common import (
 FAMILIES: Mapping[str, Family] = {
     **ernie.FAMILIES,
     **gemma.FAMILIES,
+    **gemma3.FAMILIES,
     **gemma4.FAMILIES,
     **glm.FAMILIES,
     **glm_vision.FAMILIES,
@@ -55,6 +58,7 @@ FAMILIES: Mapping[str, Family] = {
     **internvl.FAMILIES,
     **lfm.FAMILIES,
     **llama.FAMILIES,
+    **minicpm.FAMILIES,
     **olmo.FAMILIES,
     **paddleocr.FAMILIES,
     **phi.FAMILIES,

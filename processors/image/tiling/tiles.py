@@ -10,24 +10,22 @@ grid of square tiles with nearly its aspect, and a thumbnail of the whole follow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+from mmdeploy_llm_processors.image.options import ImageOptions, resolve_options
+from mmdeploy_llm_processors.image.patches import resize
 from PIL import Image
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
-
-from .options import ImageOptions, resolve_options
-from .patches import resize
 
 MAX_TILES = 1024  # of an image; more would take minutes to choose from
 TILING = ("min_patches", "max_patches", "crop_to_patches")  # transformers' names
 # What else the user can set; the other options of images describe families with grids.
 PIXEL_OPTIONS = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean")
-KNOWN = (*TILING, *PIXEL_OPTIONS, "image_std", "do_convert_rgb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +45,10 @@ class TileOptions:
     is_tiled: bool = True
 
     @property
-    def tokens_of_tile(self) -> int:
-        """Embeddings of one tile."""
-        return int((self.side // self.pixels.factor) ** 2)
+    def most_tiles(self) -> int:
+        """The largest number of tiles of an image, the thumbnail included."""
+        is_one = not self.is_tiled or self.max_tiles == 1
+        return 1 if is_one else self.max_tiles + 1
 
 
 def resolve_tiles(
@@ -60,22 +59,36 @@ def resolve_tiles(
     pixels: defaults, with the tower's patches. side: of the tower's images. Raises CheckpointError
     for a wrong value in the file, ConfigError for an unknown name or wrong value of the user's.
     """
-    _check_size(preprocessor.get("size"), side)
-    unknown = [name for name in kwargs if name not in KNOWN and not name.startswith("video_")]
-    if unknown:
-        raise ConfigError(
-            f"mm_processor_kwargs has no image option {unknown[0]!r} for this model; known: "
-            f"{', '.join(sorted(KNOWN))}"
-        )
-    file = {name: preprocessor.get(name) for name in (*PIXEL_OPTIONS, "image_std")}
-    given = {name: value for name, value in kwargs.items() if name not in TILING}
-    found = resolve_options(pixels, file, given, None, reads_pixel_bounds=False)
+    check_size(preprocessor.get("size"), side)
+    found = resolve_pixels(pixels, preprocessor, kwargs, TILING)
     # transformers' processor sets crop_to_patches itself and does not read the file's.
     tiling = {name: preprocessor[name] for name in TILING[:2] if preprocessor.get(name) is not None}
     options = TileOptions(pixels=found, side=side)
     options = _with(options, tiling, CheckpointError, "preprocessor_config.json")
     given = {name: kwargs[name] for name in TILING if name in kwargs}
     return _with(options, given, ConfigError, "mm_processor_kwargs")
+
+
+def resolve_pixels(
+    default: ImageOptions, file: Mapping[str, Any], kwargs: Mapping[str, Any], others: Sequence[str]
+) -> ImageOptions:
+    """Resolves the options of the pixels of a tile: `default`, overridden by the checkpoint's file,
+    then by the user's.
+
+    others: names of the family's options, which are not resolved here. Raises CheckpointError for a
+    wrong value in the file, ConfigError for an unknown name or wrong value of the user's.
+    """
+    names = (*PIXEL_OPTIONS, "image_std")
+    known = sorted({*names, "do_convert_rgb", *others})
+    unknown = [name for name in kwargs if name not in known and not name.startswith("video_")]
+    if unknown:
+        raise ConfigError(
+            f"mm_processor_kwargs has no image option {unknown[0]!r} for this model; known: "
+            f"{', '.join(known)}"
+        )
+    own = {name: file.get(name) for name in names}
+    given = {name: value for name, value in kwargs.items() if name not in others}
+    return resolve_options(default, own, given, None, reads_pixel_bounds=False)
 
 
 def item_tiles(options: TileOptions, given: Mapping[str, Any]) -> TileOptions:
@@ -88,18 +101,12 @@ def item_tiles(options: TileOptions, given: Mapping[str, Any]) -> TileOptions:
             "all images, in LLM(mm_processor_kwargs=...)"
         )
     found = _with(options, given, MediaError, "mm_processor_kwargs")
-    if num_tiles_at_most(found) > num_tiles_at_most(options):
+    if found.most_tiles > options.most_tiles:
         raise MediaError(
             f"max_patches = {found.max_tiles} allows more tiles than the engine's "
-            f"{num_tiles_at_most(options)}; raise it in LLM(mm_processor_kwargs=...)"
+            f"{options.most_tiles}; raise it in LLM(mm_processor_kwargs=...)"
         )
     return found
-
-
-def num_tiles_at_most(options: TileOptions) -> int:
-    """Returns the largest number of tiles of an image, the thumbnail included."""
-    is_one = not options.is_tiled or options.max_tiles == 1
-    return 1 if is_one else options.max_tiles + 1
 
 
 def num_tiles(size: tuple[int, int], options: TileOptions) -> int:
@@ -181,7 +188,7 @@ def _with(
     return found
 
 
-def _check_size(size: Any, side: int) -> None:
+def check_size(size: Any, side: int) -> None:
     """Raises CheckpointError for tiles of another size than the tower's images."""
     if size is not None and dict(size if isinstance(size, Mapping) else {}) != {
         "height": side,

@@ -6,21 +6,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
+from mmdeploy_llm_processors.image.decode import DecodedImage, ImageHeader
+from mmdeploy_llm_processors.image.embedded import check_names
+from mmdeploy_llm_processors.image.options import ImageOptions
+from mmdeploy_llm_processors.image.patches import resize
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError, MediaError
 from mmdeploy_llm.hooks import Checkpoint, MediaInput
 
-from .decode import DecodedImage, ImageHeader
-from .embedded import check_names
-from .internvl import TileProcessor, special_texts
-from .options import ImageOptions, resolve_options
-from .patches import resize
-from .tiles import MAX_TILES, PIXEL_OPTIONS, TileOptions, grid_tiles, tile_grid
+from .internvl import special_texts
+from .tile_processor import TileProcessor
+from .tiles import MAX_TILES, TileOptions, grid_tiles, resolve_pixels, tile_grid
 
 # The texts of tokens, under their names in tokenizer_config.json.
 TOKENS = {
@@ -39,7 +39,6 @@ MAX_COUNTS = {
 }
 OF_ITEMS = (*FLAGS, *MAX_COUNTS)  # what one prompt or image can set
 OF_FILES = (*OF_ITEMS, "tile_size", "max_pixels_tolerance")
-KNOWN = (*OF_FILES, *PIXEL_OPTIONS, "image_std", "do_convert_rgb")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +123,7 @@ class LfmImageProcessor(TileProcessor):
         if layout.small is not None:
             parts.append(resize(item.image, *layout.small, self.options.pixels))
         rows = np.concatenate([self._patches.rows(part) for part in parts])
-        text = f"{type(self).__qualname__}\0{own!r}\0{item.digest}"
-        key = blake2b(text.encode(), digest_size=20).hexdigest()
-        return self._input(layout, own, torch.from_numpy(rows), key)
+        return self._input(layout, own, torch.from_numpy(rows), self.key_of(item, own))
 
     def count_tokens(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> int:
         """Returns the number of placeholder tokens of an image of this size."""
@@ -279,12 +276,6 @@ def resolve(checkpoint: Checkpoint, kwargs: Mapping[str, Any]) -> LfmOptions:
     Raises CheckpointError for a wrong value in the file, ConfigError for an unknown name or wrong
     value of the user's.
     """
-    unknown = [name for name in kwargs if name not in KNOWN and not name.startswith("video_")]
-    if unknown:
-        raise ConfigError(
-            f"mm_processor_kwargs has no image option {unknown[0]!r} for this model; known: "
-            f"{', '.join(sorted(KNOWN))}"
-        )
     vision = checkpoint.config.vision_config
     default = ImageOptions(
         min_pixels=1,
@@ -296,9 +287,7 @@ def resolve(checkpoint: Checkpoint, kwargs: Mapping[str, Any]) -> LfmOptions:
         image_std=HALF,
     )
     file = checkpoint.preprocessor
-    of_pixels = {name: file.get(name) for name in (*PIXEL_OPTIONS, "image_std")}
-    given = {name: value for name, value in kwargs.items() if name not in OF_FILES}
-    pixels = resolve_options(default, of_pixels, given, None, reads_pixel_bounds=False)
+    pixels = resolve_pixels(default, file, kwargs, OF_FILES)
     options = LfmOptions(pixels=pixels)
     known = {name: file[name] for name in OF_FILES if file.get(name) is not None}
     options = _with(options, known, CheckpointError, "preprocessor_config.json")

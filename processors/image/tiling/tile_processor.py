@@ -1,0 +1,159 @@
+"""Processors of images that are several tiles: what all share, and what those share whose tiles are
+squares of one size."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from mmdeploy_llm_processors.image.decode import DecodedImage, ImageDecoder, ImageHeader
+from mmdeploy_llm_processors.image.embedded import check_names
+from mmdeploy_llm_processors.image.options import ImageOptions
+from mmdeploy_llm_processors.image.patches import Patchifier
+from PIL import Image
+
+from mmdeploy_llm.errors import MediaError
+from mmdeploy_llm.hooks import MediaInput, MediaLimits, MediaProcessor, PixelKernels
+
+
+class SquareOptions(Protocol):
+    """Resolved options of a SquareTileProcessor. pixels: of each tile. side: pixels along a side of
+    a tile, a multiple of `pixels.factor`."""
+
+    @property
+    def pixels(self) -> ImageOptions: ...
+    @property
+    def side(self) -> int: ...
+    @property
+    def most_tiles(self) -> int:
+        """The largest number of tiles of an image."""
+
+
+Options = TypeVar("Options", bound=SquareOptions)
+
+
+class TileProcessor(MediaProcessor):
+    """Decodes images for families whose images are several tiles; safe for use from several
+    threads."""
+
+    kind = "image"
+
+    def __init__(self, pixels: ImageOptions) -> None:
+        """pixels: options of every tile."""
+        self._decoder = ImageDecoder()
+        self._patches = Patchifier(pixels)
+
+    def use_kernels(self, kernels: PixelKernels) -> None:
+        """See MediaProcessor."""
+        self._patches.use_kernels(kernels)
+
+    def close(self) -> None:
+        """Ends the decoder processes."""
+        self._decoder.close()
+
+    def max_seconds(self, limits: MediaLimits) -> float:
+        """Returns the seconds after which a call counts as hanging."""
+        return self._decoder.max_seconds(limits)
+
+    def decode(self, source: Any, limits: MediaLimits) -> DecodedImage:
+        """Decodes bytes, a PIL image, a numpy array or a torch tensor to an upright RGB image."""
+        return self._decoder.decode(source, limits)
+
+    def peek(self, source: Any, limits: MediaLimits) -> ImageHeader:
+        """Reads the size, which `count_tokens` needs, without decoding pixels."""
+        return self._decoder.peek(source, limits)
+
+    def key_of(self, item: DecodedImage, options: object) -> str:
+        """Returns the hash of the item's digest and all resolved options."""
+        text = f"{type(self).__qualname__}\0{options!r}\0{item.digest}"
+        return blake2b(text.encode(), digest_size=20).hexdigest()
+
+
+class SquareTileProcessor(TileProcessor, Generic[Options]):
+    """Processes an image into square tiles of one size. A family sets `token` and `markers`, and
+    says which tiles an image has and what text they have.
+
+    options: the engine's.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options.pixels)
+        self.options = options
+
+    @abstractmethod
+    def own_options(self, given: Mapping[str, Any]) -> Options:
+        """Returns the options of one image. Raises MediaError for wrong ones."""
+
+    @abstractmethod
+    def num_tiles(self, size: tuple[int, int], options: Options) -> int:
+        """Returns the number of tiles of an image of (width, height)."""
+
+    @abstractmethod
+    def tiles(self, image: Image.Image, options: Options) -> Iterable[np.ndarray]:
+        """Returns the tiles of an RGB image, each uint8 [side, side, 3]."""
+
+    @abstractmethod
+    def text(self, num_tiles: int) -> str:
+        """Returns the text of an image of so many tiles, with its placeholders."""
+
+    @property
+    def tokens_of_tile(self) -> int:
+        """Embeddings of one tile."""
+        return int((self.options.side // self.options.pixels.factor) ** 2)
+
+    def process(self, item: DecodedImage, options: Mapping[str, Any]) -> MediaInput:
+        """Returns `pixels` float32 [num_patches, patch_dim] of all tiles and the grid of patches
+        (tiles, rows, columns). key: hash of the item's digest and all resolved options."""
+        own = self.own_options(options)
+        rows = np.concatenate([self._patches.rows(tile) for tile in self.tiles(item.image, own)])
+        num = self.num_tiles(item.size, own)
+        return self._input(num, torch.from_numpy(rows), self.key_of(item, own))
+
+    def count_tokens(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> int:
+        """Returns the number of placeholder tokens of an image of this size."""
+        return self.num_tiles(item.size, self.own_options(options)) * self.tokens_of_tile
+
+    def prompt_text(self, item: DecodedImage | ImageHeader, options: Mapping[str, Any]) -> str:
+        """Returns the text of an image of this size."""
+        return self.text(self.num_tiles(item.size, self.own_options(options)))
+
+    def embedded(
+        self, num_tokens: int, grid: tuple[int, int, int] | None, options: Mapping[str, Any]
+    ) -> MediaInput:
+        """See MediaProcessor. Raises MediaError unless the embeddings are those of whole tiles."""
+        check_names(self.kind, options)
+        one = self.tokens_of_tile
+        found = num_tokens // one
+        if num_tokens % one or not found or (grid is not None and grid != self._grid(found)):
+            raise MediaError(
+                f"image_embeds has {num_tokens} rows and the grid {grid}; an image of this model "
+                f"has {one} rows for each tile, and needs no grid"
+            )
+        return self._input(found, None, "")
+
+    def largest(self, max_tokens: int) -> MediaInput | None:
+        """Builds an image of the most tiles, reduced to max_tokens; None if not even one fits."""
+        one, pixels = self.tokens_of_tile, self.options.pixels
+        found = min(self.options.most_tiles, max_tokens // one)
+        if not found:
+            return None
+        patches = torch.zeros(found * one * pixels.merge_size**2, 3 * pixels.patch_size**2)
+        return self._input(found, patches, "largest-image")
+
+    def _input(self, num_tiles: int, pixels: torch.Tensor | None, key: str) -> MediaInput:
+        return MediaInput(
+            kind=self.kind,
+            tensors={} if pixels is None else {"pixels": pixels},
+            num_tokens=num_tiles * self.tokens_of_tile,
+            key=key,
+            grid_thw=self._grid(num_tiles),
+            prompt_text=self.text(num_tiles),
+        )
+
+    def _grid(self, num_tiles: int) -> tuple[int, int, int]:
+        side = self.options.side // self.options.pixels.patch_size
+        return num_tiles, side, side
