@@ -146,7 +146,7 @@ class NativeContext:
             kernels.write_cache(_with_contiguous_heads(k), keys, slots, key_scales)
             kernels.write_cache(_with_contiguous_heads(v), values, slots, value_scales)
         return kernels.attend(
-            _with_contiguous_heads(q),
+            q if q.stride(2) == 1 else q.contiguous(),
             keys,
             values,
             self._step.visible(window),
@@ -162,5 +162,6 @@ class NativeContext:
 
 
 def _with_contiguous_heads(x: Tensor) -> Tensor:
-    """Returns `x` [T, heads, D] as the kernels read it: only the stride between tokens is free."""
+    """Returns keys or values [T, K, D] as the kernels read them: only the stride between tokens is
+    free."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

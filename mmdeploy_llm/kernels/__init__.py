@@ -189,6 +189,10 @@ class ActivationKernels(Protocol):
         """Returns x [T, size], contiguous, with each value replaced by its activation."""
         ...
 
+    def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Returns x * sigmoid(gate), both [T, heads, D], in the memory of `x`, contiguous."""
+        ...
+
 
 class DrawKernels(Protocol):
     """The parts of a random draw that read the whole vocabulary, on the host; see sampling/draw.py.

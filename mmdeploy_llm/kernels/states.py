@@ -24,6 +24,11 @@ class NormKernels(Protocol):
         [T, size], adds x to it in place and norms the sum."""
         ...
 
+    def centred_norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """Norms every head of x [T, heads, D] in place as `centred_norm` norms a row. Only the
+        channels of a head need be contiguous."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaInputs:

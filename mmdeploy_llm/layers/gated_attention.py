@@ -8,10 +8,12 @@ from torch import Tensor
 
 from .decoder import Attention, DecoderStep
 from .decoder_config import DecoderConfig
+from .kernel_layer import KernelLayer
 from .linear import MergedLinear
+from .rotary import Rope
 
 
-class GatedAttention(Attention):
+class GatedAttention(Attention, KernelLayer):
     """Grouped-query attention with a gate for each channel of its output (Qwen3-Next, Qwen3.5). The
     rows of q_proj hold query and gate of each head in turn."""
 
@@ -25,10 +27,24 @@ class GatedAttention(Attention):
         """Computes attention with its projections and gate, [T, hidden] -> [T, hidden]."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         rows = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        both, k, v = rows.split([2 * heads, kv_heads, kv_heads], 1)
-        q, gate = both.unflatten(1, (heads, 2)).unbind(2)
-        rope = step.rope_for(self.window)
-        qk = self._rotated(torch.cat([q, k], 1), rope)
-        attended = step.attn.attend(self.layer, qk[:, :heads], qk[:, heads:], v, **self.options)
-        out: Tensor = self.o_proj((attended * gate.sigmoid()).flatten(1))
+        both, k, v = torch.split(rows, [2 * heads, kv_heads, kv_heads], 1)
+        q, gate = both[:, ::2], both[:, 1::2]
+        q, k = self._rotated_apart(q, k, step.rope_for(self.window))
+        attended = step.attn.attend(self.layer, q, k, v, **self.options)
+        out: Tensor = self.o_proj(self._gated(attended, gate).flatten(1))
         return out
+
+    def _rotated_apart(self, q: Tensor, k: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Returns the heads of `q` and `k` after norm, if the model has one, and rotation."""
+        if self.q_norm is None or self.k_norm is None:
+            return rope.rotate(q), rope.rotate(k)
+        return rope.norm_and_rotate_apart(q, k, self.q_norm, self.k_norm)
+
+    def _gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Returns x * sigmoid(gate), [T, H, D], which may overwrite `x`."""
+        own = None if self.kernels is None else self.kernels.activations
+        if own is None or self.kernels is None or not x.is_contiguous():
+            return x * gate.sigmoid()
+        if not self.kernels.takes(x, gate):
+            return x * gate.sigmoid()
+        return own.gate_heads(x, gate)

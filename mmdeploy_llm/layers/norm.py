@@ -23,11 +23,11 @@ class RMSNorm(KernelLayer):
     cast to x's dtype, then times weight. On the CPU plain torch is bit-equal to transformers.
 
     Kernels round as plain torch does. Without kernels CUDA uses torch's fused kernel, which rounds
-    once less in bf16: it applies the weight before the cast. has_kernels: whether the kernels
-    compute this kind of norm.
+    once less in bf16: it applies the weight before the cast. is_centred: whether it multiplies by
+    1 + weight.
     """
 
-    has_kernels = True
+    is_centred = False
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ZeroCenteredRMSNorm(RMSNorm):
     """Computes x / sqrt(mean(x ** 2) + eps) * (1 + weight) over the last axis in float32, and casts
     the result to x's dtype, as Gemma and Qwen3.5 do."""
 
-    has_kernels = False  # none that norm and rotate heads at once
+    is_centred = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns norm(x), of the shape and dtype of `x`."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.kernels import Kernels
+from mmdeploy_llm.kernels.states import NormKernels
 
 from .kernel_layer import KernelLayer
 from .norm import RMSNorm
@@ -73,6 +74,15 @@ class Rope(ABC):
         """Norms the first num_q_heads heads with `q` and the others with `k`, then rotates as
         `rotate` does."""
         return self.rotate(torch.cat([q(x[:, :num_q_heads]), k(x[:, num_q_heads:])], 1))
+
+    def norm_and_rotate_apart(
+        self, q: Tensor, k: Tensor, q_norm: RMSNorm, k_norm: RMSNorm
+    ) -> tuple[Tensor, Tensor]:
+        """Returns `q` [T, H, D] and `k` [T, K, D], which need not be adjacent in memory, normed and
+        rotated."""
+        num_q_heads = q.shape[1]
+        qk = self.norm_and_rotate(torch.cat([q, k], 1), num_q_heads, q_norm, k_norm)
+        return qk[:, :num_q_heads], qk[:, num_q_heads:]
 
     def qk_rotary(self, x: Tensor, norms: tuple[RMSNorm, RMSNorm] | None) -> QKRotary | None:
         """Returns the arguments with which attention norms and rotates the heads of `x` [T, N, D]
@@ -141,7 +151,7 @@ class KernelRope(Rope):
         """Returns this rope as data for attention's kernel; None if the kernels do not accept
         `x`."""
         weights = [norm.weight for norm in norms or ()]
-        if not all(norm.has_kernels for norm in norms or ()):
+        if any(norm.is_centred for norm in norms or ()):
             return None
         if not self._kernels.takes(x, *weights):
             return None
@@ -167,7 +177,12 @@ class KernelRope(Rope):
 
     def norm_and_rotate(self, x: Tensor, num_q_heads: int, q: RMSNorm, k: RMSNorm) -> Tensor:
         """Norms and rotates in place if the kernels accept the tensors; see Rope."""
-        if not (q.has_kernels and self._kernels.takes(x, q.weight, k.weight)):
+        norms = self._centred_norms(x, q, k)
+        if norms is not None:
+            norms.centred_norm_heads(x[:, :num_q_heads], q.weight, q.eps)
+            norms.centred_norm_heads(x[:, num_q_heads:], k.weight, k.eps)
+            return self.rotate(x)
+        if q.is_centred or not self._kernels.takes(x, q.weight, k.weight):
             return super().norm_and_rotate(x, num_q_heads, q, k)
         self._kernels.norm_and_rotate(
             x,
@@ -180,6 +195,23 @@ class KernelRope(Rope):
             is_interleaved=self._is_interleaved,
         )
         return x
+
+    def norm_and_rotate_apart(
+        self, q: Tensor, k: Tensor, q_norm: RMSNorm, k_norm: RMSNorm
+    ) -> tuple[Tensor, Tensor]:
+        """Norms and rotates both in place if there are kernels for centred norms; see Rope."""
+        norms = self._centred_norms(q, q_norm, k_norm)
+        if norms is None or not self._kernels.takes(k):
+            return super().norm_and_rotate_apart(q, k, q_norm, k_norm)
+        norms.centred_norm_heads(q, q_norm.weight, q_norm.eps)
+        norms.centred_norm_heads(k, k_norm.weight, k_norm.eps)
+        return self.rotate(q), self.rotate(k)
+
+    def _centred_norms(self, x: Tensor, q: RMSNorm, k: RMSNorm) -> NormKernels | None:
+        """Returns the kernels that norm the heads `x`; None if there are none or the weights are
+        not centred on zero."""
+        is_taken = q.is_centred and self._kernels.takes(x, q.weight, k.weight)
+        return self._kernels.norms if is_taken else None
 
 
 def _plain_rope(cos: Tensor, sin: Tensor, *, is_interleaved: bool, head_dim: int) -> Rope:

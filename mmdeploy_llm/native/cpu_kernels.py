@@ -147,6 +147,20 @@ class CpuKernels(Products, StateProducts, Draws):
         )
         return x
 
+    def gate_heads(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Returns x * sigmoid(gate), both [T, heads, D]; see kernels.ActivationKernels."""
+        assert x.is_contiguous()
+        self._library.mm_gate_heads(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            gate.data_ptr(),
+            gate.stride(0),
+            gate.stride(1),
+            *x.shape,
+            torch.get_num_threads(),
+        )
+        return x
+
     def angles(
         self,
         positions: Tensor,
@@ -210,19 +224,27 @@ class CpuKernels(Products, StateProducts, Draws):
         """RMS-norms every head, the first num_q_heads with `q_weight` [D] and the others with
         `k_weight`, then rotates as `rotate`; in place."""
         for heads, weight in ((x[:, :num_q_heads], q_weight), (x[:, num_q_heads:], k_weight)):
-            self._library.mm_norm_heads(
-                DTYPES[x.dtype],
-                heads.data_ptr(),
-                heads.stride(0),
-                heads.shape[1],
-                heads.stride(1),
-                weight.data_ptr(),
-                heads.shape[0],
-                heads.shape[2],
-                eps,
-                torch.get_num_threads(),
-            )
+            self._norm_heads(heads, weight, eps, is_centred=False)
         self.rotate(x, cosines, sines, is_interleaved=is_interleaved)
+
+    def centred_norm_heads(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """Norms every head of `x` [T, heads, D] in place; see kernels.NormKernels."""
+        self._norm_heads(x, weight, eps, is_centred=True)
+
+    def _norm_heads(self, x: Tensor, weight: Tensor, eps: float, *, is_centred: bool) -> None:
+        self._library.mm_norm_heads(
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[1],
+            x.stride(1),
+            weight.data_ptr(),
+            x.shape[0],
+            x.shape[2],
+            eps,
+            is_centred,
+            torch.get_num_threads(),
+        )
 
     def write_cache(
         self, rows: Tensor, cache: Tensor, slots: Tensor, scales: Tensor | None = None
@@ -259,6 +281,7 @@ class CpuKernels(Products, StateProducts, Draws):
         args = AttentionArgs(
             q=q.data_ptr(),
             q_stride=q.stride(0),
+            q_head_stride=q.stride(1),
             keys=keys.data_ptr(),
             values=values.data_ptr(),
             kv_stride=keys.stride(-3),

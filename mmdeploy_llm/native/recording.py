@@ -10,6 +10,7 @@ torch would be missing from the recording: it is detected, and nothing is record
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ RECORDABLE = (
     "mm_short_conv",
     "mm_delta_rule",
     "mm_take_columns",
+    "mm_gate_heads",
 )
 # Functions of torch that return facts about a tensor, or a view of it. `reshape` and `flatten` may
 # copy: the memory of their result shows whether they did.
@@ -119,8 +121,8 @@ class Memory:
 
 
 class Recorder:
-    """Stands in for the library while a function is recorded: forwards the calls and stores
-    them."""
+    """Stands in for the library while a function is recorded: forwards the calls and stores those
+    of its thread. Others, which prepare media meanwhile, have no part in the function."""
 
     def __init__(self, library: ctypes.CDLL, memory: Memory) -> None:
         self._library = library
@@ -128,9 +130,12 @@ class Recorder:
         self._calls: list[tuple[str, tuple[int, ...]]] = []
         self._kept: list[object] = []  # structures that arguments point to
         self._is_complete = True
+        self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        function = getattr(self._library, name)
+        function: Callable[..., None] = getattr(self._library, name)
+        if threading.get_ident() != self._thread:
+            return function
 
         def call(*arguments: Any) -> None:
             function(*arguments)

@@ -12,6 +12,7 @@ class AttentionArgs(Structure):
     _fields_ = (
         ("q", c_void_p),
         ("q_stride", c_int64),
+        ("q_head_stride", c_int64),
         ("keys", c_void_p),
         ("values", c_void_p),
         ("kv_stride", c_int64),
@@ -84,7 +85,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     "mm_activate": (c_int32, c_int32, c_void_p, c_int64, c_int64, c_int32),
     "mm_norm_heads": (
-        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_float, c_int32
+        c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_int64, c_float, c_int32,
+        c_int32,
+    ),
+    "mm_gate_heads": (
+        c_int32, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_int64, c_int32
     ),
     "mm_rotate": (
         c_int32, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int32,

@@ -12,6 +12,7 @@ from .library import DTYPES, Library
 from .signatures import DeltaArgs
 
 MAX_TAPS = 8  # as in states.h
+MAX_KEYS = 256  # likewise
 LANES = 16  # values in the widest registers: columns of a matrix are multiples of it
 HAS_SILU = 16  # added to the number of taps
 
@@ -58,7 +59,9 @@ class StateProducts(Library):
         """Whether `gated_delta` takes tensors like these."""
         is_plain = matrices.is_contiguous() and matrices.dtype is torch.float32
         own = (inputs.qkv, inputs.z, inputs.a, inputs.b, inputs.norm_weight)
-        return self.takes(*own) and is_plain and matrices.shape[-1] % LANES == 0
+        key_dim, value_dim = matrices.shape[-2:]
+        fits = key_dim <= MAX_KEYS and value_dim % LANES == 0
+        return self.takes(*own) and is_plain and fits
 
     def gated_delta(self, inputs: DeltaInputs, matrices: Tensor, states: StateContext) -> Tensor:
         """Runs the gated delta rule, [T, value heads * V]; see kernels.StateKernels."""

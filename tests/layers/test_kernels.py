@@ -3,11 +3,23 @@
 import pytest
 import torch
 
-from mmdeploy_llm.layers import GatedMLP, RMSNorm, Rotary, RotaryConfig, Segments, VisionBlock
+from mmdeploy_llm.layers import (
+    DecoderConfig,
+    DecoderStep,
+    GatedAttention,
+    GatedMLP,
+    RMSNorm,
+    Rotary,
+    RotaryConfig,
+    Segments,
+    VisionBlock,
+)
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.linear import Embedding
 from mmdeploy_llm.layers.moe import Experts
+from mmdeploy_llm.layers.norm import ZeroCenteredRMSNorm
 from mmdeploy_llm.layers.vision import axial_rotary
+from mmdeploy_llm.testing.dense import DenseContext, DenseSequence
 from mmdeploy_llm.testing.tiny import randomize_empty
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the kernels leave the last one to torch
@@ -113,6 +125,61 @@ def test_rotary(kernels, dtype, is_interleaved, rotary_dim, axes):
     x = torch.randn(7, 5, 16).to(dtype)
     rotary = filled(Rotary(config), torch.float32)
     expected, found = both(rotary, kernels, lambda rotary: rotary(positions).rotate(x.clone()))
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", [RMSNorm, ZeroCenteredRMSNorm])
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("rotary_dim", [None, 8])
+def test_norm_and_rotation_of_heads(kernels, dtype, norm, is_apart, rotary_dim):
+    """Queries and keys lie side by side, or the queries between other heads, which stay."""
+    positions = torch.randint(0, 50, (7,))
+    rotary = filled(Rotary(RotaryConfig(head_dim=16, rotary_dim=rotary_dim)), torch.float32)
+    norms = [filled(norm(16, 1e-6), dtype) for _ in range(2)]
+    norms[1].weight.data += 0.5
+    x = torch.randn(7, 8, 16).to(dtype)
+    rows = []
+
+    def run(rotary):
+        own, rope = x.clone(), rotary(positions)
+        rows.append(own)
+        if not is_apart:
+            return rope.norm_and_rotate(own[:, :8], 6, *norms)
+        return torch.cat(rope.norm_and_rotate_apart(own[:, :6:2], own[:, 6:], *norms), 1)
+
+    expected, found = both(rotary, kernels, run)
+    assert_near(found, expected)
+    if is_apart:
+        assert all(torch.equal(own[:, 1:6:2], x[:, 1:6:2]) for own in rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_gated_attention(kernels, dtype, qk_norm):
+    config = DecoderConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        rotary=RotaryConfig(head_dim=16, rotary_dim=8),
+        norm_eps=1e-6,
+        qk_norm=qk_norm,
+        zero_centered_norms=True,
+    )
+    layer = filled(GatedAttention(config, 0), dtype)
+    rotary = filled(Rotary(config.rotary), torch.float32)
+    positions = torch.arange(9)
+    x = torch.randn(9, 32).to(dtype)
+
+    def run(layer):
+        rotary.kernels = layer.kernels
+        attn = DenseContext([(DenseSequence(range(9), (), positions), 9)], (0,))
+        return layer(x.clone(), DecoderStep(rope=rotary(positions), attn=attn, modality=None))
+
+    expected, found = both(layer, kernels, run)
     assert_near(found, expected)
 
 

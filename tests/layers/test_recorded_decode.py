@@ -24,6 +24,11 @@ OPTIONS = {
     "norms": {"post_norms": True},
     "windows": {"windows": (3, None)},
     "norms of heads": {"qk_norm": True},
+    "centred norms": {
+        "qk_norm": True,
+        "zero_centered_norms": True,
+        "rotary": RotaryConfig(head_dim=16, theta=1e4, rotary_dim=8),
+    },
     "axes": {"rotary": RotaryConfig(head_dim=16, theta=1e4, axes=(0, 0, 1, 1, 1, 2, 2, 2))},
     "experts": {"moe": MOE, "moe_layers": frozenset({1})},
 }

@@ -145,6 +145,8 @@ def test_attention_over_one_piece(kernels, dtype, head_dim, heads, kv_heads):
     starts, first, ends = ranges(lengths, seen)
     sequences = VisibleKeys(query_starts=starts, first_visible=first, end_visible=ends)
     found = kernels.attend(q, k, v, sequences, scale=0.05)
+    apart = torch.stack([q, -q], 2).flatten(1, 2)[:, ::2]  # heads of queries among others
+    assert torch.equal(kernels.attend(apart, k, v, sequences, scale=0.05), found)
     for begin, end in itertools.pairwise(starts):
         own = slice(begin, end)
         expected = dense(q[own], k[own], v[own], first[own], ends[own], 0.05)

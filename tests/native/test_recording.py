@@ -1,5 +1,7 @@
 """Recorded kernel calls, compared with the same calls made one by one."""
 
+import threading
+
 import pytest
 import torch
 
@@ -80,6 +82,31 @@ def test_kernels_that_cannot_be_recorded_are_noticed(kernels):
     out, recording = kernels.record(lambda x: kernels.largest(x, 2)[0], torch.randn(3, 9))
     assert recording is None
     assert out.shape == (3, 2)
+
+
+def test_calls_of_other_threads_are_left_out(kernels, layer):
+    """Media are prepared while the engine's thread records a step."""
+    pixels, table = torch.zeros(4, 4, 3, dtype=torch.uint8), torch.ones(3, 256)
+    patches = torch.zeros(4, 3, 1, 2, 2)
+
+    def prepare():
+        kernels.patchify(pixels, table, patches, patch_size=2, merge_size=1, frames=range(1))
+
+    def function(x, residual):
+        other = threading.Thread(target=prepare)
+        other.start()
+        other.join()
+        return layer(x, residual)
+
+    given = some_inputs(3)
+    expected = layer(given[0], given[1].clone())
+    out, recording = kernels.record(function, *given)
+    assert patches.eq(1).all()
+    assert torch.equal(out, expected)
+    patches.zero_()
+    assert recording is not None
+    assert torch.equal(recording.run(*given), expected)
+    assert patches.eq(0).all()
 
 
 def test_kernels_work_on_after_an_error(kernels, layer):

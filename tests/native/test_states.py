@@ -138,6 +138,34 @@ def test_centred_norm(kernels, dtype, size):
     assert torch.equal(own, total)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 30, 256])
+def test_centred_norm_of_heads(kernels, dtype, size):
+    """Every second head is normed, with the bits of a norm over rows; the others stay."""
+    norm = filled(ZeroCenteredRMSNorm(size, 1e-6), dtype)
+    x = values(7, 6, size, dtype=dtype)
+    heads, kept = x[:, ::2], x[:, 1::2].clone()
+    rows = heads.reshape(-1, size)
+    expected, exact = norm(rows), kernels.centred_norm(rows, norm.weight, norm.eps)
+    kernels.centred_norm_heads(heads, norm.weight, norm.eps)
+    found = heads.reshape(-1, size)
+    torch.testing.assert_close(found, expected, **limits(dtype))
+    assert torch.equal(found, exact)
+    assert torch.equal(x[:, 1::2], kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate_of_heads(kernels, dtype):
+    x, both = values(9, 3, 40, dtype=dtype), 5 * values(9, 6, 40, dtype=dtype, seed=1)
+    gate = both[:, 1::2]
+    gate[0, 0, :4] = torch.tensor([200.0, -200.0, 0.0, float("nan")])
+    expected = x * gate.sigmoid()
+    found = kernels.gate_heads(x, gate)
+    assert found.data_ptr() == x.data_ptr()
+    close = {"atol": 1e-6, "rtol": 1e-6} if dtype is torch.float32 else {"atol": 0, "rtol": 0.01}
+    torch.testing.assert_close(found, expected, **close, equal_nan=True)
+
+
 def test_every_level(kernels_of_level):
     for dtype in DTYPES:
         test_short_conv(kernels_of_level, dtype, 4, True, True)
@@ -145,3 +173,5 @@ def test_every_level(kernels_of_level):
         test_gated_delta(kernels_of_level, dtype, 128, 128)
         test_a_prompt_in_steps_has_the_same_bits(kernels_of_level, dtype)
         test_centred_norm(kernels_of_level, dtype, 171)
+        test_centred_norm_of_heads(kernels_of_level, dtype, 30)
+        test_gate_of_heads(kernels_of_level, dtype)

@@ -148,6 +148,7 @@ CASES = {
             "seed": 1,
             "attention_bias": True,
             "linear_num_key_heads": 4,
+            "linear_value_head_dim": 16,
             "layer_types": [*["full_attention", "linear_attention"] * 2],
             **TIED,
         },

@@ -1,8 +1,11 @@
-"""A model with states through LLM: what its prefix cache reuses, and what it refuses."""
+"""A model with states through LLM: what its prefix cache reuses, what it records, and what it
+refuses."""
 
 import pytest
 
 from mmdeploy_llm import LLM, ConfigError, SamplingParams
+from mmdeploy_llm.layers import decoder
+from mmdeploy_llm.native import CpuKernels
 
 PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -43,3 +46,33 @@ def test_captions_reuse_the_system_prompt(tiny_folder, make_picture):
 def test_too_many_sequences_for_the_memory_of_states(tiny_folder):
     with pytest.raises(ConfigError, match=r"lower max_num_seqs to \d+ or less"):
         LLM(str(tiny_folder("qwen3_5")), kv_cache_memory=2**20, max_num_seqs=512)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decode_steps_are_recorded(tiny_folder, make_picture, monkeypatch, kernels, dtype):
+    """Sequences come and go, so that numbers of sequences and rows of states change; every token
+    and logprob is that of steps that are computed layer by layer."""
+    assert isinstance(kernels, CpuKernels)
+    if dtype == "float32" and not kernels.has_wide_registers:
+        pytest.skip("torch multiplies float32 on this processor")
+    folder = str(tiny_folder("qwen3_5", linear_value_head_dim=16))
+    prompts = [[30 + 7 * i, 40, 41 + i] * (i + 1) for i in range(5)] + captions(make_picture, 2)
+    lengths = (5, 9, 14, 3, 20, 6, 8)
+    params = [
+        SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, logprobs=1)
+        for length in lengths
+    ]
+
+    def run():
+        with LLM(folder, dtype=dtype, enable_logprob=True, max_num_seqs=4) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            recordings = list(llm.model.model._recordings.values())
+        return [(out.outputs.token_ids, out.outputs.logprobs) for out in outputs], recordings
+
+    found, recordings = run()
+    assert len(recordings) == 4
+    assert all(recording is not None for recording in recordings)
+    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    expected, recordings = run()
+    assert not recordings
+    assert found == expected

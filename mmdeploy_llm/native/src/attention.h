@@ -51,6 +51,7 @@ constexpr int64_t FEW_ROWS = 64;
 struct AttentionArgs {
     const void* q;           // [tokens][num_heads][head_dim]
     int64_t q_stride;        // from token to token
+    int64_t q_head_stride;   // from head to head
     const void* keys;        // pages: [blocks][block_size][num_kv_heads][head_dim]; else [tokens]
     const void* values;      // [num_kv_heads][head_dim]
     int64_t kv_stride;       // from token to token; of int4 in bytes
@@ -191,7 +192,7 @@ class AttentionTask {
     void begin() {
         const T* q = static_cast<const T*>(args_.q);
         for (int64_t row = 0; row < rows_; ++row) {
-            const T* from = q + token_of(row) * args_.q_stride + head_of(row) * args_.head_dim;
+            const T* from = q + token_of(row) * args_.q_stride + head_of(row) * args_.q_head_stride;
             Left<T>* to = own_.q + row * args_.head_dim;
 #pragma omp simd
             for (int64_t c = 0; c < args_.head_dim; ++c) to[c] = convert<Left<T>>(from[c]);

@@ -191,14 +191,29 @@ void mm_activate(int32_t dtype, int32_t kind, void* x, int64_t rows, int64_t siz
 }
 
 void mm_norm_heads(int32_t dtype, void* x, int64_t row_stride, int64_t heads, int64_t head_stride,
-                   const void* weight, int64_t rows, int64_t size, float eps,
+                   const void* weight, int64_t rows, int64_t size, float eps, int32_t is_centred,
                    int32_t num_threads) {
     if (dtype == FLOAT) {
         mm::norm_heads(static_cast<float*>(x), row_stride, heads, head_stride,
-                       static_cast<const float*>(weight), rows, size, eps, num_threads);
+                       static_cast<const float*>(weight), rows, size, eps, is_centred != 0,
+                       num_threads);
     } else {
         mm::norm_heads(static_cast<bf16*>(x), row_stride, heads, head_stride,
-                       static_cast<const bf16*>(weight), rows, size, eps, num_threads);
+                       static_cast<const bf16*>(weight), rows, size, eps, is_centred != 0,
+                       num_threads);
+    }
+}
+
+// x: [rows][heads][size], changed in place.
+void mm_gate_heads(int32_t dtype, void* x, const void* gate, int64_t gate_stride,
+                   int64_t gate_head_stride, int64_t rows, int64_t heads, int64_t size,
+                   int32_t num_threads) {
+    if (dtype == FLOAT) {
+        mm::gate_heads(static_cast<float*>(x), static_cast<const float*>(gate), gate_stride,
+                       gate_head_stride, rows, heads, size, num_threads);
+    } else {
+        mm::gate_heads(static_cast<bf16*>(x), static_cast<const bf16*>(gate), gate_stride,
+                       gate_head_stride, rows, heads, size, num_threads);
     }
 }
 
@@ -429,6 +444,7 @@ void (*const RECORDABLE[])(const int64_t*) = {
     recorded<mm_linear_bf16>, recorded<mm_linear_s8>,   recorded<mm_linear_f32>,
     recorded<mm_look_up>,     recorded<mm_angles>,      recorded<mm_linear_codes>,
     recorded<mm_short_conv>,  recorded<mm_delta_rule>,  recorded<mm_take_columns>,
+    recorded<mm_gate_heads>,
 };
 
 void mm_run(const Call* calls, int64_t num) {

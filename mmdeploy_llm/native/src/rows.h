@@ -108,15 +108,15 @@ void rms_norm(const T* x, int64_t x_stride, T* residual, const T* weight, T* out
     });
 }
 
-// Norms every head of x [rows, heads, size] in place, with one weight [size].
+// Norms every head of x [rows, heads, size] in place, with one weight [size]; see norm_row.
 template <typename T>
 void norm_heads(T* x, int64_t row_stride, int64_t heads, int64_t head_stride, const T* weight,
-                int64_t rows, int64_t size, float eps, int num_threads) {
+                int64_t rows, int64_t size, float eps, bool is_centred, int num_threads) {
     parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
             for (int64_t head = 0; head < heads; ++head) {
                 T* values = x + row * row_stride + head * head_stride;
-                norm_row(values, weight, values, size, eps);
+                norm_row(values, weight, values, size, eps, is_centred);
             }
         }
     });
@@ -136,6 +136,23 @@ void silu_mul(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride
                 const float value = load(g[c]);
                 const float activated = rounded<T>(value / (1.0f + fast_exp(-value)));
                 result[c] = store<T>(activated * load(u[c]));
+            }
+        }
+    });
+}
+
+// x [rows][heads][size] = x * sigmoid(gate), the sigmoid rounded to T as torch rounds it.
+template <typename T>
+void gate_heads(T* x, const T* gate, int64_t gate_stride, int64_t gate_head_stride, int64_t rows,
+                int64_t heads, int64_t size, int num_threads) {
+    parallel_parts(rows, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin * heads; at < end * heads; ++at) {
+            const T* g = gate + at / heads * gate_stride + at % heads * gate_head_stride;
+            T* values = x + at * size;
+#pragma omp simd
+            for (int64_t c = 0; c < size; ++c) {
+                const float open = rounded<T>(1.0f / (1.0f + fast_exp(-load(g[c]))));
+                values[c] = store<T>(load(values[c]) * open);
             }
         }
     });
