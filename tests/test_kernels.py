@@ -19,6 +19,7 @@ from mmdeploy_llm.kernels import (
     ThreadKernels,
     WeightMemory,
 )
+from mmdeploy_llm.kernels.coded import CodeLayout
 from mmdeploy_llm.kernels.states import NormKernels, StateKernels
 
 CAPABILITIES = {
@@ -100,9 +101,11 @@ def test_what_is_not_packed_is_none(own):
     weight = torch.zeros(3, 5, dtype=torch.float16)
     assert not own.can_pack(weight, None)
     assert own.pack(weight, None) is None
-    assert own.can_pack_coded(4, 64, (8, 128))
-    assert own.can_pack_coded(4, 64, (2, 8, 128)) == (own.memory is not None)  # on CPUs only
-    assert not own.can_pack_coded(4, 40, (8, 128))
+    layout, is_cpu = CodeLayout(bits=4, group_size=64), own.memory is not None
+    assert own.can_pack_coded(layout, (8, 128))
+    assert own.can_pack_coded(layout, (2, 8, 128)) == is_cpu
+    assert own.can_pack_coded(CodeLayout(bits=8, group_size=64, is_float8=True), (8, 128)) == is_cpu
+    assert not own.can_pack_coded(CodeLayout(bits=4, group_size=40), (8, 128))
 
 
 def test_record_returns_the_result(own):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from mmdeploy_llm.quantize import Quantized
 
 # click does not rewrap a paragraph that begins with "\b".
 QUANTIZE_EPILOG = """\b
 MODEL is a folder, a Hugging Face id or a bundled model's name. OUTPUT becomes a
-folder in compressed-tensors' format (pack-quantized, asymmetric, by groups of
-columns), with the tokenizer and the other files of MODEL. Linear layers and
+folder in compressed-tensors' format (pack-quantized, by groups of columns,
+asymmetric but for experts), with the tokenizer and the other files of MODEL. Linear layers and
 experts of the decoder are rounded; embeddings, output head, norms, routers and
 vision towers are copied, and so are layers that --group-size does not divide.
 It is written as OUTPUT.partial and renamed at the end; a run that was killed
@@ -73,9 +76,19 @@ def quantize(
         overwrite=overwrite,
         **ctx.obj,
     )
+    _report(found, scheme)
+
+
+def _report(found: Quantized, scheme: Scheme) -> None:
+    """Prints what was done, and what it lost if that was measured."""
     done, loss = found.summary, found.loss
     if done.stacked:
         typer.echo(f"{len(done.stacked)} tensors of stacked experts are copied as they are")
+    if found.num_unseen:
+        typer.echo(
+            f"{found.num_unseen} of {found.num_experts} experts saw no token of the calibration: "
+            "they are rounded to the nearest codes. More or other prompts reach them"
+        )
     for reason in found.skipped:
         typer.echo(f"calibration item skipped: {reason}", err=True)
     typer.echo(

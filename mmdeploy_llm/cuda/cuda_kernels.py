@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmdeploy_llm.forward import QKRotary
 from mmdeploy_llm.kernels import PackedWeight, Quantization, Recording
-from mmdeploy_llm.kernels.coded import Bits, CodedWeight
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout
 
 from . import codes, heads, rows
 from . import experts as experts_module
@@ -95,9 +95,12 @@ class CudaKernels:
         del weight, quantization
         return None
 
-    def can_pack_coded(self, bits: Bits, group_size: int, shape: Sequence[int]) -> bool:
-        """Whether products read a weight [n, k] like this; experts are fused in floats only."""
-        return len(shape) == 2 and codes.tile_size(bits, group_size, shape[-1]) is not None
+    def can_pack_coded(self, layout: CodeLayout, shape: Sequence[int]) -> bool:
+        """Whether products read a weight [n, k] like this: codes are integers, and experts are
+        fused in floats only."""
+        if layout.is_float8 or len(shape) != 2:
+            return False
+        return codes.tile_size(layout.bits, layout.group_size, shape[-1]) is not None
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
         """Brings a weight of few bits to the device. rounds: must be False."""

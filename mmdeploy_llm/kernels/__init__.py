@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
     from mmdeploy_llm.hooks import PixelKernels
 
-    from .coded import Bits, CodedWeight
+    from .coded import CodedWeight, CodeLayout
     from .states import NormKernels, StateKernels
 
 # How weights are rounded when they are packed, and whether x is rounded too:
 #     int8     8 bits, a scale for each row; x in 8 bits, a scale for every 128 values of a row
 #     int4     4 bits, a scale and a zero for 64 values; x as it is
 #     int8wo   8 bits, a scale and a zero for 128 values; x as it is
+#     fp8      8-bit floats, a scale for 128 values; x as it is
 #     int4a8   weights as int4; x as int8
 Quantization = QuantizationName
 ActivationName = Literal["gelu", "gelu_pytorch_tanh", "quick_gelu", "silu"]  # transformers' names
@@ -348,7 +349,7 @@ class Kernels(Protocol):
         lost."""
         ...
 
-    def can_pack_coded(self, bits: Bits, group_size: int, shape: Sequence[int]) -> bool:
+    def can_pack_coded(self, layout: CodeLayout, shape: Sequence[int]) -> bool:
         """Whether `pack_coded` lays out a weight [n, k] like this, or each of a stack [E, n, k] for
         the experts of a layer."""
         ...
@@ -356,7 +357,7 @@ class Kernels(Protocol):
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> PackedWeight:
         """Lays out a weight of few bits for products; `can_pack_coded` must be True. Its memory is
         reused: its values are lost. rounds: whether rows of x are rounded to int8, with a scale for
-        every 128 values."""
+        every 128 values; never for 8-bit floats."""
         ...
 
     def record(

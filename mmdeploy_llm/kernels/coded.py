@@ -2,7 +2,7 @@
 
 Groups of columns of a row share a scale and an offset:
 
-    weight = scale * code - offset        codes: 0 .. 15, or 0 .. 255
+    weight = scale * code - offset        codes: 0 .. 15, or 0 .. 255, or floats of 8 bits (e4m3fn)
 
 An offset is scale * zero where the code of zero is an integer, as in most formats.
 
@@ -26,18 +26,21 @@ Bits = Literal[4, 8]
 UNIT_BYTES = 4
 # The kernels keep an integer zero in the lowest bits of its scale, where these are free.
 ZERO_BITS = 8
+LARGEST_FLOAT8 = torch.finfo(torch.float8_e4m3fn).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeLayout:
     """How a weight is cut into codes: bits of a code, and columns of a group.
 
+    is_float8: whether codes are 8-bit floats, torch.float8_e4m3fn.
     order: the columns in the order of their codes, as the bytes of int64; empty where both have one
         order. Checkpoints that were rounded column by column, the most important first, have one.
     """
 
     bits: Bits
     group_size: int
+    is_float8: bool = False
     order: bytes = b""
 
     @property
@@ -59,6 +62,7 @@ CODES: Mapping[str, CodeLayout] = MappingProxyType(
         "int4": CodeLayout(bits=4, group_size=64),
         "int4a8": CodeLayout(bits=4, group_size=64),
         "int8wo": CodeLayout(bits=8, group_size=128),
+        "fp8": CodeLayout(bits=8, group_size=128, is_float8=True),
     }
 )
 
@@ -75,6 +79,7 @@ class CodedWeight:
     offsets: [n, G] float32; None where `zeros` says them.
     zeros: [n, G] uint8, the codes of zero; None with offsets.
     columns: [k] int64, the column of each code; None where codes have the order of columns.
+    is_float8: see CodeLayout.
     """
 
     bits: Bits
@@ -86,11 +91,13 @@ class CodedWeight:
     zeros: Tensor | None = None
     in_words: bool = False
     columns: Tensor | None = None
+    is_float8: bool = False
 
     def __post_init__(self) -> None:
         assert (self.offsets is None) is not (self.zeros is None)
         assert self.units.dtype is torch.int32
         assert self.units.shape[1] == num_units(self.k, self.bits)
+        assert self.bits == 8 or not self.is_float8
 
     @property
     def n(self) -> int:
@@ -120,7 +127,8 @@ class CodedWeight:
     def dequantize(self) -> Tensor:
         """Returns the weight, [n, k] float32: scale * (code - zero) in one rounding, or scale *
         code - offset in two."""
-        codes = self.codes().float()
+        codes = self.codes()
+        codes = (codes.view(torch.float8_e4m3fn) if self.is_float8 else codes).float()
         scales = self._spread(self.scales)
         if self.zeros is not None:
             values = (codes - self._spread(self.zeros.float())) * scales
@@ -139,7 +147,9 @@ class CodedWeight:
     def layout(self) -> CodeLayout:
         """The bits, groups and order of the codes."""
         order = b"" if self.columns is None else self.columns.numpy().tobytes()
-        return CodeLayout(bits=self.bits, group_size=self.group_size, order=order)
+        return CodeLayout(
+            bits=self.bits, group_size=self.group_size, is_float8=self.is_float8, order=order
+        )
 
     def rows(self, rows: slice | Tensor) -> CodedWeight:
         """Returns some rows; those of a slice are in the same memory. rows: int64 if a tensor."""
@@ -160,9 +170,10 @@ class CodedWeight:
 
     def recoded(self, layout: CodeLayout) -> CodedWeight:
         """Returns the same weight with codes of as many bits or more, and in groups of a size that
-        divides its own. Its codes keep their order."""
+        divides its own. Its codes keep their order, and are floats only if they were."""
         if layout == self.layout:
             return self
+        assert layout.is_float8 is self.is_float8
         starts = torch.arange(0, self.k, layout.group_size) // self.group_size
         return replace(
             self,
@@ -220,11 +231,13 @@ def joined(parts: Sequence[CodedWeight], units: Tensor) -> CodedWeight:
 
 
 def common_layout(layouts: Sequence[CodeLayout]) -> CodeLayout:
-    """Returns the layout in which weights of all these layouts, which have one order, can be
-    written: the most bits, and the largest groups that divide those of each."""
+    """Returns the layout in which weights of all these layouts, which have one order and are all
+    floats or none, can be written: the most bits, and the largest groups that divide those of
+    each."""
     return CodeLayout(
         bits=8 if any(layout.bits == 8 for layout in layouts) else 4,
         group_size=math.gcd(*(layout.group_size for layout in layouts)),
+        is_float8=layouts[0].is_float8,
         order=layouts[0].order,
     )
 
@@ -242,6 +255,17 @@ def units_of(codes: Tensor, bits: Bits) -> Tensor:
         low, high = padded.view(n, -1, 2, UNIT_BYTES).unbind(2)
         padded = (low | (high << 4)).view(n, -1)
     return padded.contiguous().view(torch.int32)
+
+
+def float8_codes(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Rounds `weight` [n, k], float32 and finite, to 8-bit floats: codes [n, k] uint8 and scales
+    [n, G] in the precision of bf16. The largest magnitude of a group becomes the largest float."""
+    n, k = weight.shape
+    groups = F.pad(weight, (0, -k % group_size)).view(n, -1, group_size)
+    scales = (groups.abs().amax(-1) / LARGEST_FLOAT8).bfloat16().float()
+    steps = torch.where(scales > 0, 1 / scales, 0)[..., None] * groups
+    floats = steps.clamp_(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(torch.float8_e4m3fn)
+    return floats.view(torch.uint8).view(n, -1)[:, :k], scales
 
 
 def units_of_words(words: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from .moe import Experts, Router, SoftmaxRouter
 
 # How weights outside of a decoder's layers are rounded.
 ELSEWHERE: Mapping[Quantization, Quantization] = MappingProxyType(
-    {"int8": "int8", "int4": "int8wo", "int8wo": "int8wo", "int4a8": "int8"}
+    {"int8": "int8", "int4": "int8wo", "int8wo": "int8wo", "int4a8": "int8", "fp8": "fp8"}
 )
 
 

@@ -8,28 +8,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import Bits, CodedWeight, num_units, zeros_fit
+from mmdeploy_llm.kernels.coded import (
+    Bits,
+    CodedWeight,
+    CodeLayout,
+    float8_codes,
+    num_units,
+    units_of,
+    zeros_fit,
+)
 
 from .library import DTYPES, Library
 
 PANEL = 64  # rows of a panel, as in gemm.h
 STEP = 16  # groups of columns are multiples of it
 # Parts of a format's number, beside its bits; see mm_linear_codes in kernels.cpp.
-HAS_OFFSETS, ROUNDS, IS_BF16 = 16, 32, 64
+HAS_OFFSETS, ROUNDS, IS_BF16, IS_FLOAT8 = 16, 32, 64, 128
+FLOAT8_VALUES = 2**22  # of a weight that is rounded to 8-bit floats at a time
 
 
 class CodedProducts(Library):
     """Packs weights of few bits, rounds weights to them, and multiplies by them."""
 
-    def can_pack_coded(self, bits: Bits, group_size: int, shape: Sequence[int]) -> bool:
+    def can_pack_coded(self, layout: CodeLayout, shape: Sequence[int]) -> bool:
         """Whether `pack_coded` lays out a weight [n, k], or a stack of them, like this."""
-        del bits
-        return group_size % STEP == 0 or group_size >= shape[-1]
+        return layout.group_size % STEP == 0 or layout.group_size >= shape[-1]
 
     def pack_coded(self, weight: CodedWeight, *, rounds: bool) -> CodedPanels:
         """Lays `weight` out for products. The memory of its units is reused where n is a multiple
         of 64: their values are lost. rounds: whether rows of x are rounded to int8, with a scale
-        for every 128 values."""
+        for every 128 values; never for 8-bit floats."""
         return CodedPanels(self, weight, rounds=rounds)
 
     def pack_units(self, units: Tensor, *, in_words: bool = False) -> Tensor:
@@ -65,6 +73,25 @@ class CodedProducts(Library):
         )
         return CodedWeight(
             bits=bits, k=k, group_size=group_size, units=units, scales=scales, zeros=zeros
+        )
+
+    def round_float8(self, weight: Tensor, group_size: int) -> CodedWeight:
+        """Rounds `weight` [n, k], float32 or bf16, to 8-bit floats, as float8_codes does."""
+        n, k = weight.shape
+        units = self.memory.empty((n, num_units(k, 8)), dtype=torch.int32)
+        scales = torch.empty(n, -(-k // group_size))
+        for start in range(0, n, step := max(1, FLOAT8_VALUES // k)):
+            rows = slice(start, start + step)
+            codes, scales[rows] = float8_codes(weight[rows].float(), group_size)
+            units[rows] = units_of(codes, 8)
+        return CodedWeight(
+            bits=8,
+            k=k,
+            group_size=group_size,
+            units=units,
+            scales=scales,
+            zeros=torch.zeros(scales.shape, dtype=torch.uint8),
+            is_float8=True,
         )
 
     def linear_codes(self, x: Tensor, weight: CodedPanels, bias: Tensor | None) -> Tensor:
@@ -111,11 +138,13 @@ class CodedPanels:
     rows = None  # the layout rounds them
 
     def __init__(self, kernels: CodedProducts, weight: CodedWeight, *, rounds: bool) -> None:
+        assert not (rounds and weight.is_float8)
         self._kernels = kernels
         self.n, self.k, self.group_size = weight.n, weight.k, weight.group_size
         self._columns = weight.columns
         has_zeros = weight.zeros is not None and zeros_fit(weight.scales)
-        self.format = weight.bits | (0 if has_zeros else HAS_OFFSETS) | (ROUNDS if rounds else 0)
+        flags = {HAS_OFFSETS: not has_zeros, ROUNDS: rounds, IS_FLOAT8: weight.is_float8}
+        self.format = weight.bits | sum(flag for flag, is_set in flags.items() if is_set)
         self.facts = _panels_of(_facts(weight) if has_zeros else _facts(weight.with_offsets()))
         self.units = kernels.pack_units(weight.units, in_words=weight.in_words)
 

@@ -42,7 +42,10 @@ class Products(CodedProducts):
             return S8Weight(self, weight)
         layout = CODES[quantization]
         group_size = min(layout.group_size, weight.shape[1])
-        coded = self.round_codes(weight.contiguous(), layout.bits, group_size)
+        if layout.is_float8:
+            coded = self.round_float8(weight, group_size)
+        else:
+            coded = self.round_codes(weight.contiguous(), layout.bits, group_size)
         return self.pack_coded(coded, rounds=rounds_inputs(quantization))
 
     def pack_float(self, weight: Tensor) -> Tensor:

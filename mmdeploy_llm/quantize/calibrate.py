@@ -14,7 +14,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,26 +29,26 @@ from mmdeploy_llm.batch.items import Item
 from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.datasets.rows import BadItem
 from mmdeploy_llm.kernels import Kernels
-from mmdeploy_llm.kernels.coded import CodeLayout
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.llm import LLM
 from mmdeploy_llm.saving.rounders import GroupRounder, Place
-from mmdeploy_llm.saving.rounding import Rounded
+from mmdeploy_llm.saving.rounding import Rounded, Scheme
+from mmdeploy_llm.saving.writer import places_of, unstacked
 from mmdeploy_llm.startup.machine import load_kernels
-from mmdeploy_llm.weights.files import SafetensorsFile
+from mmdeploy_llm.weights.files import SafetensorsFile, TensorFile
 from mmdeploy_llm.weights.map import Target
 
 from .folds import Fold, folds_of, set_norm
 from .loss import Loss, answers_of, compare, load_answers, pass_through, save_answers
 from .samples import Samples, answered
-from .scales import round_window
-from .sites import Site, use_rounded, watched, windows
+from .scales import Window, round_window
+from .sites import Site, Watched, use_rounded, watched, windows
 
 FOLDER = "calibration"  # in the folder that is being written
 REFERENCE = "reference.safetensors"
 PARTS = ("codes", "scales", "zeros")
 NEEDED = MappingProxyType({"device": "cpu", "native_kernels": True})
-TOWERS = CodeLayout(bits=8, group_size=128)
+TOWERS = Scheme(bits=8, group_size=128)
 MEDIA_LIMIT = 64  # items of a kind in a calibration prompt
 
 
@@ -70,18 +70,41 @@ def engine_options(config: EngineConfig) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
     """The result of `calibrate`. folder: holds the rounded weights and the reference. gain: the
-    errors of all outputs, as a part of what rounding to the nearest codes has."""
+    errors of all outputs, as a part of what rounding to the nearest codes has. num_experts: experts
+    of all layers; num_unseen: those to which no token was routed, which are rounded to the nearest
+    codes."""
 
     folder: Path
     samples: Samples
     gain: float
+    num_experts: int
+    num_unseen: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sums over windows; see Window and Calibrated."""
+
+    error: float = 0.0
+    nearest: float = 0.0
+    num_experts: int = 0
+    num_unseen: int = 0
+
+    def plus(self, other: Totals) -> Totals:
+        """Returns the totals of both."""
+        return Totals(
+            error=self.error + other.error,
+            nearest=self.nearest + other.nearest,
+            num_experts=self.num_experts + other.num_experts,
+            num_unseen=self.num_unseen + other.num_unseen,
+        )
 
 
 def calibrate(
     config: EngineConfig,
     paths: Sequence[Path],
     items: Sequence[Item | BadItem],
-    layout: CodeLayout,
+    scheme: Scheme,
     partial: Path,
 ) -> Calibrated:
     """Rounds the layers of the model that `config` names, and keeps the codes under `partial`, as
@@ -94,9 +117,18 @@ def calibrate(
         _stop_recording(llm.model)
         if not (folder / REFERENCE).exists():
             save_answers(answers_of(llm, samples.held_out), folder / REFERENCE)
-        files = [stack.enter_context(SafetensorsFile(path)) for path in paths]
-        gain = _round_windows(llm, kernels, samples, files, layout, folder)
-    return Calibrated(folder=folder, samples=samples, gain=gain)
+        opened = [stack.enter_context(SafetensorsFile(path)) for path in paths]
+        model: Any = llm.model
+        facts = model, places_of(model), GroupRounder(scheme)
+        files = [unstacked(file, *facts) for file in opened]
+        totals = _round_windows(llm, kernels, samples, files, scheme, folder)
+    return Calibrated(
+        folder=folder,
+        samples=samples,
+        gain=totals.error / totals.nearest if totals.nearest else 1.0,
+        num_experts=totals.num_experts,
+        num_unseen=totals.num_unseen,
+    )
 
 
 def _stop_recording(model: Any) -> None:
@@ -110,15 +142,15 @@ def _round_windows(
     llm: LLM,
     kernels: Kernels,
     samples: Samples,
-    files: Sequence[SafetensorsFile],
-    layout: CodeLayout,
+    files: Sequence[TensorFile],
+    scheme: Scheme,
     folder: Path,
-) -> float:
-    """Rounds all windows that have no file yet; returns Calibrated.gain."""
+) -> Totals:
+    """Rounds all windows that have no file yet; returns the totals of all."""
     owners = {key: file for file in files for key in file.entries}
     model: Any = llm.model
-    todo = windows(model, files, GroupRounder(layout))
-    calibrated = nearest = 0.0
+    todo = windows(model, files, GroupRounder(scheme))
+    totals = Totals()
     with tqdm(total=len(todo) * len(samples.used), desc="calibration", unit="prompt") as bar:
         for number, sites in enumerate(todo):
             path = folder / f"window-{number:05}.safetensors"
@@ -127,20 +159,19 @@ def _round_windows(
             else:
                 _round_window(llm, samples, sites, owners, path, bar)
             with safe_open(path, framework="pt") as file:
-                errors = json.loads(file.metadata()["output_errors"])
+                totals = totals.plus(Totals(**json.loads(file.metadata()["totals"])))
                 for site in sites:
                     use_rounded(model, kernels, site, _joined(file, site))
                 for key in json.loads(file.metadata()["norms"]):
                     set_norm(model, model.weight_targets(key)[0].name, file.get_tensor(key))
-            calibrated, nearest = calibrated + errors[0], nearest + errors[1]
-    return calibrated / nearest if nearest else 1.0
+    return totals
 
 
 def _round_window(
     llm: LLM,
     samples: Samples,
     sites: Sequence[Site],
-    owners: dict[str, SafetensorsFile],
+    owners: Mapping[str, TensorFile],
     path: Path,
     bar: Any,
 ) -> None:
@@ -165,16 +196,28 @@ def _round_window(
                 tensors[f"{key}.{name}"] = getattr(rounded, name)[rows].contiguous()
     keys = _keys(llm.model, owners)
     changed = {keys[name]: weight for name, weight in done.norms.items()}
-    sums = [done.error, done.nearest]
-    facts = {"errors": errors, "output_errors": sums, "norms": list(changed)}
+    totals = asdict(_totals(done, sites, found))
+    facts = {"errors": errors, "totals": totals, "norms": list(changed)}
     new = path.with_name(f"{path.name}.new")
     metadata = {name: json.dumps(value) for name, value in facts.items()}
     save_file(tensors | changed, new, metadata=metadata)
     new.replace(path)
 
 
+def _totals(done: Window, sites: Sequence[Site], found: Sequence[Watched]) -> Totals:
+    seen = [
+        bool(own.moments.any()) for site, own in zip(sites, found, strict=True) if site.is_expert
+    ]
+    return Totals(
+        error=done.error,
+        nearest=done.nearest,
+        num_experts=len(seen),
+        num_unseen=seen.count(False),
+    )
+
+
 def _foldable(
-    model: Any, sites: Sequence[Site], owners: dict[str, SafetensorsFile]
+    model: Any, sites: Sequence[Site], owners: Mapping[str, TensorFile]
 ) -> tuple[Mapping[tuple[str, int | None], Fold], Mapping[str, Tensor]]:
     """Returns the folds of a window, and the weights of their norms by parameter. A norm that is no
     tensor of its own in the checkpoint is left alone."""
@@ -188,7 +231,7 @@ def _foldable(
     return folds, {name: _read(owners[keys[name]], keys[name], exact=True) for name in names}
 
 
-def _keys(model: Any, owners: dict[str, SafetensorsFile]) -> Mapping[str, str]:
+def _keys(model: Any, owners: Mapping[str, TensorFile]) -> Mapping[str, str]:
     """Returns the tensor of the checkpoint that is a parameter as it is, by parameter."""
     found = {}
     for key in owners:
@@ -198,7 +241,7 @@ def _keys(model: Any, owners: dict[str, SafetensorsFile]) -> Mapping[str, str]:
     return found
 
 
-def _read(file: SafetensorsFile, key: str, *, exact: bool = False) -> Tensor:
+def _read(file: TensorFile, key: str, *, exact: bool = False) -> Tensor:
     """Reads a tensor as float32. exact: in its own dtype."""
     entry = file.entries[key]
     out = torch.empty(entry.shape, dtype=entry.dtype if exact else torch.float32)
@@ -218,10 +261,10 @@ class CalibratedRounder:
     """A Rounder with the weights that `calibrate` has rounded; others are rounded to the nearest
     codes, those of towers in 8 bits."""
 
-    def __init__(self, folder: Path, layout: CodeLayout, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, scheme: Scheme, stack: ExitStack) -> None:
         """stack: closes the files. norms: the tensors that take the place of a checkpoint's."""
         self.norms: dict[str, Tensor] = {}
-        self._nearest = GroupRounder(layout, TOWERS)
+        self._nearest = GroupRounder(scheme, TOWERS)
         self._places: dict[str, Any] = {}
         self._errors: dict[str, float] = {}
         for path in sorted(folder.glob("window-*.safetensors")):
@@ -232,15 +275,15 @@ class CalibratedRounder:
             self.norms |= {key: file.get_tensor(key) for key in norms}
             self._places |= dict.fromkeys(errors, file)
 
-    def layout(self, place: Place) -> CodeLayout | None:
+    def scheme(self, place: Place) -> Scheme | None:
         """See Rounder."""
-        return self._nearest.layout(place)
+        return self._nearest.scheme(place)
 
-    def round(self, key: str, weight: Tensor, layout: CodeLayout) -> Rounded:
+    def round(self, key: str, weight: Tensor, scheme: Scheme) -> Rounded:
         """See Rounder."""
         file = self._places.get(key)
         if file is None:
-            return self._nearest.round(key, weight, layout)
+            return self._nearest.round(key, weight, scheme)
         codes, scales, zeros = (file.get_tensor(f"{key}.{name}") for name in PARTS)
         return Rounded(codes=codes, scales=scales, zeros=zeros, squared_error=self._errors[key])
 

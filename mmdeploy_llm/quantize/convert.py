@@ -12,9 +12,10 @@ from mmdeploy_llm.config import EngineConfig
 from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.hooks import Checkpoint
 from mmdeploy_llm.intake.checkpoint import MODEL_FILES, read_checkpoint, resolve_model
-from mmdeploy_llm.kernels.coded import Bits, CodeLayout
+from mmdeploy_llm.kernels.coded import Bits
 from mmdeploy_llm.saving import GroupRounder, Summary, Writer, built, is_quantized
 from mmdeploy_llm.saving.folders import Partial, check_output, copy_others, digest_of
+from mmdeploy_llm.saving.rounding import Scheme
 from mmdeploy_llm.weights.find import find_weights
 
 from .calibrate import Calibrated, CalibratedRounder, calibrate, clear, measured
@@ -26,13 +27,15 @@ LOSS_FILE = "quantization_loss.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
-    """The result of quantize_checkpoint. loss, skipped, gain: with calibration; see Loss, Samples
-    and Calibrated."""
+    """The result of quantize_checkpoint. loss and all that follows: with calibration; see Loss,
+    Samples and Calibrated."""
 
     summary: Summary
     loss: Loss | None = None
     skipped: Sequence[str] = ()
     gain: float = 1.0
+    num_experts: int = 0
+    num_unseen: int = 0
 
 
 def quantize_checkpoint(
@@ -56,7 +59,7 @@ def quantize_checkpoint(
     Raises ConfigError for a size, folder or item that cannot be used, CheckpointError for weights
     that cannot be rounded, and errors of the model's files and plugins.
     """
-    layout = _layout(bits, group_size)
+    scheme = _scheme(bits, group_size)
     options = {"plugins": plugins, "blocked_plugins": tuple(blocked_plugins)}
     config = EngineConfig.from_options(model, options)
     checkpoint = _read(model)
@@ -67,16 +70,16 @@ def quantize_checkpoint(
     check_output(output, source, overwrite=overwrite)
     empty, paths = built(config, checkpoint), find_weights(source)
     items = () if calibrate_with is None else read_items(calibrate_with)
-    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items), "folds": True}
+    facts = {"bits": bits, "group_size": group_size, "items": digests_of(items), "version": 3}
     partial = Partial(output, digest_of(facts, paths))
     with ExitStack() as stack:
         done: Calibrated | None = None
         if calibrate_with is not None:
-            done = calibrate(config, paths, items, layout, partial.folder)
-            rounder = CalibratedRounder(done.folder, layout, stack)
+            done = calibrate(config, paths, items, scheme, partial.folder)
+            rounder = CalibratedRounder(done.folder, scheme, stack)
             writer = Writer(partial, empty, rounder, rounder.norms)
         else:
-            writer = Writer(partial, empty, GroupRounder(layout))
+            writer = Writer(partial, empty, GroupRounder(scheme))
         writer.copy(paths)
         summary = writer.finish(values)
     copy_others(source, partial.folder)
@@ -87,10 +90,10 @@ def quantize_checkpoint(
     return found
 
 
-def _layout(bits: Bits, group_size: int) -> CodeLayout:
+def _scheme(bits: Bits, group_size: int) -> Scheme:
     if group_size < 8 or group_size % 8:
         raise ConfigError(f"group size {group_size}: give a multiple of 8, such as 32, 64 or 128")
-    return CodeLayout(bits=bits, group_size=group_size)
+    return Scheme(bits=bits, group_size=group_size)
 
 
 def _read(model: str) -> Checkpoint:
@@ -109,4 +112,11 @@ def _compared(
     text = json.dumps(loss.values(), indent=2)
     (partial.folder / LOSS_FILE).write_text(text, encoding="utf-8")
     clear(done)
-    return Quantized(summary=summary, loss=loss, skipped=done.samples.skipped, gain=done.gain)
+    return Quantized(
+        summary=summary,
+        loss=loss,
+        skipped=done.samples.skipped,
+        gain=done.gain,
+        num_experts=done.num_experts,
+        num_unseen=done.num_unseen,
+    )

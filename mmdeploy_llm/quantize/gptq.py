@@ -10,27 +10,26 @@ import torch
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
-from mmdeploy_llm.kernels.coded import CodeLayout
-from mmdeploy_llm.saving.rounding import Rounded, relative_error, round_groups
+from mmdeploy_llm.saving.rounding import Rounded, Scheme, inverse_of, relative_error, round_groups
 
 DAMPING = (0.01, 0.1, 1.0)  # of the mean of the diagonal; a larger one where a factor fails
 
 
-def round_by_moments(weight: Tensor, moments: Tensor, layout: CodeLayout) -> Rounded:
+def round_by_moments(weight: Tensor, moments: Tensor, scheme: Scheme) -> Rounded:
     """Rounds `weight` [n, k] float32 for inputs x [T, k] with the second moments x.T @ x [k, k]. A
     column whose input was always 0 is rounded to the nearest code."""
-    return round_by_factor(weight, factor_of(moments), layout)
+    return round_by_factor(weight, factor_of(moments), scheme)
 
 
-def round_by_factor(weight: Tensor, factor: Tensor, layout: CodeLayout) -> Rounded:
+def round_by_factor(weight: Tensor, factor: Tensor, scheme: Scheme) -> Rounded:
     """Rounds `weight` [n, k] float32 with the factor [k, k] that `factor_of` gives. The scale and
     zero of a group are chosen when its first column is reached, for the values as they are then."""
-    size, rest = layout.group_size, weight.clone()
+    size, rest = scheme.group_size, weight.clone()
     parts = []
     for start in range(0, weight.shape[1], size):
         columns = slice(start, start + size)
-        group = round_groups(rest[:, columns], layout.bits, size)
-        codes, errors = _round_columns(rest[:, columns], group, factor[columns, columns], layout)
+        group = round_groups(rest[:, columns], scheme)
+        codes, errors = _round_columns(rest[:, columns], group, factor[columns, columns], scheme)
         rest[:, start + size :] -= errors @ factor[columns, start + size :]
         parts.append((codes, group.scales, group.zeros))
     codes, scales, zeros = (torch.cat(part, 1) for part in zip(*parts, strict=True))
@@ -43,16 +42,16 @@ def round_by_factor(weight: Tensor, factor: Tensor, layout: CodeLayout) -> Round
 
 
 def _round_columns(
-    group: Tensor, facts: Rounded, factor: Tensor, layout: CodeLayout
+    group: Tensor, facts: Rounded, factor: Tensor, scheme: Scheme
 ) -> tuple[Tensor, Tensor]:
     """Rounds the columns of one group [n, size]; returns their codes, uint8, and their errors over
     the diagonal of `factor` [size, size]."""
     rest, (n, size) = group.T.contiguous(), group.shape
     codes, errors = torch.empty(size, n, dtype=torch.uint8), torch.empty(size, n)
     scale, zero = facts.scales[:, 0].float(), facts.zeros[:, 0].float()
-    inverse = torch.where(scale > 0, 1 / scale, 0)
+    inverse = inverse_of(scale)
     for column in range(size):
-        code = ((rest[column] * inverse).round_() + zero).clamp_(0, 2**layout.bits - 1)
+        code = ((rest[column] * inverse).round_() + zero).clamp_(0, 2**scheme.bits - 1)
         error = (rest[column] - (code - zero) * scale) / factor[column, column]
         codes[column], errors[column] = code.to(torch.uint8), error
         rest[column + 1 :].addr_(factor[column, column + 1 :], error, alpha=-1)

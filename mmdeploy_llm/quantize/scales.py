@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import CodeLayout
-from mmdeploy_llm.saving.rounding import Rounded, round_groups
+from mmdeploy_llm.saving.rounding import Rounded, Scheme, round_groups
 
 from .folds import Fold, divided_norm
 from .gptq import factor_of, output_error, round_by_factor
@@ -55,7 +54,7 @@ def round_window(
     divided: dict[str, Tensor] = {}
     for place, fold in folds.items():
         own = numbers[place]
-        facts = weights[own], moments[own], factors[own], sites[own].layout
+        facts = weights[own], moments[own], factors[own], sites[own].scheme
         scales = best_scales(*facts, fold)
         if fold.norm is not None:
             divided[fold.norm], scales = divided_norm(
@@ -69,16 +68,16 @@ def round_window(
     for number, (site, weight) in enumerate(zip(sites, weights, strict=True)):
         column, row = columns[number], rows[number]
         scaled = weight * column * row[:, None]
-        rounded = round_by_factor(scaled, factors[number] * column, site.layout)
+        rounded = round_by_factor(scaled, factors[number] * column, site.scheme)
         error += output_error(weight, rounded, moments[number], column, row)
-        plain = round_groups(weight, site.layout.bits, site.layout.group_size)
+        plain = round_groups(weight, site.scheme)
         nearest += output_error(weight, plain, moments[number])
         found.append(rounded)
     return Window(sites=found, norms=divided, error=error, nearest=nearest)
 
 
 def best_scales(
-    weight: Tensor, moments: Tensor, factor: Tensor, layout: CodeLayout, fold: Fold
+    weight: Tensor, moments: Tensor, factor: Tensor, scheme: Scheme, fold: Fold
 ) -> Tensor:
     """Returns the scales [k] of the columns of `weight` [n, k] whose rounded weight, of a sample of
     the rows, changes the outputs least; ones if none is better than no scales."""
@@ -88,18 +87,18 @@ def best_scales(
     if not bool((power > 0).any()):
         return ones
     size = power.clamp(min=1e-8 * float(power.max())).sqrt()
-    lowest = _error(sample, moments, factor, layout, ones) * (1 - MIN_GAIN)
+    lowest = _error(sample, moments, factor, scheme, ones) * (1 - MIN_GAIN)
     for exponent in POWERS:
         scales = size**exponent
         scales = (scales / scales.log().mean().exp()).clamp(1 / LIMIT, LIMIT)
-        error = _error(sample, moments, factor, layout, scales)
+        error = _error(sample, moments, factor, scheme, scales)
         if error < lowest:
             best, lowest = scales, error
     return best
 
 
 def _error(
-    weight: Tensor, moments: Tensor, factor: Tensor, layout: CodeLayout, scales: Tensor
+    weight: Tensor, moments: Tensor, factor: Tensor, scheme: Scheme, scales: Tensor
 ) -> float:
-    rounded = round_by_factor(weight * scales, factor * scales, layout)
+    rounded = round_by_factor(weight * scales, factor * scales, scheme)
     return output_error(weight, rounded, moments, scales)

@@ -19,9 +19,9 @@ from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.linear import MergedLinear
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.saving.rounders import Rounder
-from mmdeploy_llm.saving.rounding import Rounded
-from mmdeploy_llm.saving.writer import layout_of, places_of, target_of
-from mmdeploy_llm.weights.files import SafetensorsFile
+from mmdeploy_llm.saving.rounding import Rounded, Scheme
+from mmdeploy_llm.saving.writer import places_of, scheme_of, target_of
+from mmdeploy_llm.weights.files import TensorFile
 
 from .gptq import values_of
 
@@ -38,13 +38,16 @@ class Site:
     index: int | None
     keys: tuple[str, ...]
     k: int
-    layout: CodeLayout
+    scheme: Scheme
     is_whole: bool
 
+    @property
+    def is_expert(self) -> bool:
+        """Whether this is the first matrix of an expert, whose inputs are its tokens."""
+        return self.index is not None and self.name.endswith(".gate_up_proj")
 
-def windows(
-    model: Any, files: Sequence[SafetensorsFile], rounder: Rounder
-) -> Sequence[Sequence[Site]]:
+
+def windows(model: Any, files: Sequence[TensorFile], rounder: Rounder) -> Sequence[Sequence[Site]]:
     """Returns the sites of the decoder's layers, those of WINDOW_LAYERS neighbours together."""
     layers = list(_by_layer(model, files, rounder))
     return [
@@ -54,7 +57,7 @@ def windows(
 
 
 def _by_layer(
-    model: Any, files: Sequence[SafetensorsFile], rounder: Rounder
+    model: Any, files: Sequence[TensorFile], rounder: Rounder
 ) -> Iterator[Sequence[Site]]:
     decoders = [module.model for module in model.modules() if isinstance(module, CausalLM)]
     layers = [layer for decoder in decoders for layer in decoder.layers]
@@ -64,11 +67,11 @@ def _by_layer(
     for file in files:
         for key, entry in file.entries.items():
             module, target = target_of(model, key)
-            layout = layout_of(model, places, rounder, key, entry)
-            if module in owner and target is not None and layout is not None:
+            scheme = scheme_of(model, places, rounder, key, entry)
+            if module in owner and target is not None and scheme is not None:
                 first = 0 if target.rows is None else target.rows.start
                 place = parts[owner[module]].setdefault((target.name, target.index), [])
-                place.append((first, key, entry.shape[-1], layout, target.rows is None))
+                place.append((first, key, entry.shape[-1], scheme, target.rows is None))
     for layer in sorted(parts):
         yield [_site(model, place, own) for place, own in _sorted(parts[layer])]
 
@@ -86,7 +89,7 @@ def _site(model: Any, place: tuple[str, int | None], parts: list[Any]) -> Site:
         index=index,
         keys=tuple(part[1] for part in rows),
         k=rows[0][2],
-        layout=rows[0][3],
+        scheme=rows[0][3],
         is_whole=rows[0][4] or len(rows) == _num_parts(model, name),
     )
 
@@ -133,8 +136,8 @@ def watched(model: Any, sites: Sequence[Site]) -> Iterator[Sequence[Watched]]:
 
 def use_rounded(model: Any, kernels: Kernels, site: Site, rounded: Rounded) -> None:
     """Lets a site compute with its rounded weight from now on."""
-    bits, size = site.layout.bits, site.layout.group_size
-    if kernels.can_pack_coded(bits, size, rounded.codes.shape):
+    bits, size = site.scheme.bits, site.scheme.group_size
+    if kernels.can_pack_coded(CodeLayout(bits=bits, group_size=size), rounded.codes.shape):
         weight = CodedWeight(
             bits=bits,
             k=site.k,

@@ -42,10 +42,11 @@ def save_loaded(
     quantization = config.quantization
     values = json.loads((checkpoint.folder / "config.json").read_text(encoding="utf-8"))
     is_plain = quantization is None or is_quantized(values)
-    if quantization == "int8" and not is_plain:
+    if quantization in ("int8", "fp8") and not is_plain:
         raise ConfigError(
-            "quantization = 'int8' rounds each row to codes of a layout of its own, which is not "
-            "saved; load the model with 'int8wo' to save 8 bits, or with 'int4' or 'int4a8'"
+            f"quantization = {quantization!r} rounds weights to codes of a layout of its own, "
+            "which is not saved; load the model with 'int8wo' to save 8 bits, or with 'int4' or "
+            "'int4a8'"
         )
     options = {"save": None if is_plain else quantization, "dtype": runtime.dtype}
     partial = Partial(output, digest_of(options, paths))

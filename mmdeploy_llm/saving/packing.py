@@ -10,22 +10,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import Bits, CodeLayout
+from mmdeploy_llm.kernels.coded import Bits
 
-from .rounding import Rounded
+from .rounding import Rounded, Scheme
 
 ANY_NUMBER = "[0-9]{1,4}"
 KEPT = (0, 1, 99)  # numbers of a name that its pattern keeps, from the last on
 
 
-def packed_tensors(name: str, rounded: Rounded, bits: Bits) -> dict[str, Tensor]:
+def packed_tensors(name: str, rounded: Rounded, scheme: Scheme) -> dict[str, Tensor]:
     """Returns the stored tensors of layer `name`, by key. Zero points are packed along the rows."""
-    return {
-        f"{name}.weight_packed": words_of(rounded.codes, bits),
+    found = {
+        f"{name}.weight_packed": words_of(rounded.codes, scheme.bits),
         f"{name}.weight_scale": rounded.scales,
-        f"{name}.weight_zero_point": words_of(rounded.zeros.T, bits).T.contiguous(),
         f"{name}.weight_shape": torch.tensor(rounded.codes.shape),
     }
+    if not scheme.is_symmetric:
+        zeros = words_of(rounded.zeros.T, scheme.bits).T.contiguous()
+        found[f"{name}.weight_zero_point"] = zeros
+    return found
 
 
 def words_of(codes: Tensor, bits: Bits) -> Tensor:
@@ -36,10 +39,8 @@ def words_of(codes: Tensor, bits: Bits) -> Tensor:
     return padded.flatten().view(torch.int32).view(len(codes), -1)
 
 
-def settings(
-    layers: Mapping[CodeLayout, Sequence[str]], ignored: Sequence[str]
-) -> Mapping[str, Any]:
-    """Returns the quantization_config for config.json. layers: the layers of each layout; those of
+def settings(layers: Mapping[Scheme, Sequence[str]], ignored: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the quantization_config for config.json. layers: the layers of each scheme; those of
     the first are named by their class, the others by patterns. ignored: linear layers that stay
     floats; an output head without a tensor of its own is among them."""
     rounded = [name for names in layers.values() for name in names]
@@ -52,9 +53,9 @@ def settings(
         "config_groups": {
             f"group_{index}": {
                 "targets": patterns_of(names, known - {*names}) if index else ["Linear"],
-                "weights": _weights(layout),
+                "weights": _weights(scheme),
             }
-            for index, (layout, names) in enumerate(layers.items())
+            for index, (scheme, names) in enumerate(layers.items())
         },
         "ignore": [*heads, *patterns_of(ignored, rounded)],
     }
@@ -83,12 +84,12 @@ def _shape(name: str, num_kept: int) -> str:
     )
 
 
-def _weights(layout: CodeLayout) -> Mapping[str, Any]:
+def _weights(scheme: Scheme) -> Mapping[str, Any]:
     return {
-        "num_bits": layout.bits,
+        "num_bits": scheme.bits,
         "type": "int",
-        "symmetric": False,
+        "symmetric": scheme.is_symmetric,
         "strategy": "group",
-        "group_size": layout.group_size,
+        "group_size": scheme.group_size,
         "dynamic": False,
     }

@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from mmdeploy_llm.kernels.coded import CODES, Bits, CodedWeight, CodeLayout
+from mmdeploy_llm.kernels.coded import CODES, Bits, CodedWeight
 from mmdeploy_llm.layers.install import ELSEWHERE
 from mmdeploy_llm.option_types import QuantizationName
 
-from .rounding import Rounded, relative_error, round_groups
+from .rounding import Rounded, Scheme, relative_error, round_groups
 
-# Of a matrix: in a decoder's layers, the output head, or anywhere else, such as vision towers.
-Place = Literal["layers", "head", "towers"]
+# Of a matrix: in a decoder's layers, of an expert in these, the output head, or anywhere else, such
+# as vision towers.
+Place = Literal["layers", "experts", "head", "towers"]
 
 
 class Rounder(Protocol):
     """Rounds matrices."""
 
-    def layout(self, place: Place) -> CodeLayout | None:
+    def scheme(self, place: Place) -> Scheme | None:
         """Returns how matrices of a place are rounded; None: they are copied."""
         ...
 
-    def round(self, key: str, weight: Tensor, layout: CodeLayout) -> Rounded:
-        """Rounds tensor `key` [n, k]; the group size of `layout` divides k."""
+    def round(self, key: str, weight: Tensor, scheme: Scheme) -> Rounded:
+        """Rounds tensor `key` [n, k]; the group size of `scheme` divides k."""
         ...
 
 
 class GroupRounder:
-    """Rounds each value to the nearest code of its group, as round_groups does; the output head is
-    copied."""
+    """Rounds each value to the nearest code of its group, as round_groups does; experts
+    symmetrically, since no other library reads others; the output head is copied."""
 
-    def __init__(self, layers: CodeLayout, towers: CodeLayout | None = None) -> None:
-        """layers, towers: the layouts of matrices in a decoder's layers, and elsewhere."""
-        self._layouts = {"layers": layers, "towers": towers}
+    def __init__(self, layers: Scheme, towers: Scheme | None = None) -> None:
+        """layers, towers: the schemes of matrices in a decoder's layers, and elsewhere."""
+        experts = replace(layers, is_symmetric=True)
+        self._schemes = {"layers": layers, "experts": experts, "towers": towers}
 
-    def layout(self, place: Place) -> CodeLayout | None:
+    def scheme(self, place: Place) -> Scheme | None:
         """See Rounder."""
-        return self._layouts.get(place)
+        return self._schemes.get(place)
 
-    def round(self, key: str, weight: Tensor, layout: CodeLayout) -> Rounded:
+    def round(self, key: str, weight: Tensor, scheme: Scheme) -> Rounded:
         """See Rounder."""
         del key
-        return round_groups(weight, layout.bits, layout.group_size)
+        return round_groups(weight, scheme)
 
 
 class RoundsCodes(Protocol):
@@ -65,16 +68,17 @@ class KernelRounder:
         weights."""
         self._kernels, self._quantization, self._dtype = kernels, quantization, dtype
 
-    def layout(self, place: Place) -> CodeLayout | None:
+    def scheme(self, place: Place) -> Scheme | None:
         """See Rounder. None too where 8 bits have a scale for each row only (int4a8's head)."""
-        own = self._quantization if place == "layers" else ELSEWHERE[self._quantization]
-        return CODES.get(own)
+        is_inside = place in ("layers", "experts")
+        own = CODES.get(self._quantization if is_inside else ELSEWHERE[self._quantization])
+        return None if own is None else Scheme(bits=own.bits, group_size=own.group_size)
 
-    def round(self, key: str, weight: Tensor, layout: CodeLayout) -> Rounded:
+    def round(self, key: str, weight: Tensor, scheme: Scheme) -> Rounded:
         """See Rounder."""
         del key
         weight = weight.to(self._dtype).contiguous()
-        coded = self._kernels.round_codes(weight, layout.bits, layout.group_size)
+        coded = self._kernels.round_codes(weight, scheme.bits, scheme.group_size)
         assert coded.zeros is not None
         return Rounded(
             codes=coded.codes(),

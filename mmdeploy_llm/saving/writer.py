@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from mmdeploy_llm.errors import CheckpointError, ConfigError
-from mmdeploy_llm.kernels.coded import CodeLayout
 from mmdeploy_llm.layers.decoder import CausalLM
 from mmdeploy_llm.layers.install import decoder_modules
 from mmdeploy_llm.layers.linear import Linear
@@ -28,6 +27,8 @@ from mmdeploy_llm.weights.map import Target
 from .folders import Partial
 from .packing import packed_tensors, settings
 from .rounders import Place, Rounder
+from .rounding import Scheme
+from .stacks import Unstacked
 
 SHARD_BYTES = 2 * 2**30
 WEIGHT = ".weight"
@@ -52,8 +53,8 @@ class Summary:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """The contents of the shards so far; the Writer is its only writer. rounded: bits, group size
-    and the layers that have them."""
+    """The contents of the shards so far; the Writer is its only writer. rounded: the schemes of
+    layers, by name."""
 
     num_tensors: int = 0
     num_shards: int = 0
@@ -89,7 +90,8 @@ class Writer:
         """Copies the tensors of all files, rounded where they belong to a layer that is."""
         number = 0
         for path in paths:
-            with SafetensorsFile(path) as file:
+            with SafetensorsFile(path) as whole:
+                file = unstacked(whole, self._model, self._places, self._rounder)
                 bar = tqdm(file.entries.items(), desc=path.name, unit="tensor", delay=1)
                 for key, entry in bar:
                     number += 1
@@ -111,24 +113,24 @@ class Writer:
 
     def _converted(self, key: str, entry: Entry, tensor: Tensor) -> dict[str, Tensor]:
         name = key.removesuffix(WEIGHT)
-        layout = self._layout(key, entry)
-        if layout is None:
+        scheme = self._scheme(key, entry)
+        if scheme is None:
             if key.endswith(WEIGHT) and len(entry.shape) == 2:
                 self._done.ignored.append(name)
             return {key: self._replaced.get(key, tensor)}
         if not bool(tensor.isfinite().all()):
             raise CheckpointError(f"{key} has values that are not finite; they cannot be rounded")
-        rounded = self._rounder.round(key, tensor, layout)
+        rounded = self._rounder.round(key, tensor, scheme)
         self._done.errors.append(rounded.squared_error**0.5)
-        self._done.rounded[name] = f"{layout.bits} {layout.group_size}"
-        return packed_tensors(name, rounded, layout.bits)
+        self._done.rounded[name] = f"{scheme.bits} {scheme.group_size} {scheme.is_symmetric:d}"
+        return packed_tensors(name, rounded, scheme)
 
-    def _layout(self, key: str, entry: Entry) -> CodeLayout | None:
+    def _scheme(self, key: str, entry: Entry) -> Scheme | None:
         """Returns how a tensor is rounded; None: it is copied."""
         module, _ = target_of(self._model, key)
         if isinstance(module, Experts) and len(entry.shape) == 3:
             self._done.stacked.append(key)
-        return layout_of(self._model, self._places, self._rounder, key, entry)
+        return scheme_of(self._model, self._places, self._rounder, key, entry)
 
     def _flush(self) -> None:
         """Writes a shard and says that it is there."""
@@ -154,7 +156,7 @@ class Writer:
         if self._shard:
             self._flush()
         index = {"metadata": {"total_size": done.bytes_after}, "weight_map": done.places}
-        quantized = settings(self._by_layout(), done.ignored)
+        quantized = settings(self._by_scheme(), done.ignored)
         values = {INDEX_FILE: index, "config.json": {**config, "quantization_config": quantized}}
         for name, value in values.items():
             (folder / name).write_text(json.dumps(value, indent=2), encoding="utf-8")
@@ -167,17 +169,19 @@ class Writer:
             stacked=done.stacked,
         )
 
-    def _by_layout(self) -> Mapping[CodeLayout, Sequence[str]]:
-        """Returns the rounded layers by layout, those of a decoder's layers first."""
-        found: dict[CodeLayout, list[str]] = {}
-        first = self._rounder.layout("layers")
+    def _by_scheme(self) -> Mapping[Scheme, Sequence[str]]:
+        """Returns the rounded layers by scheme, those of a decoder's layers first."""
+        found: dict[Scheme, list[str]] = {}
+        first = self._rounder.scheme("layers")
         if first is not None:
             found[first] = []
         for name, facts in self._done.rounded.items():
-            bits, group_size = map(int, facts.split())
-            layout = CodeLayout(bits=4 if bits == 4 else 8, group_size=group_size)
-            found.setdefault(layout, []).append(name)
-        return {layout: names for layout, names in found.items() if names}
+            bits, group_size, is_symmetric = map(int, facts.split())
+            scheme = Scheme(
+                bits=4 if bits == 4 else 8, group_size=group_size, is_symmetric=bool(is_symmetric)
+            )
+            found.setdefault(scheme, []).append(name)
+        return {scheme: names for scheme, names in found.items() if names}
 
 
 def target_of(model: Any, key: str) -> tuple[nn.Module | None, Target | None]:
@@ -192,20 +196,21 @@ def target_of(model: Any, key: str) -> tuple[nn.Module | None, Target | None]:
 def places_of(model: nn.Module) -> Mapping[nn.Module, Place]:
     """Returns the places of the modules of a model, where these are not towers."""
     places: dict[nn.Module, Place] = dict.fromkeys(decoder_modules(model), "layers")
+    places |= {own: "experts" for own in places if isinstance(own, Experts)}
     for module in model.modules():
         if isinstance(module, CausalLM) and module.lm_head is not None:
             places[module.lm_head] = "head"
     return places
 
 
-def layout_of(
+def scheme_of(
     model: Any, places: Mapping[nn.Module, Place], rounder: Rounder, key: str, entry: Entry
-) -> CodeLayout | None:
+) -> Scheme | None:
     """Returns how `rounder` rounds the tensor `key`; None where it is copied."""
     module, target = target_of(model, key)
     if module is None or target is None or getattr(module, "is_exact", False):
         return None
-    found = rounder.layout(places.get(module, "towers"))
+    found = rounder.scheme(places.get(module, "towers"))
     is_matrix = isinstance(module, Linear | Experts) and len(entry.shape) == 2
     is_plain = target.source is None and target.transpose is False and entry.dtype in LOADABLE
     if found is None or not (is_matrix and is_plain and key.endswith(WEIGHT)):
@@ -213,13 +218,24 @@ def layout_of(
     return fitting(found, module, entry.shape[-1])
 
 
-def fitting(layout: CodeLayout, module: nn.Module, k: int) -> CodeLayout | None:
-    """Returns the layout of a matrix of k columns: a row that is shorter than a group is one. None
+def unstacked(
+    file: SafetensorsFile, model: Any, places: Mapping[nn.Module, Place], rounder: Rounder
+) -> Unstacked:
+    """Returns a file with the matrices that `rounder` rounds, those of stacks one by one."""
+
+    def is_rounded(key: str, entry: Entry) -> bool:
+        return scheme_of(model, places, rounder, key, entry) is not None
+
+    return Unstacked(file, model, is_rounded)
+
+
+def fitting(scheme: Scheme, module: nn.Module, k: int) -> Scheme | None:
+    """Returns the scheme of a matrix of k columns: a row that is shorter than a group is one. None
     where groups do not divide it, or do not divide the other matrices of the same experts: these
     stay in few bits together or not at all."""
     widths = [k]
     if isinstance(module, Experts):
         widths += [stack.shape[-1] for stack in (module.gate_up_proj, module.down_proj)]
-    if any(width % 8 or width % min(layout.group_size, width) for width in widths):
+    if any(width % 8 or width % min(scheme.group_size, width) for width in widths):
         return None
-    return CodeLayout(bits=layout.bits, group_size=min(layout.group_size, k))
+    return replace(scheme, group_size=min(scheme.group_size, k))

@@ -14,6 +14,7 @@ from mmdeploy_llm.hooks.model import media_size
 from mmdeploy_llm.layers.install import install_kernels
 from mmdeploy_llm.layers.tp_plan import tp_plan
 from mmdeploy_llm.native import ComputeThreads
+from mmdeploy_llm.option_types import QuantizationName
 from mmdeploy_llm.parallel import FirstRank, Ranks, shares_of
 from mmdeploy_llm.runner.peers import NoPeers, Peers
 from mmdeploy_llm.runtime_config import RuntimeConfig
@@ -97,7 +98,7 @@ def load_model(
         load_format=blueprint.config.load_format,
         split=split,
         memory=None if machine.kernels is None else machine.kernels.memory,
-        can_keep=_can_keep(runtime, machine),
+        can_keep=_can_keep(blueprint.config.quantization, runtime, machine),
     )
     if machine.kernels is not None and isinstance(model, nn.Module):
         install_kernels(model, machine.kernels, blueprint.config.quantization)
@@ -120,13 +121,18 @@ def load_model(
     )
 
 
-def _can_keep(runtime: RuntimeConfig, machine: Machine) -> CanKeep | None:
+def _can_keep(
+    quantization: QuantizationName | None, runtime: RuntimeConfig, machine: Machine
+) -> CanKeep | None:
     """Returns which weights of few bits the kernels multiply by; None in a dtype that they have no
-    products for."""
+    products for. 8-bit floats are rounded again to whatever else `quantization` asks for."""
     is_cpu = torch.device(runtime.device).type == "cpu"
     if machine.kernels is None or (is_cpu and runtime.dtype == "float16"):
         return None
-    return machine.kernels.can_pack_coded
+    can_pack = machine.kernels.can_pack_coded
+    if quantization in (None, "fp8"):
+        return can_pack
+    return lambda layout, shape: not layout.is_float8 and can_pack(layout, shape)
 
 
 def check_divisible(files: ModelFiles, num_ranks: int) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from mmdeploy_llm.kernels.coded import (
-    Bits,
     CodedWeight,
     CodeLayout,
     common_layout,
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 CODED_FILES = (QuantizedFile, GGUFFile)
 # Whether the kernels multiply by a weight of these bits, columns of a group, and shape.
-CanKeep = Callable[[Bits, int, Sequence[int]], bool]
+CanKeep = Callable[[CodeLayout, Sequence[int]], bool]
 
 
 @runtime_checkable
@@ -106,7 +105,7 @@ def _kept(
 ) -> Kept | None:
     """Returns how a parameter is kept; None where the kernels have no product with it."""
     layouts = [layout for read in reads if (layout := _layout(read)) is not None]
-    if len({layout.order for layout in layouts}) > 1:
+    if len({(layout.order, layout.is_float8) for layout in layouts}) > 1:
         return None
     layout, own = common_layout(layouts), shape
     if layout.order and len(shape) > 2:  # one order for the inputs of all experts
@@ -115,7 +114,7 @@ def _kept(
         if len(share.ranges) != 1 or not layout.can_cut(shape[-1], *share.ranges[0]):
             return None
         own = share.shape_of(shape)
-    if not can_keep(layout.bits, layout.group_size, own):
+    if not can_keep(layout, own):
         return None
     return Kept(reads=reads, layout=layout, shape=shape, share=share)
 

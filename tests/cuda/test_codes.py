@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmdeploy_llm.kernels.coded import CodedWeight, units_of
+from mmdeploy_llm.kernels.coded import CodedWeight, CodeLayout, units_of
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ CASES = [  # n, k, bits, group_size
 def test_products(kernels, make, triton_device, case, has_zeros):
     """Few rows, which read the codes, and many, for which the weight is dequantised."""
     n, k, bits, group_size = case
-    assert kernels.can_pack_coded(bits, group_size, (n, k))
+    assert kernels.can_pack_coded(CodeLayout(bits=bits, group_size=group_size), (n, k))
     weight = coded_weight(*case, has_zeros=has_zeros)
     plain = weight.dequantize().to(triton_device)
     packed = kernels.pack_coded(weight, rounds=False)
@@ -107,4 +107,4 @@ def test_no_bit_depends_on_the_company(kernels, make, triton_device):
 )
 def test_what_is_dequantised_at_load(kernels, bits, group_size, shape):
     """Groups that no tile divides, and experts."""
-    assert not kernels.can_pack_coded(bits, group_size, shape)
+    assert not kernels.can_pack_coded(CodeLayout(bits=bits, group_size=group_size), shape)

@@ -53,17 +53,26 @@ def test_rounding(kernels, dtype, bits, n, k, group_size):
     assert not codes[0, :group_size].any()
 
 
+def rounded_weight(kernels, weight, kind, group_size):
+    """Returns a weight in 4 or 8 bits, or in 8-bit floats."""
+    if kind == "float8":
+        return kernels.round_float8(weight, group_size)
+    return kernels.round_codes(weight, kind, group_size)
+
+
+# Codes, and whether x is rounded.
+KINDS = [(4, False), (4, True), (8, False), (8, True), ("float8", False)]
 CASES = [(1, 64, 256), (5, 130, 200), (7, 63, 1030), (33, 200, 64), (1, 1, 1), (200, 70, 160)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize(("kind", "rounds"), KINDS)
 @pytest.mark.parametrize("group_size", [16, 32, 64, 128, 1030])
-def test_products(kernels, dtype, bits, rounds, group_size):
+def test_products(kernels, dtype, kind, rounds, group_size):
     for rows, n, k in CASES:
-        coded = kernels.round_codes(values(n, k, dtype=torch.float32), bits, min(group_size, k))
-        if not kernels.can_pack_coded(bits, coded.group_size, (n, k)):
+        plain = values(n, k, dtype=torch.float32)
+        coded = rounded_weight(kernels, plain, kind, min(group_size, k))
+        if not kernels.can_pack_coded(coded.layout, (n, k)):
             continue
         x = values(rows, k + 3, dtype=dtype)[:, 1 : k + 1]
         bias = values(n, dtype=dtype)
@@ -110,6 +119,39 @@ def test_integers_are_exact(kernels, bits):
             assert torch.equal(found.long(), x @ codes.long().T)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_every_float_of_8_bits(kernels, dtype, rows):
+    """Each code has the value that torch gives it, subnormal ones and both zeros included."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    expected = codes.view(torch.float8_e4m3fn).float()
+    codes, expected = codes[expected.isfinite()], expected[expected.isfinite()]
+    weight = CodedWeight(
+        bits=8,
+        k=256,
+        group_size=256,
+        units=units_of(torch.diag_embed(torch.cat([codes, codes[:2]])), 8),
+        scales=torch.ones(256, 1),
+        zeros=torch.zeros(256, 1, dtype=torch.uint8),
+        is_float8=True,
+    )
+    found = kernels.pack_coded(weight, rounds=False).product(torch.ones(rows, 256).to(dtype), None)
+    assert torch.equal(found[:, :254].float(), expected.expand(rows, -1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rounding_to_floats_of_8_bits(kernels, dtype):
+    weight = values(3, 150, dtype=dtype)
+    weight[0, :64] = 0
+    found, wide = kernels.round_float8(weight, 64), weight.float()
+    assert not found.dequantize()[0, :64].any()
+    largest = torch.stack([part.abs().amax(1) for part in wide.split(64, 1)], 1)
+    assert torch.equal(found.scales, (largest / 448).bfloat16().float())
+    steps = found.scales.repeat_interleave(64, 1)[:, :150]
+    off = (found.dequantize() - wide).abs()
+    assert (off <= torch.maximum(wide.abs() / 16, steps * 2**-10) * 1.001).all()
+
+
 def test_zeros(kernels):
     coded = kernels.round_codes(torch.zeros(3, 64), 4, 32)
     assert not coded.dequantize().any()
@@ -117,11 +159,10 @@ def test_zeros(kernels):
     assert torch.equal(found, torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize(("kind", "rounds"), KINDS)
 @pytest.mark.parametrize("k", [64, 1090])
-def test_a_row_has_the_same_bits_in_every_batch(kernels, bits, rounds, k):
-    coded = kernels.round_codes(values(130, k, dtype=torch.bfloat16), bits, 64)
+def test_a_row_has_the_same_bits_in_every_batch(kernels, kind, rounds, k):
+    coded = rounded_weight(kernels, values(130, k, dtype=torch.bfloat16), kind, 64)
     packed, x = kernels.pack_coded(coded, rounds=rounds), values(200, k, dtype=torch.bfloat16)
     alone = torch.cat([packed.product(row, None) for row in x.split(1)])
     for num in (*range(2, 34), 191, 192, 193, 200):

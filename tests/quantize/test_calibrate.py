@@ -93,19 +93,19 @@ def test_sums_equal_the_inputs(tmp_path):
     import torch
 
     from mmdeploy_llm.config import EngineConfig
-    from mmdeploy_llm.kernels.coded import CodeLayout
     from mmdeploy_llm.quantize.sites import watched, windows
     from mmdeploy_llm.saving import GroupRounder
+    from mmdeploy_llm.saving.rounding import Scheme
     from mmdeploy_llm.weights.files import SafetensorsFile
 
     plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
-    layout = CodeLayout(bits=4, group_size=32)
+    scheme = Scheme(bits=4, group_size=32)
     options = calibrate.engine_options(EngineConfig(model=str(plain)))
     with (
         SafetensorsFile(plain / "model.safetensors") as file,
         LLM(str(plain), **options) as llm,
     ):
-        (first, *_) = windows(llm.model, [file], GroupRounder(layout))
+        (first, *_) = windows(llm.model, [file], GroupRounder(scheme))
         site = next(own for own in first if own.name.endswith("0.self_attn.qkv_proj.weight"))
         calibrate._stop_recording(llm.model)
         ids = [5, 9, 200, 31, 7]

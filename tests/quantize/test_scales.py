@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmdeploy_llm import LLM
-from mmdeploy_llm.kernels.coded import CodeLayout
 from mmdeploy_llm.layers import CausalLM, DecoderConfig, RotaryConfig
 from mmdeploy_llm.native import load
 from mmdeploy_llm.quantize import quantize_checkpoint, scales
@@ -19,10 +18,11 @@ from mmdeploy_llm.quantize.gptq import factor_of, output_error, round_by_factor,
 from mmdeploy_llm.quantize.scales import best_scales
 from mmdeploy_llm.quantize.sites import Site, windows
 from mmdeploy_llm.saving import GroupRounder
+from mmdeploy_llm.saving.rounding import Scheme
 from mmdeploy_llm.testing.tiny import write_tiny
 from mmdeploy_llm.weights.files import SafetensorsFile
 
-LAYOUT = CodeLayout(bits=4, group_size=32)
+SCHEME = Scheme(bits=4, group_size=32)
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 
 
@@ -71,9 +71,9 @@ def test_outputs_change_less_with_scales():
     weight, x = outliers()
     moments = x.T @ x
     factor = factor_of(moments)
-    own = best_scales(weight, moments, factor, LAYOUT, Fold())
-    scaled = round_by_factor(weight * own, factor * own, LAYOUT)
-    plain = round_by_moments(weight, moments, LAYOUT)
+    own = best_scales(weight, moments, factor, SCHEME, Fold())
+    scaled = round_by_factor(weight * own, factor * own, SCHEME)
+    plain = round_by_moments(weight, moments, SCHEME)
     with_scales = output_error(weight, scaled, moments, own)
     assert with_scales < 0.9 * output_error(weight, plain, moments)
     rounded = (scaled.codes.float() - scaled.zeros.float().repeat_interleave(32, 1)) * (
@@ -99,7 +99,7 @@ def test_a_norm_that_attention_and_mlp_read_is_not_divided(is_parallel):
         )
     )
     sites = [
-        Site(name=f"model.layers.0.{name}", index=None, keys=(), k=16, layout=LAYOUT, is_whole=True)
+        Site(name=f"model.layers.0.{name}", index=None, keys=(), k=16, scheme=SCHEME, is_whole=True)
         for name in ("self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight", "mlp.down_proj.weight")
     ]
     norms = [fold.norm for fold in folds_of(model, sites).values()]
@@ -133,7 +133,7 @@ def scaled_copy(plain, output):
             for key in tensors
             for target in model.weight_targets(key) or ()
         }
-        for sites in windows(model, [file], GroupRounder(LAYOUT)):
+        for sites in windows(model, [file], GroupRounder(SCHEME)):
             places = {(site.name, site.index): site for site in sites}
             for place, fold in folds_of(model, sites).items():
                 site = places[place]

@@ -9,6 +9,7 @@ from mmdeploy_llm.errors import ConfigError
 from mmdeploy_llm.layers import Linear
 from mmdeploy_llm.layers.moe import Experts
 from mmdeploy_llm.native import BuildError, load
+from mmdeploy_llm.native.coded import CodedPanels
 from mmdeploy_llm.native.products import FloatWeight, S8Weight
 from mmdeploy_llm.startup.start import start
 from mmdeploy_llm.testing.tiny import write_tiny
@@ -43,6 +44,7 @@ def run(folder, **options):
     "options",
     [
         {"quantization": "int8"},
+        {"quantization": "fp8"},
         {"kv_cache_dtype": "int8"},
         {"kv_cache_dtype": "int4"},
         {"kv_cache_dtype": "int4", "native_kernels": False},
@@ -52,11 +54,14 @@ def run(folder, **options):
 def test_it_has_an_effect_and_stays_close(folder, options):
     expected, found = run(folder), run(folder, **options)
     assert not torch.equal(found, expected)
-    limit = 0.5 if options.get("kv_cache_dtype") == "int4" else 0.1  # random experts flip
+    is_coarse = options.get("kv_cache_dtype") == "int4" or options.get("quantization") == "fp8"
+    limit = 0.5 if is_coarse else 0.1  # random experts flip
     assert (found - expected).abs().mean() < limit
 
 
-@pytest.mark.parametrize(("quantization", "kind"), [(None, FloatWeight), ("int8", S8Weight)])
+@pytest.mark.parametrize(
+    ("quantization", "kind"), [(None, FloatWeight), ("int8", S8Weight), ("fp8", CodedPanels)]
+)
 def test_every_linear_layer_and_expert_is_packed(folder, quantization, kind):
     assembly = start(EngineConfig(model=str(folder), dtype="bfloat16", quantization=quantization))
     layers = [m for m in assembly.model.modules() if isinstance(m, Linear)]

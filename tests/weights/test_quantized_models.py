@@ -9,15 +9,21 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from mmdeploy_llm import LLM, SamplingParams
+from mmdeploy_llm.cli import app
+from mmdeploy_llm.kernels.coded import float8_codes
 from mmdeploy_llm.testing import write_checkpoint
 from mmdeploy_llm.testing.tiny import make_tokenizer, write_tiny
 
 from .packing import awq_tensors, gptq_tensors, grouped, random_codes, words_of
 
 SIZE, WIDE = 8, 32  # columns of a group; the kernels multiply by groups of 16 and its multiples
-KEPT = {"awq 32", "gptq 32", "gptq ordered", "packed", "packed ordered", "w8a8"}
+KEPT = {
+    *("awq 32", "gptq 32", "gptq ordered", "packed", "packed ordered", "w8a8"),
+    *("fp8", "fp8 by row"),
+}
 PROMPTS = ([5, 9, 200, 31, 7], [40, 41, 42])
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -97,6 +103,12 @@ def fp8(name, shape, random):
     return {f"{name}.weight": codes, f"{name}.weight_scale_inv": scales}, weight
 
 
+def fp8_by_row(name, shape, random):
+    codes = (torch.randn(shape, generator=random) / shape[1] ** 0.5).to(torch.float8_e4m3fn)
+    scales = torch.rand(shape[0], 1, generator=random) + 0.5
+    return {f"{name}.weight": codes, f"{name}.weight_scale": scales}, codes.float() * scales
+
+
 def int8(name, shape, random):
     codes = torch.randint(-127, 128, shape, generator=random).to(torch.int8)
     scales = torch.rand(shape[0], 1, generator=random) / (64 * shape[1] ** 0.5)
@@ -110,6 +122,18 @@ COMPRESSED = {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": PACKED}},
     "ignore": ["lm_head"],
 }
+
+
+def by_row(kind):
+    """Returns the settings of compressed-tensors for 8 bits with a scale for each row."""
+    weights = {"num_bits": 8, "type": kind, "strategy": "channel"}
+    return {
+        **COMPRESSED,
+        "format": f"{kind}-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
 METHODS = {
     "awq 32": (in_wide_groups(awq), {"quant_method": "awq", "bits": 4, "group_size": WIDE}),
     "gptq 32": (in_wide_groups(gptq), {"quant_method": "gptq", "bits": 4, "group_size": WIDE}),
@@ -122,20 +146,8 @@ METHODS = {
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": SIZE, "version": "gemm"}),
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": SIZE, "desc_act": True}),
     "fp8": (fp8, {"quant_method": "fp8", "weight_block_size": [32, 32]}),
-    "w8a8": (
-        int8,
-        {
-            "quant_method": "compressed-tensors",
-            "format": "int-quantized",
-            "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"],
-                    "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
-                }
-            },
-            "ignore": ["lm_head"],
-        },
-    ),
+    "fp8 by row": (fp8_by_row, by_row("float")),
+    "w8a8": (int8, by_row("int")),
 }
 
 
@@ -197,7 +209,15 @@ def test_tokens(tmp_path, method, caplog):
     assert tokens_of(quantised, native_kernels=False) == expected
 
 
-@pytest.mark.parametrize("method", ["awq", "awq 32"])
+@pytest.mark.parametrize("method", ["awq 32", "gptq 32", "packed", "fp8"])
+def test_one_command_answers_from_a_quantised_folder(tmp_path, method):
+    folder, _ = quantised_pair(tmp_path, method, write_tiny("qwen2", tmp_path / "plain", **SIZES))
+    words = ["generate", "Describe", "--model", str(folder), "--max-tokens", "4"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("method", ["awq", "awq 32", "fp8"])
 def test_experts(tmp_path, method, caplog):
     plain = write_tiny("qwen3_moe", tmp_path / "plain", head_dim=16, moe_intermediate_size=32)
     quantised, dequantised = quantised_pair(tmp_path, method, plain)
@@ -219,6 +239,32 @@ def test_activations_are_rounded_on_request(tmp_path):
         found.append(torch.tensor(scores))
     difference = (found[0] - found[1]).abs().max()
     assert 1e-5 < difference < 0.3
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8wo", "int8"])
+def test_floats_of_8_bits_are_rounded_again_only_to_other_formats(tmp_path, quantization, caplog):
+    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES)
+    quantised, dequantised = quantised_pair(tmp_path, "fp8", plain)
+    with caplog.at_level("INFO", logger="mmdeploy_llm"):
+        found = tokens_of(quantised, quantization=quantization)
+    assert ("12 weights stay in few bits" in caplog.text) == (quantization == "fp8")
+    if quantization != "fp8":
+        assert found == tokens_of(dequantised, quantization=quantization)
+
+
+def test_rounding_to_floats_of_8_bits_while_loading(tmp_path):
+    """Gives the tokens of transformers with the weights that these floats stand for."""
+    plain = write_tiny("qwen2", tmp_path / "plain", **SIZES, tie_word_embeddings=False)
+    rounded = tmp_path / "rounded"
+    shutil.copytree(plain, rounded)
+    tensors = load_file(plain / "model.safetensors")
+    for key, tensor in tensors.items():
+        if "_proj.weight" in key or key == "lm_head.weight":
+            codes, scales = float8_codes(tensor.float(), 128)
+            values = codes.view(torch.float8_e4m3fn).float()
+            tensors[key] = values * scales.repeat_interleave(128, 1)[:, : tensor.shape[1]]
+    save_file(tensors, rounded / "model.safetensors", metadata={"format": "pt"})
+    assert tokens_of(plain, quantization="fp8") == reference_tokens(rounded)
 
 
 def test_a_model_of_transformers(tmp_path):

@@ -8,6 +8,8 @@
 //     facts    [n / 64][group][64]  scales as floats; the lowest 8 bits of each are the code that
 //                                   stands for 0. With offsets: two such rows, scales and offsets
 //
+// Codes of 8 bits may be floats of 8 bits (e4m3fn), which have a scale and no offset.
+//
 // x is multiplied as it is, or rounded to int8 with a scale for every 128 values of a row. Codes
 // become operands of the level's best product in registers: bf16 pairs, bytes, or floats. Parts of a
 // unit come in the order that is cheapest to extract, and x is arranged in that order.
@@ -56,6 +58,17 @@ struct FloatCodes {
     }
 };
 
+// Floats of 8 bits: sign, 4 bits of exponent (bias 7), 3 of mantissa. As bits of a float their
+// exponent is 120 too small, those of subnormal numbers included. No code is read as NaN.
+struct Float8s : FloatCodes<8> {
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const Ints code = code_of<8>(words, part);
+        const Ints sign = (Ints)((Words)(code & splat_word(0x80u)) << 24);
+        const Ints magnitude = (Ints)((Words)(code & splat_word(0x7fu)) << 20);
+        return (Ints)((Floats)(sign | magnitude) * all_lanes(bits_to_float((127u + 120u) << 23)));
+    }
+};
+
 // The halves of a 32-bit lane hold the codes `part` and `part` + PARTS of a unit.
 template <int BITS>
 struct PairsOfCodes {
@@ -96,9 +109,31 @@ struct Bf16Codes : PairsOfCodes<BITS> {
             0x4130, 0x4140, 0x4150, 0x4160, 0x4170));
     }
 };
+
+struct Bf16Float8s : Bf16Codes<8> {
+    static MM_INLINE Ints widen(Ints words, int part) {
+        const __m512i codes = (__m512i)pairs(words, part);
+        const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(codes, all(0x80)), 8);
+        const __m512i bits = _mm512_slli_epi16(_mm512_and_si512(codes, all(0x7f)), 4);
+        const __m512i normal = _mm512_add_epi16(bits, all(120 << 7));
+        const __mmask32 is_subnormal = _mm512_testn_epi16_mask(codes, all(0x78));
+        const __m512i magnitude =
+            _mm512_mask_permutexvar_epi16(normal, is_subnormal, codes, subnormals());
+        return (Ints)_mm512_or_si512(sign, magnitude);
+    }
+
+  private:
+    static MM_INLINE __m512i all(int value) { return _mm512_set1_epi16(short(value)); }
+    // 0 .. 7 times 2^-9 in bf16, by the three lowest bits of the index, of which bits 3 and 4 are 0.
+    static MM_INLINE __m512i subnormals() {
+        return _mm512_castsi128_si512(
+            _mm_setr_epi16(0x0000, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    }
+};
 #else
 template <int BITS>
 using Bf16Codes = FloatCodes<BITS>;
+using Bf16Float8s = Float8s;
 #endif
 
 // Codes times rounded x. Bytes are multiplied as they are where the level can: all of them with VNNI,
@@ -488,11 +523,14 @@ void round_codes(const T* w, int64_t n, int64_t k, int32_t bits, int64_t group, 
     });
 }
 
-// Calls run with the format that multiplies x of type T by codes of `bits` bits.
+// Calls run with the format that multiplies x of type T by codes of `bits` bits, or by floats of 8
+// bits, for which x is not rounded.
 template <typename T, typename Run>
-void with_codes(int32_t bits, bool rounds, const Run& run) {
+void with_codes(int32_t bits, bool is_float8, bool rounds, const Run& run) {
+    using Float8 = std::conditional_t<std::is_same_v<T, float>, Float8s, Bf16Float8s>;
     using Four = std::conditional_t<std::is_same_v<T, float>, FloatCodes<4>, Bf16Codes<4>>;
     using Eight = std::conditional_t<std::is_same_v<T, float>, FloatCodes<8>, Bf16Codes<8>>;
+    if (is_float8) return run(Float8());
     if (bits == 4) return rounds ? run(S8Codes<4>()) : run(Four());
     return rounds ? run(S8Codes<8>()) : run(Eight());
 }

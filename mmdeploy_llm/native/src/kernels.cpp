@@ -67,16 +67,17 @@ void activate_by(int32_t kind, void* values, int64_t rows, int64_t size, int32_t
     }
 }
 
-// bits: of a code. group: columns of a group. with_offsets, rounds: see codes.h.
+// bits: of a code. group: columns of a group. with_offsets, rounds, is_float8: see codes.h.
 struct CodeFormat {
     int32_t bits;
     bool has_offsets;
     bool rounds;
+    bool is_float8;
 };
 
-// number: bits + 16 (has offsets) + 32 (x is rounded to int8).
+// number: bits + 16 (has offsets) + 32 (x is rounded to int8) + 128 (codes are floats).
 CodeFormat code_format(int32_t number) {
-    return {number & 15, (number & 16) != 0, (number & 32) != 0};
+    return {number & 15, (number & 16) != 0, (number & 32) != 0, (number & 128) != 0};
 }
 
 template <typename T>
@@ -84,7 +85,7 @@ void linear_codes_by(CodeFormat format, const void* x, int64_t x_stride, const v
                      const void* facts, int64_t group, const void* bias, void* out, int64_t rows,
                      int64_t n, int64_t k, int32_t num_threads, const mm::Next& next) {
     const mm::Groups groups(k, group, format.has_offsets);
-    mm::with_codes<T>(format.bits, format.rounds, [&](auto of) {
+    mm::with_codes<T>(format.bits, format.is_float8, format.rounds, [&](auto of) {
         mm::linear_codes<decltype(of)>(static_cast<const T*>(x), x_stride, codes,
                                        static_cast<const uint32_t*>(facts), groups,
                                        static_cast<const T*>(bias), static_cast<T*>(out), rows, n,

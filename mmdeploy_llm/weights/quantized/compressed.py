@@ -22,6 +22,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from mmdeploy_llm.errors import CheckpointError
+from mmdeploy_llm.kernels.coded import CodeLayout
 
 from .bits import float4, power_of_two, unpack_dense, unpack_nibbles
 from .layer import GroupedMatrix, PackedNibbles, QuantizedLayer, integer_layout
@@ -166,7 +167,7 @@ def _naive(name: str, args: WeightArgs, stored: Stored) -> QuantizedLayer:
         shape=(n, k),
         dtype=dtype,
         decode=partial(_decode_naive, n=n, group_size=group_size, block_rows=block_rows),
-        layout=integer_layout(8, group_size) if args.type == "int" and block_rows == 1 else None,
+        layout=CodeLayout(bits=8, group_size=group_size, is_float8=args.type == "float"),
     )
 
 

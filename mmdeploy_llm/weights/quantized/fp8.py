@@ -15,6 +15,8 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
+from mmdeploy_llm.kernels.coded import CodeLayout
+
 from .bits import power_of_two
 from .layer import GroupedMatrix, QuantizedLayer
 from .method import FLOATS, Stored
@@ -52,6 +54,7 @@ def fp8_layers(values: Mapping[str, Any], stored: Stored) -> Iterator[QuantizedL
             shape=(n, k),
             dtype=torch.float32,
             decode=partial(_decode, shape=shape, block_rows=rows, group_size=columns),
+            layout=CodeLayout(bits=8, group_size=columns, is_float8=True),
         )
 
 

@@ -34,8 +34,8 @@ class QuantizedLayer:
     parts: keys of the stored tensors, by the role that `decode` knows them by.
     shape, dtype: of the dequantised weight.
     decode: makes the weight of the stored tensors, by role.
-    layout: of the codes if the weight stays in few bits; None where its values are no integers, or
-        where its groups are no runs of columns in any order.
+    layout: of the codes if the weight stays in few bits; None where its values are neither integers
+        nor 8-bit floats, or where its groups are no runs of columns in any order.
     """
 
     name: str
@@ -105,10 +105,9 @@ class GroupedMatrix:
         return values * self._spread(self.scales.to(self.dtype), start, end)
 
     def coded(self, layout: CodeLayout) -> CodedWeight:
-        """Returns the matrix in few bits, which `layout` must fit. Its codes must be integers, its
-        groups runs of columns in its order. The smallest signed byte becomes code 0."""
+        """Returns the matrix in few bits, which `layout` must fit; its groups must be runs of
+        columns in its order. Of integers the smallest signed byte becomes code 0."""
         assert (self.group_of is None) is not bool(layout.order)
-        assert self.block_rows == 1
         zero, columns = 0, layout.columns
         in_words = columns is None and isinstance(self.codes, PackedNibbles)
         if columns is not None:
@@ -121,11 +120,11 @@ class GroupedMatrix:
             zero = -SMALLEST_BYTE
             units = units_of((self.codes.to(torch.int16) + zero).to(torch.uint8), layout.bits)
         else:
-            units = units_of(self.codes, layout.bits)
-        zeros = torch.full(self.scales.shape, zero, dtype=torch.int32)
+            units = units_of(self.codes.view(torch.uint8), layout.bits)
+        scales = self._of_rows(self.scales).float().contiguous()
+        zeros = torch.full(scales.shape, zero, dtype=torch.int32)
         if self.zeros is not None:
-            zeros += self.zeros
-        scales = self.scales.float().contiguous()
+            zeros += self._of_rows(self.zeros)
         fits = int(zeros.min()) >= 0 and int(zeros.max()) <= MAX_ZERO
         return CodedWeight(
             bits=layout.bits,
@@ -137,7 +136,12 @@ class GroupedMatrix:
             offsets=None if fits else scales * zeros,
             zeros=zeros.to(torch.uint8) if fits else None,
             columns=columns,
+            is_float8=layout.is_float8,
         )
+
+    def _of_rows(self, facts: Tensor) -> Tensor:
+        """Repeats one value of each block of rows for these: [n, G]."""
+        return facts.repeat_interleave(self.block_rows, 0)[: self.codes.shape[0]]
 
     def _spread(self, facts: Tensor, start: int, end: int) -> Tensor:
         """Repeats one value of each group for its rows start .. end and its columns: [end - start,
