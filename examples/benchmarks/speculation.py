@@ -116,9 +116,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="answers of each engine and text")
     parser.add_argument("--quantization", help="as in LLM, for example int8 (none)")
     parser.add_argument("--threads", type=int, help="cores to compute on (all)")
+    parser.add_argument("--cpu-level", help="as in LLM, for example avx2 (the best one)")
     args = parser.parse_args()
     options = {"quantization": args.quantization, "num_threads": args.threads, "quiet": True}
-    options |= {"max_model_len": 2048, "max_num_seqs": 1, "enable_prefix_caching": False}
+    options |= {
+        "cpu_level": args.cpu_level,
+        "max_model_len": 2048,
+        "max_num_seqs": 1,
+        "enable_prefix_caching": False,
+    }
     llms = [LLM(args.model, speculative=kind, **options) for kind in (None, "ngram")]
     engines = [(llm, Dictation(llm.model)) for llm in llms]
     for name in args.texts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +16,8 @@ from .base import BatchLayout, KVCache, without_spans
 from .layouts import positions_of, visible_ranges
 
 BLOCK_STEP = 64  # block tables of a frame grow by this many columns
+MAX_QUERY = 8  # tokens of a sequence in a frame: the last one and drafts
+MAX_FRAMES = 256  # the frames that were used last
 
 
 class NativeAttention:
@@ -25,44 +29,49 @@ class NativeAttention:
 
     def __init__(self, kernels: AttentionKernels) -> None:
         self.kernels = kernels
-        self._frames: dict[int, NativeFrame] = {}  # by number of sequences
+        # By the numbers of sequences and of tokens.
+        self._frames: OrderedDict[tuple[int, int], NativeFrame] = OrderedDict()
 
     def begin(self, layout: BatchLayout, cache: KVCache) -> NativeContext:
         """Prepares the visible keys of the step, shared by all layers with the same window."""
-        num_sequences = len(layout.query_lens)
-        if layout.num_decode < num_sequences or layout.spans:
+        if layout.spans or max(layout.query_lens) > MAX_QUERY:
             return NativeContext(self, cache, layout, _MixedStep(layout))
-        frame = self._frames.get(num_sequences)
+        size = len(layout.query_lens), layout.slots.shape[0]
+        frame = self._frames.get(size)
         if frame is None or not frame.fits(layout, cache):
-            frame = self._frames[num_sequences] = NativeFrame(layout, cache)
+            frame = self._frames[size] = NativeFrame(layout, cache)
+        self._frames.move_to_end(size)
+        if len(self._frames) > MAX_FRAMES:
+            self._frames.popitem(last=False)
         frame.update(layout)
         return NativeContext(self, cache, layout, frame)
 
 
 class NativeFrame:
-    """The arguments of decode steps with B sequences, always at the same addresses, so that
+    """The arguments of steps with B sequences and T tokens, always at the same addresses, so that
     recorded kernel calls read those of later steps."""
 
     def __init__(self, layout: BatchLayout, cache: KVCache) -> None:
         num_sequences, num_blocks = layout.block_tables.shape
         self._cache = cache
         self._max_blocks = -(-num_blocks // BLOCK_STEP) * BLOCK_STEP
-        self.slots = torch.empty(num_sequences, dtype=torch.int64)
-        self._ends = np.empty(num_sequences, dtype=np.int64)
+        self.slots = torch.empty_like(layout.slots)
+        self._starts = np.empty(num_sequences + 1, dtype=np.int64)
+        self._ends = np.empty(len(self.slots), dtype=np.int64)
         self._tables = torch.zeros(num_sequences, self._max_blocks, dtype=torch.int32)
-        self._starts = torch.arange(num_sequences + 1)
         self._visible: dict[int | None, VisibleKeys] = {}  # by window
         # Their first_visible. Tensor.numpy() while a step is recorded would end the recording.
         self._firsts: dict[int | None, NDArray[np.int64]] = {}
 
     def fits(self, layout: BatchLayout, cache: KVCache) -> bool:
-        """Whether `update` accepts a step of B sequences in `cache`."""
+        """Whether `update` accepts a step of B sequences and T tokens in `cache`."""
         return cache is self._cache and layout.block_tables.shape[1] <= self._max_blocks
 
     def update(self, layout: BatchLayout) -> None:
         """Copies the lengths, tables and slots of a step into the frame."""
         self.slots.copy_(layout.slots)
-        self._ends[:] = layout.context_lens
+        self._starts[:], positions = positions_of(layout)
+        self._ends[:] = positions + 1
         self._tables[:, : layout.block_tables.shape[1]] = layout.block_tables
         for window in self._firsts:
             self._set_first(window)
@@ -73,7 +82,7 @@ class NativeFrame:
             first = self._firsts[window] = np.zeros_like(self._ends)
             self._set_first(window)
             self._visible[window] = VisibleKeys(
-                query_starts=self._starts,
+                query_starts=torch.from_numpy(self._starts),
                 first_visible=torch.from_numpy(first),
                 end_visible=torch.from_numpy(self._ends),
                 block_tables=self._tables,

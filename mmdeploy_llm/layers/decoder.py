@@ -215,8 +215,8 @@ NewLayer = Callable[[DecoderConfig, int], nn.Module]
 class Decoder(KernelLayer):
     """Computes hidden states after the final norm from token ids and media embeddings.
 
-    On the CPU the kernel calls of a small decode step are recorded once for each number of
-    sequences, and replayed in one call.
+    On the CPU the kernel calls of a small decode step, with drafts or without, are recorded once
+    for each number of sequences and tokens, and replayed in one call.
     """
 
     def __init__(self, config: DecoderConfig, new_layer: NewLayer = DecoderLayer) -> None:
@@ -234,10 +234,9 @@ class Decoder(KernelLayer):
         """Returns [T, hidden]. is_vision: [T] bool, tokens for the vision experts of
         modality-routed layers."""
         frame = inputs.attn.frame if isinstance(inputs.attn, FixedAttention) else None
-        is_small = inputs.media_rows is None and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
-        if frame is None or self.kernels is None or not is_small:
+        if frame is None or self.kernels is None or not _can_record(inputs, is_vision):
             return self._compute(inputs, is_vision)
-        return self._decode(inputs, is_vision, frame, self.kernels)
+        return self._decode(inputs, frame, self.kernels)
 
     def _compute(self, inputs: ForwardInputs, is_vision: Tensor | None) -> Tensor:
         """Looks up the embeddings and runs all layers and the final norm."""
@@ -273,9 +272,7 @@ class Decoder(KernelLayer):
             return None
         return attn
 
-    def _decode(
-        self, inputs: ForwardInputs, is_vision: Tensor | None, frame: object, kernels: Kernels
-    ) -> Tensor:
+    def _decode(self, inputs: ForwardInputs, frame: object, kernels: Kernels) -> Tensor:
         """Computes as _compute does, by replaying the recording of an earlier step in this frame,
         if that could be recorded."""
         changing = [inputs.token_ids, inputs.positions]  # memory differs between steps
@@ -285,14 +282,23 @@ class Decoder(KernelLayer):
 
             def run(token_ids: Tensor, positions: Tensor, is_long: Tensor | None = None) -> Tensor:
                 own = replace(inputs, token_ids=token_ids, positions=positions, is_long=is_long)
-                return self._compute(own, is_vision)
+                return self._compute(own, None)
 
             out, self._recordings[frame] = kernels.record(run, *changing)
             return out
         recording = self._recordings[frame]
         if recording is None:
-            return self._compute(inputs, is_vision)
+            return self._compute(inputs, None)
         return recording.run(*changing)
+
+
+def _can_record(inputs: ForwardInputs, is_vision: Tensor | None) -> bool:
+    """Whether the step is small and its inputs, all but token ids and positions, keep their
+    addresses: states do in steps of one token per sequence."""
+    states = inputs.states
+    is_fixed = states is None or states.num_decode == len(states.query_lens)
+    has_media = inputs.media_rows is not None or is_vision is not None
+    return is_fixed and not has_media and inputs.token_ids.shape[0] <= MAX_RECORDED_ROWS
 
 
 class CausalLM(nn.Module):

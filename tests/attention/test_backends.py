@@ -4,7 +4,7 @@ blocks."""
 import pytest
 import torch
 
-from mmdeploy_llm.attention import int4
+from mmdeploy_llm.attention import int4, native
 from mmdeploy_llm.attention.base import KVCache
 from mmdeploy_llm.attention.native import NativeAttention
 from mmdeploy_llm.attention.reference import ReferenceAttention
@@ -40,6 +40,39 @@ def test_tokens_of_a_span_attend_to_each_other(cases, backend, options):
     for query_lens, earlier, spans in cases.SPANS:
         case = cases.Case(7, query_lens, earlier, spans=spans)
         case.check(backend, **({} if options < 0 else cases.OPTIONS[options]))
+
+
+def test_steps_of_as_many_tokens_share_a_frame(cases, backend):
+    """The numbers of sequences and tokens are the same, and the tokens divided differently."""
+    cache = KVCache(keys=(torch.zeros(40, 4, 2, 16),), values=(torch.zeros(40, 4, 2, 16),))
+    for query_lens in ([1, 5], [2, 4], [3, 3], [1, 1, 4], [2, 4], [6], [8], [1, 5], [6]):
+        for options in ({}, {"window": 3}):
+            case = cases.Case(sum(query_lens), query_lens, [7, 0, 30][: len(query_lens)])
+            for pages, own in ((cache.keys, case.cache.keys), (cache.values, case.cache.values)):
+                pages[0][: len(own[0])] = own[0]
+            case.cache = cache
+            case.check(backend, **options)
+
+
+def test_few_frames_are_kept(cases, monkeypatch):
+    monkeypatch.setattr(native, "MAX_FRAMES", 2)
+    try:
+        backend = NativeAttention(load())
+    except BuildError as error:
+        pytest.skip(f"no kernels on this machine: {error}")
+    cache = cases.Case(0, [1], [60]).cache
+
+    def frame(*query_lens):
+        own = cases.Case(1, list(query_lens), [5] * len(query_lens))
+        return backend.begin(own.layout, cache).frame
+
+    one, two = frame(1), frame(1, 2)
+    assert frame(1) is one
+    three = frame(2, 2)
+    assert frame(1) is one, "it was used after the other one"
+    assert frame(2, 2) is three
+    assert frame(1, 2) is not two
+    assert frame(9) is None
 
 
 def test_random_cases_cover_everything_that_backends_compute(cases):

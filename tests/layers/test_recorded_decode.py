@@ -61,39 +61,43 @@ def make_decoder(kernels, quantization, options, dtype=torch.bfloat16):
     return model
 
 
-def decode(model, kernels, batch_sizes, dtype=torch.bfloat16, windows=None):
-    """Returns hidden states of decode steps with the given numbers of sequences, and the set of
-    whether they were recorded; each sequence and its block table grow by a token per step.
-    windows: layer -> window, for layers with block tables of their own."""
+def decode(model, kernels, steps, dtype=torch.bfloat16, windows=None):
+    """Returns hidden states of decode steps, and the set of whether they were recorded; sequences
+    and their block tables grow. steps: the number of sequences with one token each, or the number
+    of tokens of each sequence. windows: layer -> window, for layers with block tables of their
+    own."""
     shape = (NUM_BLOCKS, BLOCK_SIZE, 2, 16)
     cache = KVCache(
         keys=tuple(torch.zeros(shape, dtype=dtype) for _ in range(2)),
         values=tuple(torch.zeros(shape, dtype=dtype) for _ in range(2)),
     )
-    backend, lengths, states = NativeAttention(kernels), [0] * max(batch_sizes), []
+    backend, lengths, states = NativeAttention(kernels), [0] * 4, []
     if windows:
         backend = WindowAttention(lambda: NativeAttention(kernels), windows)
-    for step, num in enumerate(batch_sizes):
-        places = torch.tensor(lengths[:num])
-        lengths[:num] = [length + 1 for length in lengths[:num]]
+    for step, counts in enumerate(steps):
+        counts = counts if isinstance(counts, tuple) else (1,) * counts
+        num, rows = len(counts), torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        places = torch.cat(
+            [torch.arange(n, n + count) for n, count in zip(lengths, counts, strict=False)]
+        )
+        lengths[:num] = [n + count for n, count in zip(lengths, counts, strict=False)]
         num_blocks = -(-max(lengths[:num]) // BLOCK_SIZE)
         tables = torch.arange(num * 70).view(num, 70)[:, :num_blocks].int()
         layout = BatchLayout(
-            num_decode=num,
-            query_lens=(1,) * num,
+            num_decode=counts.count(1),
+            query_lens=counts,
             context_lens=tuple(lengths[:num]),
             block_tables=tables,
-            slots=tables.gather(1, places[:, None] // BLOCK_SIZE)[:, 0].long() * BLOCK_SIZE
-            + places % BLOCK_SIZE,
+            slots=tables[rows, places // BLOCK_SIZE].long() * BLOCK_SIZE + places % BLOCK_SIZE,
         )
         if windows:
             layout = replace(layout, windows=(layout.block_tables.clone(), layout.slots.clone()))
         inputs = ForwardInputs(
-            token_ids=torch.arange(num) * 7 % 50 + step % 3,
+            token_ids=(torch.arange(len(places)) * 7 + step) % 50,
             positions=places
             if model.rotary.axes is None
             else torch.stack([places, places // 2, places + 3]),
-            in_prompt=torch.zeros(num, dtype=torch.bool),
+            in_prompt=torch.zeros(len(places), dtype=torch.bool),
             attn=backend.begin(layout, cache),
         )
         with torch.inference_mode():
@@ -114,6 +118,29 @@ def test_recorded_steps_equal_computed_ones(kernels, monkeypatch, name, quantiza
     monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
     expected, _ = decode(model, kernels, batch_sizes)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+DRAFTS = [(1, 1), (1, 5), (2, 4), (3, 3), (1, 1, 4), (8,), (1, 5), (1, 1), (2, 2, 2), (8,)]
+
+
+@pytest.mark.parametrize("windows", [None, {1: 3}], ids=["one table", "two tables"])
+@pytest.mark.parametrize("name", IS_RECORDED - {"axes"})
+def test_steps_with_drafts_equal_computed_ones(kernels, monkeypatch, name, windows):
+    """Several tokens of a sequence, and as many tokens divided among the sequences differently."""
+    model = make_decoder(
+        kernels, "int8", OPTIONS[name] | ({"windows": (None, 3)} if windows else {})
+    )
+    found, are_recorded = decode(model, kernels, DRAFTS, windows=windows)
+    assert are_recorded == {True}
+    monkeypatch.setattr(decoder, "MAX_RECORDED_ROWS", 0)
+    expected, _ = decode(model, kernels, DRAFTS, windows=windows)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_chunks_of_prompts_are_not_recorded(kernels):
+    """They have many lengths, and each would be recorded for one step."""
+    model = make_decoder(kernels, None, {})
+    assert decode(model, kernels, [(1, 9), (12,)])[1] == set()
 
 
 @pytest.fixture(params=cpu_levels(), ids=lambda level: level.value)

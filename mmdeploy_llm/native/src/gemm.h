@@ -47,10 +47,11 @@ constexpr int64_t UNIT_BYTES = PANEL * 4;
 static_assert(PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
 static_assert(SMALL_PART_UNITS % GROUP_UNITS == 0, "a part has whole groups");
 
-// Calls tile(first column) for the tiles of a panel. Each prefetches its share of `ahead`.
-template <int ROWS, typename Tile>
+// Calls tile(first column) for the tiles of a panel, each REGISTERS wide. Each prefetches its share of
+// `ahead`.
+template <int REGISTERS, typename Tile>
 inline void for_tiles(Ahead& ahead, const Tile& tile) {
-    constexpr int64_t STEP = tile_registers(ROWS) * LANES, NUM = PANEL / STEP;
+    constexpr int64_t STEP = REGISTERS * LANES, NUM = PANEL / STEP;
     ahead.num = (ahead.num + NUM - 1) / NUM;
     for (int64_t column = 0; column < PANEL; column += STEP) tile(column);
 }
@@ -59,7 +60,7 @@ inline void for_tiles(Ahead& ahead, const Tile& tile) {
 template <typename Format, int ROWS>
 void float_strip(const typename Format::X* x, int64_t x_stride, const char* panel, int64_t units,
                  Ahead ahead, float* sums, bool adds) {
-    for_tiles<ROWS>(ahead, [&](int64_t column) {
+    for_tiles<tile_registers(ROWS)>(ahead, [&](int64_t column) {
         float_tile<Format, ROWS, tile_registers(ROWS)>(x, x_stride, panel + column * 4, PANEL,
                                                        units, ahead, sums + column, PANEL, adds);
     });
@@ -89,11 +90,11 @@ template <int ROWS>
 void s8_strip(const QuantizedRows& x, int64_t row, int64_t unit, const char* panel, int64_t units,
               Ahead ahead, float* sums, bool adds) {
     const QuantizedRows::Value* values = x.values.data() + row * x.width + unit * 4;
-    for_tiles<ROWS>(ahead, [&](int64_t column) {
+    for_tiles<s8_tile_registers(ROWS)>(ahead, [&](int64_t column) {
         for (int64_t done = 0; done < units; done += GROUP_UNITS) {
             const int64_t count = std::min(GROUP_UNITS, units - done);
             const int64_t group = row * x.groups + (unit + done) / GROUP_UNITS;
-            s8_tile<S8Format, ROWS, tile_registers(ROWS)>(
+            s8_tile<S8Format, ROWS, s8_tile_registers(ROWS)>(
                 values + done * 4, x.width, panel + done * UNIT_BYTES + column * 4, PANEL, count,
                 x.sums.data() + group, x.scales.data() + group, x.groups, ahead, sums + column,
                 PANEL, adds || done > 0);

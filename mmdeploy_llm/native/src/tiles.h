@@ -99,6 +99,13 @@ constexpr int tile_registers(int rows) {
     return NUM_REGISTERS == 32 ? 4 : rows == 1 ? 8 : rows <= 3 ? 4 : 2;
 }
 
+// The same for int8. Pairs need registers for their products too, which three rows of four lack; and
+// they have less latency to hide: only the sum of a product waits for the one before it.
+constexpr int s8_tile_registers(int rows) {
+    const bool lacks = NUM_REGISTERS == 16 && S8Format::PARTS == 2 && rows == 3;
+    return lacks ? 2 : tile_registers(rows);
+}
+
 // sums += `units` units of ROWS rows of x, times as many units of `columns` columns of weights.
 // Always inlined, so that the sums stay in the caller's registers.
 template <typename Format, int ROWS, int NUM>
