@@ -28,6 +28,7 @@ class AttentionContext(Protocol):
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] in the cache of `layer` and returns attention of `q`
         [T, H, D] as [T, H, D], in the same dtype.
@@ -37,6 +38,11 @@ class AttentionContext(Protocol):
         scale: factor of the scores, D ** -0.5 when None. window: a token attends to the last
         `window` tokens, itself included; to all when None. softcap: a score s becomes
         softcap * tanh(s / softcap).
+
+        sinks: [H] float32, contiguous, a score of each head that takes part in the softmax as that
+        of one more visible key would, and whose value is zero; neither `scale` nor `softcap`
+        applies to it. None: no sinks. A model that passes them has an attribute `has_sinks` that is
+        True, by which a backend is chosen.
         """
         ...
 
@@ -86,6 +92,7 @@ class RotaryAttention(AttentionContext, Protocol):
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
         """Applies `rotary` to `q` and `k`, perhaps in place, then attends as AttentionContext

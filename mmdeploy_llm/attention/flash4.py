@@ -18,6 +18,7 @@ class FlashAttention4(VarlenBackend):
     them. Raises ConfigError when flash-attn 4 is not installed."""
 
     name = "flash-attn-4"
+    has_sinks = True
 
     def __init__(
         self, write: CacheWriter = write_plain, decode: VarlenBackend | None = None
@@ -45,7 +46,13 @@ class FlashAttention4(VarlenBackend):
             softmax_scale=options.scale,
             causal=call.is_causal,
             window_size=options.window(call, None),
+            learnable_sink=_in_bf16(options.sinks),
             softcap=options.softcap or 0.0,
         )
         out: Tensor = found[0] if isinstance(found, tuple) else found  # a tuple has log-sums too
         return out
+
+
+def _in_bf16(sinks: Tensor | None) -> Tensor | None:
+    """Returns the sinks in the only dtype that the library takes."""
+    return None if sinks is None else sinks.bfloat16()

@@ -79,6 +79,7 @@ class Int4Context:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See forward.AttentionContext."""
         cache, tables, found = self._cache, self._layout.block_tables, []
@@ -97,7 +98,9 @@ class Int4Context:
             replace(self._layout, block_tables=places.view_as(tables)),
             KVCache(keys=(found[0],), values=(found[1],)),
         )
-        return context.attend(0, q, None, None, scale=scale, window=window, softcap=softcap)
+        return context.attend(
+            0, q, None, None, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
 
     def causal(self) -> AttentionContext:
         """See forward.AttentionContext."""

@@ -51,7 +51,7 @@ LIBRARIES: Mapping[str, Library] = MappingProxyType(
             marker="flash_attn.cute",
             functions=("flash_attn_varlen_func",),
             install="pip install --pre flash-attn-4",
-            parameters=("page_table", "seqused_k"),
+            parameters=("page_table", "seqused_k", "learnable_sink"),
         ),
         "torch-varlen": Library(
             module="torch.nn.attention.varlen",

@@ -144,6 +144,7 @@ class NativeContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.AttentionContext."""
@@ -161,6 +162,7 @@ class NativeContext:
             self._step.visible(window),
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
             softcap=softcap,
+            sinks=sinks,
             key_scales=key_scales,
             value_scales=value_scales,
         )

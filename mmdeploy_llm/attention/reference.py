@@ -194,6 +194,7 @@ class ReferenceContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
         forward.AttentionContext."""
@@ -201,7 +202,8 @@ class ReferenceContext:
         if k is not None and v is not None:
             write_plain(k, v, keys, values, self._layout)
         calls = self._for_window(window)
-        scores = Scores(scale=q.shape[-1] ** -0.5 if scale is None else scale, softcap=softcap)
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        scores = Scores(scale=scale, softcap=softcap, sinks=sinks)
         out = q.new_empty(*q.shape[:-1], values.shape[-1])
         for group in calls.groups:
             out.index_copy_(0, group.rows, _attend_group(group, q, keys, values, scores))
@@ -271,6 +273,7 @@ def _attend_group(
     context_k = keys.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
     context_v = values.index_select(0, tables).view(shape)[:, : group.length].to(q.dtype)
     rows_q = q.index_select(0, group.rows).view(num_seqs, num_kv_heads, -1, q.shape[-1])
+    scores = scores.viewed(num_kv_heads, -1, 1)
     out = scores.attend(rows_q, context_k.transpose(1, 2), context_v.transpose(1, 2), group.mask)
     return out.reshape(num_seqs, q.shape[1], -1)
 
@@ -281,7 +284,7 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: 
     count, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     grouped = (num_kv_heads, num_heads // num_kv_heads, k.shape[0], head_dim)
-    out = scores.attend(
+    out = scores.viewed(num_kv_heads, -1, 1, 1).attend(
         q.view(count, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3),
         k.transpose(0, 1)[:, None].expand(grouped),
         v.transpose(0, 1)[:, None].expand(grouped),

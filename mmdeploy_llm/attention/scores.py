@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -15,21 +15,36 @@ class Scores:
 
     scale: float
     softcap: float | None
+    sinks: Tensor | None = None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, is_causal: bool = False
     ) -> Tensor:
         """Returns attention of `q` [..., n, D] over `k`, `v` [..., L, D], [..., n, D]. mask: [n, L]
-        or alike, True for visible keys. is_causal: without a mask, and n = L."""
-        if self.softcap is None:
+        or alike, True for visible keys. is_causal: without a mask, and n = L. The sinks have been
+        viewed to the shape of the scores [..., n, L], or one that is expanded to it."""
+        if self.softcap is None and self.sinks is None:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=is_causal, scale=self.scale
             )
-        # torch's own attention has no softcap.
+        # torch's own attention has neither a softcap nor sinks.
         scores = q.float() @ k.float().transpose(-1, -2) * self.scale
-        scores = self.softcap * torch.tanh(scores / self.softcap)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
         if mask is None and is_causal:
             mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
-        return (scores.softmax(-1) @ v.float()).to(q.dtype)
+        return (_weights(scores, self.sinks) @ v.float()).to(q.dtype)
+
+    def viewed(self, *shape: int) -> Scores:
+        """Returns the same scores with sinks of another shape, for `attend`."""
+        return self if self.sinks is None else replace(self, sinks=self.sinks.view(shape))
+
+
+def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Returns the softmax of scores [..., n, L]; a sink is a score more, whose weight is lost."""
+    if sinks is None:
+        return scores.softmax(-1)
+    sinks = sinks.expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]

@@ -77,6 +77,14 @@ LIMITS: Mapping[str, Limits] = MappingProxyType(
 CUDA_ORDER = ("flash-attn-3", "flash-attn-4", "flash-attn", "torch-varlen", "triton")
 BACKENDS = (*CUDA_ORDER, "native", "reference")
 NATIVE_DTYPES = ("bfloat16", "float32")
+LIBRARY_BACKENDS: Mapping[str, type[VarlenBackend]] = MappingProxyType(
+    {
+        "flash-attn": FlashAttention,
+        "flash-attn-3": FlashAttention3,
+        "flash-attn-4": FlashAttention4,
+        "torch-varlen": TorchVarlenAttention,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +141,23 @@ def select(
     return AttentionChoice(name=name, block_size=size)
 
 
+def with_sinks(
+    name: str, *, asked: str, is_installed: Callable[[str], bool] = libraries.is_installed
+) -> str:
+    """Returns the backend of a model with attention sinks: `name`, which was chosen before the
+    model was built, or one that takes the same blocks where its library has no sinks. Raises
+    ConfigError when `asked`, the option, names such a library."""
+    library = LIBRARY_BACKENDS.get(name)
+    if library is None or library.has_sinks:
+        return name
+    if asked != "auto":
+        raise ConfigError(
+            f"attention_backend = {asked!r} cannot compute attention sinks, which the model has; "
+            "use 'auto', 'triton' or 'reference'"
+        )
+    return "triton" if is_installed("triton") else "reference"
+
+
 def check_installed(name: str) -> None:
     """Raises ConfigError when the backend's library cannot be imported or is too old. Called before
     the model is loaded; `create` would raise it only afterwards."""
@@ -173,12 +198,7 @@ def _library_backend(name: str, device: torch.device) -> VarlenBackend:
     if name == "flash-attn-4":
         decode = TritonAttention(device) if has_triton else None
         return FlashAttention4(write, decode)
-    plain: dict[str, Callable[[CacheWriter], VarlenBackend]] = {
-        "flash-attn": FlashAttention,
-        "flash-attn-3": FlashAttention3,
-        "torch-varlen": TorchVarlenAttention,
-    }
-    return plain[name](write)
+    return LIBRARY_BACKENDS[name](write)
 
 
 def _best(needs: AttentionNeeds, host: _Host) -> str:

@@ -24,7 +24,8 @@ class TorchVarlenAttention(VarlenBackend):
         (self._varlen,) = libraries.load(self.name)
 
     def check(self, layer: int, options: Options) -> None:
-        """Raises ModelNotSupportedError for a softcap."""
+        """Raises ModelNotSupportedError for a softcap or sinks."""
+        super().check(layer, options)
         if options.softcap is not None:
             raise ModelNotSupportedError(
                 f"layer {layer} caps its attention scores (softcap = {options.softcap}), which "

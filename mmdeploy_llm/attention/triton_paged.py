@@ -30,6 +30,7 @@ class TritonAttention(VarlenBackend):
     ConfigError when triton is not installed."""
 
     name = "triton"
+    has_sinks = True
 
     def __init__(self, device: torch.device, gpu: Gpu | None = None) -> None:
         libraries.load(self.name)
@@ -51,7 +52,9 @@ class TritonAttention(VarlenBackend):
         paged, out = self.paged, torch.empty_like(q, memory_format=torch.contiguous_format)
         pages = paged.Pages(keys=keys, values=values, key_scales=None, value_scales=None)
         window = None if options.left is None else options.left + 1
-        scores = paged.Scores(scale=options.scale, window=window, softcap=options.softcap)
+        scores = paged.Scores(
+            scale=options.scale, window=window, softcap=options.softcap, sinks=options.sinks
+        )
         sequences = paged.Sequences(
             starts=call.starts,
             context_lens=call.context_lens,
@@ -85,6 +88,7 @@ class TritonContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
@@ -96,7 +100,7 @@ class TritonContext:
             write_by_kernel(k, v, *cache, q=q, rotary=rotary)
         q = q if q.stride(2) == 1 else q.contiguous()
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        scores: Scores = paged.Scores(scale=scale, window=window, softcap=softcap)
+        scores: Scores = paged.Scores(scale=scale, window=window, softcap=softcap, sinks=sinks)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_seqs = self._lengths.context_lens.shape[0]
         # With spans a decode token may attend to keys outside its window, which only the prefill

@@ -62,6 +62,7 @@ class Options:
     scale: float
     left: int | None
     softcap: float | None
+    sinks: Tensor | None = None
 
     def window(self, call: Call, unbounded: int | None) -> tuple[int | None, int | None]:
         """Returns the numbers of keys to the left and to the right of its own that a row attends
@@ -76,6 +77,7 @@ class VarlenBackend(ABC):
 
     name: str
     can_capture = True
+    has_sinks = False  # whether `compute` takes them
 
     def __init__(self, write: CacheWriter = write_plain) -> None:
         self.write = write
@@ -92,7 +94,11 @@ class VarlenBackend(ABC):
 
     def check(self, layer: int, options: Options) -> None:
         """Raises ModelNotSupportedError for options that the library cannot compute."""
-        del layer, options
+        if options.sinks is not None and not self.has_sinks:
+            raise ModelNotSupportedError(
+                f"layer {layer} has attention sinks, which {self.name} cannot compute; use "
+                "attention_backend='triton' or 'reference'"
+            )
 
 
 class VarlenContext:
@@ -118,6 +124,7 @@ class VarlenContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
         """Stores `k`, `v` [T, K, D] and returns attention of `q` [T, H, D] as [T, H, D]; see
@@ -130,6 +137,7 @@ class VarlenContext:
             scale=q.shape[-1] ** -0.5 if scale is None else scale,
             left=None if window is None else window - 1,
             softcap=softcap,
+            sinks=sinks,
         )
         self._check(layer, window, options)
         keys, values = self._cache.keys[layer], self._cache.values[layer]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -86,17 +87,17 @@ class WindowContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
         rotary: QKRotary | None = None,
     ) -> Tensor:
         """See forward.RotaryAttention. Raises PluginError for a window that is longer than that of
         the layer's cache."""
         context = self._of(layer, window)
+        options: Any = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
         if rotary is None:
-            return context.attend(layer, q, k, v, scale=scale, window=window, softcap=softcap)
+            return context.attend(layer, q, k, v, **options)
         assert isinstance(context, RotaryAttention), "can_rotate says so"
-        return context.attend(
-            layer, q, k, v, scale=scale, window=window, softcap=softcap, rotary=rotary
-        )
+        return context.attend(layer, q, k, v, **options, rotary=rotary)
 
     def causal(self) -> AttentionContext:
         """See forward.AttentionContext."""

@@ -73,6 +73,7 @@ class Scores:
     scale: float
     window: int | None
     softcap: float | None
+    sinks: Tensor | None = None
 
 
 def prefill(
@@ -88,7 +89,7 @@ def prefill(
     kernels.prefill_kernel[(max_tokens // block_q + num_seqs, num_heads)](
         q, out, pages.keys, pages.values, pages.key_scales, pages.value_scales, sequences.tables,
         sequences.starts, sequences.context_lens, sequences.first_visible, sequences.end_visible,
-        num_seqs, scores.window or 0, scores.scale, scores.softcap or 0.0,
+        scores.sinks, num_seqs, scores.window or 0, scores.scale, scores.softcap or 0.0,
         q.stride(0), q.stride(1), out.stride(0), pages.keys.stride(1), pages.keys.stride(2),
         sequences.tables.stride(0),
         HAS_WINDOW=scores.window is not None, HAS_RANGES=has_ranges,
@@ -114,7 +115,7 @@ def decode(
     common = _common(q, pages, scores, tile)
     kernels.decode_kernel[(num_seqs, num_heads, splits)](
         q, out, partial, log_sums, pages.keys, pages.values, pages.key_scales, pages.value_scales,
-        sequences.tables, sequences.context_lens, scores.window or 0, scores.scale,
+        sequences.tables, sequences.context_lens, scores.sinks, scores.window or 0, scores.scale,
         scores.softcap or 0.0, q.stride(0), q.stride(1), out.stride(0), pages.keys.stride(1),
         pages.keys.stride(2), sequences.tables.stride(0),
         HAS_WINDOW=scores.window is not None, IS_SPLIT=splits > 1, **common,
@@ -173,6 +174,7 @@ def _common(q: Tensor, pages: Pages, scores: Scores, tile: _Tile) -> dict[str, o
     return {
         "HAS_SCALES": pages.key_scales is not None,
         "HAS_SOFTCAP": scores.softcap is not None,
+        "HAS_SINKS": scores.sinks is not None,
         "GROUP": q.shape[1] // pages.keys.shape[2],
         "D": q.shape[2],
         "PAGE": pages.keys.shape[1],

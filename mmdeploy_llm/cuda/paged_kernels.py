@@ -102,6 +102,20 @@ def _attend(
 
 
 @triton.jit
+def _begin(sinks, heads, has_sink, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Returns the largest score and the sum of weights of rows without keys: those of the sink of
+    their head, a key without a value, where they have one."""
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        log2_e: tl.constexpr = 1.4426950408889634
+        score = tl.load(sinks + heads, mask=has_sink, other=float("-inf"))
+        largest = score * log2_e
+        total = tl.where(has_sink, 1.0, 0.0)
+    return largest, total
+
+
+@triton.jit
 def _sequence_of(tile, starts, num_seqs, BLOCK_Q: tl.constexpr):
     """Returns the sequence of a tile and the tile's first token in it. Tiles of sequence s begin at
     (starts[s] - starts[0]) // BLOCK_Q + s, which reserves enough tiles for every sequence."""
@@ -140,12 +154,12 @@ def _ranges(
 @triton.jit(do_not_specialize=["tables", "starts", "context_lens", "num_seqs", "table_stride"])
 def prefill_kernel(
     q_ptr, out_ptr, keys, values, key_scales, value_scales, tables, starts, context_lens,
-    first_visible, end_visible, num_seqs, window, scale, softcap,
+    first_visible, end_visible, sinks, num_seqs, window, scale, softcap,
     q_token_stride, q_head_stride, out_token_stride, token_stride, head_stride, table_stride,
     HAS_WINDOW: tl.constexpr, HAS_RANGES: tl.constexpr, HAS_SCALES: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Computes BLOCK_Q tokens of one sequence: first over the whole key tiles that all tokens
     attend to, then over the other keys."""
@@ -167,8 +181,7 @@ def prefill_kernel(
         at = rows * q_token_stride + heads * q_head_stride
         q = tl.load(q_ptr + at[:, None] + dims[None, :], mask=mask, other=0.0)
         table = tables + seq.to(tl.int64) * table_stride
-        largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
+        largest, total = _begin(sinks, heads, is_row, HAS_SINKS, BLOCK_M)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         if not HAS_WINDOW and not HAS_RANGES:
             common = tl.min(tl.where(is_row, stop, 2147483647), 0) // BLOCK_N * BLOCK_N
@@ -191,11 +204,12 @@ def prefill_kernel(
 @triton.jit(do_not_specialize=["tables", "context_lens", "table_stride"])
 def decode_kernel(
     q_ptr, out_ptr, partial_ptr, log_sums, keys, values, key_scales, value_scales, tables,
-    context_lens, window, scale, softcap,
+    context_lens, sinks, window, scale, softcap,
     q_token_stride, q_head_stride, out_token_stride, token_stride, head_stride, table_stride,
     HAS_WINDOW: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, IS_SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_SINKS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    IS_SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attends with one token of one sequence over one split of its context. Stores the result if
     there is one split, else a partial result for combine_kernel."""
@@ -215,8 +229,8 @@ def decode_kernel(
     q = tl.load(q_ptr + places[:, None] + dims[None, :], mask=mask, other=0.0)
     seen_from = tl.full([BLOCK_M], 0, tl.int32) + begin
     seen_to = tl.full([BLOCK_M], 0, tl.int32) + end
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    # The sink is a key of the first split.
+    largest, total = _begin(sinks, heads, (rows < GROUP) & (split == 0), HAS_SINKS, BLOCK_M)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     acc, total, largest = _attend(
         q, acc, total, largest, tables + seq * table_stride, keys, values, key_scales,

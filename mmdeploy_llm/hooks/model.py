@@ -22,6 +22,7 @@ class Model(Protocol):
     cache: what each layer keeps where that is not the same keys and values in all; see
         `caches.layer_caches`.
     max_positions: the most tokens of a sequence that it computes; max_model_len is lowered to it.
+    has_sinks: True where its attention has sinks; see `forward.AttentionContext.attend`.
     long_after: tokens of a sequence after which all of it is computed differently; see
         `forward.ForwardInputs`.
 

@@ -151,11 +151,13 @@ class AttentionKernels(Protocol):
         *,
         scale: float,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
     ) -> Tensor:
         """Returns attention of `q` [T, H, D] as [T, H, D]. keys, values: pages [N, P, K, D] of the
-        same dtype (or with scales, as attention.base.KVCache has them), or [T, K, D]."""
+        same dtype (or with scales, as attention.base.KVCache has them), or [T, K, D]. softcap,
+        sinks: see forward.AttentionContext."""
         ...
 
 

@@ -35,7 +35,7 @@ from mmdeploy_llm.request import MediaSpan
 
 from .decoder_config import DecoderConfig
 from .kernel_layer import KernelLayer
-from .linear import Embedding, Linear, MergedLinear
+from .linear import Embedding, Linear, MergedLinear, empty_parameter
 from .mlp import GatedMLP
 from .moe import Modality, ModalityMLP, SparseMLP
 from .norm import LayerNorm, RMSNorm
@@ -67,6 +67,7 @@ class DecoderStep:
 class Attention(nn.Module):
     """Grouped-query attention over the cached tokens of `step.attn`."""
 
+    fp32_parameters = head_values = ("sinks",)  # head_values: with one value for each query head
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
 
@@ -74,7 +75,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.window = None if config.windows is None else config.windows[layer]
-        self.options: Mapping[str, Any] = {
+        self._options: Mapping[str, Any] = {
             "window": self.window,
             "scale": config.score_scale,
             "softcap": config.score_softcap,
@@ -94,6 +95,12 @@ class Attention(nn.Module):
         elif config.qk_norm:
             self.q_norm = config.new_norm(config.head_dim)
             self.k_norm = config.new_norm(config.head_dim)
+        self.sinks = empty_parameter(config.num_heads) if config.has_sinks else None
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of `attend` for this layer."""
+        return self._options if self.sinks is None else {**self._options, "sinks": self.sinks}
 
     def forward(self, x: Tensor, step: DecoderStep) -> Tensor:
         """Computes attention with its projections, [T, hidden] -> [T, hidden]."""
@@ -323,6 +330,7 @@ class CausalLM(nn.Module):
         self.head_dim = config.head_dim
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
+        self.has_sinks = config.has_sinks
         if config.windows is not None and any(config.windows):
             self.cache: Sequence[LayerCache] = config.caches
         self.long_after = config.rotary.long_after

@@ -37,6 +37,8 @@ class DecoderConfig:
     score_scale: factor of attention scores; None: head_dim ** -0.5.
     score_softcap, logit_softcap: attention scores, and logits, s become cap * tanh(s / cap); None:
         no cap.
+    has_sinks: each head has a learned score that takes part in the softmax and has no value; see
+        forward.AttentionContext.
     """
 
     vocab_size: int
@@ -67,6 +69,7 @@ class DecoderConfig:
     score_scale: float | None = None
     score_softcap: float | None = None
     logit_softcap: float | None = None
+    has_sinks: bool = False
     moe: MoEConfig | None = None
     moe_layers: frozenset[int] = frozenset()
 

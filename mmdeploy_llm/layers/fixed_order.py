@@ -40,7 +40,7 @@ def _is_undetermined(module: nn.Module, *, is_head: bool) -> bool:
         case Matrix():
             return module.packed is None
         case Experts():
-            return not module.is_packed
+            return not (module.is_packed and module.is_plain)
         case MLP():
             return not isinstance(module.activation, Activation)
         case VisionAttention():

@@ -112,7 +112,13 @@ class Experts(KernelLayer):
 
     expert_parts: the checkpoint's name of each matrix of an expert -> the parameter that holds it,
         and its rows in that; read by weights.map.
+
+    A family whose experts compute otherwise overrides `activate` and `biases`, and says so by
+    `is_plain`.
     """
+
+    is_plain = True  # an activation of the gate and no biases, which is what kernels compute
+    added_once: tuple[str, ...] = ()  # parameters that one rank adds for all
 
     def __init__(
         self,
@@ -166,14 +172,14 @@ class Experts(KernelLayer):
         kernels = self.kernels
         if kernels is None or kernels.experts is None or self.activation is not None:
             return None
-        if not kernels.takes(x, self.down_proj):
+        if not self.is_plain or not kernels.takes(x, self.down_proj):
             return None
         return kernels.experts
 
     def _can_group(self, x: Tensor) -> bool:
         """Whether torch's grouped product applies: bf16 on CUDA, rows of a multiple of 16 bytes."""
         is_aligned = x.shape[-1] % 8 == 0 and self.down_proj.shape[-1] % 8 == 0
-        return x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
+        return self.is_plain and x.is_cuda and x.dtype is torch.bfloat16 and is_aligned
 
     def _run_loop(self, x: Tensor, counts: Tensor) -> Tensor:
         """Runs experts one by one: x [T k, S] sorted by expert, counts [E] -> [T k, S]."""
@@ -188,15 +194,24 @@ class Experts(KernelLayer):
 
     def _run_expert(self, expert: int, x: Tensor) -> Tensor:
         """Runs one expert, [n, S] -> [n, S]."""
-        if self._packed is None or self.kernels is None:
-            hidden = gated(plain_linear(x, self.gate_up_proj[expert]), self.activation)
-            return plain_linear(hidden, self.down_proj[expert])
+        own, last = self.biases(expert)
+        if self._packed is None:
+            hidden = self.activate(plain_linear(x, self.gate_up_proj[expert], own))
+            return plain_linear(hidden, self.down_proj[expert], last)
         gate_up, down = self._packed[expert]
         assert gate_up is not None and down is not None  # noqa: PT018 - can_pack was True
-        both = gate_up.product(x, None)
-        if self.activation is None:
-            return down.product(self.kernels.silu_mul(*both.chunk(2, -1)), None)
-        return down.product(gated(both, self.activation), None)
+        return down.product(self.activate(gate_up.product(x, own)), last)
+
+    def biases(self, expert: int) -> tuple[Tensor | None, Tensor | None]:
+        """Returns the biases of gate and up together, [2 I], and of down, [S]."""
+        del expert
+        return None, None
+
+    def activate(self, both: Tensor) -> Tensor:
+        """Computes the input of down, [n, I], from gate and up, [n, 2 I]."""
+        if self.activation is None and self.is_packed and self.kernels is not None:
+            return self.kernels.silu_mul(*both.chunk(2, -1))
+        return gated(both, self.activation)
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Packs as Matrix.pack does: either all matrices or none."""

@@ -272,6 +272,7 @@ class CpuKernels(Products, StateProducts, Draws):
         *,
         scale: float,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
         key_scales: Tensor | None = None,
         value_scales: Tensor | None = None,
     ) -> Tensor:
@@ -287,6 +288,7 @@ class CpuKernels(Products, StateProducts, Draws):
             kv_stride=keys.stride(-3),
             key_scales=None if key_scales is None else key_scales.data_ptr(),
             value_scales=None if value_scales is None else value_scales.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
             out=out.data_ptr(),
             block_tables=None if tables is None else tables.data_ptr(),
             table_stride=0 if tables is None else tables.stride(0),

@@ -18,6 +18,7 @@ class AttentionArgs(Structure):
         ("kv_stride", c_int64),
         ("key_scales", c_void_p),
         ("value_scales", c_void_p),
+        ("sinks", c_void_p),
         ("out", c_void_p),
         ("block_tables", c_void_p),
         ("table_stride", c_int64),

@@ -202,13 +202,18 @@ def _colwise(division: _Division, path: str) -> None:
 
 
 def _heads(division: _Division, path: str) -> None:
-    num_heads, unit = division.heads[path.rpartition(".")[0]]
+    parent = path.rpartition(".")[0]
+    num_heads, unit = division.heads[parent]
     whole = _row_slices(division.model.get_submodule(path))
     # A part may have more rows for each head than the others: queries with a gate, for example.
-    least = getattr(division.model.get_submodule(path.rpartition(".")[0]), "head_dim", unit)
+    module = division.model.get_submodule(parent)
+    least = getattr(module, "head_dim", unit)
     sizes = [rows.stop - rows.start for rows in whole]
     ranges = [division.heads_of(n, max(n // num_heads, least), num_heads) for n in sizes]
     _hold_rows(division, path, ranges)
+    for name in getattr(module, "head_values", ()):
+        if getattr(module, name, None) is not None:
+            division.hold(parent, name, 0, (division.heads_of(num_heads, 1, num_heads),))
 
 
 def _state_heads(division: _Division, path: str) -> None:
@@ -282,6 +287,8 @@ def _experts_partial(division: _Division, path: str) -> None:
     for name, ranges in rows_of.items():
         division.hold(path, name, 1, tuple(ranges))
     module.expert_parts = parts
+    for name in module.added_once if division.ranks.rank else ():
+        division.hold(path, name, 0, ())  # only rank 0 adds it, since outputs are summed
 
 
 def _vocab(division: _Division, path: str) -> None:

@@ -74,12 +74,15 @@ def new_runner(loaded: LoadedModel, cache: CachePlan) -> Runner:
 
 
 def _backend_name(loaded: LoadedModel) -> str:
-    """Returns the attention backend: the resolved one, or for a model that attends itself the only
-    one that gives it the cache by sequence. Raises ConfigError where the options exclude that."""
+    """Returns the attention backend: the resolved one, another for a model with sinks that it
+    cannot compute, or for a model that attends itself the only one that gives it the cache by
+    sequence. Raises ConfigError where the options exclude that."""
     runtime, needed = loaded.runtime, "reference"
-    if not getattr(loaded.model, "attends_itself", False):
-        return runtime.attention_backend
     asked = loaded.blueprint.config.attention_backend
+    if not getattr(loaded.model, "attends_itself", False):
+        if getattr(loaded.model, "has_sinks", False):
+            return attention.with_sinks(runtime.attention_backend, asked=asked)
+        return runtime.attention_backend
     if asked not in ("auto", needed):
         raise ConfigError(
             f"attention_backend = {asked!r} does not run {type(loaded.model).__name__}, which "

@@ -85,6 +85,7 @@ class DenseContext:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See forward.AttentionContext."""
         out, start = [], 0
@@ -95,7 +96,7 @@ class DenseContext:
                 sequence.extend(self._owners[layer], k[rows], v[rows])
             keys, values = sequence.cache[self._owners[layer]]
             is_visible = _visible(sequence, count, len(keys), window, self._has_atomic_media)
-            out.append(_attend(q[rows], keys, values, is_visible, scale, softcap))
+            out.append(_attend(q[rows], keys, values, is_visible, scale, softcap, sinks))
         return torch.cat(out)
 
     @property
@@ -142,7 +143,13 @@ def _visible(
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, is_visible: Tensor, scale: float | None, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_visible: Tensor,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attends from `q` [n, H, D] to `k`, `v` [L, K, D] with the mask [n, L]."""
     repeats = q.shape[1] // k.shape[1]
@@ -151,7 +158,10 @@ def _attend(
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~is_visible.to(q.device), -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~is_visible.to(q.device), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), -1)
+    weights = scores.softmax(-1)[..., : len(k)]
     return torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
 
 

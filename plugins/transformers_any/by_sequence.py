@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmdeploy_llm.caches import PagedKV
 from mmdeploy_llm.errors import ModelNotSupportedError
 from mmdeploy_llm.forward import ForwardInputs, SequenceAttention, SequenceRows
 
@@ -66,10 +67,10 @@ class BySequence:
         Returns the sizes of the engine's cache."""
         rope.fix(self._parts.decoder)
         self._try()
+        # transformers' own attention reads whole sequences, whatever its windows.
+        paged = PagedKV(num_kv_heads=1, head_dim=self._places.width)
         return Sizes(
-            num_layers=self._num_paged,
-            num_kv_heads=1,
-            head_dim=self._places.width,
+            layers=(paged,) * self._num_paged,
             states=self._slots.cache if self._slots.index else None,
         )
 

@@ -74,6 +74,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attends: `query` [1, H, T, D], `key` and `value` [1, K, T, D] -> [1, T, H, D of value].
@@ -94,6 +95,7 @@ def attend(
         scale=scaling,
         window=sliding_window,
         softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(),
     )
     # Some models view the result, as they can that of transformers' own attention.
     return out[..., :own].contiguous().unsqueeze(0), None

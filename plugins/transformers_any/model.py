@@ -6,7 +6,6 @@ sequence after the other (by_sequence.py).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,7 +41,7 @@ class AnyModel(Wrapped):
         except ModelNotSupportedError as error:
             self._way = self._by_sequence(error)
         self._prepare_weights()
-        self._set_sizes(sizes or Sizes(num_layers=1, num_kv_heads=1, head_dim=1))
+        self._set_sizes(sizes or Sizes(layers=(PagedKV(num_kv_heads=1, head_dim=1),)))
 
     @property
     def attends_itself(self) -> bool:
@@ -79,12 +78,9 @@ class AnyModel(Wrapped):
             raise because from error
 
     def _set_sizes(self, sizes: Sizes) -> None:
-        self.num_layers = sizes.num_layers
-        self.num_kv_heads = sizes.num_kv_heads
-        self.head_dim = sizes.head_dim
-        # transformers' own attention reads whole sequences, whatever its windows.
-        windows = {} if self.attends_itself else sizes.windows
+        self.num_layers = len(sizes.layers)
+        self.num_kv_heads = sizes.layers[0].num_kv_heads
+        self.head_dim = sizes.layers[0].head_dim
+        self.has_sinks = sizes.has_sinks
         states = () if sizes.states is None else (sizes.states,)
-        paged = PagedKV(num_kv_heads=sizes.num_kv_heads, head_dim=sizes.head_dim)
-        layers = (replace(paged, window=windows.get(i)) for i in range(sizes.num_layers))
-        self.cache = (*layers, *states)
+        self.cache = (*sizes.layers, *states)

@@ -7,16 +7,16 @@ what only weights can show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from mmdeploy_llm.caches import State
+from mmdeploy_llm.caches import PagedKV, State
 from mmdeploy_llm.errors import MMDeployLLMError, ModelNotSupportedError
 
 from .interface import STEP, NotCausal, refused, unknown_arguments
@@ -32,13 +32,11 @@ CHECKED_POSITIONS = (0, 1, 7, 100, 4095, 4096, FAR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes of the KV cache. windows: layer -> the window of its attention. states: what the
-    model keeps besides."""
+    """Says what the engine keeps for the model. layers: keys and values of each. has_sinks: whether
+    a layer has attention sinks. states: what the model keeps besides."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    windows: Mapping[int, int | None] = field(default_factory=dict)
+    layers: tuple[PagedKV, ...]
+    has_sinks: bool = False
     states: State | None = None
 
 
@@ -70,29 +68,31 @@ class _Mask:
 class Probe:
     """Collects the attention calls of one forward pass.
 
-    names: id of a module -> its name in messages. sizes: layer -> (K, D). windows: see Sizes.
-    modules: ids of the modules that called. `see` is the only writer.
+    names: id of a module -> its name in messages. layers: by index, those that called. modules:
+    ids of the modules that called. has_sinks: see Sizes. `see` is the only writer.
     """
 
     model: str
     names: dict[int, str]
-    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    windows: dict[int, int | None] = field(default_factory=dict)
+    layers: dict[int, PagedKV] = field(default_factory=dict)
     modules: set[int] = field(default_factory=set)
+    has_sinks: bool = False
 
     def see(self, module: nn.Module, q: Tensor, k: Tensor, mask: object, **more: Any) -> None:
         """Records one call. Raises ModelNotSupportedError for what the engine cannot do."""
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         reason = _reason(module, q, k, mask, **more)
-        if reason is None and layer in self.sizes:
+        if reason is None and layer in self.layers:
             reason = "shares the keys and values of its layer with another attention"
         if reason is not None:
             kind = NotCausal if reason == NOT_CAUSAL else ModelNotSupportedError
             raise refused(
                 self.model, self.names.get(id(module), type(module).__name__), reason, kind
             )
-        self.sizes[layer] = (int(k.shape[1]), int(q.shape[-1]))
-        self.windows[layer] = more["window"]
+        self.layers[layer] = PagedKV(
+            num_kv_heads=int(k.shape[1]), head_dim=int(q.shape[-1]), window=more["window"]
+        )
+        self.has_sinks |= more["sinks"] is not None
         self.modules.add(id(module))
 
 
@@ -170,11 +170,13 @@ def _attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Records the call of interface.attend's shape; returns zeros."""
     probe: Probe = getattr(module, STEP)
-    probe.see(module, query, key, attention_mask, value=value, window=sliding_window, **kwargs)
+    options = {"window": sliding_window, "sinks": s_aux, **kwargs}
+    probe.see(module, query, key, attention_mask, value=value, **options)
     shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
     return query.new_zeros(shape), None
 
@@ -191,6 +193,7 @@ def _reason(
     *,
     value: Tensor,
     window: int | None,
+    sinks: Tensor | None,
     **kwargs: Any,
 ) -> str | None:
     """Returns why the engine cannot compute this attention, None when it can."""
@@ -200,6 +203,8 @@ def _reason(
         return NOT_CAUSAL
     if value.shape[-1] > q.shape[-1]:
         return "has values with more channels than its keys"
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        return f"has attention sinks of the shape {tuple(sinks.shape)}, not one for each head"
     unknown = unknown_arguments(kwargs)
     if unknown:
         return f"passes {', '.join(unknown)}, which paged attention here does not compute"
@@ -239,22 +244,13 @@ def _check_types(model: str, config: Any, layers: dict[str, nn.Module]) -> None:
 
 
 def _sizes(model: str, probe: Probe) -> Sizes:
-    if not probe.sizes:
+    if not probe.layers:
         raise refused(model, "no layer", NOT_OURS)
-    num_layers = max(probe.sizes) + 1
-    heads = {layer: heads for layer, (heads, _) in sorted(probe.sizes.items())}
-    dims = {layer: dim for layer, (_, dim) in sorted(probe.sizes.items())}
-    for name, values in (("key/value heads", heads), ("channels in a head", dims)):
-        first = next(iter(values.values()))
-        for layer, value in values.items():
-            if value != first:
-                reason = f"has {value} {name}, layer {next(iter(values))} has {first}"
-                raise refused(model, f"layer {layer}", reason)
+    other = replace(next(iter(probe.layers.values())), window=None)
+    numbers = range(max(probe.layers) + 1)
     return Sizes(
-        num_layers=num_layers,
-        num_kv_heads=next(iter(heads.values())),
-        head_dim=next(iter(dims.values())),
-        windows=probe.windows,
+        layers=tuple(probe.layers.get(number, other) for number in numbers),
+        has_sinks=probe.has_sinks,
     )
 
 

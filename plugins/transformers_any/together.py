@@ -53,7 +53,8 @@ class Together:
         rope.fix(parts.decoder)
         with torch.inference_mode():
             sizes = self._observed_on_weights()
-            own = limits.of_windows(parts.decoder.config, sizes.windows)
+            windows = {i: layer.window for i, layer in enumerate(sizes.layers)}
+            own = limits.of_windows(parts.decoder.config, windows)
             self._limit = self._limit.and_also(own)
             mixing.check_mixing(parts.name, parts.decoder, parts.hidden_size, self._silent_pass)
             trial.check_equal(parts.name, parts.inner, parts.decoder, self._trial_logits)

@@ -39,6 +39,7 @@ class Whole:
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See forward.AttentionContext."""
         assert k is not None, "each layer has keys of its own"
@@ -52,7 +53,10 @@ class Whole:
         unseen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
         if window is not None:
             unseen |= torch.ones_like(unseen).tril(-window)
-        weights = F.softmax(scores.masked_fill(unseen, -torch.inf), -1)
+        scores = scores.masked_fill(unseen, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks[:, None, None].expand(-1, len(q), 1)), -1)
+        weights = F.softmax(scores, -1)[..., : len(q)]
         return (weights @ v).transpose(0, 1).to(q.dtype)
 
     def causal(self) -> Whole:

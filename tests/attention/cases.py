@@ -40,7 +40,7 @@ NUM_RANDOM = len(HEAD_SIZES) * len(KINDS)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def dense(q, k, v, *, scale=None, window=None, softcap=None, spans=(), is_causal=True):
+def dense(q, k, v, *, scale=None, window=None, softcap=None, sinks=None, spans=(), is_causal=True):
     """Returns causal attention of the last len(q) tokens of one sequence, in float64. q [n, H, D],
     k, v [L, K, D]. Tokens of a span attend to each other."""
     group = q.shape[1] // k.shape[1]
@@ -56,7 +56,10 @@ def dense(q, k, v, *, scale=None, window=None, softcap=None, spans=(), is_causal
         mask = mask & (queries - window < keys)
     for a, b in spans:
         mask = mask | ((queries >= a) & (queries < b) & (keys >= a) & (keys < b))
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], -1)
+    weights = scores.softmax(-1)[..., : len(k)]
     return torch.einsum("hnl,lhd->nhd", weights, v)
 
 
@@ -161,7 +164,7 @@ def with_lengths(layout, max_context=None):
 def random_case(seed, *, longest=70, block_sizes=(1, 4, 16, 24), **fixed):
     """Returns a case and its options, drawn by the seed: decode, prefill and mixed batches; with
     and without prefixes in the cache; contexts that end with a block or inside one; windows,
-    softcap and scales."""
+    softcap, scales and sinks."""
     draw = random.Random(seed)
     head_dim, ratio = HEAD_SIZES[seed % len(HEAD_SIZES)], RATIOS[seed % len(RATIOS)]
     kv_heads = draw.choice((1, 2, 3) if ratio < 7 else (1, 2))
@@ -178,7 +181,15 @@ def random_case(seed, *, longest=70, block_sizes=(1, 4, 16, 24), **fixed):
         options["softcap"] = draw.choice((0.7, 5.0, 30.0))
     if draw.random() < 0.2:
         options["scale"] = 0.3
-    return Case(seed, query_lens, earlier, **(shape | fixed)), options
+    case = Case(seed, query_lens, earlier, **(shape | fixed))
+    if draw.random() < 0.3:
+        options["sinks"] = sinks_of(heads, case.q.device)
+    return case, options
+
+
+def sinks_of(heads, device="cpu"):
+    """Returns sinks [heads], smaller and larger than scores are, that bfloat16 holds."""
+    return torch.linspace(-6, 9, heads, device=device).bfloat16().float()
 
 
 def _earlier(draw, query_len, block_size, longest):

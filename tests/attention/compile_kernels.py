@@ -89,7 +89,8 @@ def compile_shape(shape, capability):
     gpu = paged.Gpu(num_processors=100, shared_memory=GPUS[capability])
     ints = torch.zeros(300, dtype=torch.int32)
     for window, softcap, ranges in ((None, None, None), (9, 2.0, ints)):
-        scores = paged.Scores(scale=0.1, window=window, softcap=softcap)
+        sinks = None if window is None else torch.empty(num_heads)
+        scores = paged.Scores(scale=0.1, window=window, softcap=softcap, sinks=sinks)
         for num_seqs, max_context in ((2, 5000), (299, 100)):
             sequences = paged.Sequences(
                 starts=ints[: num_seqs + 1],

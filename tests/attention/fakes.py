@@ -145,9 +145,10 @@ class Fakes:
         assert cu_seqlens_k is None
         assert page_table.stride(-1) == 1
         assert seqused_k.stride(0) == 1
+        assert learnable_sink is None or learnable_sink.dtype == torch.bfloat16
         out = self._ragged(
             q, k, v, cu_seqlens_q, seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal,
-            window_size, softcap, page_table, None,
+            window_size, softcap, page_table, None, learnable_sink,
         )  # fmt: skip
         return out, None
 
@@ -198,7 +199,7 @@ class Fakes:
 
     def _ragged(
         self, q, keys, values, starts, lengths, max_query, max_context, scale, causal, window_size,
-        softcap, tables, unbounded,
+        softcap, tables, unbounded, sinks=None,
     ):  # fmt: skip
         """Computes what all of the functions have in common. unbounded: the value that means a
         window without an end."""
@@ -219,6 +220,6 @@ class Fakes:
             assert len(own) <= min(max_query, length)
             assert max_context is None or length <= max_context
             k, v = (x[tables[row].long()].flatten(0, 1)[:length] for x in (keys, values))
-            options = {"scale": scale, "window": window, "softcap": softcap}
+            options = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
             out.append(self.dense(own, k, v, is_causal=causal, **options).to(q.dtype))
         return torch.cat(out)

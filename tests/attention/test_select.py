@@ -1,6 +1,7 @@
 """The choice of a backend and its block size, and the error messages."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -159,6 +160,19 @@ def create(name, head_dim=64):
     return selection.create(
         choice, SimpleNamespace(attention=object()), (head_dim,), torch.device("cpu")
     )
+
+
+@pytest.mark.parametrize("name", selection.BACKENDS)
+def test_a_model_with_sinks_gets_a_backend_that_computes_them(name):
+    """Libraries without sinks leave them to our kernels; those take pages of any size."""
+    chosen = partial(selection.with_sinks, name, is_installed=ALL.__contains__)
+    if name in ("triton", "native", "reference", "flash-attn-4"):
+        assert chosen(asked="auto") == chosen(asked=name) == name
+        return
+    assert chosen(asked="auto") == "triton"
+    assert selection.with_sinks(name, asked="auto", is_installed=lambda _: False) == "reference"
+    with pytest.raises(ConfigError, match=f"'{name}' cannot compute attention sinks"):
+        chosen(asked=name)
 
 
 def test_create():

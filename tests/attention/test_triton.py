@@ -33,6 +33,7 @@ def test_tokens_of_a_span_attend_to_each_other(
     query_lens, earlier, spans = cases.SPANS[batch]
     case = cases.Case(7, query_lens, earlier, head_dim=64, spans=spans, device=triton_device)
     case.check(triton_attention, **options)
+    case.check(triton_attention, **options, sinks=cases.sinks_of(4, triton_device))
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
@@ -72,7 +73,8 @@ def test_cache_in_8_bits(
 
     case = cases.Case(3, [1, 5], [39, 12], **fixed)
     layout = cases.with_lengths(case.layout, max_context=1500)
-    out = triton_attention.begin(layout, cache).attend(0, case.q, case.k, case.v)
+    options = {"sinks": cases.sinks_of(heads, triton_device)} if is_float else {}
+    out = triton_attention.begin(layout, cache).attend(0, case.q, case.k, case.v, **options)
     rounding = 1 / 16 if is_float else 0.5 / 127
     for row, (k, v) in enumerate(case.full):
         held = []
@@ -84,7 +86,8 @@ def test_cache_in_8_bits(
             assert ((held[-1] - exact).abs() <= bound + 0.002 * largest).all()
         case.full[row] = tuple(held)
     tolerance = cases.TOLERANCE[dtype]
-    torch.testing.assert_close(out.double(), case.expected(), atol=tolerance, rtol=tolerance)
+    expected = case.expected(**options)
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 def test_strided_queries_and_keys(cases, triton_attention, triton_device):
@@ -106,6 +109,7 @@ def test_splits_of_long_contexts(cases, triton_attention, triton_device, has_win
     if triton_device.type == "cpu":
         assert splits == (2 if has_window else 4)
     case.check(triton_attention, **options)
+    case.check(triton_attention, **options, sinks=cases.sinks_of(6, triton_device))
 
 
 def test_number_of_splits():
@@ -147,6 +151,7 @@ def test_recorded_decode_serves_other_batches(
     ):
         launcher = _Launcher(getattr(module, name), recording)
         monkeypatch.setattr(module, name, launcher)
+    options = options | {"sinks": cases.sinks_of(6)}
     cases.check_replays(triton_attention, recording, decode_layout, options, block_size=16)
 
 

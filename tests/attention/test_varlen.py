@@ -42,9 +42,11 @@ def backend(request, create):
     return create(request.param)
 
 
-def without_softcap(backend, options):
+def without_refused(backend, options):
     if backend.name == "torch-varlen":
         options.pop("softcap", None)
+    if not backend.has_sinks:
+        options.pop("sinks", None)
     return options
 
 
@@ -57,7 +59,7 @@ def test_random_batches(cases, create, seed):
     case, options = cases.random_case(seed, block_sizes=sizes)
     if seed % 3:
         case.layout = cases.with_lengths(case.layout, max_context=5000)
-    case.check(backend, **without_softcap(backend, options))
+    case.check(backend, **without_refused(backend, options))
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 12, "scale": 0.4, "softcap": 3.0}])
@@ -65,7 +67,7 @@ def test_random_batches(cases, create, seed):
 def test_tokens_of_a_span_attend_to_each_other(cases, backend, batch, options):
     query_lens, earlier, spans = cases.SPANS[batch]
     case = cases.Case(8, query_lens, earlier, block_size=256, spans=spans)
-    case.check(backend, **without_softcap(backend, dict(options)))
+    case.check(backend, **without_refused(backend, dict(options)))
     with pytest.raises(ModelNotSupportedError, match="longer than the attention window of layer 0"):
         case.check(backend, window=1)
 
@@ -79,7 +81,7 @@ def test_recorded_decode_serves_other_batches(
     for name in ("_with_cache", "_varlen"):
         if hasattr(backend, name):
             monkeypatch.setattr(backend, name, recording.kernel(getattr(backend, name)))
-    options = without_softcap(backend, dict(options))
+    options = without_refused(backend, dict(options))
     cases.check_replays(backend, recording, decode_layout, options, block_size=256)
 
 
@@ -106,8 +108,9 @@ def test_flash_attn_4_leaves_decode_to_our_kernels(cases, fake, monkeypatch, tri
         fake.calls.clear()
         case = cases.Case(2, query_lens, [9, 3], head_dim=64)
         context = backend.begin(case.layout, case.cache)
-        out = context.attend(0, case.q, case.k, case.v, window=7)
-        torch.testing.assert_close(out.double(), case.expected(window=7), atol=2e-5, rtol=2e-5)
+        options = {"window": 7, "sinks": cases.sinks_of(4)}
+        out = context.attend(0, case.q, case.k, case.v, **options)
+        torch.testing.assert_close(out.double(), case.expected(**options), atol=2e-5, rtol=2e-5)
         assert len(fake.calls) == calls
 
 
@@ -116,6 +119,16 @@ def test_softcap_is_refused_by_torch(cases, fake, monkeypatch):
     case = cases.Case(3, [1], [3], block_size=256)
     with pytest.raises(ModelNotSupportedError, match="layer 0 caps its attention scores"):
         case.check(TorchVarlenAttention(), softcap=30.0)
+
+
+def test_sinks_are_refused_where_a_library_has_none(cases, backend):
+    """flash-attn 4 takes them, in bfloat16."""
+    case = cases.Case(3, [1, 5], [3, 9], block_size=256)
+    options = {"sinks": cases.sinks_of(4), "window": 6}
+    if backend.has_sinks:
+        return case.check(backend, **options)
+    with pytest.raises(ModelNotSupportedError, match="layer 0 has attention sinks"):
+        case.check(backend, **options)
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -58,8 +58,8 @@ class Recorder:
     def __init__(self):
         self.calls = {}
 
-    def attend(self, layer, q, k, v, *, scale=None, window=None, softcap=None):
-        self.calls[layer] = SimpleNamespace(q=q, k=k, window=window)
+    def attend(self, layer, q, k, v, *, scale=None, window=None, softcap=None, sinks=None):
+        self.calls[layer] = SimpleNamespace(q=q, k=k, window=window, sinks=sinks)
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
@@ -72,6 +72,16 @@ def run(config):
         attn=recorder,
     )
     return model, recorder.calls, model.forward(inputs)
+
+
+def test_every_layer_passes_its_own_sinks():
+    model, calls, _ = run(replace(SIZES, has_sinks=True))
+    for layer, call in calls.items():
+        assert call.sinks is model.model.layers[layer].self_attn.sinks
+        assert call.sinks.shape == (SIZES.num_heads,)
+    assert model.has_sinks
+    _, calls, _ = run(SIZES)
+    assert calls[0].sinks is None
 
 
 def test_every_layer_passes_its_own_window():

@@ -23,6 +23,7 @@ OPTIONS = {
     "biases": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
     "norms": {"post_norms": True},
     "windows": {"windows": (3, None)},
+    "sinks": {"has_sinks": True},
     "norms of heads": {"qk_norm": True},
     "centred norms": {
         "qk_norm": True,

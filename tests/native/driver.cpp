@@ -128,6 +128,8 @@ void run_attention(int32_t dtype, int32_t cache_dtype, int32_t threads) {
     args.kv_stride = kv_heads * head_size;
     args.key_scales = scales.data();
     args.value_scales = other_scales.data();
+    auto sinks = random_values<float>(heads);
+    args.sinks = between(0, 1) ? sinks.data() : nullptr;
     args.out = out.data();
     args.block_tables = tables.data();
     args.table_stride = blocks_each;

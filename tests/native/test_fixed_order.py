@@ -64,7 +64,7 @@ class Sequence:
         table = torch.randperm(num_blocks + 5, generator=generator)[:num_blocks]
         self.table = table[None].to(torch.int32)
 
-    def attend(self, kernels, begin, end, window):
+    def attend(self, kernels, begin, end, window, **options):
         """Returns attention of the tokens begin .. end, computed in one call."""
         tokens = torch.arange(begin, end)
         visible = VisibleKeys(
@@ -73,17 +73,18 @@ class Sequence:
             end_visible=tokens + 1,
             block_tables=self.table,
         )
-        return kernels.attend(
-            self.q[begin:end], self.keys, self.values, visible, scale=self.q.shape[-1] ** -0.5
-        )
+        scale = self.q.shape[-1] ** -0.5
+        q = self.q[begin:end]
+        return kernels.attend(q, self.keys, self.values, visible, scale=scale, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [10_000, 1500, 100, 7])
-def test_attention_of_a_token_does_not_depend_on_its_chunk(kernels, dtype, window):
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-6, 9, 6)])
+def test_attention_of_a_token_does_not_depend_on_its_chunk(kernels, dtype, window, sinks):
     """Contexts of more than two chunks of keys, in calls of one token, of few and of many."""
     sequence = Sequence(2200, dtype)
-    whole = sequence.attend(kernels, 0, 2200, window)
+    whole = sequence.attend(kernels, 0, 2200, window, sinks=sinks)
     for begin, end in (
         (0, 1),
         (1023, 1030),
@@ -92,7 +93,7 @@ def test_attention_of_a_token_does_not_depend_on_its_chunk(kernels, dtype, windo
         (2040, 2060),
         (2199, 2200),
     ):
-        found = sequence.attend(kernels, begin, end, window)
+        found = sequence.attend(kernels, begin, end, window, sinks=sinks)
         assert torch.equal(found, whole[begin:end])
 
 

@@ -201,6 +201,7 @@ def test_attention_depends_on_its_own_sequence_only(kernels, dtype, threads):
     tables = torch.arange(len(contexts) * 24).int().view(-1, 24)
     k, v = (values(tables.numel(), 64, 2, 64, dtype=dtype, seed=seed) for seed in (1, 2))
     q = values(sum(counts), 8, 64, dtype=dtype)
+    sinks = torch.linspace(-6, 9, 8)
 
     def attend(begin, end):
         first, last = int(starts[begin]), int(starts[end])
@@ -211,7 +212,7 @@ def test_attention_depends_on_its_own_sequence_only(kernels, dtype, threads):
             end_visible=ends,
             block_tables=tables[begin:end],
         )
-        return kernels.attend(q[first:last], k, v, sequences, scale=0.1)
+        return kernels.attend(q[first:last], k, v, sequences, scale=0.1, sinks=sinks)
 
     alone = torch.cat([attend(i, i + 1) for i in range(len(counts))])
     torch.set_num_threads(threads)
@@ -280,7 +281,7 @@ def test_int4_cache(kernels, dtype, head_dim):
     sequences = VisibleKeys(
         query_starts=starts, first_visible=first, end_visible=ends, block_tables=tables
     )
-    options = {"scale": 0.05, "softcap": 3.0}
+    options = {"scale": 0.05, "softcap": 3.0, "sinks": torch.linspace(-6, 9, 3 * heads)}
     found = kernels.attend(
         q, *caches, sequences, key_scales=scales[0], value_scales=scales[1], **options
     )

@@ -2,7 +2,19 @@
 
 import pytest
 import torch
-from mmdeploy_llm_plugins import ernie, gemma, glm, granite, lfm, llama, olmo, phi, qwen, reasoning
+from mmdeploy_llm_plugins import (
+    ernie,
+    gemma,
+    glm,
+    gptoss,
+    granite,
+    lfm,
+    llama,
+    olmo,
+    phi,
+    qwen,
+    reasoning,
+)
 from safetensors import safe_open
 
 from mmdeploy_llm.errors import ModelNotSupportedError
@@ -13,7 +25,7 @@ from mmdeploy_llm.testing.tiny import write_tiny
 
 SPECS = {
     spec.name: spec
-    for plugin in (ernie, gemma, glm, granite, lfm, llama, olmo, phi, qwen)
+    for plugin in (ernie, gemma, glm, gptoss, granite, lfm, llama, olmo, phi, qwen)
     for spec in plugin.provide_models()
 }
 WINDOW = {"use_sliding_window": True, "sliding_window": 6}
@@ -214,6 +226,20 @@ CASES = {
             "moe_intermediate_size": 32,
             "num_kv_shared_layers": 0,
             "hidden_size_per_layer_input": 0,
+        },
+    ),
+    # Sinks, windows in every other layer, experts with biases and a clamped SwiGLU, YaRN.
+    "gpt-oss": ("gpt_oss", {}),
+    # No biases of attention, windows nowhere, clamps that take effect, a tied head.
+    "gpt-oss clamped": (
+        "gpt_oss",
+        {
+            "seed": 1,
+            "attention_bias": False,
+            "layer_types": ["full_attention"] * 3,
+            "swiglu_limit": 0.2,
+            "swiglu_alpha": 1.2,
+            **TIED,
         },
     ),
     # Factors on embeddings, scores, residuals and logits.

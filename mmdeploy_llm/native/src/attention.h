@@ -57,6 +57,7 @@ struct AttentionArgs {
     int64_t kv_stride;       // from token to token; of int4 in bytes
     const void* key_scales;  // [blocks][block_size][num_kv_heads]: floats of int8, facts of int4
     const void* value_scales;
+    const float* sinks;      // [num_heads]; null: none
     void* out;               // [tokens][num_heads][head_dim]
     const int32_t* block_tables;  // [sequences][table_stride]; null: keys are contiguous
     int64_t table_stride;
@@ -112,6 +113,12 @@ __attribute__((noinline)) inline void fold(float* kept, const float* sums, float
     }
     kept_total = kept_total * own + total * other;
     kept_maximum = largest;
+}
+
+// Adds the weight of a sink, a score without a value, to a row's sum of weights. It is added last, to
+// the sum over all keys, so that chunks do not know of it. Never inlined, see fold.
+__attribute__((noinline)) inline float with_sink(float total, float maximum, float sink) {
+    return total + fast_exp(sink - maximum);
 }
 
 // The results of the chunks of one tile's keys, each [rows][columns + 2]; see fold.
@@ -340,7 +347,10 @@ class AttentionTask {
         for (int64_t c = 0; c < columns_; ++c) out[c] *= correction;
     }
 
-    void write(int64_t row, const float* sums, float total) {
+    void write(int64_t row, const float* sums, float total, float maximum) {
+        if (args_.sinks != nullptr && total != 0.0f) {
+            total = with_sink(total, maximum, args_.sinks[head_of(row)]);
+        }
         T* result = static_cast<T*>(args_.out) +
                     (token_of(row) * args_.num_heads + head_of(row)) * args_.head_dim;
         const float factor = total != 0.0f ? 1.0f / total : 0.0f;  // 0 for a row without keys
@@ -348,13 +358,19 @@ class AttentionTask {
         for (int64_t c = 0; c < args_.head_dim; ++c) result[c] = store<T>(sums[c] * factor);
     }
 
+    void write_kept(int64_t row) {
+        const float* kept = kept_row(row);
+        write(row, kept, kept[columns_], kept[columns_ + 1]);
+    }
+
     void finish() {
         if (is_folded_) fold_rows();
         for (int64_t row = 0; row < rows_; ++row) {
             if (is_folded_) {
-                write(row, kept_row(row), kept_row(row)[columns_]);
+                write_kept(row);
             } else {
-                write(row, own_.out + row * columns_, own_.softmax[row].total());
+                const RunningSoftmax& softmax = own_.softmax[row];
+                write(row, own_.out + row * columns_, softmax.total(), softmax.maximum);
             }
         }
     }
@@ -376,7 +392,7 @@ class AttentionTask {
             for (int64_t part = 0; part < parts.num; ++part, found += parts.stride) {
                 fold(kept_row(row), found, found[columns_], found[columns_ + 1], columns_);
             }
-            write(row, kept_row(row), kept_row(row)[columns_]);
+            write_kept(row);
         }
     }
 

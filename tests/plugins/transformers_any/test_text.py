@@ -12,8 +12,16 @@ from mmdeploy_llm.testing.tiny import make_tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 TEXTS = ("The quick brown fox", "User: how many circles are there? Assistant:", "a circle " * 9)
-OTHERS = ("ernie", "glm", "llama", "phi", "qwen")  # plugins of single families
+OTHERS = ("ernie", "glm", "gptoss", "llama", "phi", "qwen")  # plugins of single families
 ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 128,
+}
 CONFIGS = {
     # The plain decoder.
     "llama": ("Llama", {}),
@@ -60,6 +68,45 @@ CONFIGS = {
             "qk_nope_head_dim": 16,
             "v_head_dim": 16,
             "first_k_dense_replace": 1,
+        },
+    ),
+    # Attention sinks; a window in every other layer.
+    "gpt_oss": (
+        "GptOss",
+        {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 9,
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    # Sinks in the layers with a window, which have more key heads; values smaller than keys.
+    "mimo_v2_flash": (
+        "MiMoV2Flash",
+        {
+            "head_dim": 16,
+            "v_head_dim": 8,
+            "num_key_value_heads": 1,
+            "sliding_window": 9,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    # Sinks by a factor of the output.
+    "granite_swa": ("GraniteSWA", {"sliding_window": 9}),
+    "flint": (
+        "Flint",
+        {
+            "head_dim": 16,
+            "sliding_window": 9,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_only_layers": [0],
         },
     ),
     # Attention and Mamba-2, a state for each, in every layer.

@@ -28,7 +28,19 @@ import mmdeploy_llm_plugins.transformers_any.model  # noqa: F401 - imported once
 import torch
 import transformers
 import transformers.models.llama.modeling_llama
-from mmdeploy_llm_plugins import ernie, gemma, glm, granite, internvl, lfm, llama, olmo, phi, qwen
+from mmdeploy_llm_plugins import (
+    ernie,
+    gemma,
+    glm,
+    gptoss,
+    granite,
+    internvl,
+    lfm,
+    llama,
+    olmo,
+    phi,
+    qwen,
+)
 from mmdeploy_llm_plugins.transformers_any import processing, processor
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -45,7 +57,7 @@ import shrink
 
 PAGE = Path(__file__).parents[4] / "docs" / "census.md"
 # The plugins of single families.
-NATIVE = (ernie, gemma, glm, granite, internvl, lfm, llama, olmo, phi, qwen)
+NATIVE = (ernie, gemma, glm, gptoss, granite, internvl, lfm, llama, olmo, phi, qwen)
 TOKENIZERS = {"Gemma4ForConditionalGeneration": "gemma4"}  # others have qwen2's
 SECONDS = 120
 BYTES = 6 * 2**30
